@@ -1,0 +1,1 @@
+"""Writers and runtimes of rank programs, one package a target (ONNX Runtime first)."""

@@ -1,0 +1,1 @@
+"""Clusters, seconds and bytes: what a plan costs, apart from how it was found."""

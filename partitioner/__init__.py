@@ -1,0 +1,44 @@
+"""Compile a model into per-device subgraphs with the communication inserted.
+
+>>> import partitioner
+>>> partitioner.compile  # doctest: +SKIP
+<function compile at ...>
+
+Names are loaded on first use (PEP 562): `import partitioner` alone loads no
+solver, no front end and no runtime, so that `partition --help` and every rank
+process start fast.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from partitioner.compiler import compile
+    from partitioner.result import load
+
+__all__ = ["__version__", "compile", "load"]
+
+__version__ = "0.1.0.dev0"
+
+_HOME = {
+    "compile": "partitioner.compiler",
+    "load": "partitioner.result",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its module on first use.
+
+    Raises:
+        AttributeError: `name` is not a public name of the package.
+    """
+    if name not in _HOME:
+        raise AttributeError(f"module 'partitioner' has no attribute {name!r}")
+    value: object = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,8 @@
+"""`python -m partitioner` is the `partition` command."""
+
+import sys
+
+from partitioner.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

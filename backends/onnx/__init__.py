@@ -1,0 +1,1 @@
+"""ONNX models as output, and ONNX Runtime to run them."""

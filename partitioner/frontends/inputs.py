@@ -1,0 +1,216 @@
+"""Random inputs that a model accepts: indices within the tables that they index.
+
+What an input may hold follows from where it flows, never from its name. Each integer input is
+followed through ops that keep or shift its elements until it reaches an operand with a meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.types import TensorType, numpy_dtype
+
+#: Integers that meet no known limit are drawn from 1 .. 7: no zero to divide by.
+_FREE = (1, 8)
+#: Share of ones in masks; the first element of each row is always one, so no row is all masked.
+_MASK_ONES = 0.9
+
+
+@dataclass(frozen=True)
+class _Use:
+    """An input's elements, shifted by `shift`, arriving at operand `index` of `node`."""
+
+    node: Node
+    index: int
+    shift: int
+
+
+#: From a node and the types of its operands to how many indices are valid (0 .. count - 1).
+_Limit = Callable[[Node, Callable[[int], TensorType]], int]
+
+
+def _dim(table: int, attr: str | None = None, default: int = 0) -> _Limit:
+    """Size of dim `attr` (an attribute, or fixed) of operand `table`."""
+
+    def limit(node: Node, operand: Callable[[int], TensorType]) -> int:
+        axis = node.attrs.get(attr, default) if attr is not None else default
+        assert isinstance(axis, int)
+        return operand(table).shape[axis]
+
+    return limit
+
+
+def _leading(node: Node, operand: Callable[[int], TensorType]) -> int:
+    """Least of the dims that an index tuple (GatherND, ScatterND) addresses."""
+    batch = node.attrs.get("batch_dims", 0)
+    assert isinstance(batch, int)
+    depth = operand(1).shape[-1]
+    return min(operand(0).shape[batch : batch + depth], default=1)
+
+
+#: Operands that hold indices, by op and operand number.
+INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
+    {
+        ("Gather", 1): _dim(0, "axis"),
+        ("GatherElements", 1): _dim(0, "axis"),
+        ("GatherND", 1): _leading,
+        ("Scatter", 1): _dim(0, "axis"),
+        ("ScatterElements", 1): _dim(0, "axis"),
+        ("ScatterND", 1): _leading,
+        ("TensorScatter", 2): _dim(0, "axis", -2),
+        ("RotaryEmbedding", 3): _dim(1),
+        ("ReverseSequence", 1): _dim(0, "time_axis"),
+        ("NegativeLogLikelihoodLoss", 1): _dim(0, default=1),
+        ("SoftmaxCrossEntropyLoss", 1): _dim(0, default=1),
+        ("ai.onnx.ml::ArrayFeatureExtractor", 1): _dim(0, default=-1),
+        ("com.microsoft::EmbedLayerNormalization", 0): _dim(2),
+        ("com.microsoft::EmbedLayerNormalization", 1): _dim(4),
+        ("com.microsoft::GatherBlockQuantized", 1): _dim(0, "gather_axis"),
+        ("com.microsoft::RotaryEmbedding", 1): _dim(2),
+    }
+)
+
+#: Ops whose first result holds the elements of operand 0 (or of any operand), moved or cast.
+_MOVES_FIRST = frozenset(
+    {
+        "Cast",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Identity",
+        "Reshape",
+        "Slice",
+        "Squeeze",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+_MOVES_ALL = frozenset({"Concat", "Max", "Min"})
+#: Operands that read an integer as yes or no.
+_AS_TRUTH = frozenset(
+    {
+        "And",
+        "Equal",
+        "Greater",
+        "GreaterOrEqual",
+        "Less",
+        "LessOrEqual",
+        "Not",
+        "Or",
+        "Where",
+        "Xor",
+    }
+)
+
+
+def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    """Values for every graph input.
+
+    Floats are drawn from N(0, 1). Integers that reach an index operand lie within what is
+    indexed; integers that are compared or cast, and booleans, are masks of mostly ones;
+    other integers lie in 1 .. 7. An input's values depend on `seed` and its position only.
+
+    Args:
+        graph: The model.
+        seed: At least 0.
+    """
+    return {
+        name: _draw(np.random.default_rng([seed, index]), graph.types[name], _range(graph, name))
+        for index, name in enumerate(graph.inputs)
+    }
+
+
+def _draw(rng: np.random.Generator, kind: TensorType, span: tuple[int, int] | None) -> np.ndarray:
+    dtype = numpy_dtype(kind.dtype)
+    if span is None:
+        mask = rng.random(kind.shape) < _MASK_ONES
+        mask[..., :1] = True
+        return np.asarray(mask).astype(dtype)
+    if "int" in kind.dtype:
+        return np.asarray(rng.integers(*span, size=kind.shape)).astype(dtype)
+    drawn = np.asarray(rng.standard_normal(kind.shape))
+    if kind.dtype.startswith("complex"):
+        return np.asarray(drawn + 1j * rng.standard_normal(kind.shape)).astype(dtype)
+    return drawn.astype(dtype)
+
+
+def _range(graph: Graph, name: str) -> tuple[int, int] | None:
+    """Valid integers [low, high) of an input; None for a mask (zeros and ones)."""
+    dtype = graph.types[name].dtype
+    if dtype == "bool":
+        return None
+    low, high, limited, masked = _type_low(dtype), 1 << 62, False, False
+    for use in _uses(graph, name) if "int" in dtype else ():
+        limit = INDEX_OPERANDS.get((use.node.op, use.index))
+        if limit is not None:
+            count = limit(use.node, lambda index, node=use.node: graph.types[node.inputs[index]])
+            low, high, limited = max(low, -use.shift), min(high, count - use.shift), True
+        masked = masked or _reads_truth(graph, use)
+    if limited:
+        return low, max(high, low + 1)
+    return None if masked else _FREE
+
+
+def _type_low(dtype: str) -> int:
+    return 0 if dtype.startswith("uint") else -(1 << 62)
+
+
+def _reads_truth(graph: Graph, use: _Use) -> bool:
+    if use.node.op == "Cast":
+        result = graph.types[use.node.outputs[0]].dtype
+        return result == "bool" or "float" in result
+    return use.node.op in _AS_TRUTH
+
+
+def _uses(graph: Graph, name: str) -> Iterator[_Use]:
+    """Operands that an input's elements reach, through ops that move or shift them."""
+    todo: list[tuple[str, int]] = [(name, 0)]
+    seen = set(todo)
+    while todo:
+        value, shift = todo.pop()
+        for node in graph.consumers.get(value, ()):
+            for index, read in enumerate(node.inputs):
+                if read == value:
+                    use = _Use(node, index, shift)
+                    yield use
+                    for step in _results(graph, use):
+                        if step not in seen:
+                            seen.add(step)
+                            todo.append(step)
+
+
+def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
+    """Results that hold the elements of an operand, with the shift that they then have."""
+    node = use.node
+    integral = "int" in graph.types[node.outputs[0]].dtype if node.outputs[0] else False
+    if not integral:
+        return
+    if (
+        node.op in _MOVES_ALL
+        or (node.op in _MOVES_FIRST and use.index == 0)
+        or (node.op == "Where" and use.index > 0)
+    ):
+        yield node.outputs[0], use.shift
+    elif node.op == "Split" and use.index == 0:
+        yield from ((name, use.shift) for name in node.writes)
+    elif node.op in {"Add", "Sub"}:
+        yield from _shifted(graph, use)
+
+
+def _shifted(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
+    """Follow x + c, c + x and x - c with a small constant c, at its extremes."""
+    node = use.node
+    other = graph.constant(node.inputs[1 - use.index])
+    if other is None or other.size == 0 or (node.op == "Sub" and use.index == 1):
+        return
+    sign = 1 if node.op == "Add" else -1
+    for extreme in {int(other.min()), int(other.max())}:
+        yield node.outputs[0], use.shift + sign * extreme

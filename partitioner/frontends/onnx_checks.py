@@ -1,0 +1,188 @@
+"""Checks of a model from outside, before any pass may trust it.
+
+Each check is one function over the message; a check that a hostile model needs is one more.
+"""
+
+from __future__ import annotations
+
+import math
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.ir.errors import IRError
+from partitioner.ir.onnx_types import from_onnx_dtype
+from partitioner.ir.types import TensorType
+
+#: The opsets that ONNX Runtime 1.31 runs; the op rows know the forms from 7 on.
+OLDEST_OPSET, NEWEST_OPSET = 7, 26
+#: Nodes after inlining: about a hundred times the largest real graph seen.
+MAX_EXPANDED_NODES = 1_000_000
+
+_EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
+_FunctionId = tuple[str, str, str]
+
+
+def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
+    """Refuse a model that is not valid ONNX, or not ours to read.
+
+    Args:
+        proto: The message, external data not loaded.
+        where: What error messages call the model.
+        path: The model's file, whose folder holds the external data; None in memory.
+
+    Raises:
+        FrontendError: Says what is wrong and what would be right.
+    """
+    if not proto.HasField("graph"):
+        raise FrontendError(f"{where}: not an ONNX model (it holds no graph)")
+    _check_opset(proto, where)
+    if proto.graph.sparse_initializer:
+        name = proto.graph.sparse_initializer[0].values.name
+        raise FrontendError(f"{where}: initializer {name!r} is sparse; store it as a dense tensor")
+    _check_external_data(proto, where, None if path is None else path.parent)
+    _check_calls(proto, where)
+    try:
+        onnx.checker.check_model(proto if path is None else path)
+    except (onnx.checker.ValidationError, ValueError) as error:
+        raise FrontendError(f"{where}: not a valid ONNX model: {one_line(error)}") from error
+
+
+def nested_graphs(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
+    """The subgraph bodies under these nodes, at any depth, outer ones first."""
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield attribute.g
+                yield from nested_graphs(attribute.g.node)
+            for graph in attribute.graphs:
+                yield graph
+                yield from nested_graphs(graph.node)
+
+
+def _check_opset(proto: ModelProto, where: str) -> None:
+    versions = {opset.version for opset in proto.opset_import if not opset.domain}
+    for version in sorted(versions):
+        if not OLDEST_OPSET <= version <= NEWEST_OPSET:
+            raise FrontendError(
+                f"{where}: opset {version} is not in {OLDEST_OPSET}..{NEWEST_OPSET}; "
+                f"convert it with onnx.version_converter or export for opset {NEWEST_OPSET - 1}"
+            )
+    if len(versions) > 1:
+        raise FrontendError(f"{where}: imports ai.onnx in opsets {sorted(versions)}; keep one")
+
+
+def _check_external_data(proto: ModelProto, where: str, folder: Path | None) -> None:
+    for tensor in _tensors(proto):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            what = f"{where}: tensor {tensor.name!r}"
+            if folder is None:
+                raise FrontendError(
+                    f"{what} lies in an external file, but the model was given in memory; "
+                    "pass the model's path"
+                )
+            _check_span(tensor, what, folder)
+
+
+def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    inner = list(nested_graphs(nodes))
+    for graph in (proto.graph, *inner):
+        yield from graph.initializer
+    for node in (*nodes, *(node for graph in inner for node in graph.node)):
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _check_span(tensor: TensorProto, what: str, folder: Path) -> None:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    unknown = sorted(set(entries) - _EXTERNAL_KEYS)
+    if unknown:
+        raise FrontendError(f"{what} has external data keys {unknown}, which ONNX does not define")
+    size = _external_file(entries.get("location", ""), what, folder)
+    need = _tensor_bytes(tensor, what)
+    offset = _entry(entries, "offset", 0, what)
+    length = _entry(entries, "length", need, what)
+    if length != need:
+        raise FrontendError(f"{what} needs {need} bytes, its external data has length {length}")
+    if offset + length > size:
+        raise FrontendError(
+            f"{what} ends at byte {offset + length} of {entries['location']!r}, which has {size}"
+        )
+
+
+def _external_file(location: str, what: str, folder: Path) -> int:
+    """Size in bytes of an external data file that may be read."""
+    inside = PurePosixPath(location)
+    if (
+        not location
+        or "\0" in location
+        or inside.is_absolute()
+        or PureWindowsPath(location).drive
+        or ".." in PureWindowsPath(location).parts
+    ):
+        raise FrontendError(f"{what} names external file {location!r}, not one in {folder}")
+    path = folder / inside
+    steps = [folder.joinpath(*inside.parts[: count + 1]) for count in range(len(inside.parts))]
+    if any(step.is_symlink() for step in steps):
+        raise FrontendError(f"{what} names external file {location!r}, which is a link")
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise FrontendError(f"{what}: external file {path} cannot be read") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise FrontendError(f"{what}: external file {path} is not a regular file")
+    return status.st_size
+
+
+def _tensor_bytes(tensor: TensorProto, what: str) -> int:
+    if any(size < 0 for size in tensor.dims):
+        raise FrontendError(f"{what} has dims {tuple(tensor.dims)}; each must be at least 0")
+    try:
+        return TensorType.of(from_onnx_dtype(tensor.data_type), tensor.dims).nbytes
+    except IRError as error:
+        raise FrontendError(f"{what}: {error}") from error
+
+
+def _entry(entries: Mapping[str, str], key: str, default: int, what: str) -> int:
+    text = entries.get(key, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise FrontendError(f"{what} has external data {key} {text!r}, not a count of bytes")
+    return int(text)
+
+
+def _check_calls(proto: ModelProto, where: str) -> None:
+    """Refuse functions that call themselves, and nests that would inline to a bomb."""
+    bodies = {(f.domain, f.name, f.overload): _flat(f.node) for f in proto.functions}
+    calls = {key: [c for n in body if (c := _called(n)) in bodies] for key, body in bodies.items()}
+    try:
+        order = list(TopologicalSorter(calls).static_order())
+    except CycleError as error:
+        loop = " -> ".join("::".join(filter(None, key)) for key in error.args[1])
+        raise FrontendError(f"{where}: functions call themselves: {loop}") from error
+    sizes: dict[_FunctionId, int] = {}
+    for key in order:
+        sizes[key] = len(bodies[key]) + sum(sizes[callee] for callee in calls[key])
+    main = _flat(proto.graph.node)
+    total = sum(sizes.get(_called(node), 1) for node in main)
+    if total > MAX_EXPANDED_NODES:
+        shown = f"{total:,}" if math.log10(total) < 15 else f"10^{math.log10(total):.0f}"
+        raise FrontendError(
+            f"{where}: inlining its functions gives {shown} nodes, over {MAX_EXPANDED_NODES:,}"
+        )
+
+
+def _called(node: NodeProto) -> _FunctionId:
+    return node.domain, node.op_type, node.overload
+
+
+def _flat(nodes: Iterable[NodeProto]) -> list[NodeProto]:
+    top = list(nodes)
+    return top + [node for graph in nested_graphs(top) for node in graph.node]

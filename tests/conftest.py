@@ -1,0 +1,58 @@
+"""Models for all tests, made once a session and shared by the xdist workers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from partitioner import examples
+
+Models = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """One folder a session: the parent of a worker's own, or the only process's own."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "models"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def zoo(model_folder: Path) -> Models:
+    """zoo(name) is the file of an example model (`examples.NAMES`) of default sizes."""
+
+    def write(name: str, path: Path) -> None:
+        path.write_bytes(examples.build(name).SerializeToString())
+
+    return _cached(model_folder / "zoo", write)
+
+
+@pytest.fixture(scope="session")
+def exported(model_folder: Path) -> Models:
+    """exported(name) is the file of a `models.SOURCES` model exported by torch."""
+
+    def write(name: str, path: Path) -> None:
+        import models  # transformers takes seconds to import
+
+        models.export(name, path)
+
+    return _cached(model_folder / "exported", write)
+
+
+def _cached(folder: Path, write: Callable[[str, Path], None]) -> Models:
+    """Make `folder/name.onnx` on first request, in one process only."""
+    folder.mkdir(exist_ok=True)
+
+    def get(name: str) -> Path:
+        path = folder / f"{name}.onnx"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                part = path.with_suffix(".part")
+                write(name, part)
+                part.replace(path)
+        return path
+
+    return get

@@ -1,0 +1,52 @@
+"""The package's layout: one package, lazy at the top, no second copy of a class."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import partitioner
+
+ROOT = Path(partitioner.__file__).resolve().parents[1]
+HEAVY = ("highspy", "networkx", "numpy", "onnx", "onnxruntime", "pulp", "scipy", "torch")
+
+
+def test_public_names_are_sorted_and_few() -> None:
+    assert partitioner.__all__ == ["__version__", "compile", "load"]
+    assert set(partitioner.__all__) <= set(dir(partitioner))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'partitioner' has no attribute 'nothing'"):
+        partitioner.nothing  # noqa: B018
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = f"import partitioner, sys; print(sorted(sys.modules.keys() & {set(HEAVY)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("folder", ["ir", "cost_model", "backends"])
+def test_the_folders_are_relative_links_into_the_package(folder: str) -> None:
+    link = ROOT / "partitioner" / folder
+    assert str(link.readlink()) == f"../{folder}"
+    assert (ROOT / folder / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize(
+    "statement", ["import ir", "from backends import x", "import cost_model.a"]
+)
+def test_lint_refuses_a_second_copy(statement: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text(f"{statement}\n")
+    ruff = [sys.executable, "-m", "ruff", "check", "--config", str(ROOT / "pyproject.toml")]
+    done = subprocess.run(
+        [*ruff, "--select", "TID251", "wrong.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "a second copy of every class" in done.stdout

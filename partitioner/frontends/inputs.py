@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.ir.types import DTYPE_BITS, TensorType, numpy_dtype
 
 #: Integers that meet no known limit are drawn from 1 .. 7: no zero to divide by.
 _FREE = (1, 8)
@@ -31,26 +31,33 @@ class _Use:
 
 
 #: From a node and the types of its operands to how many indices are valid (0 .. count - 1).
-_Limit = Callable[[Node, Callable[[int], TensorType]], int]
+_Operands = tuple[TensorType | None, ...]
+_Limit = Callable[[Node, _Operands], int]
+
+
+def _shape(operands: _Operands, index: int) -> tuple[int, ...]:
+    kind = operands[index]
+    assert kind is not None
+    return kind.shape
 
 
 def _dim(table: int, attr: str | None = None, default: int = 0) -> _Limit:
     """Size of dim `attr` (an attribute, or fixed) of operand `table`."""
 
-    def limit(node: Node, operand: Callable[[int], TensorType]) -> int:
+    def limit(node: Node, operands: _Operands) -> int:
         axis = node.attrs.get(attr, default) if attr is not None else default
         assert isinstance(axis, int)
-        return operand(table).shape[axis]
+        return _shape(operands, table)[axis]
 
     return limit
 
 
-def _leading(node: Node, operand: Callable[[int], TensorType]) -> int:
+def _leading(node: Node, operands: _Operands) -> int:
     """Least of the dims that an index tuple (GatherND, ScatterND) addresses."""
     batch = node.attrs.get("batch_dims", 0)
     assert isinstance(batch, int)
-    depth = operand(1).shape[-1]
-    return min(operand(0).shape[batch : batch + depth], default=1)
+    depth = _shape(operands, 1)[-1]
+    return min(_shape(operands, 0)[batch : batch + depth], default=1)
 
 
 #: Operands that hold indices, by op and operand number.
@@ -74,6 +81,11 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
         ("com.microsoft::RotaryEmbedding", 1): _dim(2),
     }
 )
+
+#: First integer above an integer type's range.
+_INT_ENDS = {
+    dtype: 1 << (DTYPE_BITS[dtype] - (dtype[0] == "i")) for dtype in DTYPE_BITS if "int" in dtype
+}
 
 #: Ops whose first result holds the elements of operand 0 (or of any operand), moved or cast.
 _MOVES_FIRST = frozenset(
@@ -105,7 +117,6 @@ _AS_TRUTH = frozenset(
         "LessOrEqual",
         "Not",
         "Or",
-        "Where",
         "Xor",
     }
 )
@@ -131,9 +142,10 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
 def _draw(rng: np.random.Generator, kind: TensorType, span: tuple[int, int] | None) -> np.ndarray:
     dtype = numpy_dtype(kind.dtype)
     if span is None:
-        mask = rng.random(kind.shape) < _MASK_ONES
-        mask[..., :1] = True
-        return np.asarray(mask).astype(dtype)
+        mask = np.asarray(rng.random(kind.shape) < _MASK_ONES)
+        if mask.ndim:
+            mask[..., :1] = True
+        return mask.astype(dtype)
     if "int" in kind.dtype:
         return np.asarray(rng.integers(*span, size=kind.shape)).astype(dtype)
     drawn = np.asarray(rng.standard_normal(kind.shape))
@@ -147,20 +159,24 @@ def _range(graph: Graph, name: str) -> tuple[int, int] | None:
     dtype = graph.types[name].dtype
     if dtype == "bool":
         return None
-    low, high, limited, masked = _type_low(dtype), 1 << 62, False, False
-    for use in _uses(graph, name) if "int" in dtype else ():
-        limit = INDEX_OPERANDS.get((use.node.op, use.index))
-        if limit is not None:
-            count = limit(use.node, lambda index, node=use.node: graph.types[node.inputs[index]])
-            low, high, limited = max(low, -use.shift), min(high, count - use.shift), True
-        masked = masked or _reads_truth(graph, use)
-    if limited:
+    if "int" not in dtype:
+        return _FREE
+    uses = tuple(_uses(graph, name))
+    spans = [span for use in uses if (span := _limit_of(graph, use)) is not None]
+    if spans:
+        low = max(0, *(low for low, _ in spans))
+        high = min(_INT_ENDS[dtype], *(high for _, high in spans))
         return low, max(high, low + 1)
-    return None if masked else _FREE
+    return None if any(_reads_truth(graph, use) for use in uses) else _FREE
 
 
-def _type_low(dtype: str) -> int:
-    return 0 if dtype.startswith("uint") else -(1 << 62)
+def _limit_of(graph: Graph, use: _Use) -> tuple[int, int] | None:
+    """Integers [low, high) that an index operand allows the input."""
+    limit = INDEX_OPERANDS.get((use.node.op, use.index))
+    if limit is None:
+        return None
+    count = limit(use.node, tuple(graph.types.get(name) for name in use.node.inputs))
+    return -use.shift, count - use.shift
 
 
 def _reads_truth(graph: Graph, use: _Use) -> bool:

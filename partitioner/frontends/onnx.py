@@ -17,10 +17,10 @@ from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx_build import build_graph
-from partitioner.frontends.onnx_dims import Binding, Declared, bind_dims
+from partitioner.frontends.onnx_dims import Binding, Declared, bind_dims, declared_dims
 from partitioner.frontends.onnx_fold import lift_constants, settle_outputs
 from partitioner.frontends.onnx_read import Source, read_source
-from partitioner.frontends.onnx_shapes import declared_dims, make_static
+from partitioner.frontends.onnx_shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
 
 _NO_DIMS: Mapping[str, int] = MappingProxyType({})

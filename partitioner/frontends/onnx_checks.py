@@ -48,7 +48,7 @@ def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
     _check_external_data(proto, where, None if path is None else path.parent)
     _check_calls(proto, where)
     try:
-        onnx.checker.check_model(proto if path is None else path)
+        _run_checker(proto, path)
     except (onnx.checker.ValidationError, ValueError) as error:
         raise FrontendError(f"{where}: not a valid ONNX model: {one_line(error)}") from error
 
@@ -63,6 +63,24 @@ def nested_graphs(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
             for graph in attribute.graphs:
                 yield graph
                 yield from nested_graphs(graph.node)
+
+
+def _run_checker(proto: ModelProto, path: Path | None) -> None:
+    """ONNX's own checker, less its demand that inputs and outputs declare at least a rank."""
+    graphs = (proto.graph, *nested_graphs(proto.graph.node))
+    values = (value for graph in graphs for value in (*graph.input, *graph.output))
+    kinds = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
+    bare = [kind for kind in kinds if not kind.HasField("shape")]
+    if not bare:
+        onnx.checker.check_model(proto if path is None else path)
+        return
+    for kind in bare:
+        kind.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto)
+    finally:
+        for kind in bare:
+            kind.ClearField("shape")
 
 
 def _check_opset(proto: ModelProto, where: str) -> None:

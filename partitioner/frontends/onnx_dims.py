@@ -78,6 +78,26 @@ def evaluate(dim: Declared, symbols: Mapping[str, int]) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
 
 
+def declared_dims(value: onnx_ir.Value) -> tuple[Declared, ...] | None:
+    """Dims as the model declares them."""
+    if value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape.dims)
+
+
+def agree(found: tuple[Declared, ...], said: tuple[Declared, ...]) -> bool:
+    """Whether two shapes may be of one tensor."""
+    pairs = zip(found, said, strict=False)
+    return len(found) == len(said) and not any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs
+    )
+
+
+def text(dims: tuple[Declared, ...]) -> str:
+    """A shape for messages; "?" where there is no size."""
+    return "[" + ", ".join(str(d) if isinstance(d, int) else "?" for d in dims) + "]"
+
+
 def _check_names(
     declared: Mapping[str, tuple[Declared, ...] | None],
     dims: Mapping[str, int],

@@ -8,20 +8,14 @@ import onnx_ir
 from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx_dims import Declared, evaluate
+from partitioner.frontends.onnx_dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx_fold import fold, lift_constants, merge_equal, remove_noise
+from partitioner.frontends.onnx_loops import check_loops
 
 #: Turns of inference and folding; the deepest chain seen in real exports takes three.
 _MAX_TURNS = 8
 
 Shapes = Mapping[str, tuple[Declared, ...]]
-
-
-def declared_dims(value: onnx_ir.Value) -> tuple[Declared, ...] | None:
-    """Dims as the model declares them."""
-    if value.shape is None:
-        return None
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape.dims)
 
 
 def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) -> None:
@@ -45,6 +39,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     lift_constants(model)
     remove_noise(model)
     merge_equal(model)
+    check_loops(model.graph, where)
     for node in model.graph:
         for value in node.outputs:
             if value.name:
@@ -82,19 +77,12 @@ def _computed(
 def _check_declared(graph: onnx_ir.Graph, declared: Shapes, where: str) -> None:
     for node, value in _computed(graph, declared):
         found, said = declared_dims(value), declared[value.name or ""]
-        if found is not None and not _agree(found, said):
+        if found is not None and not agree(found, said):
             raise FrontendError(
                 f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
-                f"declared {_text(said)} but works out as {_text(found)}; "
+                f"declared {text(said)} but works out as {text(found)}; "
                 "correct or remove its declaration"
             )
-
-
-def _agree(found: tuple[Declared, ...], said: tuple[Declared, ...]) -> bool:
-    pairs = zip(found, said, strict=False)
-    return len(found) == len(said) and not any(
-        isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs
-    )
 
 
 def _fill_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int]) -> bool:
@@ -125,12 +113,8 @@ def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:
             f"{what} has no known element type; declare it in the model (graph.value_info)"
         )
     if dims is None or not all(isinstance(dim, int) for dim in dims):
-        shown = "no known shape" if dims is None else f"shape {_text(dims)}"
+        shown = "no known shape" if dims is None else f"shape {text(dims)}"
         raise FrontendError(
             f"{what} has {shown}, which is not static: it depends on data, or the op is not known; "
             "declare its shape in the model (graph.value_info), or make what it depends on constant"
         )
-
-
-def _text(dims: tuple[Declared, ...]) -> str:
-    return "[" + ", ".join(str(d) if isinstance(d, int) else "?" for d in dims) + "]"

@@ -1,0 +1,201 @@
+"""From one placement of a value to another: the communications, their order and their price.
+
+One function serves the search, the referee and the lowering. Pending reductions are resolved
+first (reduce-scatter straight to the target where its parts allow, else all-reduce); then one
+exchange moves exactly the parts that each device lacks, so no sequence of collectives over single
+mesh axes can move less. See docs/concepts/reshard.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.collectives import comm_seconds
+from partitioner.ir.exchange import Transfer, components, exchange
+from partitioner.ir.layout import Placement, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import TensorType
+
+
+@dataclass(frozen=True)
+class PricedComm:
+    """A communication (value names and `seq` still open) and the seconds it keeps each device busy."""
+
+    comm: Comm
+    seconds: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One step of a reshard.
+
+    Attributes:
+        after: Placement that it leaves.
+        comms: Communications; those of one hop are independent of each other.
+        aliases: Devices whose part does not change: the same buffer serves.
+        zeros: Devices that hold zeros afterwards (a whole value made a pending sum).
+    """
+
+    after: Placement
+    comms: tuple[PricedComm, ...] = ()
+    aliases: frozenset[int] = frozenset()
+    zeros: frozenset[int] = frozenset()
+
+
+@dataclass
+class Resharder:
+    """Reshards on one cluster, each priced once."""
+
+    cluster: Cluster
+    _known: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
+
+    def hops(self, type_: TensorType, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        """Steps from `source` to `target`; () if they are equal."""
+        if source == target:
+            return ()
+        key = (type_.dtype, source, target)
+        if key not in self._known:
+            self._known[key] = self._plan(type_.dtype, source, target)
+        return self._known[key]
+
+    def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        whole = Placement(target.mesh, target.sharding.without_partial())
+        hops: list[Hop] = []
+        at = source
+        if source.sharding.partial:
+            options = [[self._all_reduce(dtype, source)]]
+            scattered = self._reduce_scatter(dtype, source, whole)
+            if scattered:
+                options.append([scattered])
+            hops = min(
+                ([*head, *self._move(dtype, head[-1].after, whole)] for head in options), key=_busiest
+            )
+        else:
+            hops = self._move(dtype, at, whole)
+        if target.sharding.partial:
+            hops.append(_mask(target))
+        return tuple(hops)
+
+    def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
+        if source == target:
+            return []
+        transfers = exchange(source, target)
+        alone = {group[0] for group in components(transfers) if len(group) == 1}
+        aliases = frozenset(d for d in alone if _same_part(source, target, d))
+        comms = [
+            self._price(_classify(dtype, group, transfers, source, target))
+            for group in components(transfers)
+            if group[0] not in aliases or len(group) > 1
+        ]
+        return [Hop(target, tuple(comms), aliases)]
+
+    def _all_reduce(self, dtype: str, source: Placement) -> Hop:
+        after = Placement(source.mesh, source.sharding.without_partial())
+        return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
+
+    def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
+        """Straight to the target, if each reducing group holds among itself what its members want."""
+        if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
+            return None
+        if {a for a, _ in source.sharding.partial} - target.sharding.axes:
+            return None
+        held, wanted = dict(source.parts()), dict(target.parts())
+        for device, want in wanted.items():
+            for own, cut in zip(held[device], want, strict=True):
+                if not all(any(s <= a and a + n <= s + m for s, m in own) for a, n in cut):
+                    return None
+        return Hop(target, tuple(self._reductions(CommKind.REDUCE_SCATTER, dtype, source, target)))
+
+    def _reductions(
+        self, kind: CommKind, dtype: str, source: Placement, target: Placement
+    ) -> Iterable[PricedComm]:
+        axes = tuple(axis for axis, _ in source.sharding.partial)
+        how = source.sharding.partial[0][1]
+        for group in _subgroups(source.mesh, axes):
+            transfers = _scatter_parts(group, source, target) if kind is CommKind.REDUCE_SCATTER else ()
+            comm = Comm(-1, kind, group, "", "", dtype, transfers, how)
+            point = source.mesh.coord(group[0])
+            numel = 1
+            for size in source.sharding.local_shape(source.mesh, point):
+                numel *= size
+            yield self._price(comm, numel)
+
+    def _price(self, comm: Comm, numel: int = 0) -> PricedComm:
+        return PricedComm(comm, comm_seconds(comm, numel, self.cluster))
+
+
+def _busiest(hops: list[Hop]) -> float:
+    load: dict[int, float] = {}
+    for hop in hops:
+        for priced in hop.comms:
+            for device, seconds in priced.seconds.items():
+                load[device] = load.get(device, 0.0) + seconds
+    return max(load.values(), default=0.0)
+
+
+def _mask(target: Placement) -> Hop:
+    axes = [axis for axis, _ in target.sharding.partial]
+    first = frozenset(d for d, point in target.mesh.coords() if not any(point[a] for a in axes))
+    return Hop(target, (), first, frozenset(target.mesh.devices) - first)
+
+
+def _same_part(source: Placement, target: Placement, device: int) -> bool:
+    return device in source.mesh.devices and dict(source.parts())[device] == dict(target.parts())[device]
+
+
+def _subgroups(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    groups: dict[tuple[int, ...], list[int]] = {}
+    rest = [name for name in mesh.names if name not in axes]
+    for device, point in mesh.coords():
+        groups.setdefault(tuple(point[name] for name in rest), []).append(device)
+    return tuple(tuple(sorted(group)) for group in groups.values())
+
+
+def _scatter_parts(
+    group: tuple[int, ...], source: Placement, target: Placement
+) -> tuple[Transfer, ...]:
+    plain = Placement(source.mesh, Sharding(source.sharding.dims))
+    local = {t.target: t for t in exchange(plain, target) if t.source == t.target}
+    return tuple(
+        Transfer(origin, device, local[device].read, local[device].write)
+        for device in group
+        for origin in group
+    )
+
+
+def _classify(
+    dtype: str, group: tuple[int, ...], transfers: tuple[Transfer, ...], source: Placement, target: Placement
+) -> Comm:
+    members = set(group)
+    own = tuple(t for t in transfers if t.target in members)
+    sources = {t.source for t in own}
+    targets = {t.target for t in own}
+    kind = CommKind.ALL_TO_ALL
+    if len(group) == 1:
+        kind = CommKind.SLICE
+    elif len(sources) == 1:
+        held = dict(source.parts())[min(sources)]
+        wanted = dict(target.parts())
+        whole = all(wanted[device] == held for device in targets)
+        kind = CommKind.BROADCAST if whole else CommKind.SCATTER
+        if len(group) == 2 and len(targets) == 1:
+            kind = CommKind.SEND
+    elif len(targets) == 1:
+        kind = CommKind.GATHER
+    elif sources == targets == members and _all_parts(own, group, source):
+        kind = CommKind.ALL_GATHER
+    return Comm(-1, kind, group, "", "", dtype, own)
+
+
+def _all_parts(transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement) -> bool:
+    numel = {}
+    for device, pieces in source.parts():
+        total = 1
+        for intervals in pieces:
+            total *= sum(length for _, length in intervals)
+        numel[device] = total
+    sent = {(t.source, t.target): t.numel for t in transfers}
+    return all(sent.get((a, b)) == numel[a] for a in group for b in group)

@@ -1,0 +1,203 @@
+"""A resolved plan as tasks in one global order: nodes, and the communications between them.
+
+The search prices with the same reshards, the referee sums these tasks, the simulator times
+them and the lowering turns them into rank programs, so all four speak of the same execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import Comm
+
+Key = tuple[str, Placement]  #: A value under one placement.
+LocalKey = tuple[int, Key]  #: Its part on one device.
+
+
+@dataclass(frozen=True)
+class Task:
+    """One node on its group, or one communication.
+
+    Attributes:
+        name: Node name, or value and target of a communication.
+        devices: Seconds by device that it occupies.
+        reads: Local tensors that it reads.
+        writes: Local tensors that it makes, with their bytes.
+        placed: The node; None for communications.
+        comm: The communication, with its place in the global order as `seq`; None for nodes.
+        phase: Cross-group hops from the inputs (see `Compute.phase`); of the sending side.
+        target_phase: Phase in which the targets of a communication receive.
+        aliases: Local tensors that come into being here as another name of one that is there:
+            (new, old).
+    """
+
+    name: str
+    devices: Mapping[int, float]
+    reads: tuple[LocalKey, ...]
+    writes: tuple[tuple[int, Key, int], ...]
+    placed: PlacedNode | None = None
+    comm: Comm | None = None
+    phase: int = 0
+    target_phase: int = 0
+    aliases: tuple[tuple[LocalKey, LocalKey], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """ "compute" or "comm"."""
+        return "comm" if self.comm is not None or self.placed is None else "compute"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All tasks in the global order.
+
+    Attributes:
+        tasks: In the order in which every device runs its share.
+        feeds: Bytes of each local part of a graph input.
+        residents: Bytes of each local part of a constant, and of each block of zeros.
+        outputs: Local tensors that hold graph outputs; they live to the end.
+        output_keys: Where each graph output lies.
+        zeros: The residents that are zeros instead of a part of their value.
+    """
+
+    tasks: tuple[Task, ...]
+    feeds: Mapping[LocalKey, int]
+    residents: Mapping[LocalKey, int]
+    outputs: frozenset[LocalKey]
+    output_keys: Mapping[str, Key]
+    zeros: frozenset[LocalKey] = frozenset()
+
+
+def schedule(
+    graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster, resharder: Resharder | None = None
+) -> Schedule:
+    """Insert the communications that a resolved plan needs and price every task."""
+    return _Builder(graph, cluster, resharder or Resharder(cluster)).run(placed)
+
+
+@dataclass
+class _Builder:
+    graph: Graph
+    cluster: Cluster
+    resharder: Resharder
+    tasks: list[tuple[int, int, Task]] = field(default_factory=list)
+    feeds: dict[LocalKey, int] = field(default_factory=dict)
+    residents: dict[LocalKey, int] = field(default_factory=dict)
+    zeros: set[LocalKey] = field(default_factory=set)
+    home: dict[str, Placement] = field(default_factory=dict)
+    made: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
+    busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
+
+    def run(self, placed: Sequence[PlacedNode]) -> Schedule:
+        for index, node in enumerate(placed):
+            self._node(index, node)
+        last = len(placed)
+        outputs = {}
+        for value in self.graph.outputs:
+            at = self.home[value]
+            outputs[value] = self._fetch(value, Placement(at.mesh, at.sharding.without_partial()), last, value)
+        self.tasks.sort(key=lambda entry: entry[:2])
+        tasks = []
+        for seq, (_, _, task) in enumerate(self.tasks):
+            tasks.append(task if task.comm is None else replace(task, comm=replace(task.comm, seq=seq)))
+        local = frozenset((d, key) for key in outputs.values() for d in key[1].mesh.devices)
+        return Schedule(
+            tuple(tasks), self.feeds, self.residents, local, outputs, frozenset(self.zeros)
+        )
+
+    def _node(self, index: int, placed: PlacedNode) -> None:
+        keys = [self._fetch(value, at, index, placed.node.name) for value, at in placed.operands()]
+        keys = list(dict.fromkeys(keys))
+        phase = max((self.made[key][1] for key in keys if key in self.made), default=0)
+        writes = []
+        for value, at in placed.results():
+            self.home[value] = at
+            self.made[(value, at)] = (index, phase)
+            writes += [(d, (value, at), size) for d, size in self._sizes((value, at)).items()]
+        seconds = node_seconds(self.graph, placed, self.cluster)
+        reads = tuple((d, key) for d in placed.mesh.devices for key in keys)
+        task = Task(placed.node.name, seconds, reads, tuple(writes), placed, None, phase, phase)
+        self.tasks.append((index, 0, task))
+        for device in placed.mesh.devices:
+            self.busy[device] = index
+
+    def _fetch(self, value: str, at: Placement, index: int, why: str) -> Key:
+        """The key under which a consumer at `at` finds the value, made on the way if need be."""
+        key = (value, at)
+        if value in self.graph.constants:
+            self._reside(key)
+        elif value in self.home:
+            before = (value, self.home[value])
+            for hop in self.resharder.hops(self.graph.types[value], self.home[value], at):
+                if (value, hop.after) not in self.made:
+                    self._hop(before, hop, index, why)
+                before = (value, hop.after)
+        elif at.sharding.partial:
+            plain = (value, Placement(at.mesh, at.sharding.without_partial()))
+            self._feed(plain)
+            if key not in self.made:
+                self._hop(plain, self.resharder.hops(self.graph.types[value], plain[1], at)[-1], index, why)
+        else:
+            self._feed(key)
+        return key
+
+    def _feed(self, key: Key) -> None:
+        for device, size in self._sizes(key).items():
+            self.feeds[(device, key)] = size
+        self.made.setdefault(key, (-1, 0))
+
+    def _reside(self, key: Key) -> None:
+        partial = [axis for axis, _ in key[1].sharding.partial]
+        points = dict(key[1].mesh.coords())
+        for device, size in self._sizes(key).items():
+            self.residents[(device, key)] = size
+            if any(points[device][axis] for axis in partial):
+                self.zeros.add((device, key))
+
+    def _hop(self, before: Key, hop: Hop, index: int, why: str) -> None:
+        value = before[0]
+        after = (value, hop.after)
+        anchor, phase = self.made[before]
+        sizes = self._sizes(after)
+        for device in hop.zeros:
+            self.residents[(device, after)] = sizes[device]
+            self.zeros.add((device, after))
+        apart = not set(before[1].mesh.devices) & set(hop.after.mesh.devices)
+        target_phase = phase + apart
+        for priced in hop.comms:
+            comm = priced.comm
+            targets = comm.targets()
+            anchor = max(anchor, *(self.busy.get(d, -1) for d in targets))
+            comm = replace(
+                comm, source=value, target=value, phase=phase, target_phase=target_phase, why=why
+            )
+            reads = tuple((d, before) for d in sorted(comm.sources()))
+            writes = tuple((d, after, sizes[d]) for d in sorted(targets))
+            name = f"{comm.kind} {value}"
+            task = Task(name, priced.seconds, reads, writes, None, comm, phase, target_phase)
+            self._insert(min(anchor, index - 1), task)
+        if hop.aliases:
+            pairs = tuple(((d, after), (d, before)) for d in sorted(hop.aliases))
+            task = Task(f"alias {value}", {}, tuple(old for _, old in pairs), (), None, None, phase, phase, pairs)
+            self._insert(min(anchor, index - 1), task)
+        self.made[after] = (min(anchor, index - 1), target_phase)
+
+    def _insert(self, anchor: int, task: Task) -> None:
+        self.tasks.append((anchor, len(self.tasks) + 1, task))
+        for device in task.devices:
+            self.busy[device] = max(self.busy.get(device, -1), anchor)
+
+    def _sizes(self, key: Key) -> dict[int, int]:
+        value, at = key
+        type_ = self.graph.types[value]
+        return {
+            device: at.sharding.local_type(type_, at.mesh, point).nbytes
+            for device, point in at.mesh.coords()
+        }

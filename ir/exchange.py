@@ -1,0 +1,132 @@
+"""Which parts of a tensor go from where to where when its placement changes.
+
+One function answers for every pair of placements without pending reductions, on one mesh or
+across meshes; each part that a device lacks is sent once, by one holder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.layout import Interval, Placement
+
+Region = tuple[tuple[Interval, ...], ...]  #: Per dim, intervals; the region is their product.
+
+
+def region_numel(region: Region) -> int:
+    """Elements of a region."""
+    total = 1
+    for intervals in region:
+        total *= sum(length for _, length in intervals)
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One part on its way.
+
+    Attributes:
+        source: Device that holds it.
+        target: Device that wants it (may be the source: a local copy).
+        read: The part in the source's local tensor.
+        write: The part in the target's local tensor.
+    """
+
+    source: int
+    target: int
+    read: Region
+    write: Region
+
+    @property
+    def numel(self) -> int:
+        """Elements moved."""
+        return region_numel(self.read)
+
+
+def intersect(a: tuple[Interval, ...], b: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    """Common intervals of two ascending interval lists."""
+    found = []
+    for start, length in b:
+        for other, size in a:
+            low, high = max(start, other), min(start + length, other + size)
+            if low < high:
+                found.append((low, high - low))
+    return tuple(found)
+
+
+def localize(pieces: tuple[Interval, ...], wanted: tuple[Interval, ...]) -> tuple[Interval, ...]:
+    """Global intervals as intervals of the local concatenation of `pieces`, neighbours merged."""
+    found: list[Interval] = []
+    for start, length in wanted:
+        base = 0
+        for own, size in pieces:
+            low, high = max(start, own), min(start + length, own + size)
+            if low < high:
+                local = (base + low - own, high - low)
+                if found and sum(found[-1]) == local[0]:
+                    local = (found[-1][0], found[-1][1] + local[1])
+                    found.pop()
+                found.append(local)
+            base += size
+    return tuple(found)
+
+
+def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
+    """Transfers that turn one placement into another.
+
+    Every target device gets each part it wants from itself if it holds it, else from the holder
+    that shares most mesh coordinates with it (across meshes: holders take turns).
+
+    Raises:
+        IRError: A placement is partial; reduce first.
+    """
+    if source.sharding.partial or target.sharding.partial:
+        raise IRError(f"exchange of partial tensors: {source} -> {target}")
+    holders: dict[Region, list[tuple[int, Mapping[str, int]]]] = {}
+    points = dict(source.mesh.coords())
+    for device, pieces in source.parts():
+        holders.setdefault(pieces, []).append((device, points[device]))
+    found = []
+    same_mesh = source.mesh == target.mesh
+    for index, (device, wanted) in enumerate(target.parts()):
+        at = points.get(device) if same_mesh else None
+        for pieces, owners in holders.items():
+            part = tuple(intersect(own, want) for own, want in zip(pieces, wanted, strict=True))
+            if not all(part) and part:
+                continue
+            owner = _choose(owners, device, at, index)
+            read = tuple(localize(own, cut) for own, cut in zip(pieces, part, strict=True))
+            write = tuple(localize(want, cut) for want, cut in zip(wanted, part, strict=True))
+            found.append(Transfer(owner, device, read, write))
+    return tuple(sorted(found, key=lambda t: (t.target, t.source, t.write)))
+
+
+def _choose(
+    owners: list[tuple[int, Mapping[str, int]]], device: int, at: Mapping[str, int] | None, index: int
+) -> int:
+    names = [owner for owner, _ in owners]
+    if device in names:
+        return device
+    if at is None:
+        return names[index % len(names)]
+    return max(owners, key=lambda owner: (sum(at[a] == v for a, v in owner[1].items()), -owner[0]))[0]
+
+
+def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:
+    """Device groups that exchange among themselves, each ascending, ordered by first device."""
+    parent: dict[int, int] = {}
+
+    def root(device: int) -> int:
+        parent.setdefault(device, device)
+        while parent[device] != device:
+            device = parent[device]
+        return device
+
+    for transfer in transfers:
+        a, b = root(transfer.source), root(transfer.target)
+        parent[max(a, b)] = min(a, b)
+    ordered = sorted(parent, key=lambda device: (root(device), device))
+    return tuple(tuple(group) for _, group in itertools.groupby(ordered, key=root))

@@ -1,0 +1,198 @@
+"""The traced model: nodes in one topological order over values with static types.
+
+A graph is data. It knows no framework, no file format, and holds no decision: plans are
+separate values that carry the graph's digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import networkx as nx
+import numpy as np
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.types import TensorType
+
+#: Constants of at most this many elements count by content in the digest and may steer rules.
+SMALL_CONSTANT = 4096
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An attribute that only a backend can read, such as a subgraph body (serialized)."""
+
+    kind: str
+    data: bytes
+
+
+Attr = int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray | Opaque
+
+
+@dataclass(frozen=True)
+class FileSpan:
+    """Where a constant's raw little-endian bytes lie: `length` bytes at `offset` of `path`."""
+
+    path: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A weight or a small constant: its type, and how to read it (lazily, without a copy if mapped)."""
+
+    type: TensorType
+    load: Callable[[], np.ndarray] = field(repr=False, compare=False)
+    span: FileSpan | None = None
+
+    @classmethod
+    def of(cls, array: np.ndarray, dtype: str | None = None) -> Constant:
+        """A constant held in memory."""
+        kind = dtype or {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}.get(
+            array.dtype.name, array.dtype.name
+        )
+        return cls(TensorType.of(kind, array.shape), lambda: array)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation.
+
+    Attributes:
+        name: Unique in the graph.
+        op: Key of the op table: the bare operator name in the default ONNX domain ("MatMul"),
+            "domain::Name" elsewhere ("com.microsoft::Gelu").
+        inputs: Value names in operand order; "" where an optional operand is absent.
+        outputs: Value names in result order; "" where an optional result is not wanted.
+        attrs: Attributes by name.
+        captures: Outer values that a subgraph attribute reads; operands like the others for
+            order, placement and lifetime.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attrs: Mapping[str, Attr] = field(default_factory=dict)
+    captures: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Values read, each once, in operand order."""
+        return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captures) if name))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Values written."""
+        return tuple(name for name in self.outputs if name)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model.
+
+    Attributes:
+        name: For people.
+        inputs: Values fed at each request, in order.
+        outputs: Values returned, in order.
+        nodes: In a topological order, which is also the order a device runs its share in.
+        types: Type of every value.
+        constants: Weights and small constants by value name; never graph inputs.
+        opsets: Operator-set version by domain ("" is ai.onnx).
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    types: Mapping[str, TensorType]
+    constants: Mapping[str, Constant]
+    opsets: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        known = set(self.inputs) | set(self.constants)
+        names: set[str] = set()
+        for node in self.nodes:
+            if node.name in names:
+                raise IRError(f"two nodes are called {node.name!r}")
+            names.add(node.name)
+            for value in node.reads:
+                if value not in known:
+                    raise IRError(f"node {node.name!r} ({node.op}) reads {value!r} before it is made")
+            for value in node.writes:
+                if value in known:
+                    raise IRError(f"value {value!r} is made twice, the second time by {node.name!r}")
+                if value not in self.types:
+                    raise IRError(f"value {value!r} of node {node.name!r} ({node.op}) has no type")
+                known.add(value)
+        for value in self.outputs:
+            if value not in known:
+                raise IRError(f"graph output {value!r} is not made by any node")
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        """Nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """The node that makes a value (graph inputs and constants have none)."""
+        return {value: node for node in self.nodes for value in node.writes}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that read a value, in graph order (every value has an entry)."""
+        found: dict[str, list[Node]] = {value: [] for value in self.types}
+        for node in self.nodes:
+            for value in node.reads:
+                found.setdefault(value, []).append(node)
+        return {value: tuple(nodes) for value, nodes in found.items()}
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """Position of each node, by name."""
+        return {node.name: index for index, node in enumerate(self.nodes)}
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over structure, types and small constants; weights count by type only."""
+        return hashlib.sha256("\n".join(self._digest_lines()).encode()).hexdigest()
+
+    def constant(self, value: str) -> np.ndarray | None:
+        """Contents of a small constant, None for anything else (large weights, computed values)."""
+        held = self.constants.get(value)
+        return held.load() if held is not None and held.type.numel <= SMALL_CONSTANT else None
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """Nodes by name, an edge a (producer, consumer, value)."""
+        graph: nx.MultiDiGraph = nx.MultiDiGraph()
+        graph.add_nodes_from(node.name for node in self.nodes)
+        for node in self.nodes:
+            for value in node.reads:
+                if value in self.producers:
+                    graph.add_edge(self.producers[value].name, node.name, key=value)
+        return graph
+
+    def _digest_lines(self) -> Iterator[str]:
+        yield json.dumps([self.inputs, self.outputs, sorted(self.opsets.items())])
+        for node in self.nodes:
+            attrs = sorted((key, _attr_text(value)) for key, value in node.attrs.items())
+            yield json.dumps([node.name, node.op, node.inputs, node.outputs, node.captures, attrs])
+        for value, kind in sorted(self.types.items()):
+            yield f"{value} {kind}"
+        for value, constant in sorted(self.constants.items()):
+            if constant.type.numel <= 64:
+                yield f"{value} {hashlib.sha256(np.ascontiguousarray(constant.load()).tobytes()).hexdigest()}"
+
+
+def _attr_text(value: Attr) -> str:
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    if isinstance(value, Opaque):
+        return hashlib.sha256(value.data).hexdigest()
+    return repr(value)

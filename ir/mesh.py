@@ -1,0 +1,88 @@
+"""Device meshes: named axes over devices, row-major."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from partitioner.ir.errors import IRError
+
+
+@dataclass(frozen=True)
+class DeviceMesh:
+    """A device group: axes (name, size), major first, over devices in row-major order.
+
+    A single device is the mesh without axes. `DeviceMesh.line(4)` is one axis "tp" over 0..3.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.axes]
+        if len(set(names)) != len(names):
+            raise IRError(f"mesh axes {names} are not distinct")
+        size = math.prod(size for _, size in self.axes)
+        if size != len(self.devices):
+            shape = " * ".join(f"{name}({size})" for name, size in self.axes) or "1"
+            raise IRError(f"mesh {shape} != {len(self.devices)} devices")
+        if any(size < 2 for _, size in self.axes):
+            raise IRError(f"mesh {self} has an axis of size 1; leave it out")
+        if len(set(self.devices)) != len(self.devices):
+            raise IRError(f"mesh {self} names a device twice")
+
+    @classmethod
+    def of(cls, axes: Mapping[str, int], devices: tuple[int, ...] | None = None) -> DeviceMesh:
+        """A mesh from sizes by axis; axes of size 1 vanish; devices default to 0, 1, ..."""
+        kept = tuple((name, size) for name, size in axes.items() if size != 1)
+        count = math.prod(size for _, size in kept)
+        return cls(kept, devices if devices is not None else tuple(range(count)))
+
+    @classmethod
+    def line(cls, count: int, axis: str = "tp") -> DeviceMesh:
+        """One axis over devices 0 .. count-1."""
+        return cls.of({axis: count})
+
+    @classmethod
+    def single(cls, device: int) -> DeviceMesh:
+        """The group of one device."""
+        return cls((), (device,))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names, major first."""
+        return tuple(name for name, _ in self.axes)
+
+    def size(self, axes: tuple[str, ...] | None = None) -> int:
+        """Number of coordinates over these axes (all axes by default)."""
+        sizes = dict(self.axes)
+        return math.prod(sizes[name] for name in (self.names if axes is None else axes))
+
+    def coords(self) -> Iterator[tuple[int, dict[str, int]]]:
+        """Each device with its coordinate on every axis, in row-major order."""
+        shape = tuple(size for _, size in self.axes)
+        for flat, device in enumerate(self.devices):
+            point = np.unravel_index(flat, shape) if shape else ()
+            yield device, dict(zip(self.names, map(int, point), strict=True))
+
+    def coord(self, device: int) -> dict[str, int]:
+        """Coordinate of one device."""
+        for found, point in self.coords():
+            if found == device:
+                return point
+        raise IRError(f"device {device} is not in mesh {self}")
+
+    def linear(self, axes: tuple[str, ...], point: Mapping[str, int]) -> int:
+        """Row-major index of a coordinate over some of the axes."""
+        sizes = dict(self.axes)
+        index = 0
+        for name in axes:
+            index = index * sizes[name] + point[name]
+        return index
+
+    def __str__(self) -> str:
+        shape = " ".join(f"{name}={size}" for name, size in self.axes)
+        return f"{shape} on {','.join(map(str, self.devices))}" if shape else f"device {self.devices[0]}"

@@ -1,0 +1,63 @@
+"""The op table, by family, and the two questions that the rest of the compiler asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import (
+    attention,
+    contraction,
+    elementwise,
+    movement,
+    normalization,
+    quantization,
+    reduction,
+    spatial,
+)
+from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView
+from partitioner.ir.rule import Rule
+
+__all__ = ["LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "ROWS", "row_of", "rule_of"]
+
+_FAMILIES = (
+    attention,
+    contraction,
+    elementwise,
+    movement,
+    normalization,
+    quantization,
+    reduction,
+    spatial,
+)
+
+
+def _merge() -> Mapping[str, OpRow]:
+    rows: dict[str, OpRow] = {}
+    for family in _FAMILIES:
+        for op, row in family.ROWS.items():
+            if op in rows:
+                raise IRError(f"op {op!r} has two rows")
+            rows[op] = row
+    return rows
+
+
+#: Every row, by the op key of `Node.op`.
+ROWS: Mapping[str, OpRow] = _merge()
+
+
+def row_of(node: Node) -> OpRow | None:
+    """The node's row, None if its op has none."""
+    return ROWS.get(node.op)
+
+
+def rule_of(graph: Graph, node: Node) -> Rule | str:
+    """The node's rule, or why it has none (the clause goes into the report)."""
+    row = row_of(node)
+    if row is None:
+        return f"op {node.op!r} has no row in the op table"
+    try:
+        return row.rule(OpView(node, graph))
+    except OpaqueError as error:
+        return str(error)

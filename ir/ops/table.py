@@ -1,0 +1,165 @@
+"""The op table: one row an op. Rows are the only place that knows operator names.
+
+A row gives the factor rule of a node (with FLOPs an iteration), and where the node's own
+attributes or constant operands depend on shapes, how they become a rank's local ones. An op
+without a row is *opaque*: kept whole on one device and reported by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Attr, Graph, Node
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import TensorType
+
+Shape = tuple[int, ...]
+
+
+class OpaqueError(IRError):
+    """This node's form has no rule (say why in one clause); it stays whole on one device."""
+
+
+@dataclass(frozen=True)
+class OpView:
+    """What a row sees of a node: itself, its types, and the contents of its small constants."""
+
+    node: Node
+    graph: Graph
+
+    @property
+    def opset(self) -> int:
+        """Operator-set version of the node's domain."""
+        domain = self.node.op.rpartition("::")[0]
+        return self.graph.opsets.get(domain, 1)
+
+    def type(self, index: int) -> TensorType | None:
+        """Type of operand `index`, None if absent."""
+        inputs = self.node.inputs
+        return self.graph.types[inputs[index]] if index < len(inputs) and inputs[index] else None
+
+    def shape(self, index: int) -> Shape:
+        """Sizes of operand `index`, which must be present."""
+        found = self.type(index)
+        if found is None:
+            raise OpaqueError(f"operand {index} is absent")
+        return found.shape
+
+    def out_shape(self, index: int = 0) -> Shape:
+        """Sizes of result `index`, which must be present."""
+        return self.graph.types[self.node.outputs[index]].shape
+
+    @property
+    def shapes(self) -> tuple[Shape | None, ...]:
+        """Sizes of every operand; None where absent."""
+        return tuple(self.graph.types[v].shape if v else None for v in self.node.inputs)
+
+    @property
+    def out_shapes(self) -> tuple[Shape | None, ...]:
+        """Sizes of every result; None where absent."""
+        return tuple(self.graph.types[v].shape if v else None for v in self.node.outputs)
+
+    def attr(self, name: str, default: Attr | None = None) -> Attr | None:
+        """An attribute."""
+        return self.node.attrs.get(name, default)
+
+    def int_attr(self, name: str, default: int) -> int:
+        """An integer attribute."""
+        value = self.node.attrs.get(name, default)
+        if not isinstance(value, int):
+            raise OpaqueError(f"attribute {name!r} is {value!r}, not an integer")
+        return value
+
+    def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
+        """Integers given as attribute `name` or, in newer opsets, as constant operand `index`.
+
+        None if neither is given.
+
+        Raises:
+            OpaqueError: The operand is given and is not a constant.
+        """
+        value = self.node.attrs.get(name)
+        if isinstance(value, tuple):
+            return tuple(int(v) for v in value)
+        if index is None or self.type(index) is None:
+            return None
+        return tuple(int(v) for v in self.constant(index).reshape(-1))
+
+    def constant(self, index: int) -> np.ndarray:
+        """Contents of a constant operand.
+
+        Raises:
+            OpaqueError: It is computed at run time or too large.
+        """
+        found = self.graph.constant(self.node.inputs[index])
+        if found is None:
+            raise OpaqueError(f"operand {index} ({self.node.inputs[index]!r}) is not a constant")
+        return found
+
+
+@dataclass(frozen=True)
+class LocalView:
+    """What a row sees when it makes a node local to one device.
+
+    Attributes:
+        sizes: Local size of every factor.
+        shapes: Local sizes of the operands (() where absent).
+        out_shapes: Local sizes of the results (() where absent).
+    """
+
+    sizes: Mapping[str, int]
+    shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+
+
+@dataclass(frozen=True)
+class LocalOp:
+    """A node made local: nodes in order (their extra values are temporaries), new small constants.
+
+    Attributes:
+        nodes: Replacement; the results keep the original names. Nodes after rows that need more
+            than one node name their temporaries with the original node's name as prefix.
+        constants: New constants by value name.
+        types: Types of temporaries by value name.
+    """
+
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, np.ndarray] = field(default_factory=dict)
+    types: Mapping[str, TensorType] = field(default_factory=dict)
+
+
+Localize = Callable[[OpView, LocalView], LocalOp]
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One op.
+
+    Attributes:
+        rule: Factor rule of a node; raises OpaqueError for forms that have none.
+        localize: The local form of a node whose rule is cut; None if the node runs as it is.
+        view: The result is the first operand's memory under another shape: no bytes, no kernel.
+        moved: Bytes that the op reads and writes, by local operand and result bytes; None for all.
+            (Gather reads rows, not the table.)
+    """
+
+    rule: Callable[[OpView], Rule]
+    localize: Localize | None = None
+    view: bool = False
+    moved: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None
+
+
+def same_node(view: OpView, **attrs: Attr) -> LocalOp:
+    """The node with some attributes replaced."""
+    return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))
+
+
+def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
+    """The node with operand `index` replaced by a new constant."""
+    name = f"{view.node.name}.{index}.local"
+    inputs = tuple(name if i == index else v for i, v in enumerate(view.node.inputs))
+    return LocalOp((replace(view.node, inputs=inputs),), {name: array})

@@ -1,0 +1,242 @@
+"""Plans: which device group runs each node, and which of its factors are cut over the group's axes.
+
+A plan is small, readable and complete: node order, groups, cuts. Layouts, reshards, local shapes
+and memory follow from the graph's rules, so a plan cannot contradict itself. Stored as versioned
+JSON; see docs/reference/plan.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout, Placement, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rule_of
+from partitioner.ir.rule import Cut, Rule
+
+PLAN_VERSION = 1
+
+
+class PlanError(IRError):
+    """A plan that is malformed or does not fit its graph."""
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One node's decision: index of its group in `Plan.groups`, and the cut of each cut factor."""
+
+    group: int
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What the search proved about a plan.
+
+    Attributes:
+        objective: "throughput", "latency" (seconds) or "memory" (bytes).
+        cost: The plan's value of the objective, as `evaluate` gives it.
+        bound: No plan of the searched space costs less.
+        status: "optimal" (within the gap asked for), "feasible", or "time_limit".
+        strategy: Family that the plan came from: "intra", "inter", or "hybrid".
+        solver: Name and version.
+        space: What the bound covers, in words.
+    """
+
+    objective: str
+    cost: float
+    bound: float
+    status: str
+    strategy: str
+    solver: str
+    space: str = ""
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost, 0 for a cost of 0."""
+        return max(0.0, (self.cost - self.bound) / self.cost) if self.cost > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A decision for a whole graph.
+
+    Attributes:
+        graph_digest: `Graph.digest` of the graph that it is for.
+        cluster: The cluster's description (TOML-like data, see cost_model).
+        groups: Device groups that nodes run on.
+        nodes: Decision by node name; the order of the entries is the global order in which
+            every device runs its share.
+        certificate: None for a plan written by hand.
+    """
+
+    graph_digest: str
+    cluster: Mapping[str, Any]
+    groups: tuple[DeviceMesh, ...]
+    nodes: Mapping[str, NodePlan]
+    certificate: Certificate | None = None
+
+    def to_json(self) -> str:
+        """Canonical text: the same plan gives the same bytes."""
+        cert = self.certificate
+        data = {
+            "version": PLAN_VERSION,
+            "graph_digest": self.graph_digest,
+            "cluster": self.cluster,
+            "certificate": None if cert is None else {**vars(cert), "gap": cert.gap},
+            "groups": [{"axes": dict(m.axes), "devices": list(m.devices)} for m in self.groups],
+        }
+        lines = [
+            f"  {json.dumps(name)}: {json.dumps(_node_json(node), sort_keys=True)}"
+            for name, node in self.nodes.items()
+        ]
+        head = json.dumps(data, indent=1, sort_keys=False)[:-2]
+        return head + ',\n "nodes": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Inverse of `to_json`.
+
+        Raises:
+            PlanError: Not JSON, another version, or a field is missing or malformed.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise PlanError(f"plan is not JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
+            found = data.get("version") if isinstance(data, dict) else None
+            raise PlanError(f"plan version is {found!r}, this program reads {PLAN_VERSION}")
+        try:
+            return _plan_of(data)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
+
+
+def _node_json(node: NodePlan) -> dict[str, Any]:
+    cuts = {name: str(cut) for name, cut in node.cuts.items()}
+    return {"group": node.group, **({"cuts": cuts} if cuts else {})}
+
+
+def _plan_of(data: Mapping[str, Any]) -> Plan:
+    groups = tuple(DeviceMesh(tuple(g["axes"].items()), tuple(g["devices"])) for g in data["groups"])
+    nodes = {
+        name: NodePlan(int(n["group"]), {k: Cut.parse(v) for k, v in n.get("cuts", {}).items()})
+        for name, n in data["nodes"].items()
+    }
+    cert = data.get("certificate")
+    fields = {k: v for k, v in cert.items() if k != "gap"} if cert else None
+    certificate = Certificate(**fields) if fields else None
+    return Plan(data["graph_digest"], data["cluster"], groups, nodes, certificate)
+
+
+@dataclass(frozen=True)
+class PlacedNode:
+    """A node with everything that its decision implies.
+
+    Attributes:
+        node: The node.
+        mesh: Its device group.
+        rule: Its rule, None if the op is opaque.
+        layouts: Layout of each cut factor.
+        ins: Placement that the node wants of each operand, in `node.inputs` order, then of each
+            capture; None where absent.
+        outs: Placement that it leaves of each result; None where absent.
+    """
+
+    node: Node
+    mesh: DeviceMesh
+    rule: Rule | None
+    layouts: Mapping[str, DimLayout]
+    ins: tuple[Placement | None, ...]
+    outs: tuple[Placement | None, ...]
+
+    def operands(self) -> tuple[tuple[str, Placement], ...]:
+        """(value, wanted placement) of every operand and capture that is present."""
+        names = (*self.node.inputs, *self.node.captures)
+        return tuple((n, p) for n, p in zip(names, self.ins, strict=True) if p is not None)
+
+    def results(self) -> tuple[tuple[str, Placement], ...]:
+        """(value, placement) of every result that is present."""
+        return tuple((n, p) for n, p in zip(self.node.outputs, self.outs, strict=True) if p is not None)
+
+
+def place(
+    graph: Graph, node: Node, mesh: DeviceMesh, layouts: Mapping[str, DimLayout], rule: Rule | None
+) -> PlacedNode:
+    """Everything that a decision implies for one node.
+
+    Args:
+        graph: The node's graph.
+        node: The node.
+        mesh: Device group.
+        layouts: Layout of each cut factor (empty for a replicated or single-device node).
+        rule: The node's rule, None if opaque.
+
+    Raises:
+        LayoutError: The cut has no layout.
+        PlanError: An opaque op is on a group of several devices, or cut.
+    """
+    if rule is None:
+        if mesh.size() > 1 or layouts:
+            raise PlanError(f"{node.name!r} ({node.op}) has no rule and must be whole on one device")
+        wanted = [_whole(graph, v, mesh) for v in (*node.inputs, *node.captures)]
+        return PlacedNode(node, mesh, None, {}, tuple(wanted), tuple(_whole(graph, v, mesh) for v in node.outputs))
+    ins, outs = rule.shardings(layouts, mesh)
+    operands = [Placement(mesh, s) if v else None for v, s in zip(node.inputs, ins, strict=True)]
+    operands += [_whole(graph, v, mesh) for v in node.captures]
+    results = [Placement(mesh, s) if v else None for v, s in zip(node.outputs, outs, strict=True)]
+    return PlacedNode(node, mesh, rule, dict(layouts), tuple(operands), tuple(results))
+
+
+def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
+    """Every node with its placements, in the plan's global order.
+
+    Raises:
+        PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
+            data order, or cuts what cannot be cut.
+    """
+    if plan.graph_digest != graph.digest:
+        raise PlanError(
+            f"plan is for a graph with digest {plan.graph_digest[:12]}..., this one has {graph.digest[:12]}..."
+        )
+    missing = [n.name for n in graph.nodes if n.name not in plan.nodes]
+    unknown = [name for name in plan.nodes if name not in graph.by_name]
+    if missing or unknown:
+        raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
+    made = set(graph.inputs) | set(graph.constants)
+    placed = []
+    for name, decision in plan.nodes.items():
+        node = graph.by_name[name]
+        late = [value for value in node.reads if value not in made]
+        if late:
+            raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
+        made.update(node.writes)
+        placed.append(_resolve_node(graph, plan, node, decision))
+    return tuple(placed)
+
+
+def _resolve_node(graph: Graph, plan: Plan, node: Node, decision: NodePlan) -> PlacedNode:
+    if not 0 <= decision.group < len(plan.groups):
+        raise PlanError(f"{node.name!r} is on group {decision.group}; the plan has {len(plan.groups)}")
+    mesh = plan.groups[decision.group]
+    found = rule_of(graph, node)
+    rule = found if isinstance(found, Rule) else None
+    factors = rule.factors if rule else {}
+    for name in decision.cuts:
+        if name not in factors:
+            raise PlanError(f"{node.name!r} ({node.op}) has no factor {name!r}; it has {', '.join(factors) or 'none'}")
+    try:
+        layouts = {n: cut.layout(factors[n].size, mesh) for n, cut in decision.cuts.items()}
+        return place(graph, node, mesh, layouts, rule)
+    except IRError as error:
+        raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
+
+
+def _whole(graph: Graph, value: str, mesh: DeviceMesh) -> Placement | None:
+    return Placement(mesh, Sharding.replicate(graph.types[value].shape)) if value else None

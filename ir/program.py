@@ -1,0 +1,202 @@
+"""Rank programs: what each rank computes and communicates, in order. Explicit, so that backends decide nothing.
+
+A program is a list of steps over local values. Communications carry their transfers (which box of
+which local tensor goes where); all ranks see them in one global order given by `seq`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Region, Transfer
+from partitioner.ir.graph import Node
+from partitioner.ir.types import TensorType
+
+
+class CommKind(StrEnum):
+    """Communication operators. SLICE is local (one rank, transfers to itself)."""
+
+    SEND = "send"  #: Point to point, one source and one target (the target's side is a recv).
+    BROADCAST = "broadcast"  #: One source's whole tensor to all ranks.
+    SCATTER = "scatter"  #: One source, a part to each rank.
+    GATHER = "gather"  #: A part of each rank to one target.
+    ALL_GATHER = "all_gather"  #: Every rank's whole part to every rank.
+    ALL_TO_ALL = "all_to_all"  #: Any parts between any ranks.
+    REDUCE_SCATTER = "reduce_scatter"  #: Reduce partial tensors; each rank keeps its part.
+    ALL_REDUCE = "all_reduce"  #: Reduce partial tensors; every rank keeps all.
+    SLICE = "slice"  #: Keep a part of the own tensor.
+
+
+@dataclass(frozen=True)
+class Comm:
+    """One communication; in the programs of all its ranks it differs in the local names at most.
+
+    Attributes:
+        seq: Position in the one global order; unique.
+        kind: Operator.
+        ranks: Ranks that take part, ascending.
+        source: Local value that sources read. Absent on ranks that only receive.
+        target: Local value that targets write. Absent on ranks that only send.
+        dtype: Element type.
+        transfers: Parts that move, local copies (source == target) included. Empty for
+            ALL_REDUCE; for REDUCE_SCATTER each target gets one transfer from every rank, all
+            with the same `write`, to be reduced.
+        reduce: "sum", "max", "min" or "prod" for the reducing kinds, "" for the others.
+        phase: Requests' pipeline phase (see `Compute.phase`) of the sending side.
+        target_phase: Of the receiving side; at least `phase`.
+        why: Node that wants it, for reports and errors.
+    """
+
+    seq: int
+    kind: CommKind
+    ranks: tuple[int, ...]
+    source: str
+    target: str
+    dtype: str
+    transfers: tuple[Transfer, ...] = ()
+    reduce: str = ""
+    phase: int = 0
+    target_phase: int = 0
+    why: str = ""
+
+    def sources(self) -> frozenset[int]:
+        """Ranks that read `source`."""
+        if self.kind is CommKind.ALL_REDUCE:
+            return frozenset(self.ranks)
+        return frozenset(t.source for t in self.transfers)
+
+    def targets(self) -> frozenset[int]:
+        """Ranks that write `target`."""
+        if self.kind is CommKind.ALL_REDUCE:
+            return frozenset(self.ranks)
+        return frozenset(t.target for t in self.transfers)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A local node.
+
+    Attributes:
+        node: Reads and writes local values and local constants.
+        origin: Name of the graph's node that it belongs to.
+        phase: Number of cross-group hops from the inputs. With several requests in flight, round
+            t runs phase p of request t - p.
+        renames: (name inside the node's subgraphs, local name) of every captured value.
+    """
+
+    node: Node
+    origin: str
+    phase: int = 0
+    renames: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a named whole tensor: `region` of it (None: all of it), or zeros of its local shape."""
+
+    whole: str
+    region: Region | None
+    zero: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """A part of a graph output that this rank holds and delivers."""
+
+    value: str
+    whole: str
+    region: Region | None
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """What one rank runs.
+
+    Attributes:
+        rank: The rank; it drives device `rank` of the cluster.
+        inputs: Part of a graph input that each local value is fed with at every request.
+        constants: Part of a graph constant by local value.
+        literals: New small constants (localised shapes and the like) by local value.
+        types: Type of every local value.
+        steps: In the order of execution.
+        outputs: Parts of graph outputs; over all ranks they tile each output exactly once.
+    """
+
+    rank: int
+    inputs: Mapping[str, Part]
+    constants: Mapping[str, Part]
+    literals: Mapping[str, np.ndarray]
+    types: Mapping[str, TensorType]
+    steps: tuple[Compute | Comm, ...]
+    outputs: tuple[Output, ...] = ()
+
+    @property
+    def comms(self) -> tuple[Comm, ...]:
+        """Communications in order."""
+        return tuple(step for step in self.steps if isinstance(step, Comm))
+
+
+class ProgramError(IRError):
+    """Rank programs that would deadlock or read what was not made."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs of all ranks, with the types of the whole model's inputs and outputs."""
+
+    ranks: tuple[RankProgram, ...]
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Static proof that no rank waits for ever and nothing is read before it is made.
+
+        Raises:
+            ProgramError: A rank meets its communications out of the global order, a rank of a
+                communication does not have it, two differ under one `seq`, or a value is missing.
+        """
+        seen: dict[int, Comm] = {}
+        held: dict[int, set[int]] = {}
+        for program in self.ranks:
+            _check_values(program)
+            last = -1
+            for comm in program.comms:
+                if comm.seq <= last:
+                    raise ProgramError(f"rank {program.rank}: communication {comm.seq} after {last}")
+                last = comm.seq
+                plain = replace(comm, source="", target="")
+                if seen.setdefault(comm.seq, plain) != plain:
+                    raise ProgramError(f"communication {comm.seq} differs on rank {program.rank}")
+                held.setdefault(comm.seq, set()).add(program.rank)
+        for seq, comm in seen.items():
+            if held[seq] != set(comm.ranks):
+                raise ProgramError(f"communication {seq} wants ranks {comm.ranks}, is on {sorted(held[seq])}")
+
+
+def _check_values(program: RankProgram) -> None:
+    made = {*program.inputs, *program.constants, *program.literals}
+    rank = program.rank
+    for step in program.steps:
+        if isinstance(step, Compute):
+            reads, writes = step.node.reads, step.node.writes
+        else:
+            reads = (step.source,) if rank in step.sources() else ()
+            writes = (step.target,) if rank in step.targets() else ()
+        for value in reads:
+            if value not in made:
+                raise ProgramError(f"rank {rank}: {value!r} is read before it is made")
+        for value in writes:
+            if value in made:
+                raise ProgramError(f"rank {rank}: {value!r} is made twice")
+            if value not in program.types:
+                raise ProgramError(f"rank {rank}: {value!r} has no type")
+            made.add(value)
+    for output in program.outputs:
+        if output.value not in made:
+            raise ProgramError(f"rank {rank}: output part {output.value!r} is not made")

@@ -1,0 +1,393 @@
+"""Factor rules: an op's loops, and how the dims of its tensors are made of them.
+
+A rule is written like an einsum over *factors* (loops of the op): ``b m k, b k n -> b m n``.
+A dim is a factor, a compound ``(h d)`` of factors, major first (reshapes), a sum ``a + b`` of such
+terms one after the other (Concat, Split, Slice), or ``1``. Everything that is done with an op
+follows from its rule: which cuts it allows, the layouts that a cut gives to operands and results,
+pending reductions, local sizes, FLOPs. The notation follows Shardy's OpShardingRule.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding, concat, product, split
+from partitioner.ir.mesh import DeviceMesh
+
+Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
+DimExpr = tuple[Term, ...]  #: Sum of terms, one after the other.
+Dims = tuple[DimExpr, ...]
+Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
+
+
+class Kind(StrEnum):
+    """What a factor may undergo."""
+
+    PASS = "pass"  #: In the results: cutting it cuts them.
+    REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
+    WHOLE = "whole"  #: Needs the whole dim on each device.
+    HALO = "halo"  #: A sliding window: an operand dim is wider than the loop; not cut yet.
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One loop of an op: its size, kind and, for REDUCE, the reduction that joins the parts."""
+
+    name: str
+    size: int
+    kind: Kind
+    reduce: str = ""
+
+
+def parse_dim(text: str) -> DimExpr:
+    """``"(h d)" -> (("h","d"),)``, ``"a + b" -> (("a",),("b",))``, ``"1" -> ((),)``."""
+    terms = []
+    for term in text.strip().split("+"):
+        names = tuple(term.strip().strip("()").split())
+        terms.append(() if names == ("1",) else names)
+    return tuple(terms)
+
+
+def parse_tensor(text: str) -> Dims | None:
+    """Dims of one tensor: ``"b (h d) 1"``; ``"_"`` is an operand outside the loops (None)."""
+    if text.strip() == "_":
+        return None
+    return tuple(parse_dim(dim) for dim in re.findall(r"\([^)]*\)|\S+", text))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The factor rule of one node.
+
+    Attributes:
+        factors: Loops by name.
+        operands: Dims of every operand; None for an absent operand, or one that every device
+            needs whole (a shape, a scalar setting).
+        results: Dims of every result; None for an absent one.
+        operand_shapes: Sizes of every operand (() for absent).
+        result_shapes: Sizes of every result (() for absent).
+        addends: Operands that add to the reduced result (a bias): where a REDUCE factor is cut
+            they are held partial, so that they count once.
+        points: Factors whose product is the number of loop iterations (default: all but HALO
+            factors' operand widths).
+        flops_per_point: FLOPs an iteration (a multiply-add counts 2).
+    """
+
+    factors: Mapping[str, Factor]
+    operands: tuple[Dims | None, ...]
+    results: tuple[Dims | None, ...]
+    operand_shapes: tuple[tuple[int, ...], ...]
+    result_shapes: tuple[tuple[int, ...], ...]
+    addends: frozenset[int] = frozenset()
+    points: tuple[str, ...] = ()
+    flops_per_point: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        operands: str | Sequence[Sequence[str] | None],
+        results: str | Sequence[Sequence[str] | None],
+        operand_shapes: Sequence[Sequence[int] | None],
+        result_shapes: Sequence[Sequence[int] | None],
+        *,
+        sizes: Mapping[str, int] | None = None,
+        reduce: Mapping[str, str] | None = None,
+        whole: Iterable[str] = (),
+        halo: Iterable[str] = (),
+        addends: Iterable[int] = (),
+        points: Iterable[str] | None = None,
+        flops: float = 0.0,
+    ) -> Rule:
+        """Build and check a rule.
+
+        Args:
+            operands: ``"b m k, k n"`` or a list of dims an operand (``["b", "m", "k"]``);
+                ``"_"`` or None stands for an operand outside the loops.
+            results: Likewise.
+            operand_shapes: Sizes of each operand; None where absent.
+            result_shapes: Sizes of each result; None where absent.
+            sizes: Sizes of factors that no dim gives alone.
+            reduce: Reduction by factor, for those that are in no result.
+            whole: Factors that may not be cut.
+            halo: Sliding-window factors (size from the result; the operand's dim is wider).
+            addends: See the class.
+            points: See the class.
+            flops: FLOPs an iteration.
+
+        Raises:
+            IRError: A size does not fit, a factor has no size, or a factor in no result has no
+                reduction and is not `whole`.
+        """
+        ins, outs = _parse(operands), _parse(results)
+        in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
+        out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
+        known = _solve_sizes((*outs, *ins), (*out_shapes, *in_shapes), dict(sizes or {}), set(halo))
+        kept = _names(outs)
+        factors = {}
+        for name in dict.fromkeys((*_names(ins), *kept)):
+            kind, how = _kind(name, kept, reduce or {}, set(whole), set(halo))
+            if name not in known:
+                raise IRError(f"factor {name!r} has no size")
+            factors[name] = Factor(name, known[name], kind, how)
+        rule = cls(
+            factors,
+            ins,
+            outs,
+            in_shapes,
+            out_shapes,
+            frozenset(addends),
+            tuple(points) if points is not None else tuple(factors),
+            flops,
+        )
+        rule._check()
+        return rule
+
+    @cached_property
+    def links(self) -> tuple[tuple[str, ...], ...]:
+        """Factors that are cut together, one class each: the terms of a sum share their axes.
+
+        A class with a member that may not be cut is absent.
+        """
+        parent = {name: name for name in self.factors}
+
+        def root(name: str) -> str:
+            while parent[name] != name:
+                name = parent[name]
+            return name
+
+        for expr in self._dim_exprs():
+            heads = [term[0] for term in expr if term] if len(expr) > 1 else []
+            for head in heads[1:]:
+                parent[root(head)] = root(heads[0])
+        classes: dict[str, list[str]] = {}
+        for name in self.factors:
+            classes.setdefault(root(name), []).append(name)
+        free = {Kind.PASS, Kind.REDUCE}
+        return tuple(
+            tuple(members)
+            for members in classes.values()
+            if all(self.factors[name].kind in free for name in members)
+        )
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the whole op."""
+        return self.flops_per_point * math.prod(self.factors[name].size for name in self.points)
+
+    def local_sizes(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> dict[str, int]:
+        """Size of every factor at a mesh coordinate."""
+        return {
+            name: layouts[name].local_size(mesh, point) if name in layouts else factor.size
+            for name, factor in self.factors.items()
+        }
+
+    def local_flops(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> float:
+        """FLOPs at a mesh coordinate."""
+        local = self.local_sizes(layouts, mesh, point)
+        return self.flops_per_point * math.prod(local[name] for name in self.points)
+
+    def shardings(
+        self, layouts: Layouts, mesh: DeviceMesh
+    ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+        """Shardings of operands and results under a cut of factors.
+
+        Raises:
+            LayoutError: The cut has no layout (a sum cut in one term only, an axis used twice).
+        """
+        used = [axis for link in self._cut_classes(layouts) for axis in layouts[link[0]].axes]
+        if len(used) != len(set(used)):
+            raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")
+        for name in layouts:
+            if self.factors[name].kind not in (Kind.PASS, Kind.REDUCE):
+                raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
+        partial = tuple(
+            (axis, self.factors[name].reduce)
+            for axis in mesh.names
+            for name, layout in layouts.items()
+            if axis in layout.axes and self.factors[name].kind is Kind.REDUCE
+        )
+        ins = tuple(
+            Sharding(self._dims(dims, shape, layouts, mesh), partial if index in self.addends else ())
+            for index, (dims, shape) in enumerate(zip(self.operands, self.operand_shapes, strict=True))
+        )
+        outs = tuple(
+            Sharding(self._dims(dims, shape, layouts, mesh), partial)
+            for dims, shape in zip(self.results, self.result_shapes, strict=True)
+        )
+        return ins, outs
+
+    def factor_layouts(self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh) -> dict[str, DimLayout] | None:
+        """Inverse of a dim's layout where one factor of each term is cut; None if there is none."""
+        sizes = [math.prod(self.factors[name].size for name in term) for term in expr]
+        if sum(sizes) != layout.size or any(not term for term in expr):
+            return None
+        found: dict[str, DimLayout] = {}
+        for term, part in zip(expr, split(layout, sizes), strict=True):
+            one = self._invert(term, part, mesh)
+            if one is None or any(found.get(k, v) != v for k, v in one.items()):
+                return None
+            found.update(one)
+        return found
+
+    def _invert(self, term: Term, layout: DimLayout, mesh: DeviceMesh) -> dict[str, DimLayout] | None:
+        for index, name in enumerate(term):
+            minor = math.prod(self.factors[other].size for other in term[index + 1 :])
+            block = minor * self.factors[name].size
+            if minor == 0 or block == 0 or self.factors[name].kind not in (Kind.PASS, Kind.REDUCE):
+                continue
+            head = split(layout, [block, layout.size - block])[0]
+            if any(part % minor for cuts in head.segments for part in cuts):
+                continue
+            candidate = DimLayout.cut(
+                layout.axes, [tuple(part // minor for part in cuts) for cuts in head.segments]
+            )
+            try:
+                if self._term(term, {name: candidate}, mesh) == layout:
+                    return {name: candidate}
+            except LayoutError:
+                continue
+        return None
+
+    def _cut_classes(self, layouts: Layouts) -> list[tuple[str, ...]]:
+        return [
+            cut
+            for link in self.links
+            if (cut := tuple(name for name in link if name in layouts))
+        ]
+
+    def _dims(
+        self, dims: Dims | None, shape: tuple[int, ...], layouts: Layouts, mesh: DeviceMesh
+    ) -> tuple[DimLayout, ...]:
+        if dims is None:
+            return tuple(DimLayout.whole(size) for size in shape)
+        found = []
+        for expr, size in zip(dims, shape, strict=True):
+            cut = any(name in layouts for term in expr for name in term)
+            found.append(
+                concat(self._term(term, layouts, mesh) for term in expr) if cut else DimLayout.whole(size)
+            )
+        return tuple(found)
+
+    def _term(self, term: Term, layouts: Layouts, mesh: DeviceMesh) -> DimLayout:
+        layout = DimLayout.whole(1)
+        for name in reversed(term):
+            own = layouts.get(name) or DimLayout.whole(self.factors[name].size)
+            layout = product(own, layout, mesh)
+        return layout
+
+    def _dim_exprs(self) -> Iterable[DimExpr]:
+        return (expr for dims in (*self.operands, *self.results) if dims is not None for expr in dims)
+
+    def _check(self) -> None:
+        for side, shapes in ((self.operands, self.operand_shapes), (self.results, self.result_shapes)):
+            for dims, shape in zip(side, shapes, strict=True):
+                if dims is not None and len(dims) != len(shape):
+                    raise IRError(f"rule has {len(dims)} dims for shape {shape}")
+                for expr, size in zip(dims or (), shape, strict=False):
+                    halo = any(self.factors[n].kind is Kind.HALO for term in expr for n in term)
+                    got = sum(math.prod(self.factors[n].size for n in term) for term in expr)
+                    if got != size and not halo:
+                        raise IRError(f"rule dim {expr} is {got}, the tensor's dim is {size} of {shape}")
+
+
+def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...]:
+    if isinstance(side, str):
+        return tuple(parse_tensor(text) for text in side.split(",")) if side.strip() else ()
+    return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
+
+
+def _names(side: Iterable[Dims | None]) -> dict[str, None]:
+    return dict.fromkeys(
+        name for dims in side if dims is not None for expr in dims for term in expr for name in term
+    )
+
+
+def _kind(
+    name: str, kept: Mapping[str, None], reduce: Mapping[str, str], whole: set[str], halo: set[str]
+) -> tuple[Kind, str]:
+    if name in halo:
+        return Kind.HALO, ""
+    if name in whole:
+        return Kind.WHOLE, ""
+    if name in kept:
+        return Kind.PASS, ""
+    if name in reduce:
+        return Kind.REDUCE, reduce[name]
+    raise IRError(f"factor {name!r} is in no result, has no reduction and is not whole")
+
+
+def _solve_sizes(
+    tensors: tuple[Dims | None, ...],
+    shapes: tuple[tuple[int, ...], ...],
+    known: dict[str, int],
+    halo: set[str],
+) -> dict[str, int]:
+    for dims, shape in zip(tensors, shapes, strict=True):
+        for expr, size in zip(dims or (), shape, strict=False):
+            if len(expr) == 1 and len(expr[0]) == 1:
+                name = expr[0][0]
+                if known.setdefault(name, size) != size and name not in halo:
+                    raise IRError(f"factor {name!r} is {known[name]} in one dim and {size} in another")
+    return known
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a plan cuts one factor: the axes, and the part sizes unless the cut is even.
+
+    Text form: ``"tp"`` (even), ``"dp*tp"`` (two axes), ``"tp:48,32"``, ``"tp:8,8|4,4"``.
+    """
+
+    axes: tuple[str, ...]
+    segments: tuple[tuple[int, ...], ...] | None = field(default=None)
+
+    def layout(self, size: int, mesh: DeviceMesh) -> DimLayout:
+        """The layout of a factor of `size` elements on a mesh.
+
+        Raises:
+            IRError: An axis is not the mesh's, or the parts do not fit the size.
+        """
+        for axis in self.axes:
+            if axis not in mesh.names:
+                raise IRError(f"cut {self} names axis {axis!r}; the mesh is {mesh}")
+        if self.segments is None:
+            return DimLayout.even(size, self.axes, mesh)
+        parts = mesh.size(self.axes)
+        if any(len(cuts) != parts for cuts in self.segments) or sum(map(sum, self.segments)) != size:
+            raise IRError(f"cut {self} does not fit size {size} over {parts} parts")
+        return DimLayout.cut(self.axes, self.segments)
+
+    @classmethod
+    def of(cls, layout: DimLayout, mesh: DeviceMesh) -> Cut:
+        """The shortest form that gives this layout."""
+        even = cls(layout.axes)
+        return even if even.layout(layout.size, mesh) == layout else cls(layout.axes, layout.segments)
+
+    @classmethod
+    def parse(cls, text: str) -> Cut:
+        """Inverse of `str`.
+
+        Raises:
+            IRError: The text is not of the form above.
+        """
+        names, _, parts = text.partition(":")
+        try:
+            segments = tuple(tuple(map(int, s.split(","))) for s in parts.split("|")) if parts else None
+        except ValueError:
+            segments = ((-1,),)
+        axes = tuple(names.split("*"))
+        if not all(axes) or (segments and any(part < 0 for cuts in segments for part in cuts)):
+            raise IRError(f"cut {text!r} is not like 'tp', 'dp*tp', 'tp:48,32' or 'tp:8,8|4,4'")
+        return cls(axes, segments)
+
+    def __str__(self) -> str:
+        name = "*".join(self.axes)
+        if self.segments is None:
+            return name
+        return f"{name}:" + "|".join(",".join(map(str, cuts)) for cuts in self.segments)

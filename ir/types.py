@@ -1,0 +1,110 @@
+"""Element types, dims and tensor types: static shapes with the symbol they came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from partitioner.ir.errors import IRError
+
+#: Bits an element, by the names that ONNX and NumPy share.
+DTYPE_BITS: dict[str, int] = {
+    "bool": 8,
+    "int4": 4,
+    "uint4": 4,
+    "int8": 8,
+    "uint8": 8,
+    "float8e4m3fn": 8,
+    "float8e5m2": 8,
+    "int16": 16,
+    "uint16": 16,
+    "float16": 16,
+    "bfloat16": 16,
+    "int32": 32,
+    "uint32": 32,
+    "float32": 32,
+    "int64": 64,
+    "uint64": 64,
+    "float64": 64,
+    "complex64": 64,
+    "complex128": 128,
+}
+
+_ML_DTYPES = {
+    "bfloat16": ml_dtypes.bfloat16,
+    "float8e4m3fn": ml_dtypes.float8_e4m3fn,
+    "float8e5m2": ml_dtypes.float8_e5m2,
+    "int4": ml_dtypes.int4,
+    "uint4": ml_dtypes.uint4,
+}
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The NumPy type (ml_dtypes for the small ones) of an element type's name."""
+    return np.dtype(_ML_DTYPES.get(dtype, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dim of a tensor: the size that planning uses and the symbol that it was bound from."""
+
+    size: int
+    symbol: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.size < 0:
+            raise IRError(f"dim size is {self.size}; it must be at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Element type and dims of a tensor."""
+
+    dtype: str
+    dims: tuple[Dim, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BITS:
+            raise IRError(f"element type {self.dtype!r} is not one of {', '.join(DTYPE_BITS)}")
+
+    @classmethod
+    def of(cls, dtype: str, shape: Iterable[int]) -> TensorType:
+        """A type with plain sizes: ``TensorType.of("float32", (2, 3))``."""
+        return cls(dtype, tuple(Dim(size) for size in shape))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes in elements."""
+        return tuple(dim.size for dim in self.dims)
+
+    @property
+    def rank(self) -> int:
+        """Number of dims."""
+        return len(self.dims)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense tensor (4-bit elements are packed in pairs)."""
+        return (self.numel * DTYPE_BITS[self.dtype] + 7) // 8
+
+    def with_shape(self, shape: Iterable[int]) -> TensorType:
+        """The same element type with another (local) shape; sizes that stay keep their symbol."""
+        sizes = tuple(shape)
+        old = self.dims if len(sizes) == len(self.dims) else (None,) * len(sizes)
+        dims = (
+            dim if dim is not None and dim.size == size else Dim(size)
+            for dim, size in zip(old, sizes, strict=True)
+        )
+        return TensorType(self.dtype, tuple(dims))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -1,0 +1,223 @@
+"""From a graph, a cluster and device groups to the solver's problem, and back to a plan.
+
+Nodes of the problem are nodes of the graph, in the same order. A choice is a strategy on a
+group. What is paid or held once however many consumers share it (a hop of a reshard, its copy, a
+weight's part, a value's storage) is an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import NodePlan, PlacedNode
+from partitioner.ir.rule import Cut
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
+
+Candidates = Mapping[str, Sequence[PlacedNode]]  #: Strategies of each node, over all groups.
+
+
+@dataclass(frozen=True)
+class Built:
+    """A problem with what its choices stand for.
+
+    Attributes:
+        problem: For the solver.
+        groups: Device groups by the choices' group index.
+        candidates: Strategy of each choice, by node.
+    """
+
+    problem: Problem
+    groups: tuple[DeviceMesh, ...]
+    candidates: Candidates
+
+    def node_plans(self, graph: Graph, chosen: Sequence[int]) -> Mapping[str, NodePlan]:
+        """Decisions by node name, in graph order."""
+        index = {mesh: i for i, mesh in enumerate(self.groups)}
+        plans = {}
+        for node, pick in zip(graph.nodes, chosen, strict=True):
+            placed = self.candidates[node.name][pick]
+            cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
+            plans[node.name] = NodePlan(index[placed.mesh], cuts)
+        return plans
+
+
+def build(
+    graph: Graph,
+    groups: Sequence[DeviceMesh],
+    candidates: Candidates,
+    cluster: Cluster,
+    resharder: Resharder,
+    interchangeable: tuple[tuple[int, ...], ...] = (),
+) -> Built:
+    """The problem of choosing one candidate for every node.
+
+    Args:
+        graph: The model.
+        groups: Device groups that the candidates use.
+        candidates: Strategies of each node; at least one each.
+        cluster: Devices, links and memory limits.
+        resharder: Prices of reshards (shared, as they are cached).
+        interchangeable: Sets of group indices that are symmetric.
+    """
+    return _Builder(graph, tuple(groups), candidates, cluster, resharder).run(interchangeable)
+
+
+@dataclass
+class _Builder:
+    graph: Graph
+    groups: tuple[DeviceMesh, ...]
+    candidates: Candidates
+    cluster: Cluster
+    resharder: Resharder
+    items: list[Item] = field(default_factory=list)
+    known: dict[object, int | None] = field(default_factory=dict)
+
+    def run(self, interchangeable: tuple[tuple[int, ...], ...]) -> Built:
+        graph = self.graph
+        self.devices = len(self.cluster.devices)
+        self.ends = _last_uses(graph)
+        index = {mesh: i for i, mesh in enumerate(self.groups)}
+        nodes = tuple(
+            tuple(self._choice(placed, index[placed.mesh]) for placed in self.candidates[node.name])
+            for node in graph.nodes
+        )
+        holds = tuple(self._hold(position, node) for position, node in enumerate(graph.nodes))
+        edges = tuple(edge for node in graph.nodes for edge in self._edges(node))
+        problem = Problem(
+            devices=self.devices,
+            limit_bytes=tuple(float(device.memory_bytes) for device in self.cluster.devices),
+            nodes=nodes,
+            names=tuple(node.name for node in graph.nodes),
+            edges=edges,
+            holds=holds,
+            items=tuple(self.items),
+            interchangeable=interchangeable,
+        )
+        return Built(problem, self.groups, self.candidates)
+
+    def _choice(self, placed: PlacedNode, group: int) -> Choice:
+        seconds = node_seconds(self.graph, placed, self.cluster)
+        load = tuple(seconds.get(device, 0.0) for device in range(self.devices))
+        cuts = " ".join(f"{name}:{layout}" for name, layout in placed.layouts.items())
+        return Choice(load_s=load, group=group, label=f"{placed.mesh} {cuts}".strip())
+
+    def _hold(self, position: int, node: Node) -> Hold:
+        return Hold(
+            node=position,
+            items=tuple(
+                tuple(dict.fromkeys(i for i in self._held(node, placed) if i is not None))
+                for placed in self.candidates[node.name]
+            ),
+        )
+
+    def _held(self, node: Node, placed: PlacedNode) -> Iterable[int | None]:
+        last = len(self.graph.nodes) - 1
+        for value, at in placed.operands():
+            if value in self.graph.constants:
+                yield self._item((value, at), self._bytes(value, at), 0, last)
+            elif value not in self.graph.producers:
+                first = min(self.graph.order[n.name] for n in self.graph.consumers[value])
+                yield self._item((value, at), self._bytes(value, at), first, self.ends[value])
+        for value, at in placed.results():
+            if value in self.graph.outputs and at.sharding.partial:
+                yield from self._hop_items(value, at, Placement(at.mesh, at.sharding.without_partial()))
+        row = row_of(node)
+        if row is not None and row.view:
+            return
+        for value, at in placed.results():
+            first = self.graph.order[node.name]
+            yield self._item((value, at), self._bytes(value, at), first, max(first, self.ends[value]))
+
+    def _edges(self, node: Node) -> Iterable[Edge]:
+        """One edge an operand slot: a node may want one value in two placements."""
+        for slot, (value, _) in enumerate(self.candidates[node.name][0].operands()):
+            producer = self.graph.producers.get(value)
+            if producer is not None:
+                yield self._edge(value, producer, node, slot)
+
+    def _edge(self, value: str, producer: Node, consumer: Node, slot: int) -> Edge:
+        made = [dict(placed.results())[value] for placed in self.candidates[producer.name]]
+        wanted = [placed.operands()[slot][1] for placed in self.candidates[consumer.name]]
+        homes, out_class = _classes(made)
+        wants, in_class = _classes(wanted)
+        items = {
+            (i, j): found
+            for i, home in enumerate(homes)
+            for j, want in enumerate(wants)
+            if (found := self._hop_items(value, home, want))
+        }
+        order = self.graph.order
+        return Edge(
+            u=order[producer.name], v=order[consumer.name], out_class=out_class, in_class=in_class, items=items
+        )
+
+    def _hop_items(self, value: str, home: Placement, want: Placement) -> tuple[int, ...]:
+        hops = self.resharder.hops(self.graph.types[value], home, want)
+        found = (self._hop_item(value, home, hop) for hop in hops)
+        return tuple(item for item in found if item is not None)
+
+    def _hop_item(self, value: str, home: Placement, hop: Hop) -> int | None:
+        key = (value, home, hop.after)
+        if key in self.known:
+            return self.known[key]
+        load = [0.0] * self.devices
+        for priced in hop.comms:
+            for device, seconds in priced.seconds.items():
+                load[device] += seconds
+        held = self._bytes(value, hop.after)
+        for device in hop.aliases:
+            held[device] = 0.0
+        producer = self.graph.order[self.graph.producers[value].name]
+        return self._item(key, held, producer, max(producer, self.ends[value]), load)
+
+    def _item(
+        self, key: object, held: Sequence[float], first: int, last: int, load: Sequence[float] = ()
+    ) -> int | None:
+        """Index of the item of this key; None if it costs and holds nothing."""
+        if key not in self.known:
+            if any(held) or any(load):
+                load_s = tuple(load) or (0.0,) * self.devices
+                self.items.append(Item(load_s=load_s, bytes=tuple(held), first=first, last=last))
+                self.known[key] = len(self.items) - 1
+            else:
+                self.known[key] = None
+        return self.known[key]
+
+    def _bytes(self, value: str, at: Placement) -> list[float]:
+        held = [0.0] * self.devices
+        type_ = self.graph.types[value]
+        for device, point in at.mesh.coords():
+            held[device] = float(at.sharding.local_type(type_, at.mesh, point).nbytes)
+        return held
+
+
+def _classes(placements: Sequence[Placement]) -> tuple[list[Placement], tuple[int, ...]]:
+    """Distinct placements, and each one's index among them."""
+    found: dict[Placement, int] = {}
+    index = tuple(found.setdefault(at, len(found)) for at in placements)
+    return list(found), index
+
+
+def _last_uses(graph: Graph) -> Mapping[str, int]:
+    """Position of the last use of every value or of a view of it; outputs live to the end."""
+    end = len(graph.nodes) - 1
+    last: dict[str, int] = {value: end for value in graph.outputs}
+    for position in range(end, -1, -1):
+        node = graph.nodes[position]
+        row = row_of(node)
+        lasting = max((last.get(v, position) for v in node.writes), default=position)
+        for slot, value in enumerate(node.inputs):
+            held = lasting if row is not None and row.view and slot == 0 else position
+            if value:
+                last[value] = max(last.get(value, -1), held, position)
+        for value in node.captures:
+            last[value] = max(last.get(value, -1), position)
+    return {value: last.get(value, 0) for value in graph.types}

@@ -1,0 +1,161 @@
+"""`compile`: a model in, a planned and lowered program out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partitioner.constraints import Constraints
+from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.evaluate import one_device
+from partitioner.cost_model.schedule import schedule
+from partitioner.frontends.onnx import Traced, load_onnx
+from partitioner.ir.plan import Plan, resolve
+from partitioner.lowering import lower
+from partitioner.result import Compiled, Source
+from partitioner.search import Request, search
+from partitioner.strategies import Rules
+from partitioner.summary import facts
+
+if TYPE_CHECKING:
+    import onnx
+
+Progress = Callable[[str], None]
+
+
+def _silent(_text: str) -> None:
+    """Say nothing."""
+
+
+def compile(
+    model: str | Path | onnx.ModelProto,
+    devices: int | None = None,
+    *,
+    cluster: str | Path | Cluster | None = None,
+    memory: int | str | None = None,
+    objective: str = "throughput",
+    strategy: str = "auto",
+    mesh: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    constraints: Constraints | Plan | str | Path | None = None,
+    time_limit_s: float = 30.0,
+    gap: float = 0.01,
+    progress: Progress | None = None,
+) -> Compiled:
+    """Plan a model over devices and lower the plan to one program a rank.
+
+    Args:
+        model: Path of an ONNX file, or the model itself.
+        devices: Number of devices (default: the cluster's, or 1).
+        cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
+        memory: Memory limit of each device, in bytes or as text ("8GiB").
+        objective: "throughput" (least load of the busiest device), "latency" or "memory".
+        strategy: "intra" (shard operators), "inter" (place whole operators), or "auto".
+        mesh: Axis sizes of the mesh for intra plans, as {"dp": 2, "tp": 2}; None searches.
+        dims: Sizes of symbolic dims by symbol.
+        shapes: Shapes of inputs by name.
+        constraints: Pins, a plan whose decisions are kept, or the file of either.
+        time_limit_s: Limit of the search, in seconds.
+        gap: Relative gap between cost and lower bound at which the search may stop.
+        progress: Called with a line of text at each stage.
+
+    Returns:
+        The compiled model: `.plan`, `.cost`, `.run(inputs)`, `.verify()`, `.save(directory)`.
+
+    Raises:
+        PartitionerError: The model, an option or the constraints are wrong; `Infeasible` if
+            no plan fits the devices' memory.
+
+    >>> import partitioner
+    >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
+    >>> result.save("resnet50.partition")  # doctest: +SKIP
+    """
+    say = progress or _silent
+    clock = _Clock(say)
+    target = _cluster(cluster, devices, memory)
+    with clock("reading the model"):
+        traced = load_onnx(model, dims or {}, shapes or {})
+    source = Source.of(model, traced.graph, dims or {}, shapes or {})
+    request = Request(objective, strategy, mesh, _constraints(constraints), time_limit_s, gap)
+    return compile_traced(traced, source, target, request, clock)
+
+
+def compile_traced(
+    traced: Traced, source: Source, cluster: Cluster, request: Request, clock: _Clock | None = None
+) -> Compiled:
+    """Plan and lower a graph that is already traced (see `compile`)."""
+    timed = clock or _Clock(_silent)
+    graph = traced.graph
+    with timed("deriving strategies"):
+        rules = Rules.of(graph)
+    with timed("searching"):
+        outcome = search(graph, cluster, request, rules, timed.say)
+    with timed("lowering"):
+        tasks = schedule(graph, resolve(graph, outcome.plan), cluster)
+        programs = lower(graph, tasks, len(cluster.devices))
+    notes = (*traced.notes, *_opaque_notes(rules))
+    found = facts(outcome, one_device(graph, cluster), len(cluster.devices), notes)
+    return Compiled(
+        traced=traced,
+        source=source,
+        cluster=cluster,
+        plan=outcome.plan,
+        evaluation=outcome.evaluation,
+        schedule=tasks,
+        programs=programs,
+        summary=found,
+        seconds=dict(timed.seconds),
+    )
+
+
+@dataclass
+class _Clock:
+    """Says what is going on and keeps how long it took."""
+
+    say: Progress
+
+    def __post_init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, what: str) -> _Clock:
+        self.what = what
+        self.say(what)
+        return self
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+        self.inner = self.what
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.inner] = time.perf_counter() - self.start
+
+
+def _cluster(cluster: str | Path | Cluster | None, devices: int | None, memory: int | str | None) -> Cluster:
+    from partitioner.cost_model.cluster import parse_bytes
+
+    found = cluster if isinstance(cluster, Cluster) else resolve_cluster(cluster, devices)
+    return found if memory is None else found.with_memory(parse_bytes(memory))
+
+
+def _constraints(given: Constraints | Plan | str | Path | None) -> Constraints:
+    if given is None:
+        return Constraints()
+    if isinstance(given, Constraints):
+        return given
+    return Constraints(plan=given) if isinstance(given, Plan) else Constraints.read(Path(given))
+
+
+def _opaque_notes(rules: Rules) -> tuple[str, ...]:
+    """One line a reason, with the nodes it keeps whole."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in rules.opaque.items():
+        by_reason.setdefault(why, []).append(name)
+    notes = []
+    for why, names in by_reason.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        notes.append(f"kept whole on one device: {', '.join(names[:3])}{more}: {why}")
+    return tuple(notes)

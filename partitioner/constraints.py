@@ -1,0 +1,162 @@
+"""What a user fixes before the search: a TOML file of pins, or a plan (whole, or in part).
+
+    [[pin]]
+    nodes = ["/layer1/*"]     # node names, * and ? match; or op = "Conv"
+    device = 1
+
+    [[pin]]
+    tensor = "fc.weight"
+    dim = 0                   # cut on this dim; axis = "tp" names the mesh axis if there are two
+
+    [[pin]]
+    tensor = "logits"
+    replicate = true
+
+A pin leaves only the strategies that honour it; the rest is solved. A plan pins each node that it
+lists to the decision it has there.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import Sharding
+from partitioner.ir.plan import PlacedNode, Plan, PlanError
+
+_KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate"}
+
+
+class ConstraintError(PartitionerError, ValueError):
+    """A constraint file that is malformed, or that names what the model does not have."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One constraint: what it is about, and what it asks for (unset fields ask nothing)."""
+
+    text: str
+    nodes: tuple[str, ...] = ()
+    op: str = ""
+    device: int | None = None
+    tensor: str = ""
+    dim: int | None = None
+    axis: str = ""
+    replicate: bool = False
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """All pins, and the plan whose decisions are kept."""
+
+    pins: tuple[Pin, ...] = ()
+    plan: Plan | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Constraints:
+        """Read a .toml file of pins or a .json plan.
+
+        Raises:
+            ConstraintError: Not readable, not TOML, or a pin with unknown or missing keys.
+            PlanError: A malformed plan.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConstraintError(f"constraints {path}: {error}") from None
+        if path.suffix == ".json":
+            return cls(plan=Plan.from_json(text))
+        try:
+            data = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConstraintError(f"constraints {path}: {error}") from None
+        unknown = set(data) - {"pin"}
+        if unknown or not isinstance(data.get("pin", []), list):
+            raise ConstraintError(f"constraints {path}: only [[pin]] tables are known, found {sorted(data)}")
+        return cls(tuple(_pin(entry, f"{path.name} pin {i}") for i, entry in enumerate(data.get("pin", []), 1)))
+
+    def check(self, graph: Graph, devices: int) -> None:
+        """Every pin must be about something that exists.
+
+        Raises:
+            ConstraintError: A node pattern matches nothing, a tensor or device does not exist.
+        """
+        for pin in self.pins:
+            if pin.tensor and pin.tensor not in graph.types:
+                raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}")
+            if not pin.tensor and not any(_about(pin, node) for node in graph.nodes):
+                raise ConstraintError(f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}")
+            if pin.device is not None and not 0 <= pin.device < devices:
+                raise ConstraintError(f"{pin.text}: device {pin.device} is not one of 0..{devices - 1}")
+            rank = graph.types[pin.tensor].rank if pin.tensor else 0
+            if pin.dim is not None and not -rank <= pin.dim < rank:
+                raise ConstraintError(f"{pin.text}: dim {pin.dim} of {pin.tensor!r}, which has {rank} dims")
+        if self.plan is not None and self.plan.graph_digest != graph.digest:
+            raise PlanError(
+                f"plan is for a graph with digest {self.plan.graph_digest[:12]}..., "
+                f"this one has {graph.digest[:12]}..."
+            )
+
+    def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
+        """The strategies of a node that honour every pin."""
+        kept = tuple(candidates)
+        for pin in self.pins:
+            kept = tuple(placed for placed in kept if _honours(pin, node, placed))
+        return kept
+
+    def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> str:
+        """The first pin that leaves a node without a strategy."""
+        kept: Sequence[PlacedNode] = candidates
+        for pin in self.pins:
+            kept = [placed for placed in kept if _honours(pin, node, placed)]
+            if not kept:
+                return pin.text
+        return "its constraints"
+
+
+def _pin(entry: Any, text: str) -> Pin:
+    if not isinstance(entry, Mapping) or set(entry) - _KEYS:
+        unknown = sorted(set(entry) - _KEYS) if isinstance(entry, Mapping) else entry
+        raise ConstraintError(f"{text}: unknown keys {unknown}; known are {', '.join(sorted(_KEYS))}")
+    checks: Mapping[str, Callable[[Any], bool]] = {
+        "nodes": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
+        "device": lambda v: isinstance(v, int) and not isinstance(v, bool),
+        "dim": lambda v: isinstance(v, int) and not isinstance(v, bool),
+        "replicate": lambda v: isinstance(v, bool),
+    }
+    for key, value in entry.items():
+        if not checks.get(key, lambda v: isinstance(v, str))(value):
+            raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
+    subject = [key for key in ("nodes", "op", "tensor") if key in entry]
+    wish = [key for key in ("device", "dim", "replicate") if key in entry]
+    if len(subject) != 1 or len(wish) != 1 or (subject == ["tensor"]) == (wish == ["device"]):
+        raise ConstraintError(
+            f"{text}: give nodes or op with device, or tensor with dim or replicate = true; found {sorted(entry)}"
+        )
+    return Pin(text, **{**entry, "nodes": tuple(entry.get("nodes", ()))})
+
+
+def _about(pin: Pin, node: Node) -> bool:
+    return node.op == pin.op or any(fnmatchcase(node.name, pattern) for pattern in pin.nodes)
+
+
+def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
+    if pin.device is not None:
+        return not _about(pin, node) or placed.mesh.devices == (pin.device,)
+    sides = placed.results() if pin.tensor in node.outputs else placed.operands()
+    return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
+
+
+def _fits(pin: Pin, sharding: Sharding) -> bool:
+    if pin.replicate:
+        return sharding.is_replicated
+    if pin.dim is None:
+        return True
+    axes = sharding.dims[pin.dim].axes
+    return pin.axis in axes if pin.axis else bool(axes)

@@ -1,0 +1,69 @@
+"""Writing a folder whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from partitioner.ir.errors import PartitionerError
+
+
+class DirectoryError(PartitionerError, ValueError):
+    """A folder that cannot be written."""
+
+
+def replace_directory(target: Path, write: Callable[[Path], None], *, force: bool) -> None:
+    """Let `write` fill a new folder beside `target`, then put it in place.
+
+    Args:
+        target: Folder to make.
+        write: Fills the folder that it is given; if it raises, nothing is left behind.
+        force: Replace a folder that is there already.
+
+    Raises:
+        DirectoryError: `target` is there (without `force`), is a file, or cannot be made.
+    """
+    check_target(target, force=force)
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise DirectoryError(f"cannot write {target}: {error.strerror}") from None
+    try:
+        draft.chmod(0o755)
+        write(draft)
+        _swap(draft, target)
+    except OSError as error:
+        raise DirectoryError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def check_target(target: Path, *, force: bool) -> None:
+    """Refuse early what `replace_directory` would refuse.
+
+    Raises:
+        DirectoryError: See `replace_directory`. Only folders that look like one of ours, or
+            empty ones, are replaced.
+    """
+    if not target.parent.is_dir():
+        raise DirectoryError(f"cannot write {target}: there is no folder {target.parent}")
+    if not target.exists():
+        return
+    if not target.is_dir() or target.is_symlink():
+        raise DirectoryError(f"cannot write {target}: it is there and is not a folder")
+    if not force:
+        raise DirectoryError(f"{target} is there already; pass --force to replace it, or -o DIR")
+    if any(target.iterdir()) and not (target / "plan.json").is_file():
+        raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
+
+
+def _swap(draft: Path, target: Path) -> None:
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+        target.rename(old / "was")
+        draft.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        draft.rename(target)

@@ -1,0 +1,98 @@
+"""The spaces that a plan is searched in: which device groups there are.
+
+intra: one group of all devices, as a 1-D or 2-D mesh. inter: every device alone. hybrid: equal
+sub-meshes. Each becomes one problem of the same kind; opaque nodes always stay on one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.mesh import DeviceMesh
+
+
+class SearchError(PartitionerError, ValueError):
+    """A request that names no possible search space."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One search space.
+
+    Attributes:
+        name: "intra", "inter", "hybrid" or, for one device, "single".
+        groups: Device groups that nodes with a rule may run on.
+        homes: Single-device groups that opaque nodes may run on.
+        symmetric: Whether the groups are interchangeable on a uniform cluster.
+    """
+
+    name: str
+    groups: tuple[DeviceMesh, ...]
+    homes: tuple[DeviceMesh, ...]
+    symmetric: bool
+
+    def __str__(self) -> str:
+        shape = " ".join(f"{axis}={size}" for axis, size in self.groups[0].axes)
+        count = f"{len(self.groups)} x " if len(self.groups) > 1 else ""
+        return f"{self.name} ({count}{shape or 'one device'})"
+
+
+def families(
+    strategy: str, devices: int, mesh: Mapping[str, int] | None = None
+) -> tuple[Family, ...]:
+    """Search spaces of a request, the cheapest to search first.
+
+    Args:
+        strategy: "auto", "intra" or "inter".
+        devices: Number of devices.
+        mesh: Axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
+
+    Raises:
+        SearchError: The mesh does not have as many devices.
+    """
+    if strategy not in ("auto", "intra", "inter"):
+        raise SearchError(f"strategy {strategy!r} is not auto, intra or inter")
+    if devices == 1:
+        one = (DeviceMesh.single(0),)
+        return (Family("single", one, one, symmetric=False),)
+    found: list[Family] = []
+    if strategy != "inter":
+        found += [_intra(shape, devices) for shape in _meshes(devices, mesh)]
+    if strategy != "intra" and mesh is None:
+        found.append(_groups("inter", devices, 1))
+    if strategy == "auto" and mesh is None:
+        found += [_groups("hybrid", devices // s, s) for s in range(2, devices) if devices % s == 0]
+    if not found:
+        raise SearchError("--mesh shapes intra plans; leave it out with --strategy inter")
+    return tuple(found)
+
+
+def _meshes(devices: int, mesh: Mapping[str, int] | None) -> Iterator[Mapping[str, int]]:
+    if mesh is not None:
+        product = 1
+        for size in mesh.values():
+            product *= size
+        if product != devices:
+            shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
+            raise SearchError(f"mesh {shape} = {product} != {devices} devices")
+        yield mesh
+        return
+    yield {"tp": devices}
+    for minor in range(2, devices):
+        if devices % minor == 0:
+            yield {"dp": devices // minor, "tp": minor}
+
+
+def _intra(shape: Mapping[str, int], devices: int) -> Family:
+    homes = tuple(DeviceMesh.single(device) for device in range(devices))
+    return Family("intra", (DeviceMesh.of(shape),), homes[:1], symmetric=False)
+
+
+def _groups(name: str, count: int, size: int) -> Family:
+    groups = tuple(
+        DeviceMesh.of({"tp": size}, tuple(range(g * size, (g + 1) * size))) for g in range(count)
+    )
+    homes = tuple(DeviceMesh.single(group.devices[0]) for group in groups)
+    return Family(name, groups, homes, symmetric=True)

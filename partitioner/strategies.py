@@ -1,0 +1,184 @@
+"""Strategies of every node on a mesh, derived from the factor rules alone.
+
+A strategy cuts link classes of factors over mesh axes. Even cuts come first. Layouts with
+segments (a Concat of shards, heads inside a fused projection) come from the neighbours: the
+layout that a strategy gives to a value's dim is offered to every other node that touches the
+value, through its rule, until nothing new appears.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout, LayoutError
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rule_of
+from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.rule import DimExpr, Rule
+
+#: Cuts of one class over one set of axes that are kept: the even one and the finest ones.
+MAX_CUTS_A_CLASS = 4
+#: Sweeps over the graph, forward and back in turn, to spread layouts.
+MAX_SWEEPS = 6
+
+Axes = tuple[str, ...]
+ClassCut = Mapping[str, DimLayout]  #: Layout of every factor of one link class.
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Every node's rule, or why it has none; found once a graph."""
+
+    by_node: Mapping[str, Rule | str]
+
+    @classmethod
+    def of(cls, graph: Graph) -> Rules:
+        """Look every node up in the op table."""
+        return cls({node.name: rule_of(graph, node) for node in graph.nodes})
+
+    def rule(self, node: Node) -> Rule | None:
+        """The node's rule, None if it is opaque."""
+        found = self.by_node[node.name]
+        return found if isinstance(found, Rule) else None
+
+    @property
+    def opaque(self) -> Mapping[str, str]:
+        """Why, by name of each node without a rule."""
+        return {name: why for name, why in self.by_node.items() if isinstance(why, str)}
+
+
+def axis_sets(mesh: DeviceMesh) -> tuple[Axes, ...]:
+    """Non-empty sets of mesh axes, in mesh order, small sets first."""
+    names = mesh.names
+    return tuple(s for n in range(1, len(names) + 1) for s in itertools.combinations(names, n))
+
+
+def strategies(graph: Graph, rules: Rules, mesh: DeviceMesh) -> Mapping[str, tuple[PlacedNode, ...]]:
+    """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes."""
+    cuts = _Spread(graph, rules, mesh).run() if mesh.axes else {}
+    found = {}
+    for node in graph.nodes:
+        rule = rules.rule(node)
+        if rule is not None:
+            found[node.name] = tuple(_placed(graph, node, rule, mesh, cuts.get(node.name, {})))
+        elif not mesh.axes:
+            found[node.name] = (place(graph, node, mesh, {}, None),)
+        else:
+            found[node.name] = ()
+    return found
+
+
+def _placed(
+    graph: Graph, node: Node, rule: Rule, mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]
+) -> Iterator[PlacedNode]:
+    seen = set()
+    for layouts in _assignments(mesh, cuts):
+        try:
+            placed = place(graph, node, mesh, layouts, rule)
+        except LayoutError:
+            continue
+        signature = (placed.ins, placed.outs)
+        if signature not in seen:
+            seen.add(signature)
+            yield placed
+
+
+def _assignments(mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]) -> Iterator[dict[str, DimLayout]]:
+    """Every way to give disjoint axis sets to distinct classes."""
+    yield {}
+    for count in range(1, len(mesh.names) + 1):
+        for sets in itertools.combinations(sorted(cuts), count):
+            used = [axis for axes in sets for axis in axes]
+            if len(used) != len(set(used)):
+                continue
+            for chosen in itertools.product(*(cuts[axes] for axes in sets)):
+                names = [name for cut in chosen for name in cut]
+                if len(names) == len(set(names)):
+                    yield {name: layout for cut in chosen for name, layout in cut.items()}
+
+
+@dataclass
+class _Spread:
+    """Cuts by node and axis set, grown from even cuts to the fixpoint."""
+
+    graph: Graph
+    rules: Rules
+    mesh: DeviceMesh
+
+    def run(self) -> Mapping[str, Mapping[Axes, list[ClassCut]]]:
+        self.cuts: dict[str, dict[Axes, list[ClassCut]]] = {}
+        self.dims: dict[tuple[str, int, Axes], list[DimLayout]] = {}
+        nodes = [(node, rule) for node in self.graph.nodes if (rule := self.rules.rule(node))]
+        for node, rule in nodes:
+            self.cuts[node.name] = {}
+            for axes in axis_sets(self.mesh):
+                for link in rule.links:
+                    self._offer(node, rule, axes, self._even(rule, link, axes))
+        for sweep in range(MAX_SWEEPS):
+            order = reversed(nodes) if sweep % 2 else nodes
+            if not any([self._visit(node, rule) for node, rule in order]):
+                break
+        return self.cuts
+
+    def _even(self, rule: Rule, link: tuple[str, ...], axes: Axes) -> ClassCut:
+        return {name: DimLayout.even(rule.factors[name].size, axes, self.mesh) for name in link}
+
+    def _visit(self, node: Node, rule: Rule) -> bool:
+        """Offer the neighbours' layouts to a node; whether anything was new."""
+        news = False
+        for value, index, expr in _tensor_dims(node, rule):
+            for axes in axis_sets(self.mesh):
+                for layout in tuple(self.dims.get((value, index, axes), ())):
+                    found = rule.factor_layouts(expr, layout, self.mesh)
+                    if found:
+                        news |= self._offer(node, rule, axes, self._complete(rule, axes, found))
+        return news
+
+    def _complete(self, rule: Rule, axes: Axes, found: ClassCut) -> ClassCut:
+        """Even cuts for the factors that are linked to those found."""
+        links = [link for link in rule.links if any(name in found for name in link)]
+        return {**{k: v for link in links for k, v in self._even(rule, link, axes).items()}, **found}
+
+    def _offer(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
+        held = self.cuts[node.name].setdefault(axes, [])
+        if cut in held or not _fills(cut):
+            return False
+        if not any(set(link) == set(cut) for link in rule.links):
+            return False
+        rivals = [c for c in held if set(c) == set(cut)]
+        if len(rivals) >= MAX_CUTS_A_CLASS:
+            coarsest = min(rivals[1:], key=_fineness)
+            if _fineness(coarsest) >= _fineness(cut):
+                return False
+            held.remove(coarsest)
+        try:
+            ins, outs = rule.shardings(cut, self.mesh)
+        except LayoutError:
+            return False
+        held.append(cut)
+        for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
+            for index, layout in enumerate(sharding.dims):
+                if value and layout.axes == axes:
+                    known = self.dims.setdefault((value, index, axes), [])
+                    if layout not in known:
+                        known.append(layout)
+        return True
+
+
+def _tensor_dims(node: Node, rule: Rule) -> Iterable[tuple[str, int, DimExpr]]:
+    for value, dims in zip((*node.inputs, *node.outputs), (*rule.operands, *rule.results), strict=True):
+        if value and dims is not None:
+            for index, expr in enumerate(dims):
+                yield value, index, expr
+
+
+def _fills(cut: ClassCut) -> bool:
+    """Every coordinate owns something of every factor: no device runs an empty part."""
+    return all(min(layout.sizes()) > 0 for layout in cut.values())
+
+
+def _fineness(cut: ClassCut) -> int:
+    return sum(len(layout.segments) for layout in cut.values())

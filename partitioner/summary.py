@@ -1,0 +1,139 @@
+"""What a compilation says of itself: the facts as data (``--json``) and as a few lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from partitioner import units
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.ir.plan import Certificate
+from partitioner.search import Found, Outcome
+
+
+def facts(outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, ...]) -> dict[str, Any]:
+    """The facts of a plan, each figure beside one device's.
+
+    Seconds, bytes and FLOP shares are predictions of the cost model; infinite throughput (a free
+    cluster) is given as null, since JSON has no infinity.
+    """
+    plan, got = outcome.plan, outcome.evaluation
+    cert = plan.certificate
+    assert cert is not None
+    fewer = _fewer(outcome, single, devices)
+    return {
+        "objective": cert.objective,
+        "cost": cert.cost,
+        "bound": cert.bound,
+        "gap": cert.gap,
+        "status": cert.status,
+        "strategy": cert.strategy,
+        "searched": cert.space,
+        "solver": cert.solver,
+        "latency_s": got.latency_s,
+        "latency_s_one_device": single.latency_s,
+        "throughput_per_s": _finite(got.throughput_per_s),
+        "throughput_per_s_one_device": _finite(single.throughput_per_s),
+        "devices": devices,
+        "devices_used": got.devices_used,
+        "sharded_flops_share": got.sharded_flops_share,
+        "load_s": _by_device(got.load_s, devices),
+        "peak_bytes": [got.peak[d].bytes if d in got.peak else 0 for d in range(devices)],
+        "peak_bytes_one_device": max(peak.bytes for peak in single.peak.values()),
+        "fewer_devices": fewer,
+        "not_searched": {str(family): str(error) for family, error in outcome.failed},
+        "notes": list(notes),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
+
+
+def _by_device(values: Mapping[int, float], devices: int) -> list[float]:
+    return [values.get(device, 0.0) for device in range(devices)]
+
+
+def _fewer(outcome: Outcome, single: Evaluation, devices: int) -> dict[str, Any] | None:
+    """The best plan seen on fewer devices, if it beats the chosen one by the objective."""
+    cert = outcome.plan.certificate
+    assert cert is not None
+    used = outcome.evaluation.devices_used
+    rivals = [(found.cost(cert.objective), found.evaluation.devices_used) for found in outcome.found]
+    if cert.status != "infeasible" and single.fits:
+        rivals.append((single.cost(cert.objective), 1))
+    better = [rival for rival in rivals if rival[1] < used and rival[0] < cert.cost]
+    if not better:
+        return None
+    cost, count = min(better)
+    return {"devices": count, "cost": cost, "cost_here": cert.cost}
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The summary in lines for people."""
+    lines = [
+        _verdict(found),
+        f"  latency     {_beside(found, 'latency_s', units.seconds)}",
+        f"  throughput  {_beside(found, 'throughput_per_s', _rate)}",
+        f"  peak memory {_peaks(found)}",
+        f"  split       {_split(found)}",
+    ]
+    fewer = found["fewer_devices"]
+    if fewer:
+        lines.append(
+            f"  note: {fewer['devices']} device(s) would do better by {found['objective']}: "
+            f"{_cost(found['objective'], fewer['cost'])} against {_cost(found['objective'], fewer['cost_here'])} here"
+        )
+    lines += [f"  note: no plan in {family}: {why}" for family, why in found["not_searched"].items()]
+    lines += [f"  note: {note}" for note in found["notes"]]
+    return "\n".join(lines)
+
+
+def _cost(objective: str, value: float) -> str:
+    return units.size(value) if objective == "memory" else units.seconds(value)
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    kind = found["objective"]
+    return (
+        f"{found['strategy']} plan on {found['devices_used']} of {found['devices']} devices: "
+        f"{kind} cost {_cost(kind, found['cost'])}, bound {_cost(kind, found['bound'])}, "
+        f"gap {units.share(found['gap'])}, {found['status']}"
+    )
+
+
+def _rate(value: float | None) -> str:
+    return units.per_second(float("inf") if value is None else value)
+
+
+def _beside(found: Mapping[str, Any], key: str, show: Any) -> str:
+    return f"{show(found[key])} (one device: {show(found[key + '_one_device'])})"
+
+
+def _peaks(found: Mapping[str, Any]) -> str:
+    peaks = ", ".join(units.size(peak) for peak in found["peak_bytes"])
+    return f"{peaks} (one device: {units.size(found['peak_bytes_one_device'])})"
+
+
+def _split(found: Mapping[str, Any]) -> str:
+    share = units.share(found["sharded_flops_share"])
+    used = found["devices_used"]
+    if found["sharded_flops_share"] == 0 and (used == 1 or found["strategy"] == "intra"):
+        why = "communication and launches would cost more than the split saves"
+        return f"nothing was split because {why}"
+    if found["strategy"] == "inter":
+        return f"whole operators placed on {used} devices; no operator is cut"
+    return f"{share} of the splittable FLOPs are sharded over {used} devices"
+
+
+def certificate_line(cert: Certificate) -> str:
+    """A stored certificate in one line."""
+    return (
+        f"{cert.strategy} plan by {cert.solver}: {cert.objective} cost {_cost(cert.objective, cert.cost)}, "
+        f"bound {_cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, {cert.status}"
+    )
+
+
+def rival_lines(found: tuple[Found, ...], objective: str) -> list[str]:
+    """One line for each family's best plan."""
+    return [f"{entry.family}: {_cost(objective, entry.cost(objective))}" for entry in found]

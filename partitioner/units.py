@@ -1,0 +1,31 @@
+"""Numbers for people: seconds and bytes with units."""
+
+from __future__ import annotations
+
+
+def seconds(value: float) -> str:
+    """``0.00123 -> "1.23 ms"``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}" if value / scale < 1000 else f"{value / scale:.0f} {unit}"
+    return f"{value / 1e-9:.3g} ns" if value else "0 s"
+
+
+def size(value: float) -> str:
+    """``1536 -> "1.5 KiB"`` (powers of 1024)."""
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:.4g} TiB"
+
+
+def share(value: float) -> str:
+    """``0.123 -> "12.3 %"``."""
+    return f"{100 * value:.3g} %"
+
+
+def per_second(value: float) -> str:
+    """Requests a second."""
+    return f"{value:.4g}/s" if value < float("inf") else "unlimited"

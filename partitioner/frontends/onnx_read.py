@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,11 @@ def read_source(model: str | Path | ModelProto) -> Source:
     _default_domain(proto)
     check_model(proto, where, path)
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
-    _name_nodes(proto.graph)
+    _name_nodes(proto.graph.node)
+    for body in nested_graphs(proto.graph.node):
+        _name_nodes(body.node)
+    for function in proto.functions:
+        _name_nodes(function.node)
     notes = tuple(_distinct_outputs(proto.graph))
     name = proto.graph.name or ("model" if path is None else path.stem)
     return Source(proto, where, None if path is None else path.parent, name, notes)
@@ -109,11 +113,11 @@ def _all_nodes(proto: ModelProto) -> Iterator[NodeProto]:
             yield from graph.node
 
 
-def _name_nodes(graph: GraphProto) -> None:
+def _name_nodes(nodes: Iterable[NodeProto]) -> None:
     """Give each unnamed node the name `Op_k`, k the first number that is free."""
-    taken = {node.name for node in graph.node}
+    taken = {node.name for node in nodes}
     counts: dict[str, int] = {}
-    for node in graph.node:
+    for node in nodes:
         while not node.name:
             count = counts.get(node.op_type, 0)
             counts[node.op_type] = count + 1

@@ -11,9 +11,10 @@ from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx_dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx_fold import fold, lift_constants, merge_equal, remove_noise
 from partitioner.frontends.onnx_loops import check_loops
+from partitioner.frontends.onnx_schema import infer_by_schema
 
-#: Turns of inference and folding; the deepest chain seen in real exports takes three.
-_MAX_TURNS = 8
+#: Turns of inference and folding; each must find something. Real exports take two or three.
+_MAX_TURNS = 64
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
@@ -32,9 +33,10 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     declared = _forget_declared(model.graph)
     for _ in range(_MAX_TURNS):
         _infer(model, where)
+        found = infer_by_schema(model.graph)
         _check_declared(model.graph, declared, where)
-        filled = _fill_declared(model.graph, declared, symbols)
-        if not fold(model) and not filled:
+        found = _fill_declared(model.graph, declared, symbols) or found
+        if not fold(model) and not found:
             break
     lift_constants(model)
     remove_noise(model)

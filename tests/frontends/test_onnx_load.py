@@ -435,6 +435,55 @@ def test_supported_opsets_load_and_run(opset: int) -> None:
     om.assert_same(traced, {"x": floats(2)})
 
 
+OLD_FORMS = {
+    "Upsample-7": (7, "x", {"scales": [1.0, 1.0, 2.0, 2.0]}, (2, 4, 12, 12)),
+    "Upsample-9": (9, "x scales", {}, (2, 4, 12, 12)),
+    "Resize-10": (10, "x scales", {}, (2, 4, 12, 12)),
+    "Slice-1": (7, "x", {"axes": [2, 3], "starts": [1, 0], "ends": [3, 99]}, (2, 4, 2, 6)),
+    "TopK-1": (7, "x", {"axis": 1, "k": 3}, (2, 3, 6, 6)),
+    "Sum-6": (7, "x x", {}, (2, 4, 6, 6)),
+    "Clip-6": (7, "x", {"min": 0.0, "max": 0.5}, (2, 4, 6, 6)),
+    "Pad-2": (7, "x", {"pads": [0, 0, 1, 1, 0, 0, 1, 1]}, (2, 4, 8, 8)),
+    "ReduceSum-1": (7, "x", {"axes": [1], "keepdims": 0}, (2, 6, 6)),
+    "Split-2": (7, "x", {"axis": 1}, (2, 4, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", OLD_FORMS)
+def test_old_forms_of_ops_are_kept_and_inferred(name: str) -> None:
+    opset, reads, attrs, shape = OLD_FORMS[name]
+    op = name.partition("-")[0]
+    makes = {"y": (F32, None)} | ({"i": ("int64", None)} if op == "TopK" else {})
+    proto = om.model(
+        [node(op, reads, " ".join(makes), **attrs), node("Neg", "y", "z")],
+        {"x": (F32, [2, 4, 6, 6])},
+        makes | {"z": (F32, None)},
+        {"scales": np.array([1, 1, 2, 2], np.float32)},
+        opset=opset,
+    )
+    traced = load_onnx(proto)
+    assert traced.graph.nodes[0].op == op
+    assert traced.graph.types["z"].shape == shape
+    om.assert_same(traced, {"x": floats(2, 4, 6, 6)})
+
+
+def test_an_if_of_a_constant_becomes_its_branch() -> None:
+    then = om.body([node("Mul", "x x", "t"), node("Exp", "t", "o")], {}, {"o": (F32, [2])})
+    proto = om.model(
+        [
+            node("Relu", "x", "q"),
+            node("If", "c", "y", then_branch=then, else_branch=_branch("x", "e")),
+            node("Add", "q y", "z"),
+        ],
+        {"x": (F32, [2])},
+        {"y": (F32, [2]), "z": (F32, [2])},
+        {"c": np.array(True)},
+    )
+    traced = load_onnx(proto)
+    assert [n.name for n in traced.graph.nodes] == ["Relu_0", "If_0_Mul_0", "If_0_Exp_0", "Add_0"]
+    om.assert_same(traced, {"x": floats(2)})
+
+
 def test_external_weights_are_mapped_and_their_place_is_known(tmp_path: Path) -> None:
     w, b = floats(300, 200), floats(200)
     proto = om.model(

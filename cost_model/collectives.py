@@ -1,0 +1,219 @@
+"""Seconds of communications: alpha-beta formulas, the cheapest algorithm of each kind.
+
+Alpha is the latency of a hop, beta the inverse of a device's bandwidth at the level of the
+cluster that the ranks span; a start-up (`launch_s`) is added once. For p ranks and n bytes (the
+whole tensor of a gather, the local partial tensor of a reduction):
+
+| kind           | ring                          | tree                              |
+|----------------|-------------------------------|-----------------------------------|
+| all-reduce     | 2 (p-1) (alpha + n/p beta)    | 2 ceil(log2 p) alpha + 2 n beta'  |
+| all-gather     | (p-1) (alpha + n/p beta)      | ceil(log2 p) alpha + (p-1)/p n beta' |
+| reduce-scatter | (p-1) (alpha + n/p beta)      | ceil(log2 p) alpha + (p-1)/p n beta' |
+| broadcast      | (p-1) alpha + n beta          | ceil(log2 p) (alpha + n beta)     |
+
+Ring, and recursive doubling or halving (under "tree"): Thakur, Rabenseifner, Gropp, "Optimization
+of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005. The tree all-reduce is
+NCCL's double binary tree, the ring broadcast its pipelined chain; beta' is beta / TREE_SHARE.
+
+Across levels, a two-step algorithm competes with the flat one: reduce-scatter inside the groups of
+the level below, the collective among the devices of equal rank in each group, then all-gather
+inside. Reduction arithmetic is bound by links and not priced. Point-to-point kinds and
+all-to-all are pairwise: alpha for each peer, and the busier of the two directions of each level;
+levels have wires of their own and overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import DTYPE_BITS
+
+#: Share of a ring's bandwidth that trees reach:
+#: https://github.com/NVIDIA/nccl/blob/01afd20a77b5/src/graph/tuning.cc (NCCL_ALGO_TREE)
+TREE_SHARE = 0.9
+
+_REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
+_Formula = Callable[[int, float, float, float], float]  #: (p, n bytes, alpha s, beta s/byte) -> s
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """How a collective would be run, and its seconds without start-up."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CommCost:
+    """A communication's algorithm ("pairwise" and "copy" included) and seconds by rank."""
+
+    algorithm: str
+    seconds: Mapping[int, float]
+
+
+def comm_seconds(comm: Comm, numel: int, cluster: Cluster) -> Mapping[int, float]:
+    """Seconds that a communication keeps each of its ranks busy; see `comm_cost`."""
+    return comm_cost(comm, numel, cluster).seconds
+
+
+def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
+    """Algorithm and seconds by rank.
+
+    Args:
+        comm: The communication; its transfers say what moves.
+        numel: Elements of the largest local tensor that ALL_REDUCE reduces (other kinds: unused).
+        cluster: Links and devices; rank r is device r.
+    """
+    if comm.kind is CommKind.SLICE:
+        return CommCost("copy", _copy_seconds(comm, cluster))
+    if comm.kind not in _FLAT:
+        return CommCost("pairwise", _pairwise_seconds(comm, cluster))
+    found = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
+    seconds = {rank: cluster.devices[rank].launch_s + found.seconds for rank in comm.ranks}
+    return CommCost(found.name, seconds)
+
+
+def collective(
+    kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
+) -> Algorithm:
+    """The cheapest algorithm of a ring-or-tree kind for `nbytes` (n above) over these ranks."""
+    if len(ranks) < 2 or not nbytes:
+        return Algorithm("none", 0.0)
+    level = cluster.level(ranks)
+    options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
+    groups = _inner_groups(ranks, level, cluster)
+    if groups:
+        options.append(_two_level(kind, groups, nbytes, cluster))
+    return min(options, key=lambda option: option.seconds)
+
+
+def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
+    bandwidth = level.bandwidth_bytes_per_s
+    if kind in _REDUCING:
+        bandwidth = level.reduce_bytes_per_s or bandwidth
+    return Algorithm(name, _FLAT[kind][name](p, nbytes, level.latency_s, 1 / bandwidth))
+
+
+def _inner_groups(
+    ranks: tuple[int, ...], level: LinkLevel, cluster: Cluster
+) -> list[tuple[int, ...]]:
+    """The ranks by group of the level below, if all groups are equal and have several ranks."""
+    index = cluster.levels.index(level)
+    if index == 0:
+        return []
+    size = cluster.levels[index - 1].size
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank in sorted(ranks):
+        groups[rank // size].append(rank)
+    counts = {len(group) for group in groups.values()}
+    return [tuple(group) for group in groups.values()] if counts != {1} and len(counts) == 1 else []
+
+
+def _two_level(
+    kind: CommKind, groups: list[tuple[int, ...]], nbytes: float, cluster: Cluster
+) -> Algorithm:
+    inner, across = groups[0], tuple(group[0] for group in groups)
+    part = nbytes / len(inner)
+    reduce_scatter, all_gather = CommKind.REDUCE_SCATTER, CommKind.ALL_GATHER
+    steps: Mapping[CommKind, list[tuple[CommKind, tuple[int, ...], float]]] = {
+        CommKind.ALL_REDUCE: [
+            (reduce_scatter, inner, nbytes),
+            (kind, across, part),
+            (all_gather, inner, nbytes),
+        ],
+        reduce_scatter: [(kind, inner, nbytes), (kind, across, part)],
+        all_gather: [(kind, across, part), (kind, inner, nbytes)],
+        CommKind.BROADCAST: [(kind, across, nbytes), (kind, inner, nbytes)],
+    }
+    parts = [collective(step, ranks, size, cluster) for step, ranks, size in steps[kind]]
+    name = " + ".join(part.name for part in parts)
+    return Algorithm(f"two-level({name})", sum(part.seconds for part in parts))
+
+
+def _whole_bytes(comm: Comm, numel: int) -> float:
+    """Bytes that the formulas call n; uneven parts count as the largest."""
+    item = _item_bytes(comm)
+    if comm.kind is CommKind.ALL_REDUCE:
+        return numel * item
+    largest = max((t.numel for t in comm.transfers), default=0)
+    return largest * item * (1 if comm.kind is CommKind.BROADCAST else len(comm.ranks))
+
+
+def _item_bytes(comm: Comm) -> float:
+    return DTYPE_BITS[comm.dtype] / 8
+
+
+def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
+    """Read and write once, at memory bandwidth, in one kernel."""
+    moved: dict[int, float] = dict.fromkeys(comm.ranks, 0.0)
+    for transfer in comm.transfers:
+        moved[transfer.target] += 2 * transfer.numel * _item_bytes(comm)
+    devices = cluster.devices
+    return {
+        rank: max(devices[rank].launch_s, nbytes / devices[rank].memory_bytes_per_s)
+        for rank, nbytes in moved.items()
+    }
+
+
+def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
+    item = _item_bytes(comm)
+    wires: dict[int, dict[tuple[LinkLevel, str], float]] = {
+        r: defaultdict(float) for r in comm.ranks
+    }
+    peers: dict[int, dict[int, float]] = {rank: {} for rank in comm.ranks}
+    for transfer in comm.transfers:
+        source, target = transfer.source, transfer.target
+        if source == target:
+            continue
+        level = cluster.level((source, target))
+        wires[source][level, "out"] += transfer.numel * item
+        wires[target][level, "in"] += transfer.numel * item
+        peers[source][target] = peers[target][source] = level.latency_s
+    return {
+        rank: cluster.devices[rank].launch_s
+        + sum(peers[rank].values())
+        + max((n / level.bandwidth_bytes_per_s for (level, _), n in wires[rank].items()), default=0)
+        for rank in comm.ranks
+    }
+
+
+def _log2(p: int) -> int:
+    return math.ceil(math.log2(p))
+
+
+def _ring_steps(p: int, n: float, alpha: float, beta: float) -> float:
+    return (p - 1) * (alpha + n / p * beta)
+
+
+def _ring_all_reduce(p: int, n: float, alpha: float, beta: float) -> float:
+    return 2 * _ring_steps(p, n, alpha, beta)
+
+
+def _tree_all_reduce(p: int, n: float, alpha: float, beta: float) -> float:
+    return 2 * _log2(p) * alpha + 2 * n * beta / TREE_SHARE
+
+
+def _doubling(p: int, n: float, alpha: float, beta: float) -> float:
+    return _log2(p) * alpha + (p - 1) / p * n * beta / TREE_SHARE
+
+
+def _chain_broadcast(p: int, n: float, alpha: float, beta: float) -> float:
+    return (p - 1) * alpha + n * beta
+
+
+def _tree_broadcast(p: int, n: float, alpha: float, beta: float) -> float:
+    return _log2(p) * (alpha + n * beta)
+
+
+_FLAT: Mapping[CommKind, Mapping[str, _Formula]] = {
+    CommKind.ALL_REDUCE: {"ring": _ring_all_reduce, "tree": _tree_all_reduce},
+    CommKind.ALL_GATHER: {"ring": _ring_steps, "tree": _doubling},
+    CommKind.REDUCE_SCATTER: {"ring": _ring_steps, "tree": _doubling},
+    CommKind.BROADCAST: {"ring": _chain_broadcast, "tree": _tree_broadcast},
+}

@@ -1,0 +1,151 @@
+"""Seconds and FLOPs of nodes: a roofline with a launch floor.
+
+A kernel takes max(launch, FLOPs / peak, bytes / bandwidth). The launch is a floor and not an
+addend, because launches are asynchronous: while one kernel runs, the host submits the next, so
+that a stream of kernels is paced by whichever is slower. The peak is that of the first operand
+of a floating type (matrix products accumulate wider but read that); bytes are what the row says
+that the op moves, by default every operand and result once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from partitioner.cost_model.cluster import Cluster, DeviceSpec
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import DTYPE_BITS
+
+_Point = Mapping[str, int]
+_Local = tuple[int, ...]  #: Local sizes of the cut factors.
+
+
+def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[int, float]:
+    """Seconds that each device of the node's group spends on its part.
+
+    Views take none: their result is the operand's memory. A node without a rule is priced by
+    its bytes alone, as nothing is known of its loops.
+    """
+    row = row_of(placed.node)
+    if row is not None and row.view:
+        return dict.fromkeys(placed.mesh.devices, 0.0)
+    dtype = _compute_dtype(graph, placed)
+    known: dict[_Local, tuple[float, int]] = {}
+    seconds = {}
+    for device, point in _coords(placed.mesh):
+        local = _cut_sizes(placed, point)
+        if local not in known:
+            known[local] = local_flops(placed, point), local_moved_bytes(graph, placed, point)
+        seconds[device] = kernel_seconds(*known[local], dtype, cluster.devices[device])
+    return seconds
+
+
+def kernel_seconds(flops: float, moved_bytes: int, dtype: str, device: DeviceSpec) -> float:
+    """Seconds of one kernel of this many FLOPs and bytes on a device."""
+    return max(
+        device.launch_s,
+        flops / device.flops_per_s(dtype),
+        moved_bytes / device.memory_bytes_per_s,
+    )
+
+
+def local_flops(placed: PlacedNode, point: _Point) -> float:
+    """FLOPs at a mesh coordinate; 0 for nodes without a rule."""
+    rule = placed.rule
+    return rule.local_flops(placed.layouts, placed.mesh, point) if rule is not None else 0.0
+
+
+def local_moved_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
+    """Bytes read and written at a mesh coordinate."""
+    node = placed.node
+    ins = _local_bytes(graph, (*node.inputs, *node.captures), placed.ins, point)
+    outs = _local_bytes(graph, node.outputs, placed.outs, point)
+    row = row_of(node)
+    if row is not None and row.moved is not None:
+        return row.moved(ins[: len(node.inputs)], outs)
+    return sum(ins) + sum(outs)
+
+
+def total_flops(graph: Graph) -> float:
+    """FLOPs of one request over all nodes that have a rule."""
+    rules = (rule_of(graph, node) for node in graph.nodes)
+    return sum(rule.flops for rule in rules if isinstance(rule, Rule))
+
+
+def sharded_flops_share(placed: Sequence[PlacedNode]) -> float:
+    """Of the FLOPs of splittable nodes, the share whose node is cut over all axes of its group.
+
+    A node is splittable if its rule has link classes that the axes of the plan's largest group
+    could cut into parts of at least one element. 0 if that group is one device, or nothing is.
+    """
+    mesh = max((node.mesh for node in placed), key=DeviceMesh.size, default=None)
+    if mesh is None or mesh.size() == 1:
+        return 0.0
+    splittable = [node for node in placed if node.rule is not None and _can_cut(node.rule, mesh)]
+    cut = (_flops(node) for node in splittable if _is_cut(node))
+    whole = sum(map(_flops, splittable))
+    return sum(cut) / whole if whole else 0.0
+
+
+def _flops(placed: PlacedNode) -> float:
+    return placed.rule.flops if placed.rule is not None else 0.0
+
+
+def _is_cut(placed: PlacedNode) -> bool:
+    used = {axis for layout in placed.layouts.values() for axis in layout.axes}
+    return placed.mesh.size() > 1 and used == set(placed.mesh.names)
+
+
+def _can_cut(rule: Rule, mesh: DeviceMesh) -> bool:
+    """Whether some assignment of the axes to link classes leaves no part empty."""
+    room = [min(rule.factors[name].size for name in link) for link in rule.links]
+    parts = [size for _, size in mesh.axes]
+    for chosen in itertools.product(range(len(room)), repeat=len(parts)):
+        wanted = [1] * len(room)
+        for link, size in zip(chosen, parts, strict=True):
+            wanted[link] *= size
+        if all(want <= have for want, have in zip(wanted, room, strict=True)):
+            return True
+    return False
+
+
+def _compute_dtype(graph: Graph, placed: PlacedNode) -> str:
+    """Type of the first operand of a floating type; of the first operand if there is none."""
+    names = [*placed.node.inputs, *placed.node.outputs]
+    found = [graph.types[name].dtype for name in names if name]
+    return next((dtype for dtype in found if _is_float(dtype)), found[0] if found else "float32")
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+@lru_cache(maxsize=4096)
+def _coords(mesh: DeviceMesh) -> tuple[tuple[int, _Point], ...]:
+    return tuple(mesh.coords())
+
+
+def _cut_sizes(placed: PlacedNode, point: _Point) -> _Local:
+    """Two coordinates with equal sizes of all cut factors do equal work."""
+    return tuple(layout.local_size(placed.mesh, point) for layout in placed.layouts.values())
+
+
+def _local_bytes(
+    graph: Graph, names: Iterable[str], placements: Iterable[Placement | None], point: _Point
+) -> tuple[int, ...]:
+    """Bytes of each local tensor, 0 where absent."""
+    return tuple(
+        _nbytes(graph.types[name].dtype, at.sharding.local_shape(at.mesh, point)) if at else 0
+        for name, at in zip(names, placements, strict=True)
+    )
+
+
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8

@@ -1,0 +1,204 @@
+"""Accelerators by name: datasheet figures, their sources, and what of them is reached.
+
+A row gives peaks as the maker prints them, dense (without structured sparsity). `device` and
+`levels` derate them by the shares below, which were measured by others. float32 is the rate
+without TF32: outputs are compared at float32 accuracy, and it is PyTorch's default for matmul.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partitioner.cost_model.cluster import DeviceSpec, LinkLevel
+
+_TERA = 1e12
+_GIGA = 1e9
+_MICRO_S = 1e-6
+
+#: Share of peak FLOP/s that large matrix products reach. 780 of 989 bf16 TFLOP/s on an H100 SXM:
+#: https://gist.github.com/Chillee/2ec89696db8b7ed1c24461159e325405
+COMPUTE_SHARE = 0.8
+#: Share of memory bandwidth that streaming kernels reach, for 100 MB and more on an A100:
+#: https://github.com/calculon-ai/calculon/blob/main/systems/a100_80g.json (mem1)
+MEMORY_SHARE = 0.9
+#: Share of link bandwidth that ring collectives reach. NCCL caps A100's 300 GB/s at 235:
+#: https://github.com/NVIDIA/nccl/blob/01afd20a77b5/src/graph/tuning.cc (compCap80)
+LINK_SHARE = 0.78
+#: Time between launches that one host thread sustains on a CUDA stream; 4 to 6 us measured:
+#: https://susun-blog.com/blog/pegainfer-3-cuda-graph
+GPU_LAUNCH_S = 4 * _MICRO_S
+#: Seconds a hop of the low-latency protocol: `hwLat`, rows NVLINK, PCI, NET, column Ring LL:
+#: https://github.com/NVIDIA/nccl/blob/01afd20a77b5/src/graph/tuning.cc
+NVLINK_S, PCIE_S, NETWORK_S = 0.47 * _MICRO_S, 1.0 * _MICRO_S, 2.7 * _MICRO_S
+#: The same of AMD's links (hwLat, NVLINK, Ring LL):
+#: https://github.com/ROCm/rccl/blob/0023b9b0814b/src/graph/tuning.cc
+XGMI_S = 2.3 * _MICRO_S
+
+#: Devices that "cluster=None" stands for.
+REFERENCE = "h100"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One row.
+
+    Attributes:
+        tflops: Peak 1e12 FLOP/s by element type.
+        memory_gb_per_s: Peak bandwidth, 1e9 bytes/s.
+        memory_gb: Capacity, 1e9 bytes.
+        link: Name of the links inside a node.
+        link_gb_per_s: Of one device to the others of its node, one direction, 1e9 bytes/s.
+        link_s: Latency of a hop inside a node.
+        network_gb_per_s: Of one device to other nodes, one direction, 1e9 bytes/s.
+        source: Where the figures stand.
+        cuda_names: Parts of the name that the driver gives such a device.
+    """
+
+    tflops: Mapping[str, float]
+    memory_gb_per_s: float
+    memory_gb: float
+    link: str
+    link_gb_per_s: float
+    link_s: float
+    network_gb_per_s: float
+    source: str
+    cuda_names: tuple[str, ...] = ()
+
+
+def _rates(
+    float64: float, float32: float, half: float, byte: float | None = None, *, eight: bool = False
+) -> Mapping[str, float]:
+    """Rates by type: `half` of float16 and bfloat16, `byte` of int8 and, if `eight`, of float8."""
+    rates = {"float64": float64, "float32": float32, "float16": half, "bfloat16": half}
+    if byte is not None:
+        rates |= {"int8": byte, "uint8": byte}
+    if byte is not None and eight:
+        rates |= {"float8e4m3fn": byte, "float8e5m2": byte}
+    return rates
+
+
+_HOPPER = _rates(67, 67, 989.4, 1978.9, eight=True)
+_AMPERE = _rates(19.5, 19.5, 312, 624)
+_VOLTA = {"float64": 7.8, "float32": 15.7, "float16": 125.0}
+
+PRESETS: Mapping[str, Preset] = {
+    "h100": Preset(
+        _HOPPER, 3350, 80, "nvlink", 450, NVLINK_S, 50,
+        "NVIDIA H100 Tensor Core GPU datasheet (SXM5); DGX H100: one 400 Gb/s port a GPU",
+        ("H100 80GB HBM3",),
+    ),
+    "h200": Preset(
+        _HOPPER, 4800, 141, "nvlink", 450, NVLINK_S, 50,
+        "NVIDIA H200 Tensor Core GPU datasheet (SXM); DGX H200: one 400 Gb/s port a GPU",
+        ("H200",),
+    ),
+    "b200": Preset(
+        _rates(40, 80, 2250, 4500, eight=True), 8000, 180, "nvlink", 900, NVLINK_S, 50,
+        "NVIDIA Blackwell architecture technical brief (HGX B200, 1000 W); 400 Gb/s port a GPU",
+        ("B200",),
+    ),
+    "a100-40g": Preset(
+        _AMPERE, 1555, 40, "nvlink", 300, NVLINK_S, 25,
+        "NVIDIA A100 Tensor Core GPU datasheet (SXM4 40GB); DGX A100: one 200 Gb/s port a GPU",
+        ("A100-SXM4-40GB",),
+    ),
+    "a100-80g": Preset(
+        _AMPERE, 2039, 80, "nvlink", 300, NVLINK_S, 25,
+        "NVIDIA A100 Tensor Core GPU datasheet (SXM4 80GB); DGX A100: one 200 Gb/s port a GPU",
+        ("A100-SXM4-80GB",),
+    ),
+    "l4": Preset(
+        _rates(0.49, 30.3, 121, 242.5, eight=True), 300, 24, "pcie4", 31.5, PCIE_S, 3.125,
+        "NVIDIA L4 datasheet (halves of the sparse rates); PCIe 4.0 x16; 100 Gb/s for four GPUs",
+        ("NVIDIA L4",),
+    ),
+    "v100": Preset(
+        _VOLTA, 900, 32, "nvlink", 150, NVLINK_S, 6.25,
+        "NVIDIA V100 datasheet (SXM2 32GB); DGX-1: four 100 Gb/s ports for eight GPUs",
+        ("V100-SXM2-32GB",),
+    ),
+    "v100-16g": Preset(
+        _VOLTA, 900, 16, "nvlink", 150, NVLINK_S, 6.25,
+        "NVIDIA V100 datasheet (SXM2 16GB); DGX-1: four 100 Gb/s ports for eight GPUs",
+        ("V100-SXM2-16GB",),
+    ),
+    "mi300x": Preset(
+        _rates(163.4, 163.4, 1307.4, 2614.9, eight=True), 5300, 192, "xgmi", 448, XGMI_S, 50,
+        "AMD Instinct MI300X data sheet; seven Infinity Fabric links of 64 GB/s a direction; "
+        "one 400 Gb/s port a GPU",
+        ("MI300X",),
+    ),
+}  # fmt: skip
+
+#: Other names of rows.
+ALIASES: Mapping[str, str] = {"a100": "a100-80g", "v100-32g": "v100"}
+
+
+def device(name: str) -> DeviceSpec:
+    """The derated device of a row, of "cpu" or of "ideal"."""
+    if name in _SPECIAL:
+        return _SPECIAL[name][0]
+    row = PRESETS[name]
+    return DeviceSpec(
+        name,
+        {dtype: tflops * _TERA * COMPUTE_SHARE for dtype, tflops in row.tflops.items()},
+        row.memory_gb_per_s * _GIGA * MEMORY_SHARE,
+        round(row.memory_gb * _GIGA),
+        GPU_LAUNCH_S,
+    )
+
+
+def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
+    """The derated links of `nodes` nodes of `per_node` devices of a row, of "cpu" or of "ideal"."""
+    if name in _SPECIAL:
+        inner, outer = _SPECIAL[name][1:]
+    else:
+        row = PRESETS[name]
+        inner = LinkLevel(row.link, 1, row.link_gb_per_s * _GIGA * LINK_SHARE, row.link_s)
+        outer = LinkLevel("network", 1, row.network_gb_per_s * _GIGA * LINK_SHARE, NETWORK_S)
+    inside = (_sized(inner, per_node),) if per_node > 1 or nodes == 1 else ()
+    return (*inside, _sized(outer, nodes * per_node)) if nodes > 1 else inside
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `device` takes, and the aliases."""
+    return tuple(sorted((*PRESETS, *ALIASES, *_SPECIAL)))
+
+
+def _sized(level: LinkLevel, size: int) -> LinkLevel:
+    return LinkLevel(
+        level.name, size, level.bandwidth_bytes_per_s, level.latency_s, level.reduce_bytes_per_s
+    )
+
+
+def _cpu() -> DeviceSpec:
+    """Four of the forty cores of a server CPU, with their share of its memory channels.
+
+    Intel Xeon Platinum 8380 (ark.intel.com): 2.3 GHz, two AVX-512 units a core, which is
+    2 x 16 multiply-adds = 64 float32 FLOP a cycle; eight channels of DDR4-3200, 204.8 GB/s.
+    CPU kernels compute float16 and bfloat16 through float32.
+    """
+    cores, all_cores, hz, flops_per_cycle = 4, 40, 2.3e9, 64
+    float32 = cores * hz * flops_per_cycle * COMPUTE_SHARE
+    bandwidth = 204.8 * _GIGA * cores / all_cores * MEMORY_SHARE
+    launch_s = 5 * _MICRO_S  # one ONNX Runtime call, measured (shared/design/lessons.md, 3)
+    return DeviceSpec(
+        "cpu", {"float32": float32, "float64": float32 / 2}, bandwidth, 16 * 10**9, launch_s
+    )
+
+
+#: Gloo between processes of one machine, measured on two (shared/design/lessons.md, 3): send 4 KB
+#: 0.03 ms and 4 MB 0.40 ms; all-reduce 16 MB 8.2 ms, which moves 16 MB a rank.
+_GLOO = LinkLevel("gloo", 1, 4e6 / 0.37e-3, 30 * _MICRO_S, 16e6 / 8.2e-3)
+#: 10 Gb/s Ethernet; 50 us a message over TCP is assumed.
+_ETHERNET = LinkLevel("ethernet", 1, 1.25e9, 50 * _MICRO_S)
+
+#: Free links and launches, memory without limits; 1 TFLOP/s, so that every split pays.
+_IDEAL = DeviceSpec("ideal", {"float32": 1e12}, float("inf"), 10**15, 0.0)
+_FREE = LinkLevel("free", 1, float("inf"), 0.0)
+
+_SPECIAL: Mapping[str, tuple[DeviceSpec, LinkLevel, LinkLevel]] = {
+    "cpu": (_cpu(), _GLOO, _ETHERNET),
+    "ideal": (_IDEAL, _FREE, _FREE),
+}

@@ -1,0 +1,248 @@
+"""Clusters: devices and the links between them, as plain data.
+
+Figures of a `DeviceSpec` and a `LinkLevel` are what a kernel or a collective reaches, not what a
+datasheet promises; `presets` derates the one to the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from partitioner.cost_model.errors import CostError
+from partitioner.ir.types import DTYPE_BITS
+
+_UNITS_BYTES = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGTP", 1)},
+    "KB": 1000,
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", 1)},
+}
+
+
+def parse_bytes(size: str | float) -> int:
+    """Bytes of ``"8GiB"`` (1024^3), ``"10GB"`` (1000^3), ``"512MiB"`` or a number of bytes.
+
+    Raises:
+        CostError: The text is something else, or not positive.
+
+    >>> parse_bytes("8GiB"), parse_bytes("1.5kB"), parse_bytes(7)
+    (8589934592, 1500, 7)
+    """
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    if found is None or found[2] not in _UNITS_BYTES or float(found[1]) <= 0:
+        raise CostError(f"size {size!r} is not like '8GiB', '10GB', '512MiB' or a number of bytes")
+    return round(float(found[1]) * _UNITS_BYTES[found[2]])
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One device.
+
+    Attributes:
+        name: For people.
+        peak_flops_per_s: FLOP/s that large kernels reach, by element type. "float32" is given;
+            types that are not listed run at its rate.
+        memory_bytes_per_s: Bandwidth of its memory that streaming kernels reach.
+        memory_bytes: Memory that a plan may fill.
+        launch_s: Least time between the starts of two kernels, and the start-up of a collective.
+    """
+
+    name: str
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    memory_bytes_per_s: float
+    memory_bytes: int
+    launch_s: float
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.peak_flops_per_s) - set(DTYPE_BITS))
+        if unknown:
+            raise CostError(f"device {self.name!r}: {unknown[0]!r} is not an element type")
+        if "float32" not in self.peak_flops_per_s:
+            raise CostError(f"device {self.name!r}: peak_flops_per_s gives no 'float32'")
+        for what, figure in (
+            *((f"peak_flops_per_s of {k}", v) for k, v in self.peak_flops_per_s.items()),
+            ("memory_bytes_per_s", self.memory_bytes_per_s),
+            ("memory_bytes", self.memory_bytes),
+        ):
+            _check(f"device {self.name!r}: {what}", figure, figure > 0)
+        _check(f"device {self.name!r}: launch_s", self.launch_s, 0 <= self.launch_s < math.inf)
+
+    def flops_per_s(self, dtype: str) -> float:
+        """FLOP/s reached in an element type."""
+        return self.peak_flops_per_s.get(dtype) or self.peak_flops_per_s["float32"]
+
+
+@dataclass(frozen=True)
+class LinkLevel:
+    """One level of the network: devices are numbered so that its groups are consecutive.
+
+    Attributes:
+        name: For people ("nvlink", "node", "rack").
+        size: Devices in one group of this level; inner levels' sizes divide it.
+        bandwidth_bytes_per_s: Of one device, in one direction, that collectives reach; inf is free.
+        latency_s: Of one hop.
+        reduce_bytes_per_s: Bandwidth of reducing collectives where it is another (gloo sums on
+            the host); None if it is the same.
+    """
+
+    name: str
+    size: int
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    reduce_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(f"level {self.name!r}: size", self.size, self.size >= 1)
+        bandwidth = self.bandwidth_bytes_per_s
+        _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
+        _check(f"level {self.name!r}: latency_s", self.latency_s, 0 <= self.latency_s < math.inf)
+        reduce = self.reduce_bytes_per_s
+        if reduce is not None:
+            _check(f"level {self.name!r}: reduce_bytes_per_s", reduce, reduce > 0)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices 0 .. n-1 and the levels of links between them, innermost first.
+
+    Two devices talk over the innermost level that has both in one group: ``device // size``.
+    """
+
+    name: str
+    devices: tuple[DeviceSpec, ...]
+    levels: tuple[LinkLevel, ...]
+
+    def __post_init__(self) -> None:
+        if not self.devices or not self.levels:
+            raise CostError(f"cluster {self.name!r} needs at least one device and one level")
+        for inner, outer in itertools.pairwise(self.levels):
+            if outer.size % inner.size or outer.size == inner.size:
+                raise CostError(
+                    f"cluster {self.name!r}: level {outer.name!r} of {outer.size} devices is not "
+                    f"made of groups of {inner.size} (level {inner.name!r})"
+                )
+        if self.levels[-1].size != len(self.devices):
+            raise CostError(
+                f"cluster {self.name!r}: outermost level {self.levels[-1].name!r} has size "
+                f"{self.levels[-1].size}, the cluster has {len(self.devices)} devices"
+            )
+
+    def level(self, devices: Iterable[int]) -> LinkLevel:
+        """The innermost level with all these devices in one group: the outermost they span."""
+        wanted = tuple(devices)
+        for level in self.levels:
+            if len({device // level.size for device in wanted}) <= 1:
+                return level
+        raise CostError(f"devices {wanted} are not all of cluster {self.name!r} ({len(self)})")
+
+    def link_s(self, source: int, target: int, nbytes: float) -> float:
+        """Seconds of one message; 0 from a device to itself."""
+        if source == target:
+            return 0.0
+        level = self.level((source, target))
+        return level.latency_s + nbytes / level.bandwidth_bytes_per_s
+
+    def with_memory(self, memory_bytes: int) -> Cluster:
+        """The same cluster with this limit on every device."""
+        limited = tuple(replace(device, memory_bytes=memory_bytes) for device in self.devices)
+        return replace(self, devices=limited)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON (inf is text there) and `from_data`; equal devices are counted."""
+        devices = [
+            {"count": len(tuple(same)), **_plain(vars(spec))}
+            for spec, same in itertools.groupby(self.devices)
+        ]
+        levels = [_plain(vars(level)) for level in self.levels]
+        return {"name": self.name, "devices": devices, "levels": levels}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Cluster:
+        """Inverse of `to_data`.
+
+        Sizes and rates may be text: ``"80GB"``, ``"inf"``; `count` defaults to 1.
+
+        Raises:
+            CostError: A key is missing, unknown or malformed.
+        """
+        known = {"name", "devices", "levels"}
+        _keys("cluster", data, known, known)
+        devices = [spec for entry in data["devices"] for spec in _devices(entry)]
+        return cls(str(data["name"]), tuple(devices), tuple(map(_level, data["levels"])))
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+
+def _check(what: str, figure: float, good: bool) -> None:
+    if not good or math.isnan(figure):
+        raise CostError(f"{what} is {figure}; it must be positive and finite where it is a cost")
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _number(value) for key, value in fields.items() if value is not None}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _number(item) for key, item in sorted(value.items())}
+    return "inf" if value == math.inf else value
+
+
+def _keys(what: str, entry: Any, needed: set[str], known: set[str]) -> None:
+    if not isinstance(entry, Mapping):
+        raise CostError(f"{what} is {entry!r}, not a table of figures")
+    name = entry.get("name", "")
+    missing, unknown = sorted(needed - set(entry)), sorted(set(entry) - known)
+    if missing:
+        raise CostError(f"{what} {name!r} has no {missing[0]!r}; it has {_list(entry)}")
+    if unknown:
+        raise CostError(f"{what} {name!r} has an unknown key {unknown[0]!r}; known: {_list(known)}")
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _float(what: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise CostError(f"{what} is {value!r}, not a number") from None
+
+
+def _devices(entry: Any) -> tuple[DeviceSpec, ...]:
+    needed = {item.name for item in fields(DeviceSpec)}
+    _keys("device", entry, needed, needed | {"count"})
+    rates, count, name = entry["peak_flops_per_s"], entry.get("count", 1), entry["name"]
+    if not isinstance(rates, Mapping):
+        raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
+    if not isinstance(count, int) or count < 1:
+        raise CostError(f"device {name!r}: count is {count!r}, not a whole number of at least 1")
+    spec = DeviceSpec(
+        str(name),
+        {dtype: _float(f"rate of {dtype}", rate) for dtype, rate in rates.items()},
+        _float(f"memory_bytes_per_s of device {name!r}", entry["memory_bytes_per_s"]),
+        parse_bytes(entry["memory_bytes"]),
+        _float(f"launch_s of device {name!r}", entry["launch_s"]),
+    )
+    return (spec,) * count
+
+
+def _level(entry: Any) -> LinkLevel:
+    known = {item.name for item in fields(LinkLevel)}
+    _keys("level", entry, known - {"reduce_bytes_per_s"}, known)
+    if not isinstance(entry["size"], int):
+        raise CostError(f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number")
+    rest = {
+        key: _float(f"{key} of level {entry['name']!r}", value)
+        for key, value in entry.items()
+        if key not in ("name", "size")
+    }
+    return LinkLevel(str(entry["name"]), entry["size"], **rest)

@@ -327,21 +327,27 @@ def _outputs(case: Case) -> tuple[str, ...]:
 
 
 def _run(case: Case, local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run local nodes; every value that they make comes back."""
+    """Run local nodes; every value that they make comes back.
+
+    As in a rank's file, constants are initializers and the other operands are inputs.
+    """
     made = [name for node in local.nodes for name in node.writes]
-    read = {name for node in local.nodes for name in node.reads}
-    feeds = {
-        name: np.ascontiguousarray(x).reshape(x.shape) for name, x in values.items() if name in read
-    }
     temporaries = set(made) - {name for name in made if name.startswith("out")}
     assert temporaries == set(local.types), f"{case}: temporaries {temporaries} need types"
+    constants = {f"in{i}" for i in case.constants}
+    read = [name for name in values if any(name in node.reads for node in local.nodes)]
+    feeds = {name: _contiguous(values[name]) for name in read if name not in constants}
+    held = {name: values[name] for name in read if name in constants}
     model = helper.make_model(
         helper.make_graph(
             [node_proto(node) for node in local.nodes],
             "case",
             [_input(name, x) for name, x in feeds.items()],
             [onnx.ValueInfoProto(name=name) for name in made],
-            [tensor_proto(name, x, x.dtype.name) for name, x in local.constants.items()],
+            [
+                tensor_proto(name, x, x.dtype.name)
+                for name, x in {**held, **local.constants}.items()
+            ],
         ),
         ir_version=10,
         opset_imports=_opsets(case, local.nodes),
@@ -350,9 +356,15 @@ def _run(case: Case, local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[s
     return dict(zip(made, runner.run(made, feeds), strict=True))
 
 
+def _contiguous(x: np.ndarray) -> np.ndarray:
+    """ascontiguousarray that keeps 0-D arrays 0-D."""
+    return np.ascontiguousarray(x).reshape(x.shape)
+
+
 def _input(name: str, x: np.ndarray) -> onnx.ValueInfoProto:
-    """Rank only, so that one session serves all local shapes."""
-    return helper.make_tensor_value_info(name, onnx_dtype(x.dtype.name), [None] * x.ndim)
+    """Rank only, so that one session serves all local shapes; lists (axes, sizes) need theirs."""
+    shape = x.shape if x.ndim == 1 else [None] * x.ndim
+    return helper.make_tensor_value_info(name, onnx_dtype(x.dtype.name), shape)
 
 
 def _opsets(case: Case, nodes: Iterable[Node]) -> list[onnx.OperatorSetIdProto]:

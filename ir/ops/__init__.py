@@ -9,11 +9,14 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import (
     attention,
     contraction,
+    einsum,
     elementwise,
     movement,
     normalization,
+    pooling,
     quantization,
     reduction,
+    sampling,
     spatial,
 )
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView
@@ -24,11 +27,14 @@ __all__ = ["LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "ROWS", "ro
 _FAMILIES = (
     attention,
     contraction,
+    einsum,
     elementwise,
     movement,
     normalization,
+    pooling,
     quantization,
     reduction,
+    sampling,
     spatial,
 )
 

@@ -7,7 +7,7 @@ without a row is *opaque*: kept whole on one device and reported by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -62,6 +62,13 @@ class OpView:
     def out_shapes(self) -> tuple[Shape | None, ...]:
         """Sizes of every result; None where absent."""
         return tuple(self.graph.types[v].shape if v else None for v in self.node.outputs)
+
+    def present(self, dims: Sequence[Sequence[str] | None]) -> list[Sequence[str] | None]:
+        """Dims of the operands that the node has, in order; None for each that is absent."""
+        return [
+            own if shape is not None else None
+            for own, shape in zip(dims, self.shapes, strict=False)
+        ]
 
     def attr(self, name: str, default: Attr | None = None) -> Attr | None:
         """An attribute."""

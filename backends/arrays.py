@@ -1,0 +1,67 @@
+"""Whole inputs to local parts and local parts to whole outputs, as NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.header import Header
+from partitioner.backends.regions import whole_region, write_region
+from partitioner.backends.tensors import cut
+from partitioner.ir.types import numpy_dtype
+
+
+def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
+    """Names, sizes and element types of whole inputs are the model's.
+
+    Raises:
+        BackendError: Something is missing, unknown or of another type; says what and what is right.
+    """
+    wanted = header.whole_inputs
+    for name in wanted:
+        if name not in inputs:
+            raise BackendError(
+                f"input {name!r} ({wanted[name]}) is missing; given: {_names(inputs)}"
+            )
+    for name, array in inputs.items():
+        if name not in wanted:
+            raise BackendError(f"input {name!r} is not one of the model's: {_names(wanted)}")
+        kind = wanted[name]
+        if tuple(array.shape) != kind.shape:
+            raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {kind.shape}")
+        if array.dtype != numpy_dtype(kind.dtype):
+            raise BackendError(
+                f"input {name!r} holds {array.dtype.name} elements, not {kind.dtype}"
+            )
+
+
+def _names(names: Mapping[str, object]) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+def local_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The parts of whole inputs that a rank is fed with, by local name."""
+    return {name: cut(inputs[part.whole], part.region) for name, part in header.inputs.items()}
+
+
+def assemble(
+    headers: Sequence[Header], parts: Mapping[int, Mapping[str, np.ndarray]]
+) -> dict[str, np.ndarray]:
+    """Whole outputs by name, in the model's order.
+
+    Args:
+        headers: Of all ranks.
+        parts: Local output values by rank and local name.
+    """
+    wholes = {
+        name: np.empty(kind.shape, numpy_dtype(kind.dtype))
+        for name, kind in headers[0].whole_outputs.items()
+    }
+    for header in headers:
+        for output in header.outputs:
+            whole = wholes[output.whole]
+            region = output.region if output.region is not None else whole_region(whole.shape)
+            write_region(whole, region, parts[header.rank][output.value])
+    return wholes

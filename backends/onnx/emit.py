@@ -1,0 +1,142 @@
+"""Rank programs -> one ONNX file a rank.
+
+A file holds the rank's nodes and constants, and its communications as nodes of our own domain.
+>>> emit(programs, graph, Path("out"))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.header import DOMAIN, write_header
+from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
+from partitioner.backends.onnx.slices import slice_nodes
+from partitioner.backends.onnx.stubs import comm_node, stub
+from partitioner.backends.onnx.weights import FileStore, InlineStore, Store
+from partitioner.backends.tensors import cut
+from partitioner.ir.graph import Graph
+from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
+
+#: The newest that ONNX Runtime 1.31 reads without multi-device annotations.
+IR_VERSION = 10
+#: Keys of a node's metadata.
+PHASE_KEY = f"{DOMAIN}.phase"
+ORIGIN_KEY = f"{DOMAIN}.origin"
+
+
+def emit(programs: Programs, graph: Graph, directory: Path) -> None:
+    """Write `rank0.onnx`, ... and, for ranks with large constants, `rank0.weights`, ...
+
+    Args:
+        programs: What each rank runs.
+        graph: Where the constants come from; they are read one at a time.
+        directory: An existing folder.
+
+    Raises:
+        ProgramError: The programs would deadlock or read what is not made.
+        BackendError: A program cannot be written.
+    """
+    programs.check()
+    for program in programs.ranks:
+        with FileStore(directory / f"rank{program.rank}.weights") as store:
+            model = _build(program, programs, graph, store)
+        (directory / f"rank{program.rank}.onnx").write_bytes(model.SerializeToString())
+
+
+def emit_models(programs: Programs, graph: Graph) -> tuple[ModelProto, ...]:
+    """The rank files as messages with all constants inside: small models, without a folder."""
+    programs.check()
+    return tuple(_build(program, programs, graph, InlineStore()) for program in programs.ranks)
+
+
+def _build(program: RankProgram, programs: Programs, graph: Graph, store: Store) -> ModelProto:
+    opset = graph.opsets[""]
+    body = GraphProto(name=f"{graph.name or 'model'}.rank{program.rank}")
+    body.initializer.extend(_constants(program, graph, store))
+    for step in program.steps:
+        _add_step(body, step, program, opset)
+    outputs = dict.fromkeys(output.value for output in program.outputs)
+    body.input.extend(value_info(name, program.types[name]) for name in program.inputs)
+    body.output.extend(value_info(name, program.types[name]) for name in outputs)
+    body.value_info.extend(_inner_values(body, program))
+    if not body.node:
+        _add_idle(body)
+    comms = [node for node in body.node if node.domain == DOMAIN]
+    functions = {node.op_type: node for node in comms}
+    model = helper.make_model(
+        body,
+        producer_name=DOMAIN,
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid(*pair) for pair in _opsets(graph, bool(comms))],
+        functions=[stub(name, node, opset) for name, node in sorted(functions.items())],
+    )
+    write_header(model, program, programs, len(comms))
+    return model
+
+
+def _opsets(graph: Graph, communicates: bool) -> Iterator[tuple[str, int]]:
+    yield from sorted(graph.opsets.items())
+    if communicates:
+        yield DOMAIN, 1
+
+
+def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[TensorProto]:
+    for name, array in program.literals.items():
+        yield tensor_proto(name, np.asarray(array), program.types[name].dtype)
+    for name, part in program.constants.items():
+        kind = program.types[name]
+        if part.zero:
+            yield store.tensor(name, kind, None)
+            continue
+        array = cut(graph.constants[part.whole].load(), part.region)
+        if array.shape != kind.shape:
+            raise BackendError(
+                f"rank {program.rank}: {name!r} is {kind}, but its part of {part.whole!r} has shape"
+                f" {array.shape}"
+            )
+        yield store.tensor(name, kind, array)
+
+
+def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opset: int) -> None:
+    if isinstance(step, Compute):
+        _add_node(body, node_proto(step.node), step.phase, step.origin)
+    elif step.kind is CommKind.SLICE:
+        nodes, literals = slice_nodes(step, program, opset)
+        body.initializer.extend(literals)
+        for node in nodes:
+            _add_node(body, node, step.phase, step.why)
+    else:
+        reads, writes = program.rank in step.sources(), program.rank in step.targets()
+        if reads or writes:
+            source = program.types[step.source] if reads else None
+            target = program.types[step.target] if writes else None
+            body.node.append(comm_node(step, program.rank, source, target))
+
+
+def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> None:
+    if phase:
+        node.metadata_props.add(key=PHASE_KEY, value=str(phase))
+    if origin and origin != node.name:
+        node.metadata_props.add(key=ORIGIN_KEY, value=origin)
+    body.node.append(node)
+
+
+def _inner_values(body: GraphProto, program: RankProgram) -> Iterator[ValueInfoProto]:
+    outer = {value.name for value in body.output}
+    for node in body.node:
+        for name in node.output:
+            if name and name not in outer and name in program.types:
+                yield value_info(name, program.types[name])
+
+
+def _add_idle(body: GraphProto) -> None:
+    """Give a rank without nodes one: stock ONNX Runtime does not load a file without any."""
+    idle = tensor_proto("", np.zeros((), np.int64), "int64")
+    name = f"{DOMAIN}.idle"
+    body.node.append(helper.make_node("Constant", [], [name], name=name, value=idle))
+    body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, ()))

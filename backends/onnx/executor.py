@@ -1,0 +1,257 @@
+"""Runs one rank's steps for one or several requests in flight.
+
+With several requests, round t runs phase p of request t - p, in step order; a single request runs
+all steps in order. The executor is a generator that pauses before it waits for data, so that one
+process can run all ranks in turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import onnxruntime as ort
+import torch
+
+from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.onnx.load import constants_outside
+from partitioner.backends.onnx.sessions import SessionConfig, open_session
+from partitioner.backends.onnx.steps import Cut, RankModel, Segment
+from partitioner.backends.tensors import from_numpy, torch_dtype
+from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.ir.program import CommKind
+from partitioner.ir.types import TensorType
+
+Values = dict[str, torch.Tensor]
+
+
+class Communicator(Protocol):
+    """How ranks exchange data. A rank calls `send` and `receive` in the order of its steps."""
+
+    def begin(self, requests: int) -> None:
+        """Announce how many requests the next run has."""
+
+    def send(self, cut: Cut, request: int, source: torch.Tensor) -> None:
+        """Hand over this rank's parts, without waiting for a later round."""
+
+    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> None:
+        """Fill `target`. For an all-reduce it may be the source's own memory."""
+
+    def finish(self) -> None:
+        """Wait until all data that was handed over has left."""
+
+
+class Role(IntEnum):
+    """What a rank does at a step, in this order if both."""
+
+    COMPUTE = 0
+    SEND = 1
+    RECEIVE = 2
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing that a rank does for every request.
+
+    Attributes:
+        index: Of the step.
+        role: What.
+        phase: Pipeline phase it happens in.
+        reads: Values that must be there.
+        writes: Values that are there afterwards.
+    """
+
+    index: int
+    role: Role
+    phase: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A rank needs the data of a cut now."""
+
+    cut: Cut
+    request: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A request is done on a rank.
+
+    Attributes:
+        request: Which.
+        values: Outputs and the values that were asked for, by local name.
+    """
+
+    request: int
+    values: Mapping[str, torch.Tensor]
+
+
+def round_of(phase: int, request: int, requests: int) -> int:
+    """The round in which a phase of a request runs; one request alone has a single round."""
+    return request + phase if requests > 1 else 0
+
+
+class Executor:
+    """One rank, with its sessions open.
+
+    Args:
+        model: The rank's file.
+        communicator: How it exchanges data.
+        config: How segments run.
+
+    Raises:
+        BackendError: ONNX Runtime refuses a segment.
+    """
+
+    def __init__(self, model: RankModel, communicator: Communicator, config: SessionConfig) -> None:
+        self.model = model
+        self.communicator = communicator
+        self.config = config
+        self.actions = tuple(_actions(model.steps))
+        self.sessions: Mapping[int, ort.InferenceSession] = {
+            action.index: open_session(model, step, config)
+            for action in self.actions
+            if isinstance(step := model.steps[action.index], Segment)
+        }
+        self._constants = {
+            name: from_numpy(model.constant(name), kind.dtype).to(config.device)
+            for name, kind in constants_outside(model).items()
+        }
+        self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
+        self._in_place = frozenset(_in_place(model.steps, self._kept))
+
+    def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
+        """Run requests, one a feed.
+
+        Args:
+            feeds: Local inputs of each request, contiguous, on the device.
+
+        Yields:
+            `Waiting` before each receive, `Done` after each request.
+        """
+        requests = len(feeds)
+        frees = _frees(self.actions, self._kept, staggered=requests > 1)
+        last = max((action.phase for action in self.actions), default=0)
+        flying: dict[int, Values] = {}
+        self.communicator.begin(requests)
+        for round_ in range(round_of(last, requests - 1, requests) + 1):
+            for action in self.actions:
+                request = round_ - round_of(action.phase, 0, requests)
+                if 0 <= request < requests:
+                    values = flying.setdefault(request, {**self._constants, **feeds[request]})
+                    yield from self._act(action, request, values)
+                    for name in frees[action]:
+                        values.pop(name, None)
+            request = round_ - round_of(last, 0, requests)
+            if request >= 0:
+                values = flying.pop(request, {**self._constants, **feeds[request]})
+                yield Done(request, {name: values[name] for name in self._kept})
+        self.communicator.finish()
+
+    def _act(self, action: Action, request: int, values: Values) -> Iterator[Waiting]:
+        step = self.model.steps[action.index]
+        if isinstance(step, Segment):
+            self._compute(action.index, step, values)
+        elif action.role is Role.SEND:
+            with _failing(self.model.rank, step):
+                self.communicator.send(step, request, values[step.comm.source])
+        elif step.keeps_all:
+            values[step.comm.target] = values[step.comm.source]
+        else:
+            target = self._target(step, values)
+            yield Waiting(step, request)
+            with _failing(self.model.rank, step):
+                self.communicator.receive(step, request, target)
+            values[step.comm.target] = target
+
+    def _target(self, cut: Cut, values: Values) -> torch.Tensor:
+        if cut.comm.target in self._in_place:
+            return values[cut.comm.source]
+        assert cut.target is not None
+        return self._empty(cut.target)
+
+    def _empty(self, kind: TensorType) -> torch.Tensor:
+        return torch.empty(kind.shape, dtype=torch_dtype(kind.dtype), device=self.config.device)
+
+    def _compute(self, index: int, segment: Segment, values: Values) -> None:
+        session, types = self.sessions[index], self.model.types
+        binding = session.io_binding()
+        for name in segment.inputs:
+            binding.bind_input(name, *_memory(values[name], types[name]))
+        for name in segment.outputs:
+            values[name] = self._empty(types[name])
+            binding.bind_output(name, *_memory(values[name], types[name]))
+        if self.config.device.type == "cuda":
+            torch.cuda.synchronize(self.config.device)
+        try:
+            session.run_with_iobinding(binding)
+        except Exception as error:
+            raise BackendError(
+                f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
+            ) from error
+
+
+def _memory(tensor: torch.Tensor, kind: TensorType) -> tuple[str, int, int, tuple[int, ...], int]:
+    """What ONNX Runtime's binding wants: device, its index, element type, sizes, address."""
+    device = tensor.device
+    return device.type, device.index or 0, onnx_dtype(kind.dtype), kind.shape, tensor.data_ptr()
+
+
+def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
+    for index, step in enumerate(steps):
+        if isinstance(step, Segment):
+            if step.outputs:
+                yield Action(index, Role.COMPUTE, step.phase, step.inputs, step.outputs)
+            continue
+        comm = step.comm
+        if step.source is not None:
+            yield Action(index, Role.SEND, comm.phase, (comm.source,), ())
+        if step.target is not None:
+            reads = (comm.source,) if step.source is not None else ()
+            yield Action(index, Role.RECEIVE, comm.target_phase, reads, (comm.target,))
+
+
+def _frees(
+    actions: Sequence[Action], kept: frozenset[str], *, staggered: bool
+) -> Mapping[Action, tuple[str, ...]]:
+    """Per action, the values that no later action of the same request reads."""
+    ordered = sorted(actions, key=lambda a: (a.phase if staggered else 0, a.index, a.role))
+    last: dict[str, Action] = {}
+    for action in ordered:
+        last.update(dict.fromkeys((*action.reads, *action.writes), action))
+    found: dict[Action, list[str]] = {action: [] for action in actions}
+    for name, action in last.items():
+        if name not in kept:
+            found[action].append(name)
+    return {action: tuple(names) for action, names in found.items()}
+
+
+def _in_place(steps: Sequence[Segment | Cut], kept: frozenset[str]) -> Iterator[str]:
+    """Targets of all-reduces that may overwrite their source: nothing else reads it."""
+    reads = Counter(name for step in steps for name in _inputs(step))
+    owned = {name for step in steps if isinstance(step, Segment) for name in step.outputs}
+    for step in steps:
+        if isinstance(step, Cut) and step.comm.kind is CommKind.ALL_REDUCE:
+            source = step.comm.source
+            if source in owned and source not in kept and reads[source] == 1:
+                yield step.comm.target
+
+
+def _inputs(step: Segment | Cut) -> tuple[str, ...]:
+    return step.inputs if isinstance(step, Segment) else (step.comm.source,)
+
+
+@contextmanager
+def _failing(rank: int, cut: Cut) -> Iterator[None]:
+    """Name the rank and the communication in whatever goes wrong inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CommunicationError(f"rank {rank}: {cut}: {one_line(error)}") from error

@@ -1,0 +1,120 @@
+"""What a loaded rank runs: segments of local nodes, and communications between them. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+from partitioner.backends.onnx.header import Header
+from partitioner.backends.regions import is_whole
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import TensorType
+
+_REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A maximal run of local nodes of one phase: one ONNX Runtime session.
+
+    Attributes:
+        phase: Pipeline phase of its nodes.
+        nodes: In order.
+        inputs: Values that come from elsewhere.
+        outputs: Values that are used elsewhere; none if nothing is (it is not run then).
+        constants: Initializers that it reads.
+    """
+
+    phase: int
+    nodes: tuple[NodeProto, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One rank's side of a communication.
+
+    Attributes:
+        rank: The rank.
+        comm: The communication, with this rank's transfers only; `source` and `target` are ""
+            where this rank does not read or write.
+        active: Ranks that send or receive something, ascending.
+        source: Type of the local tensor that is read, None if this rank only receives.
+        target: Type of the local tensor that is written, None if this rank only sends.
+    """
+
+    rank: int
+    comm: Comm
+    active: tuple[int, ...]
+    source: TensorType | None
+    target: TensorType | None
+
+    @property
+    def reduces(self) -> bool:
+        """Whether received parts are combined."""
+        return self.comm.kind in _REDUCING
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the receiving side runs in a later round than the sending side."""
+        return self.comm.target_phase > self.comm.phase
+
+    @cached_property
+    def keeps_all(self) -> bool:
+        """Whether the target here is the source here, unchanged: nothing needs to be received."""
+        if self.source is None or self.target is None or self.reduces:
+            return False
+        own = [t for t in self.comm.transfers if t.target == self.rank and t.numel]
+        return (
+            len(own) == 1
+            and own[0].source == self.rank
+            and is_whole(own[0].read, self.source.shape)
+            and is_whole(own[0].write, self.target.shape)
+        )
+
+    def __str__(self) -> str:
+        why = f" for {self.comm.why}" if self.comm.why else ""
+        return f"{self.comm.kind} {self.comm.seq}{why}"
+
+
+@dataclass(frozen=True)
+class RankModel:
+    """A rank file, cut into steps.
+
+    Attributes:
+        header: What the file says about itself.
+        proto: The file's message.
+        folder: Where its external weights lie; None if it has none.
+        steps: In order.
+        types: Types of the values that cross steps.
+        keep: Values that a caller asked for beside the outputs.
+    """
+
+    header: Header
+    proto: ModelProto
+    folder: Path | None
+    steps: tuple[Segment | Cut, ...]
+    types: Mapping[str, TensorType]
+    keep: tuple[str, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """The rank it is of."""
+        return self.header.rank
+
+    @cached_property
+    def constants(self) -> Mapping[str, TensorProto]:
+        """Initializers by name."""
+        return {tensor.name: tensor for tensor in self.proto.graph.initializer}
+
+    def constant(self, name: str) -> np.ndarray:
+        """Contents of an initializer."""
+        base = "" if self.folder is None else str(self.folder)
+        return numpy_helper.to_array(self.constants[name], base_dir=base)

@@ -1,0 +1,127 @@
+"""Communication nodes and the model-local functions that stand in for them in stock runtimes.
+
+A function gives the true output type and shape, so that checkers accept a rank file and stock
+ONNX Runtime loads it; what it computes is one rank's view (its own tensor, or zeros).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper, numpy_helper
+
+from partitioner.backends.onnx.header import DOMAIN, dump_transfers
+from partitioner.ir.onnx_types import onnx_dtype
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import TensorType
+
+#: First operator set with ConstantOfShape.
+_CONSTANT_OF_SHAPE = 9
+_ATTRIBUTES = (
+    "seq", "kind", "ranks", "active", "dtype", "reduce", "phase", "target_phase", "transfers",
+    "source_shape", "target_shape", "target_numel", "why",
+)  # fmt: skip
+
+
+def comm_node(
+    comm: Comm, rank: int, source: TensorType | None, target: TensorType | None
+) -> NodeProto:
+    """One rank's side of a communication.
+
+    Args:
+        comm: The communication.
+        rank: The rank whose file it is for.
+        source: Type of the local value that is read; None if the rank only receives.
+        target: Type of the local value that is written; None if the rank only sends.
+    """
+    own = tuple(t for t in comm.transfers if rank in (t.source, t.target))
+    attributes: dict[str, Any] = {
+        "seq": comm.seq,
+        "kind": comm.kind.value,
+        "ranks": list(comm.ranks),
+        "active": sorted(comm.sources() | comm.targets()),
+        "dtype": onnx_dtype(comm.dtype),
+        "reduce": comm.reduce,
+        "phase": comm.phase,
+        "target_phase": comm.target_phase,
+        "transfers": dump_transfers(own),
+        "why": comm.why,
+    }
+    if source is not None:
+        attributes["source_shape"] = _sizes(source.shape)
+    if target is not None:
+        attributes["target_shape"] = _sizes(target.shape)
+        attributes["target_numel"] = _sizes((target.numel,))
+    return helper.make_node(
+        stub_name(comm.kind, source is not None, target is not None),
+        [] if source is None else [comm.source],
+        [] if target is None else [comm.target],
+        name=f"{DOMAIN}.comm{comm.seq}",
+        domain=DOMAIN,
+        **attributes,
+    )
+
+
+def stub_name(kind: CommKind, reads: bool, writes: bool) -> str:
+    """Operator and function name of a rank's side: "CommAllReduce", "CommSend", "CommScatterRecv".
+
+    Never a name that ONNX has too: an optimization of ONNX Runtime looks at the name `Gather`
+    without its domain, and aborts the process.
+    """
+    camel = "".join(word.capitalize() for word in kind.split("_"))
+    side = "" if reads and writes else "Send" if reads else "Recv"
+    return f"Comm{side if kind is CommKind.SEND and side else camel + side}"
+
+
+def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
+    """The function behind a communication node, for nodes of the same name.
+
+    Args:
+        name: Function name.
+        node: One node that calls it.
+        opset: Version of the default domain; a function must import the model's own.
+    """
+    inputs, outputs = ["X"] * len(node.input), ["Y"] * len(node.output)
+    if not outputs:
+        body: Sequence[NodeProto] = [helper.make_node("Identity", ["X"], ["unused"])]
+    elif name == stub_name(CommKind.ALL_REDUCE, reads=True, writes=True):
+        body = [helper.make_node("Identity", ["X"], ["Y"])]
+    else:
+        body = _zeros(opset)
+    opsets = [helper.make_opsetid("", opset)]
+    return helper.make_function(
+        DOMAIN, name, inputs, outputs, body, opsets, attributes=list(_ATTRIBUTES)
+    )
+
+
+def _zeros(opset: int) -> list[NodeProto]:
+    """Zeros of `target_shape` and `dtype`."""
+    shape = _referring("Constant", [], "shape", "value", "target_shape", AttributeProto.TENSOR)
+    cast = _referring("Cast", ["zeros"], "Y", "to", "dtype", AttributeProto.INT)
+    if opset >= _CONSTANT_OF_SHAPE:
+        return [shape, helper.make_node("ConstantOfShape", ["shape"], ["zeros"]), cast]
+    one = numpy_helper.from_array(np.zeros(1, np.float32))
+    return [
+        shape,
+        _referring("Constant", [], "numel", "value", "target_numel", AttributeProto.TENSOR),
+        helper.make_node("Constant", [], ["zero"], value=one),
+        helper.make_node("Tile", ["zero", "numel"], ["flat"]),
+        helper.make_node("Reshape", ["flat", "shape"], ["zeros"]),
+        cast,
+    ]
+
+
+def _referring(
+    op: str, inputs: list[str], output: str, attribute: str, refers_to: str, kind: int
+) -> NodeProto:
+    node = helper.make_node(op, inputs, [output])
+    node.attribute.append(
+        AttributeProto(name=attribute, ref_attr_name=refers_to, type=kind)  # type: ignore[arg-type]
+    )
+    return node
+
+
+def _sizes(shape: tuple[int, ...]) -> TensorProto:
+    return numpy_helper.from_array(np.array(shape, np.int64))

@@ -1,0 +1,93 @@
+"""Reading and writing regions (products of interval lists) of NumPy arrays and torch tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from types import EllipsisType
+from typing import Any, TypeVar
+
+from partitioner.ir.exchange import Region, Transfer
+
+#: A NumPy array or a torch tensor: both index and assign by slices alike.
+ArrayT = TypeVar("ArrayT", bound=Any)
+Index = tuple[slice | EllipsisType, ...]
+
+
+def region_shape(region: Region) -> tuple[int, ...]:
+    """Sizes of a region packed densely.
+
+    >>> region_shape((((0, 2), (5, 1)), ((0, 4),)))
+    (3, 4)
+    """
+    return tuple(sum(length for _, length in intervals) for intervals in region)
+
+
+def whole_region(shape: tuple[int, ...]) -> Region:
+    """The region that is all of a tensor."""
+    return tuple(((0, size),) for size in shape)
+
+
+def is_whole(region: Region | None, shape: tuple[int, ...]) -> bool:
+    """Whether a region is all of a tensor, in its own order."""
+    if region is None:
+        return True
+    return len(region) == len(shape) and all(
+        _is_full(intervals, size) for intervals, size in zip(region, shape, strict=True)
+    )
+
+
+def _is_full(intervals: tuple[tuple[int, int], ...], size: int) -> bool:
+    at = 0
+    for start, length in intervals:
+        if start != at:
+            return False
+        at += length
+    return at == size
+
+
+def boxes(region: Region) -> Iterator[tuple[Index, Index]]:
+    """The contiguous boxes of a region: (index in the tensor, index in the packed part)."""
+    for box in itertools.product(*map(_placed, region)):
+        tensor = tuple(slice(start, start + length) for start, length, _ in box)
+        packed = tuple(slice(at, at + length) for _, length, at in box)
+        yield (*tensor, ...), (*packed, ...)
+
+
+def _placed(intervals: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
+    placed, at = [], 0
+    for start, length in intervals:
+        placed.append((start, length, at))
+        at += length
+    return placed
+
+
+def box_view(tensor: ArrayT, region: Region) -> ArrayT | None:
+    """A view of a region that is one box; None if it is several."""
+    if any(len(intervals) != 1 for intervals in region):
+        return None
+    index, _ = next(boxes(region))
+    view: ArrayT = tensor[index]
+    return view
+
+
+def read_region(tensor: ArrayT, region: Region, part: ArrayT) -> None:
+    """Copy a region of `tensor` into the packed `part` (written in place)."""
+    for index, packed in boxes(region):
+        part[packed] = tensor[index]
+
+
+def write_region(tensor: ArrayT, region: Region, part: ArrayT) -> None:
+    """Copy the packed `part` into a region of `tensor` (written in place)."""
+    for index, packed in boxes(region):
+        tensor[index] = part[packed]
+
+
+def numbered(transfers: Iterable[Transfer]) -> Iterator[tuple[Transfer, int]]:
+    """Transfers with their number among those of the same two ranks: the same on both sides."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for transfer in transfers:
+        pair = transfer.source, transfer.target
+        yield transfer, seen[pair]
+        seen[pair] += 1

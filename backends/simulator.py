@@ -1,0 +1,253 @@
+"""All ranks in one process, in lock-step: no torch.distributed, always the same order.
+
+Each rank runs until it waits for data that is not there yet, then the next one runs.
+>>> run_lockstep(Path("model.partition"), {"x": x})  # doctest: +SKIP
+{'y': array(...)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from onnx import ModelProto
+
+from partitioner.backends.arrays import assemble, check_inputs, local_inputs
+from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.executor import Done, Executor, Waiting
+from partitioner.backends.onnx.header import Header
+from partitioner.backends.onnx.load import load_rank, read_directory
+from partitioner.backends.onnx.sessions import SessionConfig
+from partitioner.backends.onnx.steps import Cut, RankModel
+from partitioner.backends.regions import numbered, read_region, region_shape, write_region
+from partitioner.backends.tensors import combine, from_numpy, to_numpy
+from partitioner.ir.exchange import Region, Transfer
+from partitioner.ir.program import CommKind
+
+_NOTHING: Mapping[int, Collection[str]] = MappingProxyType({})
+
+#: Where data lies between ranks: (seq, request, source rank, target rank, number of the transfer).
+_Key = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """What a request gave.
+
+    Attributes:
+        outputs: Whole outputs by name.
+        values: Local values that were asked for, by rank and local name.
+    """
+
+    outputs: Mapping[str, np.ndarray]
+    values: Mapping[int, Mapping[str, np.ndarray]]
+
+
+def run_lockstep(
+    source: Path | Sequence[ModelProto],
+    inputs: Mapping[str, np.ndarray],
+    *,
+    optimization: str = "basic",
+) -> dict[str, np.ndarray]:
+    """Run one request on all ranks.
+
+    Args:
+        source: A folder of rank files, or their messages in order of rank.
+        inputs: Whole inputs by name.
+        optimization: See `SessionConfig`; at "basic" cutting a model changes no bit.
+
+    Raises:
+        BackendError: A file or an input is wrong, ONNX Runtime fails, or the ranks deadlock.
+    """
+    return dict(Simulator(source, optimization=optimization).run([inputs])[0].outputs)
+
+
+class Simulator:
+    """All ranks of a partitioned model with their sessions open.
+
+    Args:
+        source: A folder of rank files, or their messages in order of rank.
+        keep: Local values to return beside the outputs, by rank.
+        optimization: See `SessionConfig`.
+        configs: Per rank, in place of `optimization`.
+    """
+
+    def __init__(
+        self,
+        source: Path | Sequence[ModelProto],
+        *,
+        keep: Mapping[int, Collection[str]] = _NOTHING,
+        optimization: str = "basic",
+        configs: Mapping[int, SessionConfig] = MappingProxyType({}),
+    ) -> None:
+        default = SessionConfig(optimization=optimization, threads=torch.get_num_threads())
+        mail = _Mail()
+        self.mail = mail
+        self.executors = tuple(
+            Executor(model, mail.of(model.rank), configs.get(model.rank, default))
+            for model in _load(source, keep)
+        )
+
+    @property
+    def headers(self) -> tuple[Header, ...]:
+        """The ranks' descriptions."""
+        return tuple(executor.model.header for executor in self.executors)
+
+    def run(self, requests: Sequence[Mapping[str, np.ndarray]]) -> tuple[Lockstep, ...]:
+        """Run requests (in flight together, if several) and gather what each gave.
+
+        Raises:
+            BackendError: An input is wrong, ONNX Runtime fails, or the ranks deadlock.
+        """
+        for inputs in requests:
+            check_inputs(self.headers[0], inputs)
+        self.mail.clear()
+        done: dict[int, dict[int, Mapping[str, torch.Tensor]]] = {
+            r: {} for r in range(len(requests))
+        }
+        for rank, result in self._interleave(requests):
+            done[result.request][rank] = result.values
+        return tuple(self._gather(done[request]) for request in range(len(requests)))
+
+    def _interleave(
+        self, requests: Sequence[Mapping[str, np.ndarray]]
+    ) -> Iterator[tuple[int, Done]]:
+        running = {e.model.rank: e.run(_feeds(e.model, requests)) for e in self.executors}
+        waits: dict[int, Waiting] = {}
+        while running:
+            moved = False
+            for rank in list(running):
+                while rank in running and (rank not in waits or self.mail.ready(rank, waits[rank])):
+                    moved = True
+                    waits.pop(rank, None)
+                    event = next(running[rank], None)
+                    if event is None:
+                        del running[rank]
+                    elif isinstance(event, Done):
+                        yield rank, event
+                    else:
+                        waits[rank] = event
+            if not moved:
+                raise BackendError(_deadlock(waits))
+
+    def _gather(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> Lockstep:
+        parts, kept = {}, {}
+        for executor in self.executors:
+            model = executor.model
+            arrays = {
+                name: to_numpy(tensor, model.types[name].dtype)
+                for name, tensor in values[model.rank].items()
+            }
+            parts[model.rank] = {o.value: arrays[o.value] for o in model.header.outputs}
+            kept[model.rank] = {name: arrays[name] for name in model.keep}
+        return Lockstep(assemble(self.headers, parts), kept)
+
+
+def _load(
+    source: Path | Sequence[ModelProto], keep: Mapping[int, Collection[str]]
+) -> Iterator[RankModel]:
+    if isinstance(source, Path):
+        files: list[Path | ModelProto] = [
+            source / f"rank{header.rank}.onnx" for header in read_directory(source)
+        ]
+    else:
+        files = list(source)
+    for rank, item in enumerate(files):
+        yield load_rank(item, keep.get(rank, ()))
+
+
+def _feeds(
+    model: RankModel, requests: Sequence[Mapping[str, np.ndarray]]
+) -> list[Mapping[str, torch.Tensor]]:
+    return [
+        {
+            name: from_numpy(array, model.types[name].dtype)
+            for name, array in local_inputs(model.header, inputs).items()
+        }
+        for inputs in requests
+    ]
+
+
+def _deadlock(waits: Mapping[int, Waiting]) -> str:
+    each = "; ".join(
+        f"rank {rank} waits for {wait.cut} (request {wait.request})"
+        for rank, wait in sorted(waits.items())
+    )
+    return f"the ranks deadlock: {each}"
+
+
+class _Mail:
+    """Data between ranks, kept until it is taken."""
+
+    def __init__(self) -> None:
+        self._parts: dict[_Key, torch.Tensor] = {}
+
+    def of(self, rank: int) -> _Mailbox:
+        """The communicator of one rank."""
+        return _Mailbox(self._parts, rank)
+
+    def ready(self, rank: int, wait: Waiting) -> bool:
+        """Whether everything that a rank waits for has been sent."""
+        return all(key in self._parts for key in _incoming(wait.cut, rank, wait.request))
+
+    def clear(self) -> None:
+        """Forget what an earlier run that failed has left."""
+        self._parts.clear()
+
+
+class _Mailbox:
+    """One rank's side of the mail: a `Communicator`."""
+
+    def __init__(self, parts: dict[_Key, torch.Tensor], rank: int) -> None:
+        self._parts = parts
+        self._rank = rank
+
+    def begin(self, requests: int) -> None:
+        """Nothing to prepare."""
+
+    def finish(self) -> None:
+        """Nothing to wait for: sending is a copy."""
+
+    def send(self, cut: Cut, request: int, source: torch.Tensor) -> None:
+        """Put copies of this rank's parts into the mail."""
+        seq, rank = cut.comm.seq, self._rank
+        if cut.comm.kind is CommKind.ALL_REDUCE:
+            copy = source.clone()
+            for target in cut.comm.ranks:
+                self._parts[seq, request, rank, target, 0] = copy
+            return
+        for transfer, number in numbered(cut.comm.transfers):
+            if transfer.source == rank:
+                part = source.new_empty(region_shape(transfer.read))
+                read_region(source, transfer.read, part)
+                self._parts[seq, request, rank, transfer.target, number] = part
+
+    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> None:
+        """Take this rank's parts out of the mail; reductions are in ascending order of rank."""
+        if cut.comm.kind is CommKind.ALL_REDUCE:
+            parts = [self._parts.pop(key) for key in _incoming(cut, self._rank, request)]
+            target.copy_(combine(parts, cut.comm.reduce))
+            return
+        by_write: dict[Region, list[torch.Tensor]] = {}
+        for transfer, key in _arrivals(cut, self._rank, request):
+            by_write.setdefault(transfer.write, []).append(self._parts.pop(key))
+        for write, parts in by_write.items():
+            write_region(
+                target, write, combine(parts, cut.comm.reduce) if cut.reduces else parts[-1]
+            )
+
+
+def _arrivals(cut: Cut, rank: int, request: int) -> Iterator[tuple[Transfer, _Key]]:
+    for transfer, number in numbered(cut.comm.transfers):
+        if transfer.target == rank:
+            yield transfer, (cut.comm.seq, request, transfer.source, rank, number)
+
+
+def _incoming(cut: Cut, rank: int, request: int) -> list[_Key]:
+    if cut.comm.kind is CommKind.ALL_REDUCE:
+        return [(cut.comm.seq, request, source, rank, 0) for source in cut.comm.ranks]
+    return [key for _, key in _arrivals(cut, rank, request)]

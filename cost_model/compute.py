@@ -37,13 +37,15 @@ def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[
     if row is not None and row.view:
         return dict.fromkeys(placed.mesh.devices, 0.0)
     dtype = _compute_dtype(graph, placed)
-    known: dict[_Local, tuple[float, int]] = {}
+    known: dict[tuple[_Local, DeviceSpec], float] = {}
     seconds = {}
-    for device, point in _coords(placed.mesh):
-        local = _cut_sizes(placed, point)
-        if local not in known:
-            known[local] = local_flops(placed, point), local_moved_bytes(graph, placed, point)
-        seconds[device] = kernel_seconds(*known[local], dtype, cluster.devices[device])
+    for (device, point), sizes in zip(_coords(placed.mesh), _cut_sizes(placed), strict=True):
+        spec = cluster.devices[device]
+        if (sizes, spec) not in known:
+            flops = local_flops(placed, point)
+            moved = local_moved_bytes(graph, placed, point)
+            known[sizes, spec] = kernel_seconds(flops, moved, dtype, spec)
+        seconds[device] = known[sizes, spec]
     return seconds
 
 
@@ -132,9 +134,21 @@ def _coords(mesh: DeviceMesh) -> tuple[tuple[int, _Point], ...]:
     return tuple(mesh.coords())
 
 
-def _cut_sizes(placed: PlacedNode, point: _Point) -> _Local:
-    """Two coordinates with equal sizes of all cut factors do equal work."""
-    return tuple(layout.local_size(placed.mesh, point) for layout in placed.layouts.values())
+@lru_cache(maxsize=4096)
+def _indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
+    """Row-major coordinate over `axes` of each device."""
+    return tuple(mesh.linear(axes, point) for _, point in mesh.coords())
+
+
+def _cut_sizes(placed: PlacedNode) -> tuple[_Local, ...]:
+    """Local sizes of the cut factors on each device; equal ones mean equal work."""
+    if not placed.layouts:
+        return ((),) * len(placed.mesh.devices)
+    by_factor = []
+    for layout in placed.layouts.values():
+        sizes = layout.sizes()
+        by_factor.append([sizes[index] for index in _indices(placed.mesh, layout.axes)])
+    return tuple(zip(*by_factor, strict=True))
 
 
 def _local_bytes(

@@ -16,7 +16,7 @@ from typing import Any
 from partitioner.cost_model.errors import CostError
 from partitioner.ir.types import DTYPE_BITS
 
-_UNITS_BYTES = {
+_UNITS_BYTES: dict[str, int] = {
     "": 1,
     "B": 1,
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGTP", 1)},
@@ -132,6 +132,11 @@ class Cluster:
                 f"cluster {self.name!r}: outermost level {self.levels[-1].name!r} has size "
                 f"{self.levels[-1].size}, the cluster has {len(self.devices)} devices"
             )
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all devices are equal and any two talk over the same links."""
+        return len(set(self.devices)) == 1 and len(self.levels) == 1
 
     def level(self, devices: Iterable[int]) -> LinkLevel:
         """The innermost level with all these devices in one group: the outermost they span."""

@@ -1,0 +1,160 @@
+"""What a plan costs: the referee, which knows nothing of how the plan was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import sharded_flops_share
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes
+from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.simulate import simulate
+from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rule_of
+from partitioner.ir.plan import PlacedNode, Plan, place, resolve
+from partitioner.ir.program import CommKind
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import DTYPE_BITS
+
+OBJECTIVES = ("throughput", "latency", "memory")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A plan's cost on a cluster; mappings have every device.
+
+    Attributes:
+        compute_s: Seconds of each device's nodes, one request.
+        comm_s: Seconds of its communications, waiting not counted.
+        latency_s: One request from its inputs to its outputs, waiting counted.
+        peak: The search's safe memory peaks.
+        exact_peak: Peaks by liveness, for the order of the plan.
+        limit_bytes: Memory of each device.
+        sent_bytes: Bytes that leave each device, one request.
+        devices_used: Devices that run at least one node.
+        sharded_flops_share: See `compute.sharded_flops_share`.
+    """
+
+    compute_s: Mapping[int, float]
+    comm_s: Mapping[int, float]
+    latency_s: float
+    peak: Mapping[int, MemoryPeak]
+    exact_peak: Mapping[int, MemoryPeak]
+    limit_bytes: Mapping[int, int]
+    sent_bytes: Mapping[int, int]
+    devices_used: int
+    sharded_flops_share: float
+
+    @property
+    def load_s(self) -> Mapping[int, float]:
+        """Seconds that each device is busy, one request."""
+        return {device: seconds + self.comm_s[device] for device, seconds in self.compute_s.items()}
+
+    @property
+    def step_s(self) -> float:
+        """Load of the busiest device: time between requests of a full stream."""
+        return max(self.load_s.values())
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Requests a second of a full stream; inf if nothing takes time."""
+        return 1 / self.step_s if self.step_s else math.inf
+
+    @property
+    def over_bytes(self) -> Mapping[int, int]:
+        """Bytes above the limit by the safe peak, for the devices that are above it."""
+        over = {d: peak.bytes - self.limit_bytes[d] for d, peak in self.peak.items()}
+        return {device: excess for device, excess in over.items() if excess > 0}
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device is within its limit by the safe peak."""
+        return not self.over_bytes
+
+    def cost(self, objective: str) -> float:
+        """Value of an objective: seconds of "throughput" and "latency", bytes of "memory".
+
+        Raises:
+            CostError: There is no such objective.
+        """
+        if objective == "throughput":
+            return self.step_s
+        if objective == "latency":
+            return self.latency_s
+        if objective == "memory":
+            return max(peak.bytes for peak in self.peak.values())
+        raise CostError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
+
+
+def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
+    """Cost of a plan.
+
+    Raises:
+        PlanError: The plan does not fit the graph.
+        CostError: The plan uses a device that the cluster does not have.
+    """
+    return evaluate_placed(graph, resolve(graph, plan), cluster)
+
+
+def one_device(graph: Graph, cluster: Cluster) -> Evaluation:
+    """Cost of the whole graph on device 0, whether or not it fits."""
+    mesh = DeviceMesh.single(0)
+    placed = []
+    for node in graph.nodes:
+        rule = rule_of(graph, node)
+        placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
+    return evaluate_placed(graph, placed, cluster)
+
+
+def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Evaluation:
+    """Cost of a resolved plan."""
+    devices = range(len(cluster))
+    absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
+    if absent:
+        raise CostError(
+            f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
+        )
+    tasks = schedule(graph, placed, cluster)
+    nothing = MemoryPeak(0, 0, 0, "")
+    return Evaluation(
+        compute_s=_seconds(tasks, "compute", cluster),
+        comm_s=_seconds(tasks, "comm", cluster),
+        latency_s=simulate(tasks).latency_s,
+        peak={**dict.fromkeys(devices, nothing), **peak_bytes(tasks)},
+        exact_peak={**dict.fromkeys(devices, nothing), **exact_peak_bytes(tasks)},
+        limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
+        sent_bytes=sent_bytes(tasks, cluster),
+        devices_used=len({device for node in placed for device in node.mesh.devices}),
+        sharded_flops_share=sharded_flops_share(placed),
+    )
+
+
+def sent_bytes(tasks: Schedule, cluster: Cluster) -> Mapping[int, int]:
+    """Bytes that leave each device: its transfers to others; a ring's share of an all-reduce."""
+    sent = dict.fromkeys(range(len(cluster)), 0.0)
+    for task in tasks.tasks:
+        comm = task.comm
+        if comm is None:
+            continue
+        held = {device: nbytes for device, _, nbytes in task.writes}
+        if comm.kind is CommKind.ALL_REDUCE:
+            for rank in comm.ranks:
+                sent[rank] += 2 * (len(comm.ranks) - 1) / len(comm.ranks) * held[rank]
+            continue
+        for transfer in comm.transfers:
+            if transfer.source != transfer.target:
+                sent[transfer.source] += transfer.numel * DTYPE_BITS[comm.dtype] / 8
+    return {device: round(nbytes) for device, nbytes in sent.items()}
+
+
+def _seconds(tasks: Schedule, kind: str, cluster: Cluster) -> Mapping[int, float]:
+    total = dict.fromkeys(range(len(cluster)), 0.0)
+    for task in tasks.tasks:
+        if task.kind == kind:
+            for device, seconds in task.devices.items():
+                total[device] += seconds
+    return total

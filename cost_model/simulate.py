@@ -1,0 +1,175 @@
+"""The timeline of a schedule: when each device does what, for one request or several.
+
+Every device runs its share of the tasks in the schedule's order. A node's devices start each when
+it gets there. A communication whose sources and targets are disjoint is one-way: a source starts
+when it gets there and does not wait for the targets; a target is done when the last source is,
+and not before its own seconds after it got there. Any other communication starts when
+its last device gets there.
+
+With several requests in flight, round t runs phase p of request t - p, in task order (see
+`ir.program.Compute.phase`): the order in which the runtime interleaves them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.schedule import Schedule, Task
+
+_MICROSECONDS = 1e6  #: Trace-event times are in microseconds.
+_LANES = ("compute", "comm")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One task of one request on one device.
+
+    Attributes:
+        device: The device.
+        kind: "compute" or "comm", its lane.
+        name: Of the task.
+        start_s: Since all devices began.
+        end_s: Likewise.
+        request: 0 .. requests-1.
+    """
+
+    device: int
+    kind: str
+    name: str
+    start_s: float
+    end_s: float
+    request: int = 0
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Events in the order of simulation: ascending on each device."""
+
+    events: tuple[Event, ...]
+    requests: int = 1
+
+    @property
+    def latency_s(self) -> float:
+        """Until the first request's last event ends."""
+        return max((e.end_s for e in self.events if e.request == 0), default=0.0)
+
+    @property
+    def makespan_s(self) -> float:
+        """Until the last event ends."""
+        return max((event.end_s for event in self.events), default=0.0)
+
+    @property
+    def step_s(self) -> float:
+        """Mean time between the ends of requests; the makespan of one."""
+        if self.requests == 1:
+            return self.makespan_s
+        return (self.makespan_s - self.latency_s) / (self.requests - 1)
+
+
+def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
+    """Run a schedule on a clock.
+
+    Args:
+        schedule: Tasks with seconds by device.
+        requests: How many follow one another; all are there at the start.
+
+    Raises:
+        CostError: `requests` is less than 1.
+    """
+    if requests < 1:
+        raise CostError(f"{requests} requests were asked for; at least 1 is needed")
+    clock = _Clock()
+    phases = 1 + max((task.target_phase for task in schedule.tasks), default=0)
+    for turn in range(requests + phases - 1):
+        for index, task in enumerate(schedule.tasks):
+            sending, receiving = turn - task.phase, turn - task.target_phase
+            if not _is_one_way(task):
+                if 0 <= sending < requests:
+                    clock.together(task, sending)
+                continue
+            if 0 <= sending < requests:
+                clock.send(index, task, sending)
+            if 0 <= receiving < requests:
+                clock.receive(index, task, receiving)
+    return Timeline(tuple(clock.events), requests)
+
+
+def timeline_json(timeline: Timeline) -> str:
+    """Trace-event JSON, a process a device with a lane a kind; opens in Perfetto and Chrome.
+
+    Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+    """
+    devices = sorted({event.device for event in timeline.events})
+    events = [*_names(devices), *map(_trace_event, timeline.events)]
+    data = {"displayTimeUnit": "ms", "traceEvents": events}
+    return json.dumps(data, allow_nan=False) + "\n"
+
+
+@dataclass
+class _Clock:
+    free: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    sent: dict[tuple[int, int], float] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    def together(self, task: Task, request: int) -> None:
+        """A node, or a communication that needs all its devices at once."""
+        ready = max((self.free[device] for device in task.devices), default=0.0)
+        for device, seconds in task.devices.items():
+            start = self.free[device] if task.kind == "compute" else ready
+            self._run(task, request, device, start, start + seconds)
+
+    def send(self, index: int, task: Task, request: int) -> None:
+        """The sources' side of a one-way communication."""
+        ends = [
+            self._run(task, request, device, self.free[device], self.free[device] + seconds)
+            for device, seconds in _side(task, sources=True)
+        ]
+        self.sent[index, request] = max(ends, default=0.0)
+
+    def receive(self, index: int, task: Task, request: int) -> None:
+        """The targets' side, in the same or a later round."""
+        arrived = self.sent.pop((index, request))
+        for device, seconds in _side(task, sources=False):
+            end = max(arrived, self.free[device] + seconds)
+            self._run(task, request, device, end - seconds, end)
+
+    def _run(self, task: Task, request: int, device: int, start: float, end: float) -> float:
+        self.free[device] = end
+        self.events.append(Event(device, task.kind, task.name, start, end, request))
+        return end
+
+
+def _is_one_way(task: Task) -> bool:
+    return task.comm is not None and not task.comm.sources() & task.comm.targets()
+
+
+def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
+    assert task.comm is not None
+    side = task.comm.sources() if sources else task.comm.targets()
+    return ((device, seconds) for device, seconds in task.devices.items() if device in side)
+
+
+def _names(devices: Iterable[int]) -> Iterator[dict[str, Any]]:
+    for device in devices:
+        about: dict[str, Any] = {"ph": "M", "pid": device}
+        yield {**about, "name": "process_name", "args": {"name": f"device {device}"}}
+        for lane, kind in enumerate(_LANES):
+            yield {**about, "tid": lane, "name": "thread_name", "args": {"name": kind}}
+
+
+def _trace_event(event: Event) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "name": event.name,
+        "cat": event.kind,
+        "pid": event.device,
+        "tid": _LANES.index(event.kind),
+        "ts": event.start_s * _MICROSECONDS,
+        "dur": (event.end_s - event.start_s) * _MICROSECONDS,
+        "args": {"request": event.request},
+    }

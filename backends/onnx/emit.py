@@ -104,7 +104,7 @@ def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[Ten
 
 def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opset: int) -> None:
     if isinstance(step, Compute):
-        _add_node(body, node_proto(step.node), step.phase, step.origin)
+        _add_node(body, _local_node(step), step.phase, step.origin)
     elif step.kind is CommKind.SLICE:
         nodes, literals = slice_nodes(step, program, opset)
         body.initializer.extend(literals)
@@ -116,6 +116,14 @@ def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opse
             source = program.types[step.source] if reads else None
             target = program.types[step.target] if writes else None
             body.node.append(comm_node(step, program.rank, source, target))
+
+
+def _local_node(step: Compute) -> NodeProto:
+    """A node with local names; `renames` is for the bodies inside it only."""
+    proto = node_proto(step.node, dict(step.renames))
+    proto.input[:] = step.node.inputs
+    proto.output[:] = step.node.outputs
+    return proto
 
 
 def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> None:

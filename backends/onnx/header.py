@@ -35,7 +35,6 @@ class Header:
         outputs: Parts of whole outputs that this rank delivers.
         whole_inputs: Types of the model's inputs.
         whole_outputs: Types of the model's outputs.
-        meta: The programs' own notes.
     """
 
     rank: int
@@ -45,7 +44,6 @@ class Header:
     outputs: tuple[Output, ...]
     whole_inputs: Mapping[str, TensorType]
     whole_outputs: Mapping[str, TensorType]
-    meta: Mapping[str, str]
 
 
 def write_header(model: ModelProto, program: RankProgram, programs: Programs, comms: int) -> None:
@@ -58,7 +56,6 @@ def write_header(model: ModelProto, program: RankProgram, programs: Programs, co
         "outputs": [[output.value, output.whole, output.region] for output in program.outputs],
         "whole_inputs": _types(programs.inputs),
         "whole_outputs": _types(programs.outputs),
-        "meta": dict(programs.meta),
     }
     model.metadata_props.add(key=VERSION_KEY, value=str(FORMAT_VERSION))
     model.metadata_props.add(key=PROGRAM_KEY, value=json.dumps(data, separators=(",", ":")))
@@ -104,7 +101,6 @@ def _parse(data: Any) -> Header:
         whole_outputs={
             n: TensorType.of(kind, shape) for n, (kind, shape) in data["whole_outputs"].items()
         },
-        meta={str(key): str(value) for key, value in data["meta"].items()},
     )
 
 

@@ -124,7 +124,7 @@ def tensor_parallel(reduce: str = "sum") -> Case:
     ranks = [_with_slice(program, number) for number, program in enumerate(ranks)]
     partial = [np.maximum(x @ a[:, s : s + n], 0) @ b[s : s + n] for s, n in cuts]
     joined = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}[reduce]
-    programs = Programs(tuple(ranks), {"x": f32(4, 6)}, {"y": f32(4, 2)}, {"made": "by hand"})
+    programs = Programs(tuple(ranks), {"x": f32(4, 6)}, {"y": f32(4, 2)})
     return Case(programs, graph({"A": a, "B": b}), {"x": x}, {"y": joined(*partial)})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView, same_node
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, same_node
 from partitioner.ir.rule import Rule
 
 
@@ -130,33 +130,10 @@ def lrn(view: OpView) -> Rule:
     return Rule.of([dims], [dims], view.shapes, view.out_shapes, whole={"c"}, flops=flops)
 
 
-def depth_to_space(view: OpView) -> Rule:
-    """``n (b0 b1 c) h w -> n c (h b0) (w b1)``, or ``(c b0 b1)`` in CRD mode."""
-    deep = "(c b0 b1)" if view.attr("mode", "DCR") == "CRD" else "(b0 b1 c)"
-    c = view.out_shape()[1]
-    return _blocks(view, f"n {deep} h w", "n c (h b0) (w b1)", c, view.shape(0)[2:])
-
-
-def space_to_depth(view: OpView) -> Rule:
-    """``n c (h b0) (w b1) -> n (b0 b1 c) h w``."""
-    c = view.shape(0)[1]
-    return _blocks(view, "n c (h b0) (w b1)", "n (b0 b1 c) h w", c, view.out_shape()[2:])
-
-
-def _blocks(view: OpView, operand: str, result: str, c: int, hw: tuple[int, ...]) -> Rule:
-    block = view.int_attr("blocksize", 0)
-    if block < 1:
-        raise OpaqueError(f"blocksize is {block}")
-    sizes = {"b0": block, "b1": block, "c": c, "h": hw[0], "w": hw[1]}
-    return Rule.of(operand, result, view.shapes, view.out_shapes, sizes=sizes, whole={"b0", "b1"})
-
-
 ROWS: Mapping[str, OpRow] = {
     "Conv": OpRow(conv, local_group),
     "ConvInteger": OpRow(conv_integer, local_group),
     "ConvTranspose": OpRow(conv_transpose, local_group),
-    "DepthToSpace": OpRow(depth_to_space),
     "LRN": OpRow(lrn),
     "QLinearConv": OpRow(qlinear_conv, local_group),
-    "SpaceToDepth": OpRow(space_to_depth),
 }

@@ -35,9 +35,11 @@ def parse_bytes(size: str | float) -> int:
     (8589934592, 1500, 7)
     """
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
-    if found is None or found[2] not in _UNITS_BYTES or float(found[1]) <= 0:
+    unit = _UNITS_BYTES.get(found[2]) if found else None
+    nbytes = float(found[1]) * unit if found and unit else 0.0
+    if not 0 < nbytes < math.inf:
         raise CostError(f"size {size!r} is not like '8GiB', '10GB', '512MiB' or a number of bytes")
-    return round(float(found[1]) * _UNITS_BYTES[found[2]])
+    return round(nbytes)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
 class Kind(StrEnum):
     """What a factor may undergo."""
 
-    PASS = "pass"  #: In the results: cutting it cuts them.
+    PASS = "pass"  #: In the results: cutting it cuts them. (Or dropped: what a Slice leaves out.)
     REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
     WHOLE = "whole"  #: Needs the whole dim on each device.
     HALO = "halo"  #: A sliding window: an operand dim is wider than the loop; not cut yet.
@@ -100,6 +100,7 @@ class Rule:
         reduce: Mapping[str, str] | None = None,
         whole: Iterable[str] = (),
         halo: Iterable[str] = (),
+        dropped: Iterable[str] = (),
         addends: Iterable[int] = (),
         points: Iterable[str] | None = None,
         flops: float = 0.0,
@@ -116,21 +117,22 @@ class Rule:
             reduce: Reduction by factor, for those that are in no result.
             whole: Factors that may not be cut.
             halo: Sliding-window factors (size from the result; the operand's dim is wider).
+            dropped: Factors of operand elements that no result depends on; they may be cut.
             addends: See the class.
             points: See the class.
             flops: FLOPs an iteration.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
-                reduction and is not `whole`.
+                reduction and is neither `whole` nor `dropped`.
         """
         ins, outs = _parse(operands), _parse(results)
         in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
         out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
         known = _solve_sizes((*outs, *ins), (*out_shapes, *in_shapes), dict(sizes or {}), set(halo))
-        kept = _names(outs)
+        kept = {**_names(outs), **dict.fromkeys(dropped)}
         factors = {}
-        for name in dict.fromkeys((*_names(ins), *kept)):
+        for name in dict.fromkeys((*_names(ins), *_names(outs))):
             kind, how = _kind(name, kept, reduce or {}, set(whole), set(halo))
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
@@ -180,7 +182,9 @@ class Rule:
         """FLOPs of the whole op."""
         return self.flops_per_point * math.prod(self.factors[name].size for name in self.points)
 
-    def local_sizes(self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]) -> dict[str, int]:
+    def local_sizes(
+        self, layouts: Layouts, mesh: DeviceMesh, point: Mapping[str, int]
+    ) -> dict[str, int]:
         """Size of every factor at a mesh coordinate."""
         return {
             name: layouts[name].local_size(mesh, point) if name in layouts else factor.size
@@ -213,8 +217,12 @@ class Rule:
             if axis in layout.axes and self.factors[name].kind is Kind.REDUCE
         )
         ins = tuple(
-            Sharding(self._dims(dims, shape, layouts, mesh), partial if index in self.addends else ())
-            for index, (dims, shape) in enumerate(zip(self.operands, self.operand_shapes, strict=True))
+            Sharding(
+                self._dims(dims, shape, layouts, mesh), partial if index in self.addends else ()
+            )
+            for index, (dims, shape) in enumerate(
+                zip(self.operands, self.operand_shapes, strict=True)
+            )
         )
         outs = tuple(
             Sharding(self._dims(dims, shape, layouts, mesh), partial)
@@ -222,7 +230,9 @@ class Rule:
         )
         return ins, outs
 
-    def factor_layouts(self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh) -> dict[str, DimLayout] | None:
+    def factor_layouts(
+        self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh
+    ) -> dict[str, DimLayout] | None:
         """Inverse of a dim's layout where one factor of each term is cut; None if there is none."""
         sizes = [math.prod(self.factors[name].size for name in term) for term in expr]
         if sum(sizes) != layout.size or any(not term for term in expr):
@@ -235,7 +245,9 @@ class Rule:
             found.update(one)
         return found
 
-    def _invert(self, term: Term, layout: DimLayout, mesh: DeviceMesh) -> dict[str, DimLayout] | None:
+    def _invert(
+        self, term: Term, layout: DimLayout, mesh: DeviceMesh
+    ) -> dict[str, DimLayout] | None:
         for index, name in enumerate(term):
             minor = math.prod(self.factors[other].size for other in term[index + 1 :])
             block = minor * self.factors[name].size
@@ -256,9 +268,7 @@ class Rule:
 
     def _cut_classes(self, layouts: Layouts) -> list[tuple[str, ...]]:
         return [
-            cut
-            for link in self.links
-            if (cut := tuple(name for name in link if name in layouts))
+            cut for link in self.links if (cut := tuple(name for name in link if name in layouts))
         ]
 
     def _dims(
@@ -270,7 +280,9 @@ class Rule:
         for expr, size in zip(dims, shape, strict=True):
             cut = any(name in layouts for term in expr for name in term)
             found.append(
-                concat(self._term(term, layouts, mesh) for term in expr) if cut else DimLayout.whole(size)
+                concat(self._term(term, layouts, mesh) for term in expr)
+                if cut
+                else DimLayout.whole(size)
             )
         return tuple(found)
 
@@ -282,10 +294,15 @@ class Rule:
         return layout
 
     def _dim_exprs(self) -> Iterable[DimExpr]:
-        return (expr for dims in (*self.operands, *self.results) if dims is not None for expr in dims)
+        return (
+            expr for dims in (*self.operands, *self.results) if dims is not None for expr in dims
+        )
 
     def _check(self) -> None:
-        for side, shapes in ((self.operands, self.operand_shapes), (self.results, self.result_shapes)):
+        for side, shapes in (
+            (self.operands, self.operand_shapes),
+            (self.results, self.result_shapes),
+        ):
             for dims, shape in zip(side, shapes, strict=True):
                 if dims is not None and len(dims) != len(shape):
                     raise IRError(f"rule has {len(dims)} dims for shape {shape}")
@@ -293,7 +310,9 @@ class Rule:
                     halo = any(self.factors[n].kind is Kind.HALO for term in expr for n in term)
                     got = sum(math.prod(self.factors[n].size for n in term) for term in expr)
                     if got != size and not halo:
-                        raise IRError(f"rule dim {expr} is {got}, the tensor's dim is {size} of {shape}")
+                        raise IRError(
+                            f"rule dim {expr} is {got}, the tensor's dim is {size} of {shape}"
+                        )
 
 
 def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...]:
@@ -319,7 +338,7 @@ def _kind(
         return Kind.PASS, ""
     if name in reduce:
         return Kind.REDUCE, reduce[name]
-    raise IRError(f"factor {name!r} is in no result, has no reduction and is not whole")
+    raise IRError(f"factor {name!r} is in no result, has no reduction and is not whole or dropped")
 
 
 def _solve_sizes(
@@ -333,7 +352,9 @@ def _solve_sizes(
             if len(expr) == 1 and len(expr[0]) == 1:
                 name = expr[0][0]
                 if known.setdefault(name, size) != size and name not in halo:
-                    raise IRError(f"factor {name!r} is {known[name]} in one dim and {size} in another")
+                    raise IRError(
+                        f"factor {name!r} is {known[name]} in one dim and {size} in another"
+                    )
     return known
 
 
@@ -359,7 +380,10 @@ class Cut:
         if self.segments is None:
             return DimLayout.even(size, self.axes, mesh)
         parts = mesh.size(self.axes)
-        if any(len(cuts) != parts for cuts in self.segments) or sum(map(sum, self.segments)) != size:
+        if (
+            any(len(cuts) != parts for cuts in self.segments)
+            or sum(map(sum, self.segments)) != size
+        ):
             raise IRError(f"cut {self} does not fit size {size} over {parts} parts")
         return DimLayout.cut(self.axes, self.segments)
 
@@ -367,7 +391,9 @@ class Cut:
     def of(cls, layout: DimLayout, mesh: DeviceMesh) -> Cut:
         """The shortest form that gives this layout."""
         even = cls(layout.axes)
-        return even if even.layout(layout.size, mesh) == layout else cls(layout.axes, layout.segments)
+        return (
+            even if even.layout(layout.size, mesh) == layout else cls(layout.axes, layout.segments)
+        )
 
     @classmethod
     def parse(cls, text: str) -> Cut:
@@ -378,7 +404,9 @@ class Cut:
         """
         names, _, parts = text.partition(":")
         try:
-            segments = tuple(tuple(map(int, s.split(","))) for s in parts.split("|")) if parts else None
+            segments = (
+                tuple(tuple(map(int, s.split(","))) for s in parts.split("|")) if parts else None
+            )
         except ValueError:
             segments = ((-1,),)
         axes = tuple(names.split("*"))

@@ -11,29 +11,37 @@ from partitioner.ir.ops import (
     contraction,
     einsum,
     elementwise,
+    generating,
+    indexing,
+    joining,
     movement,
     normalization,
     pooling,
     quantization,
     reduction,
+    reshape,
     sampling,
     spatial,
 )
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView
 from partitioner.ir.rule import Rule
 
-__all__ = ["LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "ROWS", "row_of", "rule_of"]
+__all__ = ["ROWS", "LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "row_of", "rule_of"]
 
 _FAMILIES = (
     attention,
     contraction,
     einsum,
     elementwise,
+    generating,
+    indexing,
+    joining,
     movement,
     normalization,
     pooling,
     quantization,
     reduction,
+    reshape,
     sampling,
     spatial,
 )

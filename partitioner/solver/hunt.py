@@ -1,0 +1,86 @@
+"""The best plan and the best bound so far: every method offers to it, nothing is ever lost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partitioner.solver.milp import Status
+from partitioner.solver.outcome import relative_gap
+from partitioner.solver.problem import Problem, SolverError
+from partitioner.solver.referee import Objective, Outcome, evaluate_choices
+
+#: Relative difference that rounding may make between two ways of adding up the same plan.
+ROUNDING = 1e-9
+
+
+@dataclass
+class Hunt:
+    """Progress on one (presolved) problem under one objective.
+
+    Attributes:
+        problem: The problem.
+        objective: What is minimised.
+        gap: Relative gap at which to stop.
+        deadline: Monotonic second at which to stop.
+        seed: Of all random choices.
+        best: The best plan that fits.
+        cost: Its value; infinite if there is none.
+        bound: No plan has a lower value; infinite once there is proof that none fits.
+        found_by: What found the plan.
+        proved_by: What proved the bound.
+    """
+
+    problem: Problem
+    objective: Objective
+    gap: float
+    deadline: float
+    seed: int
+    best: tuple[int, ...] | None = None
+    cost: float = math.inf
+    bound: float = 0.0
+    found_by: str = "none"
+    proved_by: str = "none"
+    _total: float = math.inf
+
+    def offer(self, chosen: Sequence[int], source: str) -> Outcome | None:
+        """Keep a plan if it fits and is better; returns what it costs, None if it is forbidden."""
+        try:
+            outcome = evaluate_choices(self.problem, chosen)
+        except SolverError:
+            return None
+        value, total = outcome.value(self.objective), sum(outcome.load_s)
+        same = value <= self.cost * (1 + ROUNDING)
+        if outcome.excess_bytes <= 0 and (
+            value < self.cost * (1 - ROUNDING) or (same and total < self._total)
+        ):
+            if value < self.cost * (1 - ROUNDING):
+                self.found_by = source
+            self.best, self.cost, self._total = tuple(chosen), value, total
+        return outcome
+
+    def prove(self, bound: float, source: str) -> None:
+        """Keep a bound if it is higher."""
+        if bound > self.bound:
+            self.bound, self.proved_by = bound, source
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap asked for is met."""
+        return self.best is not None and relative_gap(self.cost, self.bound) <= self.gap + ROUNDING
+
+    @property
+    def status(self) -> Status:
+        """The verdict so far."""
+        if self.done:
+            return "optimal"
+        if self.best is None and math.isinf(self.bound):
+            return "infeasible"
+        return "time_limit" if not self.left_s else "feasible"

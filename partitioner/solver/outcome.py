@@ -1,0 +1,70 @@
+"""What the solver answers: a solution with its certificate, or why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partitioner.ir.errors import PartitionerError
+from partitioner.solver.milp import Status
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A plan and its certificate.
+
+    Attributes:
+        chosen: One choice index a node.
+        cost: Value of the objective: seconds, or bytes for "memory".
+        bound: No plan has a lower value.
+        status: `optimal` within the gap asked for, `feasible`, or `time_limit`.
+        order: The order in which the nodes run, for the latency objective.
+        solver: What found the plan and what proved the bound.
+    """
+
+    chosen: tuple[int, ...]
+    cost: float
+    bound: float
+    status: Status
+    order: tuple[int, ...] | None
+    solver: str
+
+    @property
+    def gap(self) -> float:
+        """How far the cost may be above the best, relative to the cost."""
+        return relative_gap(self.cost, self.bound)
+
+
+def relative_gap(cost: float, bound: float) -> float:
+    """(cost - bound) / cost, 0 where both are 0."""
+    return max(0.0, cost - bound) / cost if cost > 0 else 0.0
+
+
+class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
+    """No plan fits.
+
+    Attributes:
+        device: The device that is short of bytes; None if forbidden pairs alone rule all out.
+        position: Node at which it is.
+        name: The node's name.
+        bytes_short: Its least achievable peak less its limit.
+        proven: Whether no plan can be short of fewer bytes; otherwise none was found in time.
+    """
+
+    exit_code = 3
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        device: int | None = None,
+        position: int | None = None,
+        name: str | None = None,
+        bytes_short: float = 0.0,
+        proven: bool = True,
+    ) -> None:
+        super().__init__(message)
+        self.device = device
+        self.position = position
+        self.name = name
+        self.bytes_short = bytes_short
+        self.proven = proven

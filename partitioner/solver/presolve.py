@@ -1,0 +1,233 @@
+"""Exact simplifications of a problem: each keeps at least one best plan.
+
+- Parallel edges become one, over pairs of classes.
+- Classes of an edge that behave the same become one; an edge that can cost nothing goes.
+- A choice whose every pair on some edge is forbidden goes.
+- A dominated choice goes: another choice of its node and group has the same classes on all
+  edges, and loads and holds no more. (Of another group would be exact too, but might break the
+  symmetry of interchangeable groups.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from partitioner.solver.problem import Edge, Hold, Pair, Problem
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A smaller problem with equal best cost.
+
+    Attributes:
+        problem: The smaller problem.
+        kept: For each node the original index of each choice that is left.
+    """
+
+    problem: Problem
+    kept: tuple[tuple[int, ...], ...]
+
+    def restore(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """A plan of the smaller problem as one of the original."""
+        return tuple(kept[index] for kept, index in zip(self.kept, chosen, strict=True))
+
+
+def presolve(problem: Problem) -> Reduced:
+    """Simplify until nothing changes; a node left without a choice means infeasible."""
+    kept = tuple(tuple(range(len(choices))) for choices in problem.nodes)
+    reduced = Reduced(_simplify_edges(problem), kept)
+    while True:
+        drop = _impossible(reduced.problem)
+        if not any(drop):
+            drop = _dominated(reduced.problem)
+        if not any(drop):
+            return reduced
+        left = [
+            [index for index in range(len(olds)) if index not in gone]
+            for olds, gone in zip(reduced.kept, drop, strict=True)
+        ]
+        smaller = keep_choices(reduced.problem, left)
+        kept = tuple(
+            tuple(olds[index] for index in own)
+            for olds, own in zip(reduced.kept, left, strict=True)
+        )
+        reduced = Reduced(_simplify_edges(smaller), kept)
+        if not all(kept):
+            return reduced
+
+
+def keep_choices(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
+    """The problem with only these choices of each node, in this order."""
+
+    def keep(node: int, values: Sequence[T]) -> tuple[T, ...]:
+        return tuple(values[index] for index in kept[node])
+
+    return replace(
+        problem,
+        nodes=tuple(keep(node, choices) for node, choices in enumerate(problem.nodes)),
+        edges=tuple(
+            replace(
+                edge, out_class=keep(edge.u, edge.out_class), in_class=keep(edge.v, edge.in_class)
+            )
+            for edge in problem.edges
+        ),
+        holds=tuple(replace(hold, items=keep(hold.node, hold.items)) for hold in problem.holds),
+    )
+
+
+def _simplify_edges(problem: Problem) -> Problem:
+    groups: dict[tuple[int, int], list[Edge]] = {}
+    for edge in problem.edges:
+        groups.setdefault((edge.u, edge.v), []).append(edge)
+    merged = (_merge_classes(_merge_parallel(edges)) for edges in groups.values())
+    return replace(problem, edges=tuple(e for e in merged if e.forbidden or any(e.items.values())))
+
+
+def _merge_parallel(edges: Sequence[Edge]) -> Edge:
+    """One edge that stands for several between the same nodes."""
+    if len(edges) == 1:
+        return edges[0]
+    outs = list(zip(*(edge.out_class for edge in edges), strict=True))
+    ins = list(zip(*(edge.in_class for edge in edges), strict=True))
+    out_ids = {key: index for index, key in enumerate(dict.fromkeys(outs))}
+    in_ids = {key: index for index, key in enumerate(dict.fromkeys(ins))}
+    items: dict[Pair, tuple[int, ...]] = {}
+    forbidden = set()
+    for out_key, out_id in out_ids.items():
+        for in_key, in_id in in_ids.items():
+            pairs = list(zip(out_key, in_key, strict=True))
+            if any(pair in edge.forbidden for edge, pair in zip(edges, pairs, strict=True)):
+                forbidden.add((out_id, in_id))
+            paid = {
+                item
+                for edge, pair in zip(edges, pairs, strict=True)
+                for item in edge.items.get(pair, ())
+            }
+            if paid:
+                items[(out_id, in_id)] = tuple(sorted(paid))
+    return Edge(
+        edges[0].u,
+        edges[0].v,
+        tuple(out_ids[key] for key in outs),
+        tuple(in_ids[key] for key in ins),
+        items,
+        frozenset(forbidden),
+    )
+
+
+def _merge_classes(edge: Edge) -> Edge:
+    """Number classes that cost the same against every class of the other end as one."""
+
+    def cell(pair: Pair) -> Hashable:
+        return None if pair in edge.forbidden else edge.items.get(pair, ())
+
+    outs, ins = sorted(set(edge.out_class)), sorted(set(edge.in_class))
+    out_id = _number({o: tuple(cell((o, i)) for i in ins) for o in outs})
+    in_id = _number({i: tuple(cell((o, i)) for o in outs) for i in ins})
+    pairs = [(o, i) for o in outs for i in ins]
+    return Edge(
+        edge.u,
+        edge.v,
+        tuple(out_id[o] for o in edge.out_class),
+        tuple(in_id[i] for i in edge.in_class),
+        {
+            (out_id[o], in_id[i]): edge.items[(o, i)]
+            for o, i in pairs
+            if edge.items.get((o, i)) and (o, i) not in edge.forbidden
+        },
+        frozenset((out_id[o], in_id[i]) for o, i in pairs if (o, i) in edge.forbidden),
+    )
+
+
+def _number(keys: dict[int, tuple[Hashable, ...]]) -> dict[int, int]:
+    ids: dict[tuple[Hashable, ...], int] = {}
+    return {old: ids.setdefault(key, len(ids)) for old, key in keys.items()}
+
+
+def _impossible(problem: Problem) -> list[set[int]]:
+    """Choices that some edge forbids whatever the other end does."""
+    drop: list[set[int]] = [set() for _ in problem.nodes]
+    for edge in problem.edges:
+        outs, ins = set(edge.out_class), set(edge.in_class)
+        dead_out = {o for o in outs if all((o, i) in edge.forbidden for i in ins)}
+        dead_in = {i for i in ins if all((o, i) in edge.forbidden for o in outs)}
+        drop[edge.u] |= {p for p, o in enumerate(edge.out_class) if o in dead_out}
+        drop[edge.v] |= {q for q, i in enumerate(edge.in_class) if i in dead_in}
+    return drop
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What a choice costs by itself: private items added up, shared items by name."""
+
+    load_s: tuple[float, ...]
+    shared: frozenset[int]
+    held: dict[tuple[int, int], tuple[float, ...]]
+
+    def beats(self, other: _Profile) -> bool:
+        """Costs no more in any respect."""
+        return (
+            all(a <= b for a, b in zip(self.load_s, other.load_s, strict=True))
+            and self.shared <= other.shared
+            and all(
+                span in other.held
+                and all(a <= b for a, b in zip(size, other.held[span], strict=True))
+                for span, size in self.held.items()
+            )
+        )
+
+
+def _dominated(problem: Problem) -> list[set[int]]:
+    """Choices beaten by another of the same node and group with the same classes everywhere."""
+    uses = Counter(item for hold in problem.holds for item in {i for p in hold.items for i in p})
+    uses.update(i for edge in problem.edges for i in {i for t in edge.items.values() for i in t})
+    classes: list[list[tuple[int, ...]]] = [[] for _ in problem.nodes]
+    for edge in problem.edges:
+        classes[edge.u].append(edge.out_class)
+        classes[edge.v].append(edge.in_class)
+    holds: list[list[Hold]] = [[] for _ in problem.nodes]
+    for hold in problem.holds:
+        holds[hold.node].append(hold)
+    drop: list[set[int]] = [set() for _ in problem.nodes]
+    for node, choices in enumerate(problem.nodes):
+        profiles = [_profile(problem, node, p, holds[node], uses) for p in range(len(choices))]
+        alike: dict[Hashable, list[int]] = {}
+        for p, choice in enumerate(choices):
+            alike.setdefault((choice.group, *(c[p] for c in classes[node])), []).append(p)
+        for members in alike.values():
+            drop[node] |= _beaten(profiles, members)
+    return drop
+
+
+def _beaten(profiles: Sequence[_Profile], members: Sequence[int]) -> set[int]:
+    beaten: set[int] = set()
+    for p in members:
+        for q in members:
+            ties = q > p and profiles[p].beats(profiles[q])  # of equals the first stays
+            if q != p and q not in beaten and not ties and profiles[q].beats(profiles[p]):
+                beaten.add(p)
+                break
+    return beaten
+
+
+def _profile(
+    problem: Problem, node: int, choice: int, holds: Sequence[Hold], uses: Counter[int]
+) -> _Profile:
+    load = list(problem.nodes[node][choice].load_s)
+    shared = set()
+    held: dict[tuple[int, int], tuple[float, ...]] = {}
+    for index in {index for hold in holds for index in hold.items[choice]}:
+        if uses[index] > 1:
+            shared.add(index)
+            continue
+        item = problem.items[index]
+        load = [a + b for a, b in zip(load, item.load_s, strict=True)]
+        span = (item.first, item.last)
+        size = held.get(span, (0.0,) * problem.devices)
+        held[span] = tuple(a + b for a, b in zip(size, item.bytes, strict=True))
+    return _Profile(tuple(load), frozenset(shared), held)

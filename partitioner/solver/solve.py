@@ -1,0 +1,182 @@
+"""Solve a problem: presolve, relaxations, incumbents, then the MILP for what gap is left."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from partitioner.solver.formulation import Goal, formulate
+from partitioner.solver.hunt import Hunt
+from partitioner.solver.incumbents import relax, seek
+from partitioner.solver.milp import solve_milp
+from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.presolve import Reduced, presolve
+from partitioner.solver.problem import Problem, SolverError, validate
+from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
+from partitioner.solver.search import local_search
+from partitioner.solver.symmetry import canonical
+
+#: Rows of the MILP hold within this of their scale: a plan may look as if it fitted by so much.
+ROW_TOLERANCE = 2e-6
+#: A smaller gap cannot be proven: the tie-break in the objective and rounding take as much.
+LEAST_GAP = 1e-4
+
+
+def solve(
+    problem: Problem,
+    objective: Objective = "throughput",
+    time_limit_s: float = 30.0,
+    gap: float = 0.01,
+    seed: int = 0,
+) -> Solution:
+    """The best plan found within the limits, with a bound on what any plan can reach.
+
+    Deterministic for equal arguments when the gap is met before the time limit.
+
+    Args:
+        problem: The question.
+        objective: "throughput" (least load of the busiest device), "memory" (least peak of the
+            fullest device, then throughput at that peak) or "latency" (one request).
+        time_limit_s: Wall-clock limit.
+        gap: Relative gap at which to stop; less than 1e-4 counts as 1e-4.
+        seed: Of all random choices.
+
+    Raises:
+        SolverError: The problem is malformed or the objective unknown.
+        Infeasible: No plan fits.
+    """
+    if objective not in OBJECTIVES:
+        raise SolverError(f"objective {objective!r}: one of {', '.join(OBJECTIVES)} is known")
+    validate(problem)
+    deadline = time.monotonic() + time_limit_s
+    if not problem.nodes:
+        return Solution((), 0.0, 0.0, "optimal", (), "none")
+    reduced = presolve(problem)
+    if not all(reduced.kept):
+        raise _forbidden()
+    hunt = Hunt(reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed)
+    if objective == "memory":
+        hunt = minimise_memory(hunt)
+    elif objective == "latency":
+        raise NotImplementedError
+    else:
+        minimise_load(hunt)
+    if hunt.best is None:
+        explain(reduced, hunt)
+    assert hunt.best is not None
+    order = tuple(range(len(problem.nodes))) if objective == "latency" else None
+    solver = f"{hunt.found_by} / {hunt.proved_by}"
+    bound = min(hunt.bound, hunt.cost)
+    chosen = reduced.restore(hunt.best)
+    cost = evaluate_choices(problem, chosen).value(objective)
+    return Solution(chosen, cost, min(bound, cost), hunt.status, order, solver)
+
+
+def minimise_load(hunt: Hunt) -> None:
+    """The throughput objective."""
+    relax(hunt)
+    if not hunt.done:
+        seek(hunt)
+    if not hunt.done and hunt.left_s:
+        run_milp(hunt, "throughput")
+
+
+def minimise_memory(hunt: Hunt) -> Hunt:
+    """The memory objective: the least peak, then the best throughput at about that peak."""
+    if hunt.best is None:
+        seek(hunt)
+    if not hunt.done and hunt.left_s:
+        run_milp(hunt, "memory")
+    if hunt.best is None:
+        return hunt
+    allowed = hunt.cost * (1 + PEAK_TOLERANCE)
+    limits = tuple(min(limit, allowed) for limit in hunt.problem.limit_bytes)
+    second = Hunt(
+        replace(hunt.problem, limit_bytes=limits), "throughput", hunt.gap, hunt.deadline, hunt.seed
+    )
+    second.offer(hunt.best, hunt.found_by)
+    minimise_load(second)
+    assert second.best is not None
+    hunt.best = second.best
+    hunt.cost = evaluate_choices(hunt.problem, second.best).value("memory")
+    return hunt
+
+
+def run_milp(hunt: Hunt, goal: Goal) -> None:
+    """Let the MILP close the gap, from the best plan so far."""
+    cutoff = hunt.cost if hunt.best is not None else None
+    form = formulate(hunt.problem, goal, cutoff)
+    start = None
+    if hunt.best is not None:
+        start = form.start(canonical(hunt.problem, hunt.best))
+    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 2, start)
+    if result.status == "infeasible" and hunt.best is None:
+        hunt.prove(math.inf, "HiGHS")
+        return
+    if math.isfinite(result.bound):
+        hunt.prove(form.bound(result.bound), "HiGHS")
+    if not result.values:
+        return
+    chosen = form.decode(result.values)
+    outcome = hunt.offer(chosen, "HiGHS")
+    if outcome is not None and outcome.excess_bytes > 0:
+        _repair(hunt, goal)
+    elif goal == "throughput":
+        hunt.offer(
+            local_search(hunt.problem, chosen, effort=2_000, deadline=hunt.deadline), "HiGHS"
+        )
+
+
+def _repair(hunt: Hunt, goal: Goal) -> None:
+    """The plan fits only within the solver's tolerance: ask again with a little less memory."""
+    limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in hunt.problem.limit_bytes)
+    form = formulate(replace(hunt.problem, limit_bytes=limits), goal)
+    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 2)
+    if result.values:
+        hunt.offer(form.decode(result.values), "HiGHS")
+
+
+def explain(reduced: Reduced, hunt: Hunt) -> None:
+    """Say why nothing fits: the least number of bytes that every plan is short of.
+
+    Should the search for the least excess come upon a plan that fits after all (the first
+    search ran out of time), the hunt takes it and nothing is raised.
+
+    Raises:
+        Infeasible: Always, otherwise.
+    """
+    proven = math.isinf(hunt.bound)
+    form = formulate(hunt.problem, "excess")
+    left = max(hunt.left_s, 2.0)  # a refusal without its reason is worth two seconds more
+    result = solve_milp(form.milp, left, min(hunt.gap, 1e-3))
+    if result.status == "infeasible":
+        raise _forbidden()
+    if not result.values:
+        raise Infeasible("no plan was found within the time limit", proven=False)
+    chosen = form.decode(result.values)
+    outcome = hunt.offer(chosen, "HiGHS")
+    if hunt.best is not None:
+        return
+    assert outcome is not None
+    over = [
+        peak - limit
+        for peak, limit in zip(outcome.peak_bytes, hunt.problem.limit_bytes, strict=True)
+    ]
+    device = max(range(len(over)), key=over.__getitem__)
+    position = outcome.peak_position[device]
+    name = reduced.problem.names[position]
+    raise Infeasible(
+        f"no plan fits: {math.ceil(over[device])} bytes are short on device {device} "
+        f"at {name!r} ({math.ceil(outcome.peak_bytes[device])} bytes held, limit "
+        f"{int(hunt.problem.limit_bytes[device])})",
+        device=device,
+        position=position,
+        name=name,
+        bytes_short=over[device],
+        proven=proven and result.status == "optimal",
+    )
+
+
+def _forbidden() -> Infeasible:
+    return Infeasible("no plan is allowed: every combination of choices takes a forbidden pair")

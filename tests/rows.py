@@ -246,12 +246,24 @@ def _check_cut(trial: Trial, rule: Rule, mesh: DeviceMesh, cuts: Cuts) -> bool:
         return False
     where = f"{trial.case} on {mesh}, cut {', '.join(f'{k}={v}' for k, v in cuts.items())}"
     cutting = _Cutting(trial, rule, mesh, layouts, ins, outs, where)
+    _check_flops(cutting)
     parts = [_run_device(cutting, point) for _, point in mesh.coords()]
     for index, whole in enumerate(trial.results):
         if whole is not None:
             local = [part[index] for part in parts]
             _compare(trial.case, whole, local, outs[index], mesh, f"{where}, result {index}")
     return True
+
+
+def _check_flops(cutting: _Cutting) -> None:
+    """The devices share the op's FLOPs; axes that cut nothing repeat them."""
+    rule, mesh, layouts = cutting.rule, cutting.mesh, cutting.layouts
+    if any(len(link) > 1 and link[0] in layouts for link in rule.links):
+        return  # sums of terms: their FLOPs are no product of factors
+    used = {axis for layout in layouts.values() for axis in layout.axes}
+    replicas = mesh.size(tuple(name for name in mesh.names if name not in used))
+    total = sum(rule.local_flops(layouts, mesh, point) for _, point in mesh.coords())
+    assert np.isclose(total, rule.flops * replicas), f"{cutting.where}: {total} FLOPs"
 
 
 def _run_device(cutting: _Cutting, point: Point) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import (
     attention,
+    attention_fused,
     contraction,
     einsum,
     elementwise,
@@ -20,6 +21,7 @@ from partitioner.ir.ops import (
     quantization,
     reduction,
     reshape,
+    rotary,
     sampling,
     spatial,
 )
@@ -30,6 +32,7 @@ __all__ = ["ROWS", "LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "ro
 
 _FAMILIES = (
     attention,
+    attention_fused,
     contraction,
     einsum,
     elementwise,
@@ -41,6 +44,7 @@ _FAMILIES = (
     pooling,
     quantization,
     reduction,
+    rotary,
     reshape,
     sampling,
     spatial,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.header import Header
-from partitioner.backends.regions import whole_region, write_region
-from partitioner.backends.tensors import cut
+from partitioner.backends.regions import cut, whole_region, write_region
 from partitioner.ir.types import numpy_dtype
 
 
@@ -65,3 +65,19 @@ def assemble(
             region = output.region if output.region is not None else whole_region(whole.shape)
             write_region(whole, region, parts[header.rank][output.value])
     return wholes
+
+
+def save_arrays(path: Path, arrays: Iterable[np.ndarray]) -> None:
+    """Write arrays to an .npz file, in order."""
+    np.savez(path, *arrays)
+
+
+def load_arrays(path: Path, dtypes: Iterable[str]) -> list[np.ndarray]:
+    """The first arrays of a file of `save_arrays`, one an element type.
+
+    An .npz file forgets the element types that NumPy lacks; they are given back.
+    """
+    with np.load(path) as arrays:
+        return [
+            arrays[f"arr_{index}"].view(numpy_dtype(dtype)) for index, dtype in enumerate(dtypes)
+        ]

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from types import EllipsisType
 from typing import Any, TypeVar
 
+import numpy as np
+
 from partitioner.ir.exchange import Region, Transfer
 
 #: A NumPy array or a torch tensor: both index and assign by slices alike.
@@ -82,6 +84,18 @@ def write_region(tensor: ArrayT, region: Region, part: ArrayT) -> None:
     """Copy the packed `part` into a region of `tensor` (written in place)."""
     for index, packed in boxes(region):
         tensor[index] = part[packed]
+
+
+def cut(array: np.ndarray, region: Region | None) -> np.ndarray:
+    """A region of an array: a view where it is one box, a packed copy elsewhere."""
+    if region is None:
+        return array
+    view = box_view(array, region)
+    if view is not None:
+        return view
+    part = np.empty(region_shape(region), array.dtype)
+    read_region(array, region, part)
+    return part
 
 
 def numbered(transfers: Iterable[Transfer]) -> Iterator[tuple[Transfer, int]]:

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.regions import box_view, read_region, region_shape
-from partitioner.ir.exchange import Region
 from partitioner.ir.types import numpy_dtype
 
 _TORCH: Mapping[str, torch.dtype] = MappingProxyType(
@@ -82,15 +80,3 @@ def to_numpy(tensor: torch.Tensor, dtype: str) -> np.ndarray:
         return np.empty(tuple(dense.shape), numpy_dtype(dtype))
     raw: np.ndarray = dense.reshape(-1).view(torch.uint8).numpy()
     return raw.view(numpy_dtype(dtype)).reshape(tuple(dense.shape))
-
-
-def cut(array: np.ndarray, region: Region | None) -> np.ndarray:
-    """A region of an array: a view where it is one box, a packed copy elsewhere."""
-    if region is None:
-        return array
-    view = box_view(array, region)
-    if view is not None:
-        return view
-    part = np.empty(region_shape(region), array.dtype)
-    read_region(array, region, part)
-    return part

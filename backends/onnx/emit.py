@@ -18,7 +18,7 @@ from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
 from partitioner.backends.onnx.weights import FileStore, InlineStore, Store
-from partitioner.backends.tensors import cut
+from partitioner.backends.regions import cut
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
 

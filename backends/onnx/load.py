@@ -121,7 +121,8 @@ def _parse_cut(node: NodeProto, header: Header) -> Cut:
             why=found["why"].decode(),
         )
         types = [_local_type(found.get(key), dtype) for key in ("source_shape", "target_shape")]
-        return Cut(header.rank, comm, tuple(found["active"]), types[0], types[1])
+        uniform = bool(found["uniform"])
+        return Cut(header.rank, comm, tuple(found["active"]), uniform, types[0], types[1])
     except (KeyError, ValueError, TypeError, AttributeError, IRError) as error:
         raise BackendError(
             f"rank {header.rank}: communication {node.name!r}: {one_line(error)}"
@@ -139,6 +140,9 @@ def _check_order(steps: tuple[Segment | Cut, ...], header: Header) -> None:
     found = [step.comm.seq for step in steps if isinstance(step, Cut)]
     if any(a >= b for a, b in pairwise(found)):
         raise BackendError(f"rank {header.rank}: communications are out of order: {found}")
+    for step in steps:
+        if isinstance(step, Cut) and step.pipelined and step.comm.kind is CommKind.ALL_REDUCE:
+            raise BackendError(f"rank {header.rank}: {step} cannot end in a later phase")
     if len(found) != header.comms:
         raise BackendError(
             f"rank {header.rank}: the file holds {len(found)} communications, not {header.comms}"

@@ -46,6 +46,8 @@ class Cut:
         comm: The communication, with this rank's transfers only; `source` and `target` are ""
             where this rank does not read or write.
         active: Ranks that send or receive something, ascending.
+        uniform: Of a broadcast: one part goes to all. Of an all-gather: parts are of equal size and
+            every rank gets all of them.
         source: Type of the local tensor that is read, None if this rank only receives.
         target: Type of the local tensor that is written, None if this rank only sends.
     """
@@ -53,6 +55,7 @@ class Cut:
     rank: int
     comm: Comm
     active: tuple[int, ...]
+    uniform: bool
     source: TensorType | None
     target: TensorType | None
 

@@ -20,8 +20,8 @@ from partitioner.ir.types import TensorType
 #: First operator set with ConstantOfShape.
 _CONSTANT_OF_SHAPE = 9
 _ATTRIBUTES = (
-    "seq", "kind", "ranks", "active", "dtype", "reduce", "phase", "target_phase", "transfers",
-    "source_shape", "target_shape", "target_numel", "why",
+    "seq", "kind", "ranks", "active", "uniform", "dtype", "reduce", "phase", "target_phase",
+    "transfers", "source_shape", "target_shape", "target_numel", "why",
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def comm_node(
         "kind": comm.kind.value,
         "ranks": list(comm.ranks),
         "active": sorted(comm.sources() | comm.targets()),
+        "uniform": int(_uniform(comm)),
         "dtype": onnx_dtype(comm.dtype),
         "reduce": comm.reduce,
         "phase": comm.phase,
@@ -62,6 +63,23 @@ def comm_node(
         domain=DOMAIN,
         **attributes,
     )
+
+
+def _uniform(comm: Comm) -> bool:
+    """Whether a broadcast or an all-gather is a regular one: equal parts, each to every rank.
+
+    Only the emitter sees the transfers of all ranks, and all ranks must agree.
+    """
+    moved = [t for t in comm.transfers if t.numel]
+    reads = {(t.source, t.read) for t in moved}
+    if comm.kind is CommKind.BROADCAST:
+        return len(reads) == 1
+    if comm.kind is not CommKind.ALL_GATHER:
+        return False
+    ranks = comm.sources() | comm.targets()
+    pairs = {(t.source, t.target) for t in moved}
+    one_part = len(reads) == len(ranks) and len(moved) == len(pairs) == len(ranks) ** 2
+    return one_part and len({t.numel for t in moved}) == 1
 
 
 def stub_name(kind: CommKind, reads: bool, writes: bool) -> str:

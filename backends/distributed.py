@@ -1,0 +1,290 @@
+"""Communication between processes through torch.distributed: gloo on the CPU, NCCL on GPUs.
+
+Data that is not reduced travels as bytes, so that every element type does. Sums and the like use
+the library's all-reduce where it takes the type; else parts are exchanged and combined here, in
+ascending order of rank. Data for a later round is posted without waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from partitioner.backends.ledger import Ledger, Message
+from partitioner.backends.onnx.executor import round_of
+from partitioner.backends.onnx.steps import Cut, RankModel
+from partitioner.backends.process_group import Group, Groups
+from partitioner.backends.regions import (
+    box_view,
+    read_region,
+    region_shape,
+    write_region,
+)
+from partitioner.backends.tensors import combine, torch_dtype
+from partitioner.ir.exchange import Region, Transfer
+from partitioner.ir.program import CommKind
+
+#: Element types that both gloo and NCCL reduce; others are exchanged and combined here.
+REDUCIBLE = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    }
+)
+_OPS = {
+    "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX,
+    "min": dist.ReduceOp.MIN,
+}
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """Data on its way: `buffer` must live until `work` is done, at the latest in round `due`."""
+
+    work: Any
+    buffer: torch.Tensor
+    due: int
+
+
+class DistributedCommunicator:
+    """One rank's side of all communications: a `Communicator`.
+
+    Args:
+        model: The rank's file.
+        groups: Made with the rank sets of all its cuts (`rank_sets`).
+    """
+
+    def __init__(self, model: RankModel, groups: Groups) -> None:
+        self._rank = model.rank
+        self._groups = groups
+        self._cuts = tuple(step for step in model.steps if isinstance(step, Cut))
+        self._requests = 0
+        self._ledger = Ledger((), 0, 0)
+        self._arriving: dict[Message, tuple[Any, torch.Tensor]] = {}
+        self._sources: dict[tuple[int, int], torch.Tensor] = {}
+        self._sent: deque[_Sent] = deque()
+
+    def begin(self, requests: int) -> None:
+        """Forget the last run and note in which order the other ranks will send."""
+        self._requests = requests
+        self._ledger = Ledger(self._cuts, self._rank, requests)
+        self._arriving.clear()
+        self._sources.clear()
+
+    def send(self, cut: Cut, request: int, source: torch.Tensor) -> None:
+        """Post data for a later round; else keep it for `receive`, or exchange it now."""
+        receives = cut.target is not None and not cut.keeps_all
+        if receives:
+            self._sources[cut.comm.seq, request] = source
+        if cut.pipelined:
+            self._post(cut, request, source)
+        elif not receives:
+            self._exchange(cut, request, source, None)
+
+    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> None:
+        """Fill `target`."""
+        source = self._sources.pop((cut.comm.seq, request), None)
+        if cut.pipelined:
+            self._collect(cut, request, source, target)
+        else:
+            self._exchange(cut, request, source, target)
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        while self._sent:
+            self._sent.popleft().work.wait()
+
+    # Data of a later round -------------------------------------------------------------------
+
+    def _post(self, cut: Cut, request: int, source: torch.Tensor) -> None:
+        due = round_of(cut.comm.target_phase, request, self._requests)
+        self._reap(round_of(cut.comm.phase, request, self._requests))
+        for transfer in _moving(cut):
+            if transfer.source == self._rank != transfer.target:
+                data = _bytes(_packed(source, transfer.read))
+                group = self._groups.mail(self._rank, transfer.target)
+                work = dist.isend(data, transfer.target, group=group)
+                self._sent.append(_Sent(work, data, due))
+
+    def _reap(self, round_: int) -> None:
+        """Drop what has left; wait for what receivers took in earlier rounds at the latest."""
+        waiting: deque[_Sent] = deque()
+        for sent in self._sent:
+            if sent.due < round_:
+                sent.work.wait()
+            elif not sent.work.is_completed():
+                waiting.append(sent)
+        self._sent = waiting
+
+    def _collect(
+        self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor
+    ) -> None:
+        parts: list[tuple[Region, torch.Tensor]] = []
+        for message in self._ledger.messages(cut, request):
+            transfer = message.transfer
+            if transfer.source == self._rank:
+                assert source is not None
+                parts.append((transfer.write, _packed(source, transfer.read)))
+                continue
+            for earlier in self._ledger.take_until(message):
+                self._expect(earlier, target)
+            work, buffer = self._arriving.pop(message)
+            work.wait()
+            parts.append((transfer.write, buffer))
+        _unpack(cut, parts, target)
+
+    def _expect(self, message: Message, like: torch.Tensor) -> None:
+        """Post the receive of the next data from a rank: ranks match data in the order sent."""
+        assert message.cut.target is not None
+        kind = torch_dtype(message.cut.comm.dtype)
+        shape = region_shape(message.transfer.write)
+        buffer = torch.empty(shape, dtype=kind, device=like.device)
+        source = message.transfer.source
+        group = self._groups.mail(source, self._rank)
+        self._arriving[message] = dist.irecv(_bytes(buffer), source, group=group), buffer
+
+    # Data of this round ----------------------------------------------------------------------
+
+    def _exchange(
+        self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor | None
+    ) -> None:
+        group = self._groups.of[cut.active]
+        if cut.comm.kind is CommKind.ALL_REDUCE:
+            assert source is not None
+            assert target is not None
+            _all_reduce(cut, source, target, group)
+        elif cut.uniform and cut.comm.kind is CommKind.BROADCAST:
+            _broadcast(cut, source, target, group)
+        elif cut.uniform and source is not None and target is not None:
+            _all_gather(cut, source, target, group)
+        else:
+            self._point_to_point(cut, request, source, target)
+
+    def _point_to_point(
+        self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor | None
+    ) -> None:
+        group, rank = self._groups.of[cut.active], self._rank
+        now = round_of(cut.comm.phase, request, self._requests)
+        self._reap(now)
+        works: list[Any] = []
+        parts: list[tuple[Region, torch.Tensor]] = []
+        for transfer in _moving(cut):
+            if transfer.source != rank:
+                assert target is not None
+                buffer = target.new_empty(region_shape(transfer.write))
+                works.append(dist.irecv(_bytes(buffer), transfer.source, group=group))
+                parts.append((transfer.write, buffer))
+                continue
+            assert source is not None
+            part = _packed(source, transfer.read)
+            if transfer.target != rank:
+                work = dist.isend(_bytes(part), transfer.target, group=group)
+                self._sent.append(_Sent(work, part, now))
+            elif target is not None:
+                parts.append((transfer.write, part))
+        for work in works:
+            work.wait()
+        if target is not None:
+            _unpack(cut, parts, target)
+
+
+def rank_sets(model: RankModel) -> list[tuple[int, ...]]:
+    """Ranks of the communications within a round: each set wants a process group."""
+    cuts = (step for step in model.steps if isinstance(step, Cut))
+    return sorted({cut.active for cut in cuts if not cut.pipelined})
+
+
+def _moving(cut: Cut) -> Iterator[Transfer]:
+    return (transfer for transfer in cut.comm.transfers if transfer.numel)
+
+
+def _all_reduce(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
+    reduce = cut.comm.reduce
+    if target.dtype in REDUCIBLE and reduce in _OPS:
+        if target.data_ptr() != source.data_ptr():
+            target.copy_(source)
+        dist.all_reduce(target, _OPS[reduce], group=group)
+        return
+    parts = target.new_empty((len(cut.active), *target.shape))
+    dist.all_gather_single(_bytes(parts), _bytes(source), group=group)
+    target.copy_(combine(tuple(parts), reduce))
+
+
+def _broadcast(
+    cut: Cut, source: torch.Tensor | None, target: torch.Tensor | None, group: Group
+) -> None:
+    transfer = next(_moving(cut))
+    if source is not None:
+        part = _packed(source, transfer.read)
+    else:
+        assert target is not None
+        part = target.new_empty(region_shape(transfer.write))
+    dist.broadcast(_bytes(part), transfer.source, group=group)
+    if target is not None:
+        own = next(t for t in _moving(cut) if t.target == cut.rank)
+        write_region(target, own.write, part)
+
+
+def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
+    """Equal parts: gathered in order of rank, straight into the target if they are its rows."""
+    moving = list(_moving(cut))
+    part = _packed(source, next(t for t in moving if t.source == cut.rank).read)
+    arriving = sorted((t for t in moving if t.target == cut.rank), key=lambda t: t.source)
+    if _are_rows(arriving, target):
+        dist.all_gather_single(_bytes(target), _bytes(part), group=group)
+        return
+    parts = target.new_empty((len(arriving), part.numel()))
+    dist.all_gather_single(_bytes(parts), _bytes(part), group=group)
+    for transfer, data in zip(arriving, parts, strict=True):
+        write_region(target, transfer.write, data.view(region_shape(transfer.write)))
+
+
+def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
+    """Whether parts in this order fill the target's memory one after the other."""
+    at = target.data_ptr()
+    for transfer in arriving:
+        view = box_view(target, transfer.write)
+        if view is None or not view.is_contiguous() or view.data_ptr() != at:
+            return False
+        at += view.nbytes
+    return at == target.data_ptr() + target.nbytes
+
+
+def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """A region, dense: a view if it lies together in memory."""
+    view = box_view(tensor, region)
+    if view is not None:
+        return view.contiguous()
+    part = tensor.new_empty(region_shape(region))
+    read_region(tensor, region, part)
+    return part
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _unpack(cut: Cut, parts: list[tuple[Region, torch.Tensor]], target: torch.Tensor) -> None:
+    """Write parts into the target; reduce those of one region in ascending order of rank."""
+    if not cut.reduces:
+        for write, part in parts:
+            write_region(target, write, part)
+        return
+    together: dict[Region, list[torch.Tensor]] = {}
+    for write, part in parts:
+        together.setdefault(write, []).append(part)
+    for write, terms in together.items():
+        write_region(target, write, combine(terms, cut.comm.reduce))

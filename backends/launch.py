@@ -1,0 +1,138 @@
+"""Runs a folder of rank files on this machine, one process a rank.
+
+>>> run_local(Path("model.partition"), {"x": x}).outputs  # doctest: +SKIP
+{'y': array(...)}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from partitioner.backends.arrays import (
+    assemble,
+    check_inputs,
+    load_arrays,
+    local_inputs,
+    save_arrays,
+)
+from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.header import Header
+from partitioner.backends.onnx.load import read_directory
+
+
+class LocalRun(NamedTuple):
+    """What a run gave.
+
+    Attributes:
+        outputs: Whole outputs of the last request, by name.
+        seconds: Measured, of all requests together, after one request to warm up.
+    """
+
+    outputs: dict[str, np.ndarray]
+    seconds: float
+
+
+def run_local(
+    directory: Path,
+    inputs: Mapping[str, np.ndarray],
+    requests: int = 1,
+    *,
+    optimization: str = "all",
+    timeout_s: float | None = None,
+) -> LocalRun:
+    """Run requests with the same inputs, several of them in flight.
+
+    Args:
+        directory: Folder of rank files.
+        inputs: Whole inputs by name.
+        requests: How many.
+        optimization: ONNX Runtime's level, see `SessionConfig`.
+        timeout_s: Seconds after which the run is given up; None waits for ever.
+
+    Raises:
+        BackendError: An input or a file is wrong, a rank raised or was killed, or the time is up.
+            No process and no temporary file is left, also on any other exception.
+    """
+    if requests < 1:
+        raise BackendError(f"requests is {requests}; it must be at least 1")
+    headers = read_directory(directory)
+    check_inputs(headers[0], inputs)
+    with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
+        folder = Path(name)
+        threads = max(1, len(os.sched_getaffinity(0)) // len(headers))
+        job = {
+            "directory": str(directory.resolve()),
+            "ranks": len(headers),
+            "requests": requests,
+            "optimization": optimization,
+            "threads": threads,
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        for header in headers:
+            save_arrays(folder / f"inputs-{header.rank}.npz", local_inputs(header, inputs).values())
+        _run(folder, threads, timeout_s)
+        return _collect(folder, headers)
+
+
+def _run(folder: Path, threads: int, timeout_s: float | None) -> None:
+    with _worker(folder, threads) as process:
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BackendError(f"no result within {timeout_s} s; the run was given up") from None
+    if code:
+        raise BackendError(_reason(folder, code))
+
+
+@contextlib.contextmanager
+def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The process that forks the ranks, in a process group of its own, killed at the end."""
+    command = [sys.executable, "-m", "partitioner.backends.worker", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(  # noqa: S603 (our own module)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def _reason(folder: Path, code: int) -> str:
+    report = folder / "failure.txt"
+    if report.is_file():
+        return report.read_text()
+    log = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
+    said = f": {log[-1]}" if log else ""
+    return f"the process that watches the ranks ended with code {code}{said}"
+
+
+def _collect(folder: Path, headers: Sequence[Header]) -> LocalRun:
+    parts: dict[int, dict[str, np.ndarray]] = {}
+    for header in headers:
+        # a value may be delivered several times: it is one array
+        dtypes = {o.value: header.whole_outputs[o.whole].dtype for o in header.outputs}
+        arrays = load_arrays(folder / f"outputs-{header.rank}.npz", dtypes.values())
+        parts[header.rank] = dict(zip(dtypes, arrays, strict=True))
+    return LocalRun(assemble(headers, parts), json.loads((folder / "seconds.json").read_text()))

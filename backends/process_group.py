@@ -1,0 +1,60 @@
+"""Process groups of torch.distributed: made up front, in one order, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: How long a rank waits for another one inside a communication.
+TIMEOUT = timedelta(minutes=30)
+
+Group = Any  #: `dist.ProcessGroup`; torch exports no type for "not a member".
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of one run.
+
+    Attributes:
+        control: All ranks, on gloo: for small Python objects.
+        up: All ranks: point-to-point data to higher ranks for a later round.
+        down: The same to lower ranks. Two groups, because on NCCL a send waits in one queue with
+            receives from the same rank, and two ranks that both send first would wait for ever.
+        of: Group of the ranks that take part in a communication, by those ranks.
+    """
+
+    control: Group
+    up: Group
+    down: Group
+    of: Mapping[tuple[int, ...], Group]
+
+    def mail(self, source: int, target: int) -> Group:
+        """The group for data of a later round."""
+        return self.up if source < target else self.down
+
+
+def make_groups(wanted: Iterable[tuple[int, ...]], device: torch.device) -> Groups:
+    """Make the groups that any rank wants, in the same order everywhere, and connect them.
+
+    Args:
+        wanted: Rank sets of this rank's communications.
+        device: Where data lies; gloo carries the CPU's, NCCL the GPUs'.
+    """
+    control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, sorted(set(wanted)), group=control)
+    union: list[tuple[int, ...]] = sorted({ranks for some in gathered for ranks in some})
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    up, down = (dist.new_group(backend=backend, timeout=TIMEOUT) for _ in range(2))
+    groups = {
+        ranks: dist.new_group(list(ranks), backend=backend, timeout=TIMEOUT) for ranks in union
+    }
+    member = dist.get_rank()
+    for group in (up, down, *(group for ranks, group in groups.items() if member in ranks)):
+        dist.all_reduce(torch.zeros(1, device=device), group=group)  # connect before data flows
+    return Groups(control, up, down, groups)

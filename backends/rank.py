@@ -1,0 +1,93 @@
+"""One rank as a process, once torch.distributed is up: its sessions and groups, run and timed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from partitioner.backends.distributed import DistributedCommunicator, rank_sets
+from partitioner.backends.onnx.executor import Done, Executor
+from partitioner.backends.onnx.load import load_rank
+from partitioner.backends.onnx.sessions import SessionConfig, default_device
+from partitioner.backends.process_group import make_groups
+from partitioner.backends.tensors import from_numpy, to_numpy
+
+
+@dataclass(frozen=True)
+class RankRun:
+    """What a rank delivers.
+
+    Attributes:
+        outputs: Local output values.
+        seconds: Of all requests together, on the slowest rank.
+    """
+
+    outputs: Mapping[str, np.ndarray]
+    seconds: float
+
+
+class RankProcess:
+    """A rank that is ready to run.
+
+    Args:
+        directory: Folder of rank files.
+        local_rank: Which GPU of this machine, if there are GPUs.
+        config: How segments run; its device is replaced by the rank's.
+    """
+
+    def __init__(self, directory: Path, local_rank: int, config: SessionConfig) -> None:
+        rank = dist.get_rank()
+        self.model = load_rank(directory / f"rank{rank}.onnx")
+        self.device = default_device(local_rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        torch.set_num_threads(config.threads)
+        self.groups = make_groups(rank_sets(self.model), self.device)
+        communicator = DistributedCommunicator(self.model, self.groups)
+        self._executor = Executor(
+            self.model, communicator, replace(config, device=self.device, shared_arena=True)
+        )
+
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> RankRun:
+        """Run the same request once to warm up, then `requests` times, several in flight.
+
+        Args:
+            inputs: Local inputs.
+            requests: How many; at least 1.
+        """
+        feed = {
+            name: from_numpy(array, self.model.types[name].dtype).to(self.device)
+            for name, array in inputs.items()
+        }
+        self._serve([feed])
+        dist.barrier(group=self.groups.control)
+        start = time.perf_counter()
+        values = self._serve([feed] * requests)
+        own = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        dist.all_reduce(own, dist.ReduceOp.MAX, group=self.groups.control)
+        outputs = {
+            output.value: to_numpy(values[output.value], self.model.types[output.value].dtype)
+            for output in self.model.header.outputs
+        }
+        return RankRun(outputs, own.item())
+
+    def _serve(self, feeds: list[dict[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
+        last: Mapping[str, torch.Tensor] = {}
+        for event in self._executor.run(feeds):
+            if isinstance(event, Done):
+                last = event.values
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return last
+
+
+def threads_per_rank(ranks: int) -> int:
+    """Cores of this machine that each of its ranks may use."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)

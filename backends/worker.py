@@ -1,0 +1,151 @@
+"""The process behind `run_local`: imports once, forks one process a rank, watches over them.
+
+`python -m partitioner.backends.worker FOLDER`: FOLDER is private to one run and holds job.json and
+each rank's inputs; ranks leave their outputs there, and failure.txt says what went wrong. It ends,
+with all its ranks, when its standard input closes: when the process that wants the run is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from partitioner.backends.arrays import load_arrays, save_arrays
+from partitioner.backends.errors import CommunicationError, one_line
+from partitioner.backends.onnx.sessions import SessionConfig
+from partitioner.backends.process_group import TIMEOUT
+from partitioner.backends.rank import RankProcess
+
+#: Seconds between looks at the ranks.
+_POLL_S = 0.01
+#: Seconds after the first failure in which other ranks may name a better cause: a rank that is
+#: gone makes communications of the others fail.
+_GRACE_S = 0.3
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a rank ended; the least `order` is the cause of the others."""
+
+    order: int
+    message: str
+
+
+def main(folder: Path) -> int:
+    """Run all ranks of a job; 0 if all succeed."""
+    job = json.loads((folder / "job.json").read_text())
+    listener = socket.create_server(("127.0.0.1", 0))
+    ranks = {_fork(rank, folder, job, listener): rank for rank in range(job["ranks"])}
+    failures = _watch(ranks, folder)
+    if _given_up():
+        shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
+    elif failures:
+        worst = min(failures, key=lambda failure: failure.order)
+        (folder / "failure.txt").write_text(worst.message)
+    return 1 if failures else 0
+
+
+def _given_up(wait_s: float = 0.0) -> bool:
+    """Whether standard input was closed."""
+    return bool(select.select([sys.stdin], [], [], wait_s)[0])
+
+
+def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
+    """Wait for the ranks; after a failure kill the others. No rank is left when it returns."""
+    failures: list[_Failure] = []
+    deadline = float("inf")
+    while ranks:
+        if _given_up(_POLL_S) or time.monotonic() > deadline:
+            _kill(ranks)
+            return failures or [_Failure(9, "the run was given up")]
+        for pid in list(ranks):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                rank = ranks.pop(pid)
+                if status:
+                    failures.append(_failure(rank, status, folder))
+                    deadline = min(deadline, time.monotonic() + _GRACE_S)
+    return failures
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def _failure(rank: int, status: int, folder: Path) -> _Failure:
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        return _Failure(
+            0, f"rank {rank} was killed by signal {-code} ({signal.Signals(-code).name})"
+        )
+    report = folder / f"error-{rank}.json"
+    if not report.is_file():
+        return _Failure(1, f"rank {rank} exited with code {code}")
+    data = json.loads(report.read_text())
+    return _Failure(3 if data["communication"] else 2, data["message"])
+
+
+def _fork(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.socket) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _die_with_parent()
+        _run_rank(rank, folder, job, listener)
+    except BaseException as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
+        message = one_line(error)
+        message = message if message.startswith(f"rank {rank}") else f"rank {rank}: {message}"
+        report = {"message": message, "communication": isinstance(error, CommunicationError)}
+        (folder / f"error-{rank}.json").write_text(json.dumps(report))
+        os._exit(1)
+    os._exit(0)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.socket) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    port, ranks = listener.getsockname()[1], job["ranks"]
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1",
+        port,
+        ranks,
+        is_master=rank == 0,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if rank == 0 else None,
+    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+    config = SessionConfig(optimization=job["optimization"], threads=job["threads"])
+    process = RankProcess(Path(job["directory"]), rank, config)
+    names = list(process.model.header.inputs)
+    dtypes = [process.model.types[name].dtype for name in names]
+    inputs = load_arrays(folder / f"inputs-{rank}.npz", dtypes)
+    done = process.run(dict(zip(names, inputs, strict=True)), job["requests"])
+    save_arrays(folder / f"outputs-{rank}.npz", done.outputs.values())
+    if rank == 0:
+        (folder / "seconds.json").write_text(json.dumps(done.seconds))
+    dist.barrier(group=process.groups.control)  # rank 0 holds the store: none leaves alone
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -104,6 +104,8 @@ class DimLayout:
 
     def local_size(self, mesh: DeviceMesh, point: Mapping[str, int]) -> int:
         """Elements that a mesh coordinate holds."""
+        if not self.axes:
+            return self.segments[0][0]
         index = mesh.linear(self.axes, point)
         return sum(cuts[index] for cuts in self.segments)
 
@@ -117,7 +119,9 @@ class DimLayout:
 
     def scaled(self, minor: int) -> DimLayout:
         """The layout of the compound dim (this, minor) with `minor` not cut."""
-        return DimLayout.cut(self.axes, [tuple(part * minor for part in cuts) for cuts in self.segments])
+        return DimLayout.cut(
+            self.axes, [tuple(part * minor for part in cuts) for cuts in self.segments]
+        )
 
     def __str__(self) -> str:
         if not self.axes:
@@ -155,9 +159,12 @@ def product(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
     if not inner.axes:
         return outer.scaled(inner.size)
     if outer.size * len(inner.segments) > 64 * MAX_SEGMENTS:
-        raise LayoutError(f"cutting a minor factor under a major one of {outer.size} makes too many segments")
+        raise LayoutError(
+            f"cutting a minor factor under a major one of {outer.size} makes too many segments"
+        )
     if not outer.axes:
-        return DimLayout.cut(inner.axes, inner.segments * outer.size)
+        nothing = (0,) * mesh.size(inner.axes)  # the width, if the dim has no elements
+        return DimLayout.cut(inner.axes, [nothing, *inner.segments * outer.size])
     return _nested(outer, inner, mesh)
 
 
@@ -166,9 +173,12 @@ def _nested(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
         raise LayoutError(f"axes {outer.axes} and {inner.axes} of one dim overlap")
     axes = tuple(name for name in mesh.names if name in outer.axes + inner.axes)
     size_of = dict(mesh.axes)
-    points = [dict(zip(axes, p, strict=True)) for p in itertools.product(*(range(size_of[a]) for a in axes))]
+    points = [
+        dict(zip(axes, p, strict=True))
+        for p in itertools.product(*(range(size_of[a]) for a in axes))
+    ]
     where = [(mesh.linear(outer.axes, point), mesh.linear(inner.axes, point)) for point in points]
-    rows: list[tuple[int, ...]] = []
+    rows: list[tuple[int, ...]] = [(0,) * len(points)]
     for cuts in outer.segments:
         for owner, count in enumerate(cuts):
             block = [
@@ -195,9 +205,7 @@ def concat(parts: Iterable[DimLayout]) -> DimLayout:
 
 def split(layout: DimLayout, sizes: Iterable[int]) -> tuple[DimLayout, ...]:
     """Inverse of `concat`: the layouts of consecutive parts of a dim."""
-    owners = [
-        (index, part) for cuts in layout.segments for index, part in enumerate(cuts) if part
-    ]
+    owners = [(index, part) for cuts in layout.segments for index, part in enumerate(cuts) if part]
     width = len(layout.segments[0])
     found = []
     position = 0
@@ -242,7 +250,9 @@ class Sharding:
     @property
     def axes(self) -> frozenset[str]:
         """Axes that cut or split this tensor in any way."""
-        return frozenset(axis for dim in self.dims for axis in dim.axes) | {a for a, _ in self.partial}
+        return frozenset(axis for dim in self.dims for axis in dim.axes) | {
+            a for a, _ in self.partial
+        }
 
     @property
     def is_replicated(self) -> bool:
@@ -253,7 +263,9 @@ class Sharding:
         """Sizes of the part at a mesh coordinate."""
         return tuple(dim.local_size(mesh, point) for dim in self.dims)
 
-    def local_type(self, type_: TensorType, mesh: DeviceMesh, point: Mapping[str, int]) -> TensorType:
+    def local_type(
+        self, type_: TensorType, mesh: DeviceMesh, point: Mapping[str, int]
+    ) -> TensorType:
         """Type of the part at a mesh coordinate."""
         return type_.with_shape(self.local_shape(mesh, point))
 

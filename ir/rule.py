@@ -29,7 +29,7 @@ Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
 class Kind(StrEnum):
     """What a factor may undergo."""
 
-    PASS = "pass"  #: In the results: cutting it cuts them. (Or dropped: what a Slice leaves out.)
+    PASS = "pass"  # noqa: S105  #: In the results: cutting it cuts them. (Or dropped: what a Slice leaves out.)
     REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
     WHOLE = "whole"  #: Needs the whole dim on each device.
     HALO = "halo"  #: A sliding window: an operand dim is wider than the loop; not cut yet.
@@ -251,7 +251,8 @@ class Rule:
         for index, name in enumerate(term):
             minor = math.prod(self.factors[other].size for other in term[index + 1 :])
             block = minor * self.factors[name].size
-            if minor == 0 or block == 0 or self.factors[name].kind not in (Kind.PASS, Kind.REDUCE):
+            free = self.factors[name].kind in (Kind.PASS, Kind.REDUCE)
+            if not free or not 0 < block <= layout.size:
                 continue
             head = split(layout, [block, layout.size - block])[0]
             if any(part % minor for cuts in head.segments for part in cuts):
@@ -372,11 +373,13 @@ class Cut:
         """The layout of a factor of `size` elements on a mesh.
 
         Raises:
-            IRError: An axis is not the mesh's, or the parts do not fit the size.
+            IRError: The axes are not the mesh's, in its order, or the parts do not fit the size.
         """
         for axis in self.axes:
             if axis not in mesh.names:
                 raise IRError(f"cut {self} names axis {axis!r}; the mesh is {mesh}")
+        if self.axes != tuple(name for name in mesh.names if name in self.axes):
+            raise IRError(f"cut {self} names its axes twice or not in the order of mesh {mesh}")
         if self.segments is None:
             return DimLayout.even(size, self.axes, mesh)
         parts = mesh.size(self.axes)
@@ -402,10 +405,10 @@ class Cut:
         Raises:
             IRError: The text is not of the form above.
         """
-        names, _, parts = text.partition(":")
+        names, colon, parts = text.partition(":")
         try:
             segments = (
-                tuple(tuple(map(int, s.split(","))) for s in parts.split("|")) if parts else None
+                tuple(tuple(map(int, s.split(","))) for s in parts.split("|")) if colon else None
             )
         except ValueError:
             segments = ((-1,),)

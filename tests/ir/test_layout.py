@@ -1,0 +1,237 @@
+"""Layouts of dims: against the plain list of each element's owner."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from partitioner.ir.layout import (
+    MAX_SEGMENTS,
+    DimLayout,
+    LayoutError,
+    Placement,
+    Sharding,
+    concat,
+    even_cut,
+    product,
+    split,
+)
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.types import TensorType
+
+MESHES = tuple(DeviceMesh.of(axes) for axes in ({"tp": 2}, {"tp": 3}, {"dp": 2, "tp": 2}))
+GRID = MESHES[-1]
+Rows = Sequence[tuple[int, ...]]
+
+budget = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def rows(width: int, most: int = 3) -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """Segments as a caller may give them: empty parts, runs that are not maximal."""
+    row = st.tuples(*[st.integers(0, most)] * width)
+    return st.lists(row, min_size=1, max_size=4)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, mesh: DeviceMesh) -> DimLayout:
+    """A layout over some axes of a mesh, or none."""
+    chosen = [axis for axis in mesh.names if draw(st.booleans())]
+    if not chosen:
+        return DimLayout.whole(draw(st.integers(0, 6)))
+    axes = tuple(chosen)
+    return DimLayout.cut(axes, draw(rows(mesh.size(axes))))
+
+
+meshes = st.sampled_from(MESHES)
+on_a_mesh = meshes.flatmap(lambda mesh: st.tuples(st.just(mesh), layouts(mesh)))
+
+
+def owners(segments: Rows) -> list[int]:
+    """The owner of each element."""
+    return [index for cuts in segments for index, size in enumerate(cuts) for _ in range(size)]
+
+
+def held(layout: DimLayout, mesh: DeviceMesh) -> list[list[int]]:
+    """Elements that each device holds."""
+    return [
+        [i for start, size in layout.pieces(mesh, point) for i in range(start, start + size)]
+        for _, point in mesh.coords()
+    ]
+
+
+@budget
+@given(rows(3), rows(3))
+def test_equal_ownership_is_equal_form(one: Rows, other: Rows) -> None:
+    left, right = DimLayout.cut(("tp",), one), DimLayout.cut(("tp",), other)
+    assert owners(left.segments) == owners(one)
+    assert (left == right) == (owners(one) == owners(other))
+
+
+@budget
+@given(rows(3))
+def test_rows_of_single_elements_give_the_same_form(segments: Rows) -> None:
+    singles = [tuple(int(i == owner) for i in range(3)) for owner in owners(segments)]
+    assume(singles)
+    assert DimLayout.cut(("tp",), singles) == DimLayout.cut(("tp",), segments)
+
+
+@budget
+@given(on_a_mesh)
+def test_pieces_tile_the_dim_once_over_the_cut_axes(given_: tuple[DeviceMesh, DimLayout]) -> None:
+    mesh, layout = given_
+    found: dict[tuple[int, ...], list[int]] = {}
+    for (_, point), elements in zip(mesh.coords(), held(layout, mesh), strict=True):
+        place = tuple(point[axis] for axis in layout.axes)
+        assert found.setdefault(place, elements) == elements
+    assert sorted(itertools.chain(*found.values())) == list(range(layout.size))
+
+
+@budget
+@given(on_a_mesh)
+def test_pieces_are_maximal_in_order_and_as_large_as_said(
+    given_: tuple[DeviceMesh, DimLayout],
+) -> None:
+    mesh, layout = given_
+    for _, point in mesh.coords():
+        pieces = layout.pieces(mesh, point)
+        sizes = [size for _, size in pieces]
+        assert all(a + size < b for (a, size), (b, _) in itertools.pairwise(pieces))
+        assert all(sizes)
+        assert sum(sizes) == layout.local_size(mesh, point)
+        assert sum(sizes) == layout.sizes()[mesh.linear(layout.axes, point)]
+
+
+@budget
+@given(st.lists(rows(2), min_size=1, max_size=4))
+def test_split_is_the_inverse_of_concat(parts: list[Rows]) -> None:
+    whole = [DimLayout.cut(("tp",), part) for part in parts]
+    joined = concat(whole)
+    assert owners(joined.segments) == [owner for part in parts for owner in owners(part)]
+    assert split(joined, [layout.size for layout in whole]) == tuple(whole)
+
+
+@budget
+@given(rows(3), st.data())
+def test_concat_is_the_inverse_of_split(segments: Rows, data: st.DataObject) -> None:
+    layout = DimLayout.cut(("tp",), segments)
+    at = data.draw(st.integers(0, layout.size))
+    parts = split(layout, [at, layout.size - at])
+    assert [part.size for part in parts] == [at, layout.size - at]
+    assert concat(parts) == layout
+
+
+def test_uncut_parts_join_uncut() -> None:
+    assert concat([DimLayout.whole(2), DimLayout.whole(3)]) == DimLayout.whole(5)
+    assert split(DimLayout.whole(5), [2, 3]) == (DimLayout.whole(2), DimLayout.whole(3))
+
+
+def test_parts_over_different_axes_do_not_join() -> None:
+    parts = DimLayout.even(4, ("dp",), GRID), DimLayout.even(4, ("tp",), GRID)
+    with pytest.raises(LayoutError, match=r"cut over different axes \[\('dp',\), \('tp',\)\]"):
+        concat(parts)
+
+
+@budget
+@given(meshes.flatmap(lambda mesh: st.tuples(st.just(mesh), layouts(mesh), layouts(mesh))))
+def test_a_product_holds_the_pairs_of_what_its_factors_hold(
+    given_: tuple[DeviceMesh, DimLayout, DimLayout],
+) -> None:
+    mesh, outer, inner = given_
+    assume(not set(outer.axes) & set(inner.axes))
+    layout = product(outer, inner, mesh)
+    pairs = [
+        [i * inner.size + j for i in major for j in minor]
+        for major, minor in zip(held(outer, mesh), held(inner, mesh), strict=True)
+    ]
+    assert layout.size == outer.size * inner.size
+    assert held(layout, mesh) == pairs
+
+
+@budget
+@given(layouts(GRID), layouts(GRID), layouts(GRID))
+def test_a_product_has_one_form_however_it_is_grouped(
+    a: DimLayout, b: DimLayout, c: DimLayout
+) -> None:
+    axes = [*a.axes, *b.axes, *c.axes]
+    assume(len(set(axes)) == len(axes))
+    left, right = product(product(a, b, GRID), c, GRID), product(a, product(b, c, GRID), GRID)
+    assert left == right
+
+
+def test_a_product_of_an_even_cut_and_a_minor_factor_is_on_unit_boundaries() -> None:
+    mesh = DeviceMesh.line(2)
+    heads = product(DimLayout.even(5, ("tp",), mesh), DimLayout.whole(16), mesh)
+    assert heads == DimLayout.even(80, ("tp",), mesh, unit=16)
+    assert heads.sizes() == (48, 32)
+
+
+def test_one_axis_cannot_cut_both_factors() -> None:
+    cut = DimLayout.even(4, ("tp",), GRID)
+    with pytest.raises(LayoutError, match=r"axes \('tp',\) and \('tp',\) of one dim overlap"):
+        product(cut, cut, GRID)
+
+
+def test_too_many_segments_are_refused() -> None:
+    mesh = DeviceMesh.line(2)
+    inner = DimLayout.even(2, ("tp",), mesh)
+    most = product(DimLayout.whole(MAX_SEGMENTS), inner, mesh)
+    assert len(most.segments) == MAX_SEGMENTS
+    with pytest.raises(LayoutError, match=f"{MAX_SEGMENTS + 1} segments, more than {MAX_SEGMENTS}"):
+        product(DimLayout.whole(MAX_SEGMENTS + 1), inner, mesh)
+    with pytest.raises(LayoutError, match="under a major one of 100000 makes too many segments"):
+        product(DimLayout.whole(100000), inner, mesh)
+
+
+@budget
+@given(st.integers(0, 40), st.integers(1, 6), st.integers(1, 5))
+def test_even_parts_differ_by_one_unit_at_most(units: int, parts: int, unit: int) -> None:
+    sizes = even_cut(units * unit, parts, unit)
+    assert sum(sizes) == units * unit
+    assert list(sizes) == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] in (0, unit)
+
+
+def test_an_even_cut_needs_whole_units() -> None:
+    with pytest.raises(LayoutError, match="size 81 is not a multiple of unit 16"):
+        even_cut(81, 2, unit=16)
+
+
+def test_layouts_print_short() -> None:
+    mesh = DeviceMesh.line(2)
+    texts = {
+        "-": DimLayout.whole(5),
+        "tp": DimLayout.even(5, ("tp",), mesh),
+        "tp:48,32": DimLayout.even(80, ("tp",), mesh, unit=16),
+        "tp:2,2|1,1": DimLayout.cut(("tp",), [(2, 2), (1, 1)]),
+        "dp*tp": DimLayout.even(8, ("dp", "tp"), GRID),
+    }
+    assert {str(layout) for layout in texts.values()} == set(texts)
+
+
+def test_a_sharding_gives_local_types() -> None:
+    cut = DimLayout.even(5, ("dp",), GRID)
+    sharding = Sharding((cut, DimLayout.whole(3)), (("tp", "sum"),))
+    local = [
+        str(sharding.local_type(TensorType.of("float32", (5, 3)), GRID, point))
+        for _, point in GRID.coords()
+    ]
+    assert local == ["float32[3,3]", "float32[3,3]", "float32[2,3]", "float32[2,3]"]
+    assert sharding.shape == (5, 3)
+    assert sharding.axes == {"dp", "tp"}
+    assert sharding.max_local_numel() == 9
+    assert str(sharding) == "[dp, -] partial(sum:tp)"
+    assert sharding.without_partial() == Sharding((cut, DimLayout.whole(3)))
+
+
+def test_a_replicated_tensor_uses_no_axis() -> None:
+    assert Sharding.replicate((2, 3)).is_replicated
+    assert not Sharding((DimLayout.whole(2),), (("tp", "sum"),)).is_replicated
+
+
+def test_a_placement_lists_every_devices_pieces() -> None:
+    mesh = DeviceMesh.of({"tp": 2}, (4, 7))
+    at = Placement(mesh, Sharding((DimLayout.cut(("tp",), [(2, 1), (1, 0)]),)))
+    assert at.parts() == ((4, (((0, 2), (3, 1)),)), (7, (((2, 1),),)))
+    assert str(at) == "[tp:2,1|1,0] on tp=2 on 4,7"

@@ -12,7 +12,7 @@ the caller is told to use the MILP instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -75,14 +75,13 @@ def _factors(
         Factor((node,), np.array([weights @ np.array(choice.load_s) for choice in choices]))
         for node, choices in enumerate(problem.nodes)
     ]
-    factors += [
-        Factor((edge.u, edge.v), np.where(_on(edge, edge.forbidden), math.inf, 0.0))
-        for edge in problem.edges
-        if edge.forbidden
-    ]
+    alone: dict[int, list[tuple[Pair, float]]] = {}  # by edge: items that it alone triggers
     shared: dict[tuple[int, ...], Floats] = {}
     for cost, sites in zip(prices, item_sites(problem), strict=True):
         if not sites or cost == 0:
+            continue
+        if len(sites) == 1 and sites[0].edge is not None:
+            alone.setdefault(sites[0].edge, []).extend((pair, cost) for pair in sites[0].pairs)
             continue
         scope = tuple(sorted({node for site in sites for node in _nodes(problem, site)}))
         if math.prod(sizes[node] for node in scope) > MAX_TABLE or len(scope) > MAX_SCOPE:
@@ -93,7 +92,21 @@ def _factors(
         shared[scope] = shared.get(scope, np.zeros(1)) + cost * on
     for scope, table in shared.items():
         factors.append(Factor(scope, np.broadcast_to(table, [sizes[node] for node in scope])))
+    factors += [
+        Factor((edge.u, edge.v), _edge_table(edge, alone.get(index, [])))
+        for index, edge in enumerate(problem.edges)
+    ]
     return factors
+
+
+def _edge_table(edge: Edge, costs: Sequence[tuple[Pair, float]]) -> Floats:
+    """What an edge alone costs, by the choices of its ends."""
+    by_class = np.zeros((max(edge.out_class) + 1, max(edge.in_class) + 1))
+    for pair, cost in costs:
+        by_class[pair] += cost
+    for pair in edge.forbidden:
+        by_class[pair] = math.inf
+    return by_class[np.ix_(edge.out_class, edge.in_class)]
 
 
 def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
@@ -106,16 +119,18 @@ def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
 def _site_table(problem: Problem, site: Site) -> npt.NDArray[np.bool_]:
     """Which choices of the site's nodes trigger it."""
     if site.edge is not None:
-        return _on(problem.edges[site.edge], frozenset(site.pairs))
+        return _on(problem.edges[site.edge], site.pairs)
     (node,) = _nodes(problem, site)
     on = np.zeros(len(problem.nodes[node]), dtype=bool)
     on[list(site.choices)] = True
     return on
 
 
-def _on(edge: Edge, pairs: frozenset[Pair]) -> npt.NDArray[np.bool_]:
+def _on(edge: Edge, pairs: Iterable[Pair]) -> npt.NDArray[np.bool_]:
     """Which choices of the edge's ends meet in one of the pairs."""
-    return np.array([[(o, i) in pairs for i in edge.in_class] for o in edge.out_class])
+    by_class = np.zeros((max(edge.out_class) + 1, max(edge.in_class) + 1), dtype=bool)
+    by_class[tuple(zip(*pairs, strict=True))] = True
+    return by_class[np.ix_(edge.out_class, edge.in_class)]
 
 
 def _spread(table: npt.NDArray[T], own: Sequence[int], scope: Sequence[int]) -> npt.NDArray[T]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from partitioner.solver.elimination import min_sum
 from partitioner.solver.hunt import Hunt
+from partitioner.solver.placement import Picks, contiguous_plans
 from partitioner.solver.presolve import keep_choices
 from partitioner.solver.problem import Problem
 from partitioner.solver.search import local_search
+from partitioner.solver.symmetry import symmetric_groups
 
 #: Moves that local search tries from each start.
 EFFORT = 30_000
 #: The same for each choice of a node: small problems are left to the MILP early.
 EFFORT_PER_CHOICE = 60
+#: Plans that local search starts from.
+STARTS = 2
 
 
 def relax(hunt: Hunt) -> None:
@@ -33,12 +38,26 @@ def relax(hunt: Hunt) -> None:
 
 
 def seek(hunt: Hunt) -> None:
-    """Offer plans: the best of each device group alone, and what local search makes of the best."""
+    """Offer plans: each device group alone, contiguous splits, and local search from the best."""
+    picks = alone(hunt.problem)
+    starts = [*picks.values(), *(split.chosen for split in contiguous_plans(hunt.problem, picks))]
+    everything = cheapest(hunt.problem)
+    if everything is not None:
+        starts.append(everything)
+    for chosen in starts:
+        hunt.offer(chosen, "DP")
+    improve(hunt, starts)
+
+
+def improve(hunt: Hunt, starts: Sequence[tuple[int, ...]]) -> None:
+    """Local search from the most promising starts."""
     effort = min(EFFORT, EFFORT_PER_CHOICE * sum(map(len, hunt.problem.nodes)))
-    starts = _alone(hunt.problem)
+    ranked: dict[tuple[int, ...], tuple[float, float]] = {}
     for chosen in starts:
-        hunt.offer(chosen, "elimination")
-    for chosen in starts:
+        outcome = hunt.offer(chosen, "DP")
+        if outcome is not None:
+            ranked[chosen] = outcome.excess_bytes, outcome.value(hunt.objective)
+    for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
         if hunt.done or not hunt.left_s:
             return
         peak = hunt.objective == "memory"
@@ -48,19 +67,28 @@ def seek(hunt: Hunt) -> None:
         hunt.offer(better, "local search")
 
 
-def _alone(problem: Problem) -> list[tuple[int, ...]]:
-    """The best plan of each group that can run every node; of all choices if there is none."""
+def cheapest(problem: Problem) -> tuple[int, ...] | None:
+    """The plan of least total load, if elimination can tell and one is allowed."""
+    found = min_sum(problem, [1.0] * problem.devices)
+    return found[0] if found is not None and math.isfinite(found[1]) else None
+
+
+def alone(problem: Problem) -> Picks:
+    """For each group that can run every node its best plan without the others."""
     groups = sorted({choice.group for choices in problem.nodes for choice in choices})
-    twins = {group for alike in problem.interchangeable for group in alike[1:]}
-    plans = []
-    for group in [None, *(g for g in groups if g not in twins)]:
+    twin = {group: alike[0] for alike in symmetric_groups(problem) for group in alike}
+    plans: Picks = {}
+    within: Picks = {}  # by place in the group: twins take the same
+    for group in groups:
         kept = tuple(
-            tuple(p for p, c in enumerate(choices) if group in (None, c.group))
+            tuple(p for p, choice in enumerate(choices) if choice.group == group)
             for choices in problem.nodes
         )
         if not all(kept):
             continue
-        found = min_sum(keep_choices(problem, kept), [1.0] * problem.devices)
-        if found is not None and math.isfinite(found[1]):
-            plans.append(tuple(own[p] for own, p in zip(kept, found[0], strict=True)))
-    return list(dict.fromkeys(plans))
+        first = twin.get(group, group)
+        own = within[first] if first in within else cheapest(keep_choices(problem, kept))
+        if own is not None:
+            within[group] = own
+            plans[group] = tuple(options[p] for options, p in zip(kept, own, strict=True))
+    return plans

@@ -6,10 +6,12 @@
 - A dominated choice goes: another choice of its node and group has the same classes on all
   edges, and loads and holds no more. (Of another group would be exact too, but might break the
   symmetry of interchangeable groups.)
+- A memory limit goes that a device meets even with the fullest choice of each node.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +48,7 @@ def presolve(problem: Problem) -> Reduced:
         if not any(drop):
             drop = _dominated(reduced.problem)
         if not any(drop):
-            return reduced
+            return replace(reduced, problem=_binding_limits(reduced.problem))
         left = [
             [index for index in range(len(olds)) if index not in gone]
             for olds, gone in zip(reduced.kept, drop, strict=True)
@@ -71,13 +73,18 @@ def keep_choices(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
         problem,
         nodes=tuple(keep(node, choices) for node, choices in enumerate(problem.nodes)),
         edges=tuple(
-            replace(
-                edge, out_class=keep(edge.u, edge.out_class), in_class=keep(edge.v, edge.in_class)
-            )
+            _live_pairs(edge, keep(edge.u, edge.out_class), keep(edge.v, edge.in_class))
             for edge in problem.edges
         ),
         holds=tuple(replace(hold, items=keep(hold.node, hold.items)) for hold in problem.holds),
     )
+
+
+def _live_pairs(edge: Edge, out_class: tuple[int, ...], in_class: tuple[int, ...]) -> Edge:
+    """The edge with fewer choices, and no pair that none of them makes."""
+    live = {(o, i) for o in set(out_class) for i in set(in_class)}
+    items = {pair: paid for pair, paid in edge.items.items() if pair in live}
+    return Edge(edge.u, edge.v, out_class, in_class, items, edge.forbidden & live)
 
 
 def _simplify_edges(problem: Problem) -> Problem:
@@ -159,6 +166,22 @@ def _impossible(problem: Problem) -> list[set[int]]:
         drop[edge.u] |= {p for p, o in enumerate(edge.out_class) if o in dead_out}
         drop[edge.v] |= {q for q, i in enumerate(edge.in_class) if i in dead_in}
     return drop
+
+
+def _binding_limits(problem: Problem) -> Problem:
+    """The problem without the limits that no plan can break, lifetimes left aside."""
+    limits = []
+    for device, limit in enumerate(problem.limit_bytes):
+        size = [item.bytes[device] for item in problem.items]
+        most = sum(
+            max((sum(size[i] for i in items) for items in options), default=0.0)
+            for options in (
+                *(hold.items for hold in problem.holds),
+                *(edge.items.values() for edge in problem.edges),
+            )
+        )
+        limits.append(math.inf if most <= limit else limit)
+    return replace(problem, limit_bytes=tuple(limits))
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,19 @@ def _scales(view: OpView) -> list[float]:
     """Scale of every dim; dims that the node does not name are 1."""
     rank = len(view.shape(0))
     given = _given_scales(view)
-    if given is None:
-        return [b / a for a, b in zip(view.shape(0), view.out_shape(), strict=True)]
     found = [1.0] * rank
+    if given is None:
+        given = [_scale(view, axis) for axis in _axes(view)]
     for axis, scale in zip(_axes(view), given, strict=True):
         found[axis] = scale
     return found
+
+
+def _scale(view: OpView, axis: int) -> float:
+    """Scale of a dim whose size is given; kept aspect ratios are not a dim's own affair."""
+    if view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return float("nan")
+    return view.out_shape()[axis] / view.shape(0)[axis]
 
 
 def _given_scales(view: OpView) -> list[float] | None:

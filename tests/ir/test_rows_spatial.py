@@ -133,6 +133,9 @@ SAMPLING_CASES = (
     resize(
         f32(3, 5, 2, 4), None, None, vec(4, 12), axes=(2, 3), keep_aspect_ratio_policy="not_larger"
     ),
+    resize(
+        f32(3, 5, 3, 4), None, None, vec(3, 6), axes=(2, 3), keep_aspect_ratio_policy="not_smaller"
+    ),
     case("GridSample", f32(2, 3, 4, 5), f32(2, 3, 5, 2, low=-1, high=1), opset=16, min_cuts=4),
     case(
         "GridSample",

@@ -18,8 +18,10 @@ import numpy as np
 from partitioner.ir.errors import IRError
 from partitioner.ir.types import TensorType
 
-#: Constants of at most this many elements count by content in the digest and may steer rules.
+#: Constants of at most this many elements may steer rules.
 SMALL_CONSTANT = 4096
+#: Constants of at most this many elements count by content in the digest, larger ones by type.
+DIGEST_CONSTANT = 64
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,17 @@ class Opaque:
     data: bytes
 
 
-Attr = int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...] | np.ndarray | Opaque
+Attr = (
+    int
+    | float
+    | str
+    | bytes
+    | tuple[int, ...]
+    | tuple[float, ...]
+    | tuple[str, ...]
+    | np.ndarray
+    | Opaque
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class FileSpan:
 
 @dataclass(frozen=True)
 class Constant:
-    """A weight or a small constant: its type, and how to read it (lazily, without a copy if mapped)."""
+    """A weight or a small constant: its type, and how to read it (lazily)."""
 
     type: TensorType
     load: Callable[[], np.ndarray] = field(repr=False, compare=False)
@@ -116,20 +128,15 @@ class Graph:
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)
+        for value in sorted(known - set(self.types)):
+            raise IRError(f"graph input or constant {value!r} has no type")
         names: set[str] = set()
         for node in self.nodes:
             if node.name in names:
                 raise IRError(f"two nodes are called {node.name!r}")
             names.add(node.name)
-            for value in node.reads:
-                if value not in known:
-                    raise IRError(f"node {node.name!r} ({node.op}) reads {value!r} before it is made")
-            for value in node.writes:
-                if value in known:
-                    raise IRError(f"value {value!r} is made twice, the second time by {node.name!r}")
-                if value not in self.types:
-                    raise IRError(f"value {value!r} of node {node.name!r} ({node.op}) has no type")
-                known.add(value)
+            _check_values(node, known, self.types)
+            known.update(node.writes)
         for value in self.outputs:
             if value not in known:
                 raise IRError(f"graph output {value!r} is not made by any node")
@@ -186,8 +193,20 @@ class Graph:
         for value, kind in sorted(self.types.items()):
             yield f"{value} {kind}"
         for value, constant in sorted(self.constants.items()):
-            if constant.type.numel <= 64:
-                yield f"{value} {hashlib.sha256(np.ascontiguousarray(constant.load()).tobytes()).hexdigest()}"
+            if constant.type.numel <= DIGEST_CONSTANT:
+                yield f"{value} {_attr_text(constant.load())}"
+
+
+def _check_values(node: Node, known: set[str], types: Mapping[str, TensorType]) -> None:
+    """A node reads known values and makes new ones that have types."""
+    for value in node.reads:
+        if value not in known:
+            raise IRError(f"node {node.name!r} ({node.op}) reads {value!r} before it is made")
+    for value in node.writes:
+        if value in known or node.writes.count(value) > 1:
+            raise IRError(f"value {value!r} is made twice, the second time by {node.name!r}")
+        if value not in types:
+            raise IRError(f"value {value!r} of node {node.name!r} ({node.op}) has no type")
 
 
 def _attr_text(value: Attr) -> str:

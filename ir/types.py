@@ -34,7 +34,7 @@ DTYPE_BITS: dict[str, int] = {
     "complex128": 128,
 }
 
-_ML_DTYPES = {
+_ML_DTYPES: dict[str, type[np.generic]] = {
     "bfloat16": ml_dtypes.bfloat16,
     "float8e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8e5m2": ml_dtypes.float8_e5m2,

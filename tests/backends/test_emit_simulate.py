@@ -1,6 +1,5 @@
 """Rank files pass the checker, load in stock ONNX Runtime, and the simulator gives the results."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import builders as hand
@@ -8,45 +7,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from cases import CASES, check
 
 from partitioner.backends.onnx.emit import emit, emit_models
 from partitioner.backends.simulator import Simulator, run_lockstep
-
-CASES: dict[str, Callable[[], hand.Case]] = {
-    "tensor_parallel": hand.tensor_parallel,
-    "tensor_parallel max": lambda: hand.tensor_parallel("max"),
-    "tensor_parallel prod": lambda: hand.tensor_parallel("prod"),
-    "all_gather uneven": hand.all_gather,
-    "all_gather even of three": lambda: hand.all_gather(sizes=(2, 2, 2)),
-    "all_gather bool": lambda: hand.all_gather("bool"),
-    "all_gather int64": lambda: hand.all_gather("int64", (1, 1)),
-    "broadcast": hand.broadcast,
-    "broadcast float16": lambda: hand.broadcast("float16"),
-    "scatter": hand.scatter,
-    "gather": hand.gather,
-    "gather int16, one rank idle": lambda: hand.gather("int16", ranks=3),
-    "all_to_all": hand.all_to_all,
-    "all_to_all float16": lambda: hand.all_to_all("float16"),
-    "reduce_scatter": hand.reduce_scatter,
-    "reduce_scatter min of three": lambda: hand.reduce_scatter(reduce="min", ranks=3),
-    "reduce_scatter prod int32": lambda: hand.reduce_scatter("int32", "prod"),
-    "pipeline": hand.pipeline,
-}
 
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> hand.Case:
     return CASES[request.param]()
-
-
-def check(case: hand.Case, outputs: dict[str, np.ndarray]) -> None:
-    assert list(outputs) == list(case.expected)
-    for name, expected in case.expected.items():
-        assert outputs[name].dtype == expected.dtype
-        if expected.dtype.kind == "f":
-            np.testing.assert_allclose(outputs[name], expected, rtol=case.rtol, atol=1e-5)
-        else:
-            np.testing.assert_array_equal(outputs[name], expected)
 
 
 def test_files_pass_the_checker_and_load_in_stock_onnx_runtime(

@@ -1,0 +1,196 @@
+"""Ranks as real processes: the same results, and nothing left when something goes wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import builders as hand
+import numpy as np
+import onnx
+import pytest
+from cases import CASES, check
+
+from partitioner.backends import launch
+from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import run_local
+from partitioner.backends.onnx.emit import emit
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def workers() -> dict[int, list[str]]:
+    """Command lines of living (not zombie) worker processes, ranks included, by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if "partitioner.backends.worker" in words and state != "Z":
+                found[int(entry.name)] = words
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for rank files; afterwards no worker and no temporary folder may be left."""
+    private = tmp_path / "tmp"
+    private.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(private))
+    yield tmp_path
+    left = [words for words in workers().values() if any(str(private) in word for word in words)]
+    assert left == []
+    assert list(private.iterdir()) == []
+
+
+def mine(folder: Path) -> list[int]:
+    """Process ids of the worker of a test, and of its ranks, oldest first."""
+    found = [p for p, words in workers().items() if any(str(folder) in word for word in words)]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_all_cases_over_gloo(half: int) -> None:
+    names = list(CASES)[half::2]
+    script = Path(__file__).with_name("gloo_jobs.py")
+    reader, writer = os.pipe()  # kept open: the worker ends when its standard input closes
+    try:
+        done = subprocess.run(
+            [sys.executable, script, *names],
+            stdin=reader,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=100,
+            check=False,
+        )
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.stdout.splitlines() == [f"{name}: ok" for name in names], done.stderr[-2000:]
+
+
+def test_run_local_measures_several_requests(folder: Path) -> None:
+    case = hand.pipeline()
+    emit(case.programs, case.graph, folder)
+    done = run_local(folder, case.inputs, requests=3)
+    check(case, done.outputs)
+    assert 0 < done.seconds < 30
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, r"input 'x' \(float32\[4,6\]\) is missing; given: none"),
+        ({"x": hand.random(4, 5)}, r"input 'x' has shape \(4, 5\), not \(4, 6\)"),
+        (
+            {"x": hand.random(4, 6, dtype="float64")},
+            "input 'x' holds float64 elements, not float32",
+        ),
+        ({"x": hand.random(4, 6), "z": hand.random(1)}, "input 'z' is not one of the model's: 'x'"),
+    ],
+)
+def test_wrong_inputs_are_refused_before_anything_starts(
+    folder: Path, inputs: dict[str, np.ndarray], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = hand.tensor_parallel()
+    emit(case.programs, case.graph, folder)
+    monkeypatch.setattr(launch, "_run", lambda *_: pytest.fail("a process was started"))
+    with pytest.raises(BackendError, match=message):
+        run_local(folder, inputs)
+
+
+def test_a_rank_that_raises_stops_all_and_is_named(folder: Path) -> None:
+    case = hand.tensor_parallel()
+    emit(case.programs, case.graph, folder)
+    path = folder / "rank1.onnx"
+    model = onnx.load(path, load_external_data=False)
+    model.graph.node[0].op_type = "NoSuchOperator"
+    path.write_bytes(model.SerializeToString())
+    start = time.monotonic()
+    with pytest.raises(BackendError, match=r"^rank 1: ONNX Runtime: .*NoSuchOperator"):
+        run_local(folder, case.inputs)
+    assert time.monotonic() - start < 30
+
+
+def endless(folder: Path) -> dict[str, np.ndarray]:
+    """Rank files that take minutes to run."""
+    case = hand.tensor_parallel()
+    emit(case.programs, case.graph, folder)
+    return case.inputs
+
+
+def when_running(folder: Path, act: Callable[[list[int]], None]) -> threading.Thread:
+    """Call `act` with the worker's and the ranks' process ids once both ranks are there."""
+
+    def wait() -> None:
+        for _ in range(600):
+            found = mine(folder / "tmp")
+            if len(found) == 3:
+                time.sleep(0.5)
+                act(found)
+                return
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_killed_rank_stops_all_and_is_named(folder: Path) -> None:
+    inputs = endless(folder)
+    killed: list[float] = []
+
+    def kill(pids: list[int]) -> None:
+        killed.append(time.monotonic())
+        os.kill(pids[2], signal.SIGKILL)
+
+    thread = when_running(folder, kill)
+    with pytest.raises(BackendError, match=r"^rank 1 was killed by signal 9 \(SIGKILL\)$"):
+        run_local(folder, inputs, requests=1_000_000)
+    thread.join()
+    assert time.monotonic() - killed[0] < 5
+
+
+def test_a_killed_watcher_takes_its_ranks_along(folder: Path) -> None:
+    inputs = endless(folder)
+    thread = when_running(folder, lambda pids: os.kill(pids[0], signal.SIGKILL))
+    with pytest.raises(BackendError, match="the process that watches the ranks ended with code -9"):
+        run_local(folder, inputs, requests=1_000_000)
+    thread.join()
+
+
+def test_time_is_up(folder: Path) -> None:
+    with pytest.raises(BackendError, match=r"no result within 6 s; the run was given up"):
+        run_local(folder, endless(folder), requests=1_000_000, timeout_s=6)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals) -> None:
+    inputs = endless(folder)
+    np.savez(folder / "in.npz", x=inputs["x"])
+    code = (
+        "import sys, numpy as np; from pathlib import Path\n"
+        "from partitioner.backends.launch import run_local\n"
+        "run_local(Path(sys.argv[1]), dict(np.load(sys.argv[1] + '/in.npz')), 1_000_000)\n"
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(folder / "tmp")},
+    )
+    thread = when_running(folder, lambda _: caller.send_signal(how))
+    assert caller.wait(60) != 0
+    thread.join()
+    for _ in range(100):  # after SIGTERM the worker notices that its caller is gone
+        if not mine(folder / "tmp") and not list((folder / "tmp").iterdir()):
+            break
+        time.sleep(0.05)

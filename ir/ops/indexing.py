@@ -105,6 +105,16 @@ def scatter_nd(view: OpView) -> Rule:
     )
 
 
+def tensor_scatter(view: OpView) -> Rule:
+    """``d0 v d2, d0 u d2, d0 -> d0 v d2``: a run of each sequence of a cache is written."""
+    dims = names("d", len(view.shape(0)))
+    axis = view.int_attr("axis", -2) % len(dims)
+    cache = [*dims[:axis], "v", *dims[axis + 1 :]]
+    update = [*dims[:axis], "u", *dims[axis + 1 :]]
+    operands = [cache, update, dims[:1]][: len(view.node.inputs)]
+    return Rule.of(operands, [cache], view.shapes, view.out_shapes, whole={"u", "v"})
+
+
 def one_hot(view: OpView) -> Rule:
     """``i0 i1 -> i0 hot i1``: the new dim is whole, as each device needs its values."""
     places = names("i", len(view.shape(0)))
@@ -136,4 +146,5 @@ ROWS: Mapping[str, OpRow] = {
     "Scatter": OpRow(scatter_elements),
     "ScatterElements": OpRow(scatter_elements),
     "ScatterND": OpRow(scatter_nd),
+    "TensorScatter": OpRow(tensor_scatter),
 }

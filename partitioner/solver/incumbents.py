@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from partitioner.solver.elimination import min_sum
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.placement import Picks, contiguous_plans
 from partitioner.solver.presolve import keep_choices
 from partitioner.solver.problem import Problem
-from partitioner.solver.search import local_search
+from partitioner.solver.search import loads, local_search, peaks
 from partitioner.solver.symmetry import symmetric_groups
 
 #: Moves that local search tries from each start.
 EFFORT = 30_000
 #: The same for each choice of a node: small problems are left to the MILP early.
-EFFORT_PER_CHOICE = 60
+EFFORT_PER_CHOICE = 40
 #: Plans that local search starts from.
 STARTS = 2
 
@@ -37,32 +36,28 @@ def relax(hunt: Hunt) -> None:
         hunt.offer(chosen, "elimination")
 
 
+def starts(problem: Problem) -> list[tuple[int, ...]]:
+    """Each device group alone, contiguous splits over groups, the least total load."""
+    picks = alone(problem)
+    plans = [*picks.values(), *(split.chosen for split in contiguous_plans(problem, picks))]
+    least = cheapest(problem)
+    return plans if least is None else [*plans, least]
+
+
 def seek(hunt: Hunt) -> None:
-    """Offer plans: each device group alone, contiguous splits, and local search from the best."""
-    picks = alone(hunt.problem)
-    starts = [*picks.values(), *(split.chosen for split in contiguous_plans(hunt.problem, picks))]
-    everything = cheapest(hunt.problem)
-    if everything is not None:
-        starts.append(everything)
-    for chosen in starts:
-        hunt.offer(chosen, "DP")
-    improve(hunt, starts)
-
-
-def improve(hunt: Hunt, starts: Sequence[tuple[int, ...]]) -> None:
-    """Local search from the most promising starts."""
+    """Offer good starts, and what local search makes of the most promising."""
     effort = min(EFFORT, EFFORT_PER_CHOICE * sum(map(len, hunt.problem.nodes)))
     ranked: dict[tuple[int, ...], tuple[float, float]] = {}
-    for chosen in starts:
+    for chosen in starts(hunt.problem):
         outcome = hunt.offer(chosen, "DP")
         if outcome is not None:
             ranked[chosen] = outcome.excess_bytes, outcome.value(hunt.objective)
     for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
         if hunt.done or not hunt.left_s:
             return
-        peak = hunt.objective == "memory"
+        goal = peaks if hunt.objective == "memory" else loads
         better = local_search(
-            hunt.problem, chosen, peak=peak, effort=effort, deadline=hunt.deadline, seed=hunt.seed
+            hunt.problem, chosen, goal=goal, effort=effort, deadline=hunt.deadline, seed=hunt.seed
         )
         hunt.offer(better, "local search")
 

@@ -54,6 +54,8 @@ def contiguous_plans(problem: Problem, picks: Picks) -> list[Split]:
         problem: The problem.
         picks: For each group that may be used, the choice of every node on it.
     """
+    if len(picks) < 2:
+        return []
     alike = _classes(problem, sorted(picks))
     devices = {group: _devices(problem, group) for group in picks}
     cost = {members[0]: _interval_loads(problem, members[0], picks) for members in alike}

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.solver.problem import Problem
 from partitioner.solver.state import State, Tables, tables
 
 Score = tuple[float, float]  #: Bytes over the limits, then the smoothed goal.
+Goal = Callable[[State], Sequence[float]]  #: Values whose largest is to be small.
 Move = tuple[tuple[int, int], ...]  #: (node, new choice) that change together.
 
 #: Exponents of the norms that stand for the maximum, in turn: low ones see all busy devices.
@@ -34,14 +35,16 @@ class LocalSearch:
 
     Attributes:
         data: The problem, laid out.
-        peak: Whether the goal is the least peak, not the least maximum load.
+        values: What the goal is the largest of: loads, peaks of devices, or one latency.
+        bytes_matter: Whether bytes are counted.
         effort: Moves that may still be tried.
         deadline: Monotonic second at which to stop at the latest.
         rng: Source of all random choices.
     """
 
     data: Tables
-    peak: bool
+    values: Goal
+    bytes_matter: bool
     effort: int
     deadline: float
     rng: random.Random
@@ -50,7 +53,7 @@ class LocalSearch:
 
     def run(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """The best plan found from this one; never a worse one."""
-        self.state = State(self.data, chosen, bytes_matter=self.peak or self.data.problem.limited)
+        self.state = State(self.data, chosen, bytes_matter=self.bytes_matter)
         best, best_key = tuple(chosen), self._key()
         self._descend(range(len(chosen)))
         turn = 0
@@ -69,22 +72,14 @@ class LocalSearch:
     def _spent(self) -> bool:
         return self.effort <= 0 or time.monotonic() > self.deadline
 
-    def _key(self) -> tuple[float, float, float]:
-        """What makes a plan better in the end: it fits, then the goal, then the total."""
-        loads = self.state.load
-        return self.state.excess_bytes(), self._goal(), max(loads) + sum(loads) * TOTAL_WEIGHT
-
-    def _goal(self) -> float:
-        loads = self.state.load
-        return self.state.peak_bytes() if self.peak else max(loads) + sum(loads) * TOTAL_WEIGHT
+    def _key(self) -> tuple[float, float]:
+        """What makes a plan better in the end: it fits, then the goal, then the total load."""
+        goal = max(self.values(self.state), default=0.0)
+        return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
 
     def _score(self) -> Score:
-        if self.peak:
-            assert self.state.held is not None
-            goal = _norm(self.state.held.max(axis=1, initial=0.0).tolist(), self.exponent)
-        else:
-            goal = _norm(self.state.load, self.exponent)
-        return self.state.excess_bytes(), goal
+        goal = _norm(self.values(self.state), self.exponent)
+        return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
 
     def _descend(self, nodes: Iterable[int]) -> None:
         """Take improving moves of these nodes, then of their neighbours, until there is none."""
@@ -187,26 +182,37 @@ class LocalSearch:
         return any(d == device for d, _ in self.data.load[node][self.state.chosen[node]])
 
 
+def loads(state: State) -> Sequence[float]:
+    """The goal of throughput: load of each device."""
+    return state.load
+
+
+def peaks(state: State) -> Sequence[float]:
+    """The goal of memory: peak bytes of each device."""
+    return state.peaks()
+
+
 def local_search(
     problem: Problem,
     chosen: Sequence[int],
     *,
-    peak: bool = False,
+    goal: Goal = loads,
     effort: int = 20_000,
     deadline: float = math.inf,
     seed: int = 0,
 ) -> tuple[int, ...]:
     """Improve a plan that takes no forbidden pair: least excess, then the goal, then total load."""
-    search = LocalSearch(tables(problem), peak, effort, deadline, random.Random(seed))  # noqa: S311
-    return search.run(chosen)
+    matter = goal is peaks or problem.limited
+    rng = random.Random(seed)  # noqa: S311 - no secret
+    return LocalSearch(tables(problem), goal, matter, effort, deadline, rng).run(chosen)
 
 
 def _norm(values: Sequence[float], exponent: float) -> float:
     top = max(values)
-    if top <= 0:
-        return 0.0
-    power = math.fsum((v / top) ** exponent for v in values if v > 0)
-    return top * math.pow(power, 1 / exponent) + TOTAL_WEIGHT * sum(values)
+    if top <= 0 or len(values) == 1:
+        return top
+    power = math.fsum((value / top) ** exponent for value in values if value > 0)
+    return top * math.pow(power, 1 / exponent)
 
 
 def _lower(new: Score, old: Score) -> bool:

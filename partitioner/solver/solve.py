@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from partitioner.solver.formulation import Goal, formulate
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.incumbents import relax, seek
+from partitioner.solver.latency import propose
 from partitioner.solver.milp import solve_milp
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.presolve import Reduced, presolve
@@ -56,12 +58,7 @@ def solve(
     if not all(reduced.kept):
         raise _forbidden()
     hunt = Hunt(reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed)
-    if objective == "memory":
-        hunt = minimise_memory(hunt)
-    elif objective == "latency":
-        raise NotImplementedError
-    else:
-        minimise_load(hunt)
+    _METHODS[objective](hunt)
     if hunt.best is None:
         explain(reduced, hunt)
     assert hunt.best is not None
@@ -82,14 +79,13 @@ def minimise_load(hunt: Hunt) -> None:
         run_milp(hunt, "throughput")
 
 
-def minimise_memory(hunt: Hunt) -> Hunt:
+def minimise_memory(hunt: Hunt) -> None:
     """The memory objective: the least peak, then the best throughput at about that peak."""
-    if hunt.best is None:
-        seek(hunt)
+    seek(hunt)
     if not hunt.done and hunt.left_s:
         run_milp(hunt, "memory")
     if hunt.best is None:
-        return hunt
+        return
     allowed = hunt.cost * (1 + PEAK_TOLERANCE)
     limits = tuple(min(limit, allowed) for limit in hunt.problem.limit_bytes)
     second = Hunt(
@@ -100,7 +96,24 @@ def minimise_memory(hunt: Hunt) -> Hunt:
     assert second.best is not None
     hunt.best = second.best
     hunt.cost = evaluate_choices(hunt.problem, second.best).value("memory")
-    return hunt
+
+
+def minimise_latency(hunt: Hunt) -> None:
+    """The latency objective: throughput bounds it and often finds the best plan too."""
+    inner = replace(hunt, objective="throughput")
+    minimise_load(inner)
+    hunt.prove(inner.bound, inner.proved_by)
+    if inner.best is not None:
+        hunt.offer(inner.best, inner.found_by)
+    if not hunt.done:
+        propose(hunt)
+
+
+_METHODS: dict[Objective, Callable[[Hunt], None]] = {
+    "throughput": minimise_load,
+    "memory": minimise_memory,
+    "latency": minimise_latency,
+}
 
 
 def run_milp(hunt: Hunt, goal: Goal) -> None:

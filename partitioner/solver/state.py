@@ -145,12 +145,12 @@ class State:
 
     def excess_bytes(self) -> float:
         """By how much the worst device is over its limit."""
-        if self.held is None:
-            return 0.0
-        return max(
-            0.0, float((self.held.max(axis=1, initial=0.0) - self.data.problem.limit_bytes).max())
-        )
+        over = [p - top for p, top in zip(self.peaks(), self.data.problem.limit_bytes, strict=True)]
+        return max(0.0, *over)
 
-    def peak_bytes(self) -> float:
-        """The most bytes on any device, if bytes matter."""
-        return 0.0 if self.held is None else float(self.held.max(initial=0.0))
+    def peaks(self) -> list[float]:
+        """The most bytes on each device; 0 if bytes do not matter."""
+        if self.held is None:
+            return [0.0] * len(self.load)
+        peaks: list[float] = self.held.max(axis=1, initial=0.0).tolist()
+        return peaks

@@ -8,6 +8,7 @@ Each rank runs until it waits for data that is not there yet, then the next one 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from onnx import ModelProto
 
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.executor import Done, Executor, Waiting
+from partitioner.backends.onnx.executor import Done, Executor, Observer, Waiting
 from partitioner.backends.onnx.header import Header
 from partitioner.backends.onnx.load import load_rank, read_directory
 from partitioner.backends.onnx.sessions import SessionConfig
@@ -74,6 +75,7 @@ class Simulator:
         keep: Local values to return beside the outputs, by rank.
         optimization: See `SessionConfig`.
         configs: Per rank, in place of `optimization`.
+        observers: Per rank, see `Executor`.
     """
 
     def __init__(
@@ -83,12 +85,18 @@ class Simulator:
         keep: Mapping[int, Collection[str]] = _NOTHING,
         optimization: str = "basic",
         configs: Mapping[int, SessionConfig] = MappingProxyType({}),
+        observers: Mapping[int, Observer] = MappingProxyType({}),
     ) -> None:
         default = SessionConfig(optimization=optimization, threads=torch.get_num_threads())
         mail = _Mail()
         self.mail = mail
         self.executors = tuple(
-            Executor(model, mail.of(model.rank), configs.get(model.rank, default))
+            Executor(
+                model,
+                mail.of(model.rank),
+                configs.get(model.rank, default),
+                observers.get(model.rank),
+            )
             for model in _load(source, keep)
         )
 
@@ -109,8 +117,9 @@ class Simulator:
         done: dict[int, dict[int, Mapping[str, torch.Tensor]]] = {
             r: {} for r in range(len(requests))
         }
-        for rank, result in self._interleave(requests):
-            done[result.request][rank] = result.values
+        with _one_torch_thread():
+            for rank, result in self._interleave(requests):
+                done[result.request][rank] = result.values
         return tuple(self._gather(done[request]) for request in range(len(requests)))
 
     def _interleave(
@@ -145,6 +154,17 @@ class Simulator:
             parts[model.rank] = {o.value: arrays[o.value] for o in model.header.outputs}
             kept[model.rank] = {name: arrays[name] for name in model.keep}
         return Lockstep(assemble(self.headers, parts), kept)
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Copies and sums on one thread: torch's own pool costs milliseconds where cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _load(

@@ -8,7 +8,7 @@ process can run all ranks in turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -98,6 +98,10 @@ def round_of(phase: int, request: int, requests: int) -> int:
     return request + phase if requests > 1 else 0
 
 
+#: Gets an action that was just done and the values of its request.
+Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
+
+
 class Executor:
     """One rank, with its sessions open.
 
@@ -105,15 +109,23 @@ class Executor:
         model: The rank's file.
         communicator: How it exchanges data.
         config: How segments run.
+        observe: Called after each action of each request with the values that live then.
 
     Raises:
         BackendError: ONNX Runtime refuses a segment.
     """
 
-    def __init__(self, model: RankModel, communicator: Communicator, config: SessionConfig) -> None:
+    def __init__(
+        self,
+        model: RankModel,
+        communicator: Communicator,
+        config: SessionConfig,
+        observe: Observer | None = None,
+    ) -> None:
         self.model = model
         self.communicator = communicator
         self.config = config
+        self.observe = observe
         self.actions = tuple(_actions(model.steps))
         self.sessions: Mapping[int, ort.InferenceSession] = {
             action.index: open_session(model, step, config)
@@ -147,6 +159,8 @@ class Executor:
                 if 0 <= request < requests:
                     values = flying.setdefault(request, {**self._constants, **feeds[request]})
                     yield from self._act(action, request, values)
+                    if self.observe is not None:
+                        self.observe(action, values)
                     for name in frees[action]:
                         values.pop(name, None)
             request = round_ - round_of(last, 0, requests)

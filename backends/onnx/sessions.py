@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import onnxruntime as ort
@@ -25,6 +26,7 @@ _LEVELS = {
 
 
 CPU = torch.device("cpu")
+_NUMBERS = count()  # profile files are named to the second otherwise
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class SessionConfig:
         device: Where values live; "cuda" wants ONNX Runtime's CUDA provider.
         shared_arena: Whether the CPU sessions of this process share one allocator, so that their
             peaks do not add. It lives as long as the process.
-        profile: Prefix of profile files; None for none.
+        profile: Folder for one profile file a session; None for none.
     """
 
     optimization: str = "all"
@@ -95,7 +97,7 @@ def session_options(config: SessionConfig, folder: Path | None) -> ort.SessionOp
         options.add_session_config_entry(key, value)
     if config.profile is not None:
         options.enable_profiling = True
-        options.profile_file_prefix = str(config.profile)
+        options.profile_file_prefix = str(config.profile / f"{next(_NUMBERS)}")
     return options
 
 

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partitioner.ir.ops import ROWS
@@ -56,6 +56,7 @@ def test_pieces_multiply_to_every_dim(shapes: tuple[Shape, Shape]) -> None:
 
 @budget
 @given(reshapes())
+@example(((2, 60), (3, 8, 5)))
 def test_a_shared_piece_is_the_same_loop_of_both_shapes(shapes: tuple[Shape, Shape]) -> None:
     pieces = refine(*shapes)
     olds, news = [p.before for p in pieces], [p.after for p in pieces]
@@ -79,6 +80,7 @@ def test_shapes_with_a_common_refinement_share_everything(data: st.DataObject) -
         ((6, 4), (8, 3), [2]),
         ((4, 6), (3, 8), [2]),
         ((6, 4), (4, 6), [2, 2]),
+        ((2, 60), (3, 8, 5), [4, 5]),
         ((2, 3), (3, 2), []),
         ((0, 4), (4, 0), []),
         ((5, 0), (5, 0, 2), []),

@@ -22,7 +22,7 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class PricedComm:
-    """A communication (value names and `seq` still open) and the seconds it keeps each device busy."""
+    """A communication (names and `seq` still open) and the seconds it keeps each device busy."""
 
     comm: Comm
     seconds: Mapping[int, float]
@@ -71,7 +71,8 @@ class Resharder:
             if scattered:
                 options.append([scattered])
             hops = min(
-                ([*head, *self._move(dtype, head[-1].after, whole)] for head in options), key=_busiest
+                ([*head, *self._move(dtype, head[-1].after, whole)] for head in options),
+                key=_busiest,
             )
         else:
             hops = self._move(dtype, at, whole)
@@ -97,7 +98,7 @@ class Resharder:
         return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
 
     def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
-        """Straight to the target, if each reducing group holds among itself what its members want."""
+        """Straight to the target, if each member's part lies within what its group reduces."""
         if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
             return None
         if {a for a, _ in source.sharding.partial} - target.sharding.axes:
@@ -115,7 +116,9 @@ class Resharder:
         axes = tuple(axis for axis, _ in source.sharding.partial)
         how = source.sharding.partial[0][1]
         for group in _subgroups(source.mesh, axes):
-            transfers = _scatter_parts(group, source, target) if kind is CommKind.REDUCE_SCATTER else ()
+            transfers = (
+                _scatter_parts(group, source, target) if kind is CommKind.REDUCE_SCATTER else ()
+            )
             comm = Comm(-1, kind, group, "", "", dtype, transfers, how)
             point = source.mesh.coord(group[0])
             numel = 1
@@ -143,7 +146,10 @@ def _mask(target: Placement) -> Hop:
 
 
 def _same_part(source: Placement, target: Placement, device: int) -> bool:
-    return device in source.mesh.devices and dict(source.parts())[device] == dict(target.parts())[device]
+    return (
+        device in source.mesh.devices
+        and dict(source.parts())[device] == dict(target.parts())[device]
+    )
 
 
 def _subgroups(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -167,7 +173,11 @@ def _scatter_parts(
 
 
 def _classify(
-    dtype: str, group: tuple[int, ...], transfers: tuple[Transfer, ...], source: Placement, target: Placement
+    dtype: str,
+    group: tuple[int, ...],
+    transfers: tuple[Transfer, ...],
+    source: Placement,
+    target: Placement,
 ) -> Comm:
     members = set(group)
     own = tuple(t for t in transfers if t.target in members)

@@ -50,7 +50,7 @@ class Task:
 
     @property
     def kind(self) -> str:
-        """ "compute" or "comm"."""
+        """One of "compute" and "comm"."""
         return "comm" if self.comm is not None or self.placed is None else "compute"
 
 
@@ -102,11 +102,15 @@ class _Builder:
         outputs = {}
         for value in self.graph.outputs:
             at = self.home[value]
-            outputs[value] = self._fetch(value, Placement(at.mesh, at.sharding.without_partial()), last, value)
+            outputs[value] = self._fetch(
+                value, Placement(at.mesh, at.sharding.without_partial()), last, value
+            )
         self.tasks.sort(key=lambda entry: entry[:2])
         tasks = []
         for seq, (_, _, task) in enumerate(self.tasks):
-            tasks.append(task if task.comm is None else replace(task, comm=replace(task.comm, seq=seq)))
+            tasks.append(
+                task if task.comm is None else replace(task, comm=replace(task.comm, seq=seq))
+            )
         local = frozenset((d, key) for key in outputs.values() for d in key[1].mesh.devices)
         return Schedule(
             tuple(tasks), self.feeds, self.residents, local, outputs, frozenset(self.zeros)
@@ -143,7 +147,12 @@ class _Builder:
             plain = (value, Placement(at.mesh, at.sharding.without_partial()))
             self._feed(plain)
             if key not in self.made:
-                self._hop(plain, self.resharder.hops(self.graph.types[value], plain[1], at)[-1], index, why)
+                self._hop(
+                    plain,
+                    self.resharder.hops(self.graph.types[value], plain[1], at)[-1],
+                    index,
+                    why,
+                )
         else:
             self._feed(key)
         return key
@@ -185,7 +194,17 @@ class _Builder:
             self._insert(min(anchor, index - 1), task)
         if hop.aliases:
             pairs = tuple(((d, after), (d, before)) for d in sorted(hop.aliases))
-            task = Task(f"alias {value}", {}, tuple(old for _, old in pairs), (), None, None, phase, phase, pairs)
+            task = Task(
+                f"alias {value}",
+                {},
+                tuple(old for _, old in pairs),
+                (),
+                None,
+                None,
+                phase,
+                phase,
+                pairs,
+            )
             self._insert(min(anchor, index - 1), task)
         self.made[after] = (min(anchor, index - 1), target_phase)
 
@@ -194,10 +213,6 @@ class _Builder:
         for device in task.devices:
             self.busy[device] = max(self.busy.get(device, -1), anchor)
 
-    def _sizes(self, key: Key) -> dict[int, int]:
+    def _sizes(self, key: Key) -> Mapping[int, int]:
         value, at = key
-        type_ = self.graph.types[value]
-        return {
-            device: at.sharding.local_type(type_, at.mesh, point).nbytes
-            for device, point in at.mesh.coords()
-        }
+        return at.local_bytes(self.graph.types[value].dtype)

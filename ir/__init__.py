@@ -1,1 +1,1 @@
-"""Data of the compiler: graphs, op rows, meshes, layouts, plans, rank programs. Imports no framework."""
+"""Data of the compiler: graphs, op rows, meshes, layouts, plans, rank programs."""

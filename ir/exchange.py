@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import Interval, Placement
@@ -49,29 +50,44 @@ class Transfer:
 def intersect(a: tuple[Interval, ...], b: tuple[Interval, ...]) -> tuple[Interval, ...]:
     """Common intervals of two ascending interval lists."""
     found = []
-    for start, length in b:
-        for other, size in a:
-            low, high = max(start, other), min(start + length, other + size)
-            if low < high:
-                found.append((low, high - low))
+    i = j = 0
+    while i < len(a) and j < len(b):
+        low, high = max(a[i][0], b[j][0]), min(sum(a[i]), sum(b[j]))
+        if low < high:
+            found.append((low, high - low))
+        if sum(a[i]) <= sum(b[j]):
+            i += 1
+        else:
+            j += 1
     return tuple(found)
 
 
 def localize(pieces: tuple[Interval, ...], wanted: tuple[Interval, ...]) -> tuple[Interval, ...]:
-    """Global intervals as intervals of the local concatenation of `pieces`, neighbours merged."""
+    """Global intervals as intervals of the local concatenation of `pieces`, neighbours merged.
+
+    Both are ascending, and each wanted interval lies within one piece.
+    """
     found: list[Interval] = []
+    index = base = 0
     for start, length in wanted:
-        base = 0
-        for own, size in pieces:
-            low, high = max(start, own), min(start + length, own + size)
-            if low < high:
-                local = (base + low - own, high - low)
-                if found and sum(found[-1]) == local[0]:
-                    local = (found[-1][0], found[-1][1] + local[1])
-                    found.pop()
-                found.append(local)
-            base += size
+        while sum(pieces[index]) <= start:
+            base += pieces[index][1]
+            index += 1
+        local = base + start - pieces[index][0]
+        if found and sum(found[-1]) == local:
+            found[-1] = (found[-1][0], found[-1][1] + length)
+        else:
+            found.append((local, length))
     return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def _overlap(
+    own: tuple[Interval, ...], want: tuple[Interval, ...]
+) -> tuple[tuple[Interval, ...], tuple[Interval, ...]] | None:
+    """What two sides of one dim share, in the local coordinates of each; None if nothing."""
+    part = intersect(own, want)
+    return (localize(own, part), localize(want, part)) if part else None
 
 
 def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
@@ -94,25 +110,29 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     for index, (device, wanted) in enumerate(target.parts()):
         at = points.get(device) if same_mesh else None
         for pieces, owners in holders.items():
-            part = tuple(intersect(own, want) for own, want in zip(pieces, wanted, strict=True))
-            if not all(part) and part:
+            parts = [_overlap(own, want) for own, want in zip(pieces, wanted, strict=True)]
+            if not all(parts):
                 continue
             owner = _choose(owners, device, at, index)
-            read = tuple(localize(own, cut) for own, cut in zip(pieces, part, strict=True))
-            write = tuple(localize(want, cut) for want, cut in zip(wanted, part, strict=True))
+            read, write = (tuple(side) for side in zip(*parts, strict=True)) if parts else ((), ())
             found.append(Transfer(owner, device, read, write))
     return tuple(sorted(found, key=lambda t: (t.target, t.source, t.write)))
 
 
 def _choose(
-    owners: list[tuple[int, Mapping[str, int]]], device: int, at: Mapping[str, int] | None, index: int
+    owners: list[tuple[int, Mapping[str, int]]],
+    device: int,
+    at: Mapping[str, int] | None,
+    index: int,
 ) -> int:
     names = [owner for owner, _ in owners]
     if device in names:
         return device
     if at is None:
         return names[index % len(names)]
-    return max(owners, key=lambda owner: (sum(at[a] == v for a, v in owner[1].items()), -owner[0]))[0]
+    return max(owners, key=lambda owner: (sum(at[a] == v for a, v in owner[1].items()), -owner[0]))[
+        0
+    ]
 
 
 def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:

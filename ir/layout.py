@@ -13,15 +13,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.types import TensorType
+from partitioner.ir.types import DTYPE_BITS, TensorType
 
 #: Layouts of more segments than this are not offered as strategies.
-MAX_SEGMENTS = 256
+MAX_SEGMENTS = 64
 
 Interval = tuple[int, int]  #: (start, length), elements of one dim.
 Segments = tuple[tuple[int, ...], ...]
@@ -74,6 +74,13 @@ class DimLayout:
 
     axes: tuple[str, ...]
     segments: Segments
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.axes, self.segments)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def whole(cls, size: int) -> DimLayout:
@@ -236,6 +243,13 @@ class Sharding:
 
     dims: tuple[DimLayout, ...]
     partial: tuple[tuple[str, str], ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.dims, self.partial)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def replicate(cls, shape: Iterable[int]) -> Sharding:
@@ -288,13 +302,38 @@ class Placement:
 
     mesh: DeviceMesh
     sharding: Sharding
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.mesh, self.sharding)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def local_bytes(self, dtype: str) -> Mapping[int, int]:
+        """Bytes of the part on each device, for an element type."""
+        return _local_bytes(self, DTYPE_BITS[dtype])
 
     def parts(self) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
         """(device, pieces of every dim) for each device of the group."""
-        return tuple(
-            (device, tuple(dim.pieces(self.mesh, point) for dim in self.sharding.dims))
-            for device, point in self.mesh.coords()
-        )
+        return _parts(self)
 
     def __str__(self) -> str:
         return f"{self.sharding} on {self.mesh}"
+
+
+@lru_cache(maxsize=65536)
+def _parts(placement: Placement) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
+    mesh, dims = placement.mesh, placement.sharding.dims
+    return tuple(
+        (device, tuple(dim.pieces(mesh, point) for dim in dims)) for device, point in mesh.coords()
+    )
+
+
+@lru_cache(maxsize=65536)
+def _local_bytes(placement: Placement, bits: int) -> Mapping[int, int]:
+    mesh, sharding = placement.mesh, placement.sharding
+    return {
+        device: (math.prod(sharding.local_shape(mesh, point)) * bits + 7) // 8
+        for device, point in mesh.coords()
+    }

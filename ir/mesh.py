@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,8 +21,10 @@ class DeviceMesh:
 
     axes: tuple[tuple[str, int], ...]
     devices: tuple[int, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.axes, self.devices)))
         names = [name for name, _ in self.axes]
         if len(set(names)) != len(names):
             raise IRError(f"mesh axes {names} are not distinct")
@@ -61,12 +64,12 @@ class DeviceMesh:
         sizes = dict(self.axes)
         return math.prod(sizes[name] for name in (self.names if axes is None else axes))
 
-    def coords(self) -> Iterator[tuple[int, dict[str, int]]]:
+    def __hash__(self) -> int:
+        return self._hash
+
+    def coords(self) -> tuple[tuple[int, dict[str, int]], ...]:
         """Each device with its coordinate on every axis, in row-major order."""
-        shape = tuple(size for _, size in self.axes)
-        for flat, device in enumerate(self.devices):
-            point = np.unravel_index(flat, shape) if shape else ()
-            yield device, dict(zip(self.names, map(int, point), strict=True))
+        return _coords(self)
 
     def coord(self, device: int) -> dict[str, int]:
         """Coordinate of one device."""
@@ -85,4 +88,18 @@ class DeviceMesh:
 
     def __str__(self) -> str:
         shape = " ".join(f"{name}={size}" for name, size in self.axes)
-        return f"{shape} on {','.join(map(str, self.devices))}" if shape else f"device {self.devices[0]}"
+        return (
+            f"{shape} on {','.join(map(str, self.devices))}"
+            if shape
+            else f"device {self.devices[0]}"
+        )
+
+
+@lru_cache(maxsize=4096)
+def _coords(mesh: DeviceMesh) -> tuple[tuple[int, dict[str, int]], ...]:
+    shape = tuple(size for _, size in mesh.axes)
+    found = []
+    for flat, device in enumerate(mesh.devices):
+        point = np.unravel_index(flat, shape) if shape else ()
+        found.append((device, dict(zip(mesh.names, map(int, point), strict=True))))
+    return tuple(found)

@@ -124,7 +124,9 @@ def _node_json(node: NodePlan) -> dict[str, Any]:
 
 
 def _plan_of(data: Mapping[str, Any]) -> Plan:
-    groups = tuple(DeviceMesh(tuple(g["axes"].items()), tuple(g["devices"])) for g in data["groups"])
+    groups = tuple(
+        DeviceMesh(tuple(g["axes"].items()), tuple(g["devices"])) for g in data["groups"]
+    )
     nodes = {
         name: NodePlan(int(n["group"]), {k: Cut.parse(v) for k, v in n.get("cuts", {}).items()})
         for name, n in data["nodes"].items()
@@ -163,7 +165,9 @@ class PlacedNode:
 
     def results(self) -> tuple[tuple[str, Placement], ...]:
         """(value, placement) of every result that is present."""
-        return tuple((n, p) for n, p in zip(self.node.outputs, self.outs, strict=True) if p is not None)
+        return tuple(
+            (n, p) for n, p in zip(self.node.outputs, self.outs, strict=True) if p is not None
+        )
 
 
 def place(
@@ -184,9 +188,13 @@ def place(
     """
     if rule is None:
         if mesh.size() > 1 or layouts:
-            raise PlanError(f"{node.name!r} ({node.op}) has no rule and must be whole on one device")
+            raise PlanError(
+                f"{node.name!r} ({node.op}) has no rule and must be whole on one device"
+            )
         wanted = [_whole(graph, v, mesh) for v in (*node.inputs, *node.captures)]
-        return PlacedNode(node, mesh, None, {}, tuple(wanted), tuple(_whole(graph, v, mesh) for v in node.outputs))
+        return PlacedNode(
+            node, mesh, None, {}, tuple(wanted), tuple(_whole(graph, v, mesh) for v in node.outputs)
+        )
     ins, outs = rule.shardings(layouts, mesh)
     operands = [Placement(mesh, s) if v else None for v, s in zip(node.inputs, ins, strict=True)]
     operands += [_whole(graph, v, mesh) for v in node.captures]
@@ -203,7 +211,8 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
     """
     if plan.graph_digest != graph.digest:
         raise PlanError(
-            f"plan is for a graph with digest {plan.graph_digest[:12]}..., this one has {graph.digest[:12]}..."
+            f"plan is for a graph with digest {plan.graph_digest[:12]}..., "
+            f"this one has {graph.digest[:12]}..."
         )
     missing = [n.name for n in graph.nodes if n.name not in plan.nodes]
     unknown = [name for name in plan.nodes if name not in graph.by_name]
@@ -223,14 +232,19 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
 
 def _resolve_node(graph: Graph, plan: Plan, node: Node, decision: NodePlan) -> PlacedNode:
     if not 0 <= decision.group < len(plan.groups):
-        raise PlanError(f"{node.name!r} is on group {decision.group}; the plan has {len(plan.groups)}")
+        raise PlanError(
+            f"{node.name!r} is on group {decision.group}; the plan has {len(plan.groups)}"
+        )
     mesh = plan.groups[decision.group]
     found = rule_of(graph, node)
     rule = found if isinstance(found, Rule) else None
     factors = rule.factors if rule else {}
     for name in decision.cuts:
         if name not in factors:
-            raise PlanError(f"{node.name!r} ({node.op}) has no factor {name!r}; it has {', '.join(factors) or 'none'}")
+            raise PlanError(
+                f"{node.name!r} ({node.op}) has no factor {name!r}; "
+                f"it has {', '.join(factors) or 'none'}"
+            )
     try:
         layouts = {n: cut.layout(factors[n].size, mesh) for n, cut in decision.cuts.items()}
         return place(graph, node, mesh, layouts, rule)

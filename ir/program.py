@@ -1,4 +1,4 @@
-"""Rank programs: what each rank computes and communicates, in order. Explicit, so that backends decide nothing.
+"""Rank programs: what each rank computes and communicates, explicit: backends decide nothing.
 
 A program is a list of steps over local values. Communications carry their transfers (which box of
 which local tensor goes where); all ranks see them in one global order given by `seq`.
@@ -15,6 +15,7 @@ import numpy as np
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.graph import Node
+from partitioner.ir.layout import Placement
 from partitioner.ir.types import TensorType
 
 
@@ -97,7 +98,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a named whole tensor: `region` of it (None: all of it), or zeros of its local shape."""
+    """A part of a named whole tensor: `region` of it (None: all), or zeros of its local shape."""
 
     whole: str
     region: Region | None
@@ -146,13 +147,28 @@ class ProgramError(IRError):
 
 
 @dataclass(frozen=True)
+class Home:
+    """Where a graph value is made: its placement, and its local name on those ranks."""
+
+    name: str
+    placement: Placement
+
+
+@dataclass(frozen=True)
 class Programs:
-    """The programs of all ranks, with the types of the whole model's inputs and outputs."""
+    """The programs of all ranks.
+
+    Attributes:
+        ranks: In order of rank.
+        inputs: Whole types of the model's inputs.
+        outputs: Whole types of the model's outputs.
+        homes: Where each value of the graph is made.
+    """
 
     ranks: tuple[RankProgram, ...]
     inputs: Mapping[str, TensorType]
     outputs: Mapping[str, TensorType]
-    meta: Mapping[str, str] = field(default_factory=dict)
+    homes: Mapping[str, Home] = field(default_factory=dict)
 
     def check(self) -> None:
         """Static proof that no rank waits for ever and nothing is read before it is made.
@@ -168,7 +184,9 @@ class Programs:
             last = -1
             for comm in program.comms:
                 if comm.seq <= last:
-                    raise ProgramError(f"rank {program.rank}: communication {comm.seq} after {last}")
+                    raise ProgramError(
+                        f"rank {program.rank}: communication {comm.seq} after {last}"
+                    )
                 last = comm.seq
                 plain = replace(comm, source="", target="")
                 if seen.setdefault(comm.seq, plain) != plain:
@@ -176,7 +194,9 @@ class Programs:
                 held.setdefault(comm.seq, set()).add(program.rank)
         for seq, comm in seen.items():
             if held[seq] != set(comm.ranks):
-                raise ProgramError(f"communication {seq} wants ranks {comm.ranks}, is on {sorted(held[seq])}")
+                raise ProgramError(
+                    f"communication {seq} wants ranks {comm.ranks}, is on {sorted(held[seq])}"
+                )
 
 
 def _check_values(program: RankProgram) -> None:

@@ -177,6 +177,14 @@ class Rule:
             if all(self.factors[name].kind in free for name in members)
         )
 
+    @cached_property
+    def is_pointwise(self) -> bool:
+        """Whether each result element depends on one element an operand, whatever the cut."""
+        return all(factor.kind is Kind.PASS for factor in self.factors.values()) and all(
+            set(self._factors_of(dims)) <= set(self._factors_of(self.results[0]))
+            for dims in (*self.operands, *self.results)
+        )
+
     @property
     def flops(self) -> float:
         """FLOPs of the whole op."""
@@ -234,6 +242,10 @@ class Rule:
         self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh
     ) -> dict[str, DimLayout] | None:
         """Inverse of a dim's layout where one factor of each term is cut; None if there is none."""
+        if len(expr) == 1 and len(expr[0]) == 1:
+            (name,) = expr[0]
+            free = self.factors[name].kind in (Kind.PASS, Kind.REDUCE)
+            return {name: layout} if free and self.factors[name].size == layout.size else None
         sizes = [math.prod(self.factors[name].size for name in term) for term in expr]
         if sum(sizes) != layout.size or any(not term for term in expr):
             return None
@@ -293,6 +305,10 @@ class Rule:
             own = layouts.get(name) or DimLayout.whole(self.factors[name].size)
             layout = product(own, layout, mesh)
         return layout
+
+    @staticmethod
+    def _factors_of(dims: Dims | None) -> Iterable[str]:
+        return (name for expr in dims or () for term in expr for name in term)
 
     def _dim_exprs(self) -> Iterable[DimExpr]:
         return (

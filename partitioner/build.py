@@ -105,9 +105,25 @@ class _Builder:
 
     def _choice(self, placed: PlacedNode, group: int) -> Choice:
         seconds = node_seconds(self.graph, placed, self.cluster)
-        load = tuple(seconds.get(device, 0.0) for device in range(self.devices))
+        load = [seconds.get(device, 0.0) for device in range(self.devices)]
+        for value, at in self._pending_outputs(placed):
+            if not self.graph.consumers[value]:
+                for hop in self._resolve(value, at):
+                    load = [a + b for a, b in zip(load, self._hop_load(hop), strict=True)]
         cuts = " ".join(f"{name}:{layout}" for name, layout in placed.layouts.items())
-        return Choice(load_s=load, group=group, label=f"{placed.mesh} {cuts}".strip())
+        return Choice(load_s=tuple(load), group=group, label=f"{placed.mesh} {cuts}".strip())
+
+    def _pending_outputs(self, placed: PlacedNode) -> Iterable[tuple[str, Placement]]:
+        """Graph outputs that the strategy leaves partial: they are reduced where they are."""
+        return (
+            (value, at)
+            for value, at in placed.results()
+            if value in self.graph.outputs and at.sharding.partial
+        )
+
+    def _resolve(self, value: str, at: Placement) -> tuple[Hop, ...]:
+        done = Placement(at.mesh, at.sharding.without_partial())
+        return self.resharder.hops(self.graph.types[value], at, done)
 
     def _hold(self, position: int, node: Node) -> Hold:
         return Hold(
@@ -126,15 +142,20 @@ class _Builder:
             elif value not in self.graph.producers:
                 first = min(self.graph.order[n.name] for n in self.graph.consumers[value])
                 yield self._item((value, at), self._bytes(value, at), first, self.ends[value])
-        for value, at in placed.results():
-            if value in self.graph.outputs and at.sharding.partial:
-                yield from self._hop_items(value, at, Placement(at.mesh, at.sharding.without_partial()))
+        for value, at in self._pending_outputs(placed):
+            if self.graph.consumers[value]:
+                yield from (self._hop_item(value, at, hop) for hop in self._resolve(value, at))
+            else:
+                done = self._resolve(value, at)[-1].after
+                yield self._item((value, at, done), self._bytes(value, done), last, last)
         row = row_of(node)
         if row is not None and row.view:
             return
         for value, at in placed.results():
             first = self.graph.order[node.name]
-            yield self._item((value, at), self._bytes(value, at), first, max(first, self.ends[value]))
+            yield self._item(
+                (value, at), self._bytes(value, at), first, max(first, self.ends[value])
+            )
 
     def _edges(self, node: Node) -> Iterable[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""
@@ -156,7 +177,11 @@ class _Builder:
         }
         order = self.graph.order
         return Edge(
-            u=order[producer.name], v=order[consumer.name], out_class=out_class, in_class=in_class, items=items
+            u=order[producer.name],
+            v=order[consumer.name],
+            out_class=out_class,
+            in_class=in_class,
+            items=items,
         )
 
     def _hop_items(self, value: str, home: Placement, want: Placement) -> tuple[int, ...]:
@@ -168,15 +193,21 @@ class _Builder:
         key = (value, home, hop.after)
         if key in self.known:
             return self.known[key]
+        held = self._bytes(value, hop.after)
+        for device in hop.aliases:
+            held[device] = 0.0
+        first = self.graph.order[self.graph.producers[value].name]
+        last = max(first, self.ends[value])
+        if hop.zeros:  # blocks of zeros are constants
+            first, last = 0, len(self.graph.nodes) - 1
+        return self._item(key, held, first, last, self._hop_load(hop))
+
+    def _hop_load(self, hop: Hop) -> list[float]:
         load = [0.0] * self.devices
         for priced in hop.comms:
             for device, seconds in priced.seconds.items():
                 load[device] += seconds
-        held = self._bytes(value, hop.after)
-        for device in hop.aliases:
-            held[device] = 0.0
-        producer = self.graph.order[self.graph.producers[value].name]
-        return self._item(key, held, producer, max(producer, self.ends[value]), load)
+        return load
 
     def _item(
         self, key: object, held: Sequence[float], first: int, last: int, load: Sequence[float] = ()
@@ -193,9 +224,8 @@ class _Builder:
 
     def _bytes(self, value: str, at: Placement) -> list[float]:
         held = [0.0] * self.devices
-        type_ = self.graph.types[value]
-        for device, point in at.mesh.coords():
-            held[device] = float(at.sharding.local_type(type_, at.mesh, point).nbytes)
+        for device, size in at.local_bytes(self.graph.types[value].dtype).items():
+            held[device] = float(size)
         return held
 
 
@@ -209,7 +239,7 @@ def _classes(placements: Sequence[Placement]) -> tuple[list[Placement], tuple[in
 def _last_uses(graph: Graph) -> Mapping[str, int]:
     """Position of the last use of every value or of a view of it; outputs live to the end."""
     end = len(graph.nodes) - 1
-    last: dict[str, int] = {value: end for value in graph.outputs}
+    last: dict[str, int] = dict.fromkeys(graph.outputs, end)
     for position in range(end, -1, -1):
         node = graph.nodes[position]
         row = row_of(node)

@@ -9,14 +9,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from partitioner import __version__
 from partitioner.ir.errors import PartitionerError
 
-_COMMANDS = ("run", "verify", "show")
 _EPILOG = """commands on a folder that `partition MODEL` wrote:
   partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N]
   partition verify DIR [--seed N]
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         if args and args[0] in _COMMANDS:
-            return _COMMAND[args[0]](args[1:])
+            return _COMMANDS[args[0]](args[1:])
         return _partition(args)
     except PartitionerError as error:
         print(f"partition: {_one_line(error)}", file=sys.stderr)
@@ -91,7 +90,9 @@ def _mesh(text: str) -> dict[str, int]:
 
 def _count(value: str, text: str, least: int = 1) -> int:
     if not value.strip().isdigit() or int(value) < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: {value!r} is not a whole number of at least {least}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {value!r} is not a whole number of at least {least}"
+        )
     return int(value)
 
 
@@ -126,27 +127,69 @@ def _fraction(text: str) -> float:
 def _partition_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="partition",
-        description="Split an ONNX model over devices: plan, per-rank subgraphs, proof. No GPU needed.",
+        description="Split an ONNX model over devices: a plan, a subgraph a rank, a proof.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="an .onnx file")
-    add("--devices", type=_positive, metavar="N", help="number of devices (default: the cluster's, or 1)")
-    add("--cluster", metavar="NAME|FILE", help="preset like 4xh100, 2x4xh200, 4xcpu, ideal, local; or a TOML file")
+    add(
+        "--devices",
+        type=_positive,
+        metavar="N",
+        help="number of devices (default: the cluster's, or 1)",
+    )
+    add(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="preset like 4xh100, 2x4xh200, 4xcpu, ideal, local; or a TOML file",
+    )
     add("--memory", metavar="SIZE", help="memory limit of each device, like 8GiB")
     add("--objective", choices=("throughput", "latency", "memory"), default="throughput")
-    add("--strategy", choices=("auto", "intra", "inter"), default="auto", help="shard operators, place them, or both")
+    add(
+        "--strategy",
+        choices=("auto", "intra", "inter"),
+        default="auto",
+        help="shard operators, place them, or both",
+    )
     add("--mesh", type=_mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: searched)")
-    add("--dim", type=_dim, action="append", default=[], metavar="NAME=SIZE", help="size of a symbolic dim")
-    add("--shape", type=_shape, action="append", default=[], metavar="NAME=D,D", help="shape of an input")
+    add(
+        "--dim",
+        type=_dim,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="size of a symbolic dim",
+    )
+    add(
+        "--shape",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME=D,D",
+        help="shape of an input",
+    )
     add("--constraints", metavar="FILE", help="pins (TOML) or a plan (JSON) to keep")
-    add("--time-limit", type=_seconds, default=30.0, metavar="S", help="seconds for the search (default 30)")
-    add("--gap", type=_fraction, default=0.01, metavar="1%", help="stop at this gap to the lower bound")
+    add(
+        "--time-limit",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds for the search (default 30)",
+    )
+    add(
+        "--gap",
+        type=_fraction,
+        default=0.01,
+        metavar="1%",
+        help="stop at this gap to the lower bound",
+    )
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")
-    add("-o", "--output", metavar="DIR", help="folder to write (default: MODEL's stem + .partition)")
+    add(
+        "-o", "--output", metavar="DIR", help="folder to write (default: MODEL's stem + .partition)"
+    )
     add("--json", action="store_true", help="print the facts as JSON")
     add("-q", "--quiet", action="store_true", help="no progress and no summary")
     add("--version", action="version", version=f"partition {__version__}")
@@ -160,7 +203,9 @@ def _partition(argv: Sequence[str]) -> int:
     model = Path(args.model)
     target = Path(args.output) if args.output else Path(f"{model.stem}.partition")
     if not model.is_file():
-        raise _input_error(f"{model}: no such file" if not model.exists() else f"{model} is not a file")
+        raise _input_error(
+            f"{model}: no such file" if not model.exists() else f"{model} is not a file"
+        )
     check_target(target, force=args.force)
     say = _progress(args.quiet)
     say("loading the compiler")
@@ -193,11 +238,19 @@ def _partition(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = _Parser(prog="partition run", description="Run a plan, one local process a rank.", allow_abbrev=False)
+    parser = _Parser(
+        prog="partition run",
+        description="Run a plan, one local process a rank.",
+        allow_abbrev=False,
+    )
     parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("--inputs", metavar="in.npz", help="whole inputs by name (default: random valid ones)")
+    parser.add_argument(
+        "--inputs", metavar="in.npz", help="whole inputs by name (default: random valid ones)"
+    )
     parser.add_argument("--outputs", metavar="out.npz", help="where to write the whole outputs")
-    parser.add_argument("--requests", type=_positive, default=1, metavar="N", help="requests in flight")
+    parser.add_argument(
+        "--requests", type=_positive, default=1, metavar="N", help="requests in flight"
+    )
     parser.add_argument("--seed", type=_natural, default=0, help="of random inputs")
     args = parser.parse_args(argv)
     from partitioner.runner import run_directory
@@ -215,7 +268,9 @@ def _run(argv: Sequence[str]) -> int:
 
 def _verify(argv: Sequence[str]) -> int:
     parser = _Parser(
-        prog="partition verify", description="Compare all ranks with the whole model.", allow_abbrev=False
+        prog="partition verify",
+        description="Compare all ranks with the whole model.",
+        allow_abbrev=False,
     )
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument("--seed", type=_natural, default=0, help="of the random inputs")
@@ -238,7 +293,11 @@ def _show(argv: Sequence[str]) -> int:
     return 0
 
 
-_COMMAND: Mapping[str, Any] = {"run": _run, "verify": _verify, "show": _show}
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "verify": _verify,
+    "show": _show,
+}
 
 
 def _input_error(message: str) -> PartitionerError:

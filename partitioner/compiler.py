@@ -30,7 +30,7 @@ def _silent(_text: str) -> None:
     """Say nothing."""
 
 
-def compile(
+def compile(  # noqa: A001 - the public name
     model: str | Path | onnx.ModelProto,
     devices: int | None = None,
     *,
@@ -134,7 +134,9 @@ class _Clock:
         self.seconds[self.inner] = time.perf_counter() - self.start
 
 
-def _cluster(cluster: str | Path | Cluster | None, devices: int | None, memory: int | str | None) -> Cluster:
+def _cluster(
+    cluster: str | Path | Cluster | None, devices: int | None, memory: int | str | None
+) -> Cluster:
     from partitioner.cost_model.cluster import parse_bytes
 
     found = cluster if isinstance(cluster, Cluster) else resolve_cluster(cluster, devices)

@@ -78,8 +78,15 @@ class Constraints:
             raise ConstraintError(f"constraints {path}: {error}") from None
         unknown = set(data) - {"pin"}
         if unknown or not isinstance(data.get("pin", []), list):
-            raise ConstraintError(f"constraints {path}: only [[pin]] tables are known, found {sorted(data)}")
-        return cls(tuple(_pin(entry, f"{path.name} pin {i}") for i, entry in enumerate(data.get("pin", []), 1)))
+            raise ConstraintError(
+                f"constraints {path}: only [[pin]] tables are known, found {sorted(data)}"
+            )
+        return cls(
+            tuple(
+                _pin(entry, f"{path.name} pin {i}")
+                for i, entry in enumerate(data.get("pin", []), 1)
+            )
+        )
 
     def check(self, graph: Graph, devices: int) -> None:
         """Every pin must be about something that exists.
@@ -93,10 +100,14 @@ class Constraints:
             if not pin.tensor and not any(_about(pin, node) for node in graph.nodes):
                 raise ConstraintError(f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}")
             if pin.device is not None and not 0 <= pin.device < devices:
-                raise ConstraintError(f"{pin.text}: device {pin.device} is not one of 0..{devices - 1}")
+                raise ConstraintError(
+                    f"{pin.text}: device {pin.device} is not one of 0..{devices - 1}"
+                )
             rank = graph.types[pin.tensor].rank if pin.tensor else 0
             if pin.dim is not None and not -rank <= pin.dim < rank:
-                raise ConstraintError(f"{pin.text}: dim {pin.dim} of {pin.tensor!r}, which has {rank} dims")
+                raise ConstraintError(
+                    f"{pin.text}: dim {pin.dim} of {pin.tensor!r}, which has {rank} dims"
+                )
         if self.plan is not None and self.plan.graph_digest != graph.digest:
             raise PlanError(
                 f"plan is for a graph with digest {self.plan.graph_digest[:12]}..., "
@@ -123,7 +134,9 @@ class Constraints:
 def _pin(entry: Any, text: str) -> Pin:
     if not isinstance(entry, Mapping) or set(entry) - _KEYS:
         unknown = sorted(set(entry) - _KEYS) if isinstance(entry, Mapping) else entry
-        raise ConstraintError(f"{text}: unknown keys {unknown}; known are {', '.join(sorted(_KEYS))}")
+        raise ConstraintError(
+            f"{text}: unknown keys {unknown}; known are {', '.join(sorted(_KEYS))}"
+        )
     checks: Mapping[str, Callable[[Any], bool]] = {
         "nodes": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
         "device": lambda v: isinstance(v, int) and not isinstance(v, bool),
@@ -137,7 +150,8 @@ def _pin(entry: Any, text: str) -> Pin:
     wish = [key for key in ("device", "dim", "replicate") if key in entry]
     if len(subject) != 1 or len(wish) != 1 or (subject == ["tensor"]) == (wish == ["device"]):
         raise ConstraintError(
-            f"{text}: give nodes or op with device, or tensor with dim or replicate = true; found {sorted(entry)}"
+            f"{text}: give nodes or op with device, or tensor with dim or replicate = true; "
+            f"found {sorted(entry)}"
         )
     return Pin(text, **{**entry, "nodes": tuple(entry.get("nodes", ()))})
 

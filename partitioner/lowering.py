@@ -18,7 +18,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
+from partitioner.ir.program import Comm, Compute, Home, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType
 
 
@@ -32,10 +32,17 @@ def lower(graph: Graph, plan_schedule: Schedule, ranks: int) -> Programs:
     """
     names = _Names()
     deliver = _deliveries(plan_schedule)
+    homes = {
+        value: Home(names.of((value, at)), at)
+        for task in plan_schedule.tasks
+        if task.placed is not None
+        for value, at in task.placed.results()
+    }
     programs = Programs(
         tuple(_Rank(graph, plan_schedule, rank, names, deliver).run() for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
         {value: graph.types[value] for value in graph.outputs},
+        homes,
     )
     programs.check()
     return programs
@@ -43,7 +50,7 @@ def lower(graph: Graph, plan_schedule: Schedule, ranks: int) -> Programs:
 
 @dataclass
 class _Names:
-    """Local names: the value's own under the first placement seen, then ``value@1``, ``value@2``."""
+    """Local names: the value's own under its first placement, then ``value@1``, ``value@2``."""
 
     by_value: dict[str, dict[Placement, str]] = field(default_factory=dict)
 
@@ -86,7 +93,7 @@ class _Rank:
         for device, key in self.schedule.feeds:
             if device == self.rank:
                 self.inputs[self._declare(key)] = Part(key[0], self._region(key))
-        used = set()
+        used: set[str] = set()
         for task in self.schedule.tasks:
             self._task(task)
         outputs = tuple(self._outputs())
@@ -97,7 +104,9 @@ class _Rank:
             name = self.names.of(key)
             if device == self.rank and name in used:
                 zero = (device, key) in self.schedule.zeros
-                self.constants[self._declare(key)] = Part(key[0], None if zero else self._region(key), zero)
+                self.constants[self._declare(key)] = Part(
+                    key[0], None if zero else self._region(key), zero
+                )
         return RankProgram(
             self.rank,
             {name: part for name, part in self.inputs.items() if name in used},
@@ -137,7 +146,10 @@ class _Rank:
         for name, array in local.constants.items():
             self.types[name] = TensorType.of(array.dtype.name, array.shape)
         self.types.update(local.types)
-        slots = [self._local((v, at)) if at else "" for v, at in zip(_operands(placed), placed.ins, strict=True)]
+        slots = [
+            self._local((v, at)) if at else ""
+            for v, at in zip(_operands(placed), placed.ins, strict=True)
+        ]
         for node in local.nodes:
             self.steps.append(self._compute(node, placed, slots, task.phase))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.directory import replace_directory
@@ -149,11 +148,9 @@ class Compiled:
 
     def verify(self, seed: int = 0) -> Verification:
         """Compare all ranks with the whole model on random valid inputs."""
-        return verify(self.traced, self.schedule, self.programs, Path(self._emitted.name), seed)
+        return verify(self.traced, self.programs, Path(self._emitted.name), seed)
 
-    def save(
-        self, directory: str | Path, *, force: bool = False, plan_only: bool = False
-    ) -> Path:
+    def save(self, directory: str | Path, *, force: bool = False, plan_only: bool = False) -> Path:
         """Write the plan, the rank files and the timeline; all of it or nothing.
 
         Args:
@@ -170,7 +167,9 @@ class Compiled:
 
         def write(folder: Path) -> None:
             (folder / "plan.json").write_text(self.plan.to_json())
-            (folder / "summary.json").write_text(_pretty({**self.summary, "seconds": dict(self.seconds)}))
+            (folder / "summary.json").write_text(
+                _pretty({**self.summary, "seconds": dict(self.seconds)})
+            )
             (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
             self.source.write(folder, target)
             if not plan_only:
@@ -192,19 +191,19 @@ def load(directory: str | Path) -> Compiled:
     """
     folder = Path(directory)
     data = _read_request(folder)
-    model = (folder / data["model"]).resolve()
-    if not model.is_file():
-        raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
-    shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-    traced = load_onnx(model, data["dims"], shapes)
-    if traced.graph.digest != data["graph_digest"]:
-        raise ResultError(f"{folder}: its model {model} has changed since; partition it again")
+    traced = load_graph(folder)
     plan = Plan.from_json((folder / "plan.json").read_text(encoding="utf-8"))
     cluster = Cluster.from_data(plan.cluster)
     tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
     return Compiled(
         traced=traced,
-        source=Source(model, None, traced.graph.digest, data["dims"], shapes),
+        source=Source(
+            (folder / data["model"]).resolve(),
+            None,
+            traced.graph.digest,
+            data["dims"],
+            _shapes(data),
+        ),
         cluster=cluster,
         plan=plan,
         evaluation=evaluate(traced.graph, plan, cluster),
@@ -214,13 +213,35 @@ def load(directory: str | Path) -> Compiled:
     )
 
 
+def load_graph(folder: Path) -> Traced:
+    """The model that a saved compilation is of.
+
+    Raises:
+        ResultError: See `load`.
+    """
+    data = _read_request(folder)
+    model = (folder / data["model"]).resolve()
+    if not model.is_file():
+        raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
+    traced = load_onnx(model, data["dims"], _shapes(data))
+    if traced.graph.digest != data["graph_digest"]:
+        raise ResultError(f"{folder}: its model {model} has changed since; partition it again")
+    return traced
+
+
+def _shapes(data: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in data["shapes"].items()}
+
+
 def _read_request(folder: Path) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads((folder / "request.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise ResultError(f"{folder} is not a folder that `partition MODEL` wrote") from None
     if data.get("version") != SOURCE_VERSION:
-        raise ResultError(f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}")
+        raise ResultError(
+            f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
+        )
     return data
 
 

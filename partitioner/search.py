@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from partitioner.build import Built, build
 from partitioner.constraints import ConstraintError, Constraints
@@ -18,8 +18,12 @@ from partitioner.families import Family, families
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
-from partitioner.solver import Infeasible, Solution, solve
+from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.strategies import Rules, strategies
+
+
+def _silent(_text: str) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,10 @@ class Request:
         gap: Relative gap at which a family's search stops.
     """
 
-    objective: str = "throughput"
+    objective: Objective = "throughput"
     strategy: str = "auto"
     mesh: Mapping[str, int] | None = None
-    constraints: Constraints = Constraints()
+    constraints: Constraints = field(default_factory=Constraints)
     time_limit_s: float = 30.0
     gap: float = 0.01
 
@@ -79,7 +83,7 @@ def search(
     cluster: Cluster,
     request: Request,
     rules: Rules | None = None,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None] = _silent,
 ) -> Outcome:
     """Find the best plan.
 
@@ -112,7 +116,7 @@ def search(
 def _verdict(errors: Sequence[Infeasible | ConstraintError]) -> Infeasible | ConstraintError:
     """The family that came nearest to fitting speaks; pins that cannot be met otherwise."""
     short = [error for error in errors if isinstance(error, Infeasible)]
-    return min(short, key=lambda error: error.short_bytes) if short else errors[0]
+    return min(short, key=lambda error: error.bytes_short) if short else errors[0]
 
 
 def _best(found: Sequence[Found], objective: str, devices: int) -> Found:
@@ -127,7 +131,7 @@ def _best(found: Sequence[Found], objective: str, devices: int) -> Found:
 
 def _certified(best: Found, found: Sequence[Found], request: Request) -> Plan:
     cost = best.cost(request.objective)
-    bound = min(min(entry.solution.bound for entry in found), cost)
+    bound = min([cost, *(entry.solution.bound for entry in found)])
     within = cost - bound <= request.gap * cost
     return replace(
         best.plan,
@@ -185,7 +189,9 @@ def _problem(
         kept = constraints.keep(node, offered)
         if not kept:
             why = constraints.blame(node, offered)
-            raise ConstraintError(f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}")
+            raise ConstraintError(
+                f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}"
+            )
         candidates[node.name] = kept
     free = not constraints.pins and constraints.plan is None and cluster.is_uniform
     same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()

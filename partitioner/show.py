@@ -22,8 +22,10 @@ def show(result: Compiled) -> str:
 
 
 def _head(result: Compiled) -> list[str]:
-    graph, plan = result.graph, result.plan
-    lines = [f"{graph.name}: {len(graph.nodes)} nodes on {result.cluster.name}, {len(result.cluster.devices)} devices"]
+    graph, plan, cluster = result.graph, result.plan, result.cluster
+    lines = [
+        f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {len(cluster.devices)} devices"
+    ]
     if plan.certificate is not None:
         lines.append(certificate_line(plan.certificate))
     lines += [f"group {index}: {mesh}" for index, mesh in enumerate(plan.groups)]
@@ -50,10 +52,8 @@ def _devices(result: Compiled) -> list[str]:
 
 
 def _steps(result: Compiled) -> list[str]:
-    rows = [("where", "step", "cut / parts", "seconds", "sent")]
-    for task in _joined(result.schedule.tasks):
-        rows.append(task)
-    return table(rows)
+    head = ("where", "step", "cut / parts", "seconds", "sent")
+    return table([head, *_joined(result.schedule.tasks)])
 
 
 def _joined(tasks: Sequence[Task]) -> Iterator[tuple[str, str, str, str, str]]:
@@ -64,7 +64,8 @@ def _joined(tasks: Sequence[Task]) -> Iterator[tuple[str, str, str, str, str]]:
             yield from (_row(task) for task in entries if task.placed or task.comm)
             continue
         first, last = entries[0].placed, entries[-1].placed
-        assert first is not None and last is not None
+        assert first is not None
+        assert last is not None
         busy = sum(max(task.devices.values(), default=0.0) for task in entries)
         what = f"{_clean(first.node.name)} ... {_clean(last.node.name)} ({len(entries)} nodes)"
         yield str(first.mesh), what, "whole", units.seconds(busy), ""
@@ -86,11 +87,17 @@ def _row(task: Task) -> tuple[str, str, str, str, str]:
 
 def _comm_row(comm: Comm, task: Task, busy: str) -> tuple[str, str, str, str, str]:
     ranks = ",".join(map(str, comm.ranks))
-    return f"ranks {ranks}", f"  {comm.kind}", _clean(comm.source), busy, units.size(comm_bytes(task))
+    return (
+        f"ranks {ranks}",
+        f"  {comm.kind}",
+        _clean(comm.source),
+        busy,
+        units.size(comm_bytes(task)),
+    )
 
 
 def comm_bytes(task: Task) -> int:
-    """Bytes that cross between devices in a communication (a reduction counts its tensor once a rank)."""
+    """Bytes that cross between devices (a reduction counts its tensor once a rank)."""
     comm = task.comm
     assert comm is not None
     if comm.kind is CommKind.ALL_REDUCE:
@@ -120,5 +127,8 @@ def _clean(text: str) -> str:
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Left-aligned columns, the first row as a header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
     return [lines[0], "-" * len(lines[0]), *lines[1:]]

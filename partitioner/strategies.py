@@ -3,13 +3,14 @@
 A strategy cuts link classes of factors over mesh axes. Even cuts come first. Layouts with
 segments (a Concat of shards, heads inside a fused projection) come from the neighbours: the
 layout that a strategy gives to a value's dim is offered to every other node that touches the
-value, through its rule, until nothing new appears.
+value, through its rule, until nothing new appears. Pointwise ops and data movement make no cuts of
+their own as long as a neighbour offers any: they follow.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.graph import Graph, Node
@@ -19,8 +20,10 @@ from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import DimExpr, Rule
 
-#: Cuts of one class over one set of axes that are kept: the even one and the finest ones.
-MAX_CUTS_A_CLASS = 4
+#: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the even
+#: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer.
+MAX_CUTS_A_CLASS = {1: 4}
+MAX_CUTS_A_CLASS_OTHERWISE = 2
 #: Sweeps over the graph, forward and back in turn, to spread layouts.
 MAX_SWEEPS = 6
 
@@ -56,7 +59,9 @@ def axis_sets(mesh: DeviceMesh) -> tuple[Axes, ...]:
     return tuple(s for n in range(1, len(names) + 1) for s in itertools.combinations(names, n))
 
 
-def strategies(graph: Graph, rules: Rules, mesh: DeviceMesh) -> Mapping[str, tuple[PlacedNode, ...]]:
+def strategies(
+    graph: Graph, rules: Rules, mesh: DeviceMesh
+) -> Mapping[str, tuple[PlacedNode, ...]]:
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes."""
     cuts = _Spread(graph, rules, mesh).run() if mesh.axes else {}
     found = {}
@@ -86,7 +91,9 @@ def _placed(
             yield placed
 
 
-def _assignments(mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]) -> Iterator[dict[str, DimLayout]]:
+def _assignments(
+    mesh: DeviceMesh, cuts: Mapping[Axes, list[ClassCut]]
+) -> Iterator[dict[str, DimLayout]]:
     """Every way to give disjoint axis sets to distinct classes."""
     yield {}
     for count in range(1, len(mesh.names) + 1):
@@ -112,16 +119,30 @@ class _Spread:
         self.cuts: dict[str, dict[Axes, list[ClassCut]]] = {}
         self.dims: dict[tuple[str, int, Axes], list[DimLayout]] = {}
         nodes = [(node, rule) for node in self.graph.nodes if (rule := self.rules.rule(node))]
+        self.seen: dict[tuple[str, str, int, Axes], int] = {}
         for node, rule in nodes:
             self.cuts[node.name] = {}
-            for axes in axis_sets(self.mesh):
-                for link in rule.links:
-                    self._offer(node, rule, axes, self._even(rule, link, axes))
+            if not _follows(rule):
+                self._originate(node, rule)
+        self._sweep(nodes)
+        left = [(node, rule) for node, rule in nodes if not any(self.cuts[node.name].values())]
+        for node, rule in left:
+            self._originate(node, rule)
+        if left:
+            self._sweep(nodes)
+        return self.cuts
+
+    def _originate(self, node: Node, rule: Rule) -> None:
+        for axes in axis_sets(self.mesh):
+            for link in rule.links:
+                self._offer(node, rule, axes, self._even(rule, link, axes))
+
+    def _sweep(self, nodes: Sequence[tuple[Node, Rule]]) -> None:
         for sweep in range(MAX_SWEEPS):
             order = reversed(nodes) if sweep % 2 else nodes
-            if not any([self._visit(node, rule) for node, rule in order]):
+            news = [self._visit(node, rule) for node, rule in order]
+            if not any(news):
                 break
-        return self.cuts
 
     def _even(self, rule: Rule, link: tuple[str, ...], axes: Axes) -> ClassCut:
         return {name: DimLayout.even(rule.factors[name].size, axes, self.mesh) for name in link}
@@ -131,7 +152,10 @@ class _Spread:
         news = False
         for value, index, expr in _tensor_dims(node, rule):
             for axes in axis_sets(self.mesh):
-                for layout in tuple(self.dims.get((value, index, axes), ())):
+                known = self.dims.get((value, index, axes), [])
+                start = self.seen.get((node.name, value, index, axes), 0)
+                self.seen[(node.name, value, index, axes)] = len(known)
+                for layout in tuple(known[start:]):
                     found = rule.factor_layouts(expr, layout, self.mesh)
                     if found:
                         news |= self._offer(node, rule, axes, self._complete(rule, axes, found))
@@ -140,7 +164,10 @@ class _Spread:
     def _complete(self, rule: Rule, axes: Axes, found: ClassCut) -> ClassCut:
         """Even cuts for the factors that are linked to those found."""
         links = [link for link in rule.links if any(name in found for name in link)]
-        return {**{k: v for link in links for k, v in self._even(rule, link, axes).items()}, **found}
+        return {
+            **{k: v for link in links for k, v in self._even(rule, link, axes).items()},
+            **found,
+        }
 
     def _offer(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
         held = self.cuts[node.name].setdefault(axes, [])
@@ -149,7 +176,8 @@ class _Spread:
         if not any(set(link) == set(cut) for link in rule.links):
             return False
         rivals = [c for c in held if set(c) == set(cut)]
-        if len(rivals) >= MAX_CUTS_A_CLASS:
+        most = MAX_CUTS_A_CLASS.get(len(self.mesh.axes), MAX_CUTS_A_CLASS_OTHERWISE)
+        if len(rivals) >= most:
             coarsest = min(rivals[1:], key=_fineness)
             if _fineness(coarsest) >= _fineness(cut):
                 return False
@@ -168,8 +196,15 @@ class _Spread:
         return True
 
 
+def _follows(rule: Rule) -> bool:
+    """Pointwise ops and data movement take the cuts of their neighbours."""
+    return rule.flops_per_point == 0 or rule.is_pointwise
+
+
 def _tensor_dims(node: Node, rule: Rule) -> Iterable[tuple[str, int, DimExpr]]:
-    for value, dims in zip((*node.inputs, *node.outputs), (*rule.operands, *rule.results), strict=True):
+    for value, dims in zip(
+        (*node.inputs, *node.outputs), (*rule.operands, *rule.results), strict=True
+    ):
         if value and dims is not None:
             for index, expr in enumerate(dims):
                 yield value, index, expr

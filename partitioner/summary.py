@@ -11,7 +11,9 @@ from partitioner.ir.plan import Certificate
 from partitioner.search import Found, Outcome
 
 
-def facts(outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, ...]) -> dict[str, Any]:
+def facts(
+    outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, ...]
+) -> dict[str, Any]:
     """The facts of a plan, each figure beside one device's.
 
     Seconds, bytes and FLOP shares are predictions of the cost model; infinite throughput (a free
@@ -20,7 +22,7 @@ def facts(outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, 
     plan, got = outcome.plan, outcome.evaluation
     cert = plan.certificate
     assert cert is not None
-    fewer = _fewer(outcome, single, devices)
+    fewer = _fewer(outcome, single)
     return {
         "objective": cert.objective,
         "cost": cert.cost,
@@ -54,12 +56,14 @@ def _by_device(values: Mapping[int, float], devices: int) -> list[float]:
     return [values.get(device, 0.0) for device in range(devices)]
 
 
-def _fewer(outcome: Outcome, single: Evaluation, devices: int) -> dict[str, Any] | None:
+def _fewer(outcome: Outcome, single: Evaluation) -> dict[str, Any] | None:
     """The best plan seen on fewer devices, if it beats the chosen one by the objective."""
     cert = outcome.plan.certificate
     assert cert is not None
     used = outcome.evaluation.devices_used
-    rivals = [(found.cost(cert.objective), found.evaluation.devices_used) for found in outcome.found]
+    rivals = [
+        (found.cost(cert.objective), found.evaluation.devices_used) for found in outcome.found
+    ]
     if cert.status != "infeasible" and single.fits:
         rivals.append((single.cost(cert.objective), 1))
     better = [rival for rival in rivals if rival[1] < used and rival[0] < cert.cost]
@@ -78,13 +82,15 @@ def text(found: Mapping[str, Any]) -> str:
         f"  peak memory {_peaks(found)}",
         f"  split       {_split(found)}",
     ]
-    fewer = found["fewer_devices"]
+    fewer, kind = found["fewer_devices"], found["objective"]
     if fewer:
         lines.append(
-            f"  note: {fewer['devices']} device(s) would do better by {found['objective']}: "
-            f"{_cost(found['objective'], fewer['cost'])} against {_cost(found['objective'], fewer['cost_here'])} here"
+            f"  note: {fewer['devices']} device(s) would do better by {kind}: "
+            f"{_cost(kind, fewer['cost'])} against {_cost(kind, fewer['cost_here'])} here"
         )
-    lines += [f"  note: no plan in {family}: {why}" for family, why in found["not_searched"].items()]
+    lines += [
+        f"  note: no plan in {family}: {why}" for family, why in found["not_searched"].items()
+    ]
     lines += [f"  note: {note}" for note in found["notes"]]
     return "\n".join(lines)
 
@@ -129,7 +135,8 @@ def _split(found: Mapping[str, Any]) -> str:
 def certificate_line(cert: Certificate) -> str:
     """A stored certificate in one line."""
     return (
-        f"{cert.strategy} plan by {cert.solver}: {cert.objective} cost {_cost(cert.objective, cert.cost)}, "
+        f"{cert.strategy} plan by {cert.solver}: "
+        f"{cert.objective} cost {_cost(cert.objective, cert.cost)}, "
         f"bound {_cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, {cert.status}"
     )
 

@@ -7,7 +7,11 @@ def seconds(value: float) -> str:
     """``0.00123 -> "1.23 ms"``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}" if value / scale < 1000 else f"{value / scale:.0f} {unit}"
+            return (
+                f"{value / scale:.3g} {unit}"
+                if value / scale < 1000
+                else f"{value / scale:.0f} {unit}"
+            )
     return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 

@@ -53,12 +53,14 @@ class Formulation:
         select: Column of s[v,p].
         unit: What one unit of the objective is, in seconds or bytes.
         slack: The goal's value is at least the MILP's bound / (1 + slack).
+        spread: Whether a maximum over devices is minimised, not one sum.
     """
 
     milp: Milp
     select: tuple[tuple[int, ...], ...]
     unit: float
     slack: float
+    spread: bool
 
     def decode(self, values: Sequence[float]) -> tuple[int, ...]:
         """The plan in a solution."""
@@ -102,7 +104,7 @@ def formulate(problem: Problem, goal: Goal, cutoff: float | None = None) -> Form
         unit = _reference_bytes(problem)
     writer.memory(unit if goal != "throughput" else _reference_bytes(problem))
     writer.symmetry()
-    return Formulation(writer.out.build(), tuple(map(tuple, writer.select)), unit, slack)
+    return Formulation(writer.out.build(), tuple(map(tuple, writer.select)), unit, slack, slack > 0)
 
 
 @dataclass

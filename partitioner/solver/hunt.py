@@ -31,6 +31,7 @@ class Hunt:
         bound: No plan has a lower value; infinite once there is proof that none fits.
         found_by: What found the plan.
         proved_by: What proved the bound.
+        closest: The plan seen that is over the limits by the fewest bytes, fitting or not.
     """
 
     problem: Problem
@@ -43,7 +44,9 @@ class Hunt:
     bound: float = 0.0
     found_by: str = "none"
     proved_by: str = "none"
+    closest: tuple[int, ...] | None = None
     _total: float = math.inf
+    _excess: float = math.inf
 
     def offer(self, chosen: Sequence[int], source: str) -> Outcome | None:
         """Keep a plan if it fits and is better; returns what it costs, None if it is forbidden."""
@@ -51,15 +54,20 @@ class Hunt:
             outcome = evaluate_choices(self.problem, chosen)
         except SolverError:
             return None
-        value, total = outcome.value(self.objective), sum(outcome.load_s)
-        same = value <= self.cost * (1 + ROUNDING)
-        if outcome.excess_bytes <= 0 and (
-            value < self.cost * (1 - ROUNDING) or (same and total < self._total)
-        ):
-            if value < self.cost * (1 - ROUNDING):
-                self.found_by = source
-            self.best, self.cost, self._total = tuple(chosen), value, total
+        if outcome.excess_bytes < self._excess:
+            self.closest, self._excess = tuple(chosen), outcome.excess_bytes
+        if outcome.excess_bytes <= 0:
+            self._keep(tuple(chosen), outcome, source)
         return outcome
+
+    def _keep(self, chosen: tuple[int, ...], outcome: Outcome, source: str) -> None:
+        value, total = outcome.value(self.objective), sum(outcome.load_s)
+        lower = value < self.cost * (1 - ROUNDING)
+        same = value <= self.cost * (1 + ROUNDING)
+        if lower or (same and total < self._total):
+            self.best, self.cost, self._total = chosen, value, total
+        if lower:
+            self.found_by = source
 
     def prove(self, bound: float, source: str) -> None:
         """Keep a bound if it is higher."""

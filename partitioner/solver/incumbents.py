@@ -29,6 +29,8 @@ def relax(hunt: Hunt) -> None:
     devices = hunt.problem.devices
     found = min_sum(hunt.problem, [1 / devices] * devices)
     if found is None:
+        least = [min(sum(c.load_s) for c in choices) for choices in hunt.problem.nodes]
+        hunt.prove(sum(least) / devices, "node loads")
         return
     chosen, value = found
     hunt.prove(value, "elimination")

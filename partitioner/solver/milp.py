@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -41,6 +41,10 @@ class Milp:
     integer: tuple[bool, ...]
     names: tuple[str, ...]
     rows: tuple[Row, ...]
+
+    def relaxed(self) -> Milp:
+        """The linear program: no column is integral."""
+        return replace(self, integer=(False,) * len(self.integer))
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opse
         if reads or writes:
             source = program.types[step.source] if reads else None
             target = program.types[step.target] if writes else None
-            body.node.append(comm_node(step, program.rank, source, target))
+            body.node.append(comm_node(step, program.rank, source, target, opset))
 
 
 def _local_node(step: Compute) -> NodeProto:

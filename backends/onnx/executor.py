@@ -137,6 +137,7 @@ class Executor:
             for name, kind in constants_outside(model).items()
         }
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
+        self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
     def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
@@ -198,10 +199,10 @@ class Executor:
         session, types = self.sessions[index], self.model.types
         binding = session.io_binding()
         for name in segment.inputs:
-            binding.bind_input(name, *_memory(values[name], types[name]))
+            binding.bind_input(name, *self._memory(values[name], types[name]))
         for name in segment.outputs:
             values[name] = self._empty(types[name])
-            binding.bind_output(name, *_memory(values[name], types[name]))
+            binding.bind_output(name, *self._memory(values[name], types[name]))
         if self.config.device.type == "cuda":
             torch.cuda.synchronize(self.config.device)
         try:
@@ -211,11 +212,13 @@ class Executor:
                 f"rank {self.model.rank}: ONNX Runtime: {one_line(error)}"
             ) from error
 
-
-def _memory(tensor: torch.Tensor, kind: TensorType) -> tuple[str, int, int, tuple[int, ...], int]:
-    """What ONNX Runtime's binding wants: device, its index, element type, sizes, address."""
-    device = tensor.device
-    return device.type, device.index or 0, onnx_dtype(kind.dtype), kind.shape, tensor.data_ptr()
+    def _memory(
+        self, tensor: torch.Tensor, kind: TensorType
+    ) -> tuple[str, int, int, tuple[int, ...], int]:
+        """What ONNX Runtime's binding wants: device, its index, element type, sizes, address."""
+        device = tensor.device
+        address = tensor.data_ptr() or self._nowhere.data_ptr()
+        return device.type, device.index or 0, onnx_dtype(kind.dtype), kind.shape, address
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:

@@ -21,12 +21,12 @@ from partitioner.ir.types import TensorType
 _CONSTANT_OF_SHAPE = 9
 _ATTRIBUTES = (
     "seq", "kind", "ranks", "active", "uniform", "dtype", "reduce", "phase", "target_phase",
-    "transfers", "source_shape", "target_shape", "target_numel", "why",
+    "transfers", "source_shape", "target_shape", "old_shape", "old_numel", "why",
 )  # fmt: skip
 
 
 def comm_node(
-    comm: Comm, rank: int, source: TensorType | None, target: TensorType | None
+    comm: Comm, rank: int, source: TensorType | None, target: TensorType | None, opset: int
 ) -> NodeProto:
     """One rank's side of a communication.
 
@@ -35,6 +35,7 @@ def comm_node(
         rank: The rank whose file it is for.
         source: Type of the local value that is read; None if the rank only receives.
         target: Type of the local value that is written; None if the rank only sends.
+        opset: Version of the default domain.
     """
     own = tuple(t for t in comm.transfers if rank in (t.source, t.target))
     attributes: dict[str, Any] = {
@@ -54,7 +55,9 @@ def comm_node(
         attributes["source_shape"] = _sizes(source.shape)
     if target is not None:
         attributes["target_shape"] = _sizes(target.shape)
-        attributes["target_numel"] = _sizes((target.numel,))
+        if opset < _CONSTANT_OF_SHAPE:
+            attributes["old_shape"] = _sizes(target.shape, np.float64)
+            attributes["old_numel"] = _sizes((target.numel,), np.float64)
     return helper.make_node(
         stub_name(comm.kind, source is not None, target is not None),
         [] if source is None else [comm.source],
@@ -116,19 +119,23 @@ def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
 
 def _zeros(opset: int) -> list[NodeProto]:
     """Zeros of `target_shape` and `dtype`."""
-    shape = _referring("Constant", [], "shape", "value", "target_shape", AttributeProto.TENSOR)
     cast = _referring("Cast", ["zeros"], "Y", "to", "dtype", AttributeProto.INT)
-    if opset >= _CONSTANT_OF_SHAPE:
-        return [shape, helper.make_node("ConstantOfShape", ["shape"], ["zeros"]), cast]
-    one = numpy_helper.from_array(np.zeros(1, np.float32))
-    return [
-        shape,
-        _referring("Constant", [], "numel", "value", "target_numel", AttributeProto.TENSOR),
-        helper.make_node("Constant", [], ["zero"], value=one),
-        helper.make_node("Tile", ["zero", "numel"], ["flat"]),
-        helper.make_node("Reshape", ["flat", "shape"], ["zeros"]),
-        cast,
-    ]
+    if opset < _CONSTANT_OF_SHAPE:
+        return [*_old_zeros(), cast]
+    shape = _referring("Constant", [], "shape", "value", "target_shape", AttributeProto.TENSOR)
+    return [shape, helper.make_node("ConstantOfShape", ["shape"], ["zeros"]), cast]
+
+
+def _old_zeros() -> list[NodeProto]:
+    """The same in operator sets whose constants are floating-point numbers only."""
+    zero = numpy_helper.from_array(np.zeros(1, np.float32))
+    nodes = [helper.make_node("Constant", [], ["zero"], value=zero)]
+    for name in ("old_shape", "old_numel"):
+        nodes.append(_referring("Constant", [], name, "value", name, AttributeProto.TENSOR))
+        nodes.append(helper.make_node("Cast", [name], [f"{name}_"], to=TensorProto.INT64))
+    nodes.append(helper.make_node("Tile", ["zero", "old_numel_"], ["flat"]))
+    nodes.append(helper.make_node("Reshape", ["flat", "old_shape_"], ["zeros"]))
+    return nodes
 
 
 def _referring(
@@ -141,5 +148,5 @@ def _referring(
     return node
 
 
-def _sizes(shape: tuple[int, ...]) -> TensorProto:
-    return numpy_helper.from_array(np.array(shape, np.int64))
+def _sizes(shape: tuple[int, ...], dtype: type = np.int64) -> TensorProto:
+    return numpy_helper.from_array(np.array(shape, dtype))

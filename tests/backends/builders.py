@@ -16,7 +16,7 @@ from partitioner.ir.program import (
     Programs,
     RankProgram,
 )
-from partitioner.ir.types import TensorType
+from partitioner.ir.types import TensorType, numpy_dtype
 
 Arrays = dict[str, np.ndarray]
 
@@ -85,7 +85,7 @@ def f32(*shape: int) -> TensorType:
 
 def random(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
     values = np.random.default_rng(seed).standard_normal(shape) * 4
-    return (values > 0) if dtype == "bool" else values.astype(dtype)
+    return (values > 0) if dtype == "bool" else values.astype(numpy_dtype(dtype))
 
 
 def whole_to(source: int, target: int, shape: tuple[int, ...]) -> Transfer:
@@ -292,6 +292,23 @@ def reduce_scatter(dtype: str = "float32", reduce: str = "sum", ranks: int = 2) 
     x = case.inputs["x"]
     result = {"sum": x * ranks, "prod": x**ranks, "max": x, "min": x}[reduce].astype(x.dtype)
     return Case(case.programs, case.graph, case.inputs, {"y": result}, 1e-2)
+
+
+def all_reduce(dtype: str = "int16", reduce: str = "sum", ranks: int = 2) -> Case:
+    """Every rank has all of x, and gets the reduction over ranks."""
+    everything = {r: (rows(0, 5, 4), (5, 4)) for r in range(ranks)}
+    kind = CommKind.ALL_REDUCE
+    case = exchange_case(kind, dtype, (), everything, everything, ranks, reduce=reduce)
+    named = _named_outputs(case)
+    x = case.inputs["x"]
+    result = {"sum": x * ranks, "prod": x**ranks, "max": x, "min": x}[reduce].astype(x.dtype)
+    expected = dict.fromkeys(named.expected, result)
+    return Case(named.programs, named.graph, named.inputs, expected, 1e-2)
+
+
+def empty_share() -> Case:
+    """Rank 1 has no rows at all: sizes 5 and 0."""
+    return all_gather(sizes=(5, 0))
 
 
 def pipeline(dtype: str = "float32") -> Case:

@@ -23,7 +23,13 @@ CASES: dict[str, Callable[[], hand.Case]] = {
     "reduce_scatter": hand.reduce_scatter,
     "reduce_scatter min of three": lambda: hand.reduce_scatter(reduce="min", ranks=3),
     "reduce_scatter prod int32": lambda: hand.reduce_scatter("int32", "prod"),
+    "all_reduce int16": hand.all_reduce,
+    "all_reduce bool": lambda: hand.all_reduce("bool", "max"),
+    "all_reduce float16 of three": lambda: hand.all_reduce("float16", ranks=3),
+    "all_to_all bfloat16": lambda: hand.all_to_all("bfloat16"),
+    "empty share": hand.empty_share,
     "pipeline": hand.pipeline,
+    "pipeline float16": lambda: hand.pipeline("float16"),
 }
 
 

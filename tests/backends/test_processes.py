@@ -169,8 +169,8 @@ def test_a_killed_watcher_takes_its_ranks_along(folder: Path) -> None:
 
 
 def test_time_is_up(folder: Path) -> None:
-    with pytest.raises(BackendError, match=r"no result within 6 s; the run was given up"):
-        run_local(folder, endless(folder), requests=1_000_000, timeout_s=6)
+    with pytest.raises(BackendError, match=r"no result within 2 s; the run was given up"):
+        run_local(folder, endless(folder), requests=1_000_000, timeout_s=2)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -194,3 +194,33 @@ def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals)
         if not mine(folder / "tmp") and not list((folder / "tmp").iterdir()):
             break
         time.sleep(0.05)
+
+
+def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), "-m", "partitioner.run", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    case = hand.tensor_parallel()
+    emit(case.programs, case.graph, tmp_path)
+    np.savez(tmp_path / "in.npz", **case.inputs)
+    paths = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
+    done = torchrun(2, str(tmp_path), *paths, "--requests", "3")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "measured: 3 request(s) in" in done.stdout
+    with np.load(tmp_path / "out.npz") as outputs:
+        check(case, dict(outputs))
+
+
+def test_torchrun_with_a_wrong_input_says_so_and_stops(tmp_path: Path) -> None:
+    case = hand.tensor_parallel()
+    emit(case.programs, case.graph, tmp_path)
+    np.savez(tmp_path / "in.npz", x=hand.random(2, 2))
+    done = torchrun(2, str(tmp_path), "--inputs", str(tmp_path / "in.npz"))
+    assert done.returncode != 0
+    assert "rank 0: input 'x' has shape (2, 2), not (4, 6)" in done.stderr

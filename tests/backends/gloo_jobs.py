@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import builders as hand
 import numpy as np
-from cases import CASES, check
+import rank_programs as hand
+from rank_cases import CASES, check
 
 from partitioner.backends import worker
 from partitioner.backends.arrays import assemble, load_arrays, local_inputs, save_arrays

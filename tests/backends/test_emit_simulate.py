@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import builders as hand
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from cases import CASES, check
+import rank_programs as hand
+from rank_cases import CASES, check
 
 from partitioner.backends.onnx.emit import emit, emit_models
 from partitioner.backends.simulator import Simulator, run_lockstep

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import builders as hand
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from cases import check
+import rank_programs as hand
+from rank_cases import check
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.emit import emit, emit_models

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import builders as hand
 import pytest
+import rank_programs as hand
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.measure import measured_bytes

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import builders as hand
 import numpy as np
 import onnx
 import pytest
-from cases import CASES, check
+import rank_programs as hand
+from rank_cases import CASES, check
 
 from partitioner.backends import launch
 from partitioner.backends.errors import BackendError
@@ -68,7 +68,7 @@ def test_all_cases_over_gloo(half: int) -> None:
             stdin=reader,
             capture_output=True,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])},
             timeout=100,
             check=False,
         )

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-import builders as hand
 import numpy as np
+import rank_programs as hand
 
 CASES: dict[str, Callable[[], hand.Case]] = {
     "tensor_parallel": hand.tensor_parallel,

@@ -14,6 +14,7 @@ from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.reshard import Resharder
+from partitioner.cover import cover
 from partitioner.families import Family, families
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -103,7 +104,7 @@ def search(
         progress(f"searching {family}")
         left = max(1.0, deadline - time.monotonic()) / (len(spaces) - index)
         try:
-            found.append(_search_family(graph, cluster, request, rules, family, resharder, left))
+            found += _search_family(graph, cluster, request, rules, family, resharder, left)
         except (Infeasible, ConstraintError) as error:
             failed.append((family, error))
     if not found:
@@ -142,7 +143,7 @@ def _certified(best: Found, found: Sequence[Found], request: Request) -> Plan:
             status="optimal" if within else _stopped(found),
             strategy=best.family.name,
             solver=best.solution.solver,
-            space=", ".join(str(entry.family) for entry in found),
+            space=", ".join(dict.fromkeys(str(entry.family) for entry in found)),
         ),
     )
 
@@ -159,11 +160,19 @@ def _search_family(
     family: Family,
     resharder: Resharder,
     time_limit_s: float,
-) -> Found:
+) -> list[Found]:
+    """The family's best plan and, if that leaves devices idle, the nearest that does not."""
     built = _problem(graph, cluster, request.constraints, rules, family, resharder)
     solution = solve(built.problem, request.objective, time_limit_s=time_limit_s, gap=request.gap)
     plan = _plan(graph, cluster, built, solution)
-    return Found(family, plan, evaluate(graph, plan, cluster), solution)
+    found = [Found(family, plan, evaluate(graph, plan, cluster), solution)]
+    if request.objective == "throughput" and found[0].evaluation.devices_used < len(cluster):
+        chosen = cover(built.problem, solution.chosen)
+        if chosen is not None:
+            spread = replace(solution, chosen=chosen)
+            plan = _plan(graph, cluster, built, spread)
+            found.append(Found(family, plan, evaluate(graph, plan, cluster), spread))
+    return found
 
 
 def _problem(

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx import Traced
@@ -27,6 +26,7 @@ from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.program import Programs
+from partitioner.lowering import lower
 
 #: Largest difference allowed, relative to the largest magnitude of the tensor, by element type.
 #: Sums over shards are taken in another order; each bound is some 100 units in the last place.
@@ -93,10 +93,8 @@ class Verification:
         return all(output.equal for output in self.outputs)
 
     def __str__(self) -> str:
-        lines = [
-            f"{'equal' if self.equal else 'DIFFERENT'}: "
-            f"{self.ranks} ranks against the whole model, seed {self.seed}"
-        ]
+        verdict = "equal" if self.equal else "DIFFERENT"
+        lines = [f"{verdict}: {self.ranks} ranks against the whole model, seed {self.seed}"]
         for output in self.outputs:
             how = "bit-identical" if output.identical else f"relative error {output.error:.2g}"
             mark = "" if output.equal else " DIFFERS"
@@ -196,9 +194,10 @@ def _first_difference(
     graph: Graph, programs: Programs, directory: Path, inputs: Mapping[str, np.ndarray]
 ) -> tuple[Difference | None, str]:
     """The first tensor, in graph order, that differs from the same graph on one device."""
+    from partitioner.backends.onnx.emit import emit_models
     from partitioner.backends.simulator import Simulator
 
-    alone = _one_rank(graph)
+    alone = emit_models(uncut_programs(graph), graph)
     values = [value for node in graph.nodes for value in node.writes if value in programs.homes]
     for batch in _growing(values):
         keep = {
@@ -228,15 +227,12 @@ def _growing(values: list[str]) -> Iterator[list[str]]:
         start, size = start + size, size * 2
 
 
-def _one_rank(graph: Graph) -> tuple[ModelProto, ...]:
-    from partitioner.backends.onnx.emit import emit_models
-    from partitioner.cost_model.cluster import resolve_cluster
-    from partitioner.lowering import lower
-
-    cluster: Cluster = resolve_cluster(None, 1)
+def uncut_programs(graph: Graph) -> Programs:
+    """The graph on one rank: every value under its own name, nothing cut or sent."""
+    cluster = resolve_cluster(None, 1)
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
     plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
-    return emit_models(lower(graph, schedule(graph, resolve(graph, plan), cluster), 1), graph)
+    return lower(graph, schedule(graph, resolve(graph, plan), cluster), 1)
 
 
 def join(parts: Mapping[int, np.ndarray], placement: Placement) -> np.ndarray:

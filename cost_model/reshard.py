@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_seconds
-from partitioner.ir.exchange import Transfer, components, exchange
+from partitioner.ir.exchange import Transfer, components, exchange, region_numel
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Comm, CommKind
@@ -36,7 +36,8 @@ class Hop:
         after: Placement that it leaves.
         comms: Communications; those of one hop are independent of each other.
         aliases: Devices whose part does not change: the same buffer serves.
-        zeros: Devices that hold zeros afterwards (a whole value made a pending sum).
+        zeros: Devices that hold zeros afterwards (a whole value made a pending sum), or a part
+            of no elements, which nobody needs to send.
     """
 
     after: Placement
@@ -91,7 +92,8 @@ class Resharder:
             for group in components(transfers)
             if group[0] not in aliases or len(group) > 1
         ]
-        return [Hop(target, tuple(comms), aliases)]
+        empty = frozenset(d for d, want in target.parts() if not region_numel(want))
+        return [Hop(target, tuple(comms), aliases, empty)]
 
     def _all_reduce(self, dtype: str, source: Placement) -> Hop:
         after = Placement(source.mesh, source.sharding.without_partial())
@@ -105,6 +107,8 @@ class Resharder:
             return None
         held, wanted = dict(source.parts()), dict(target.parts())
         for device, want in wanted.items():
+            if not region_numel(want):
+                return None
             for own, cut in zip(held[device], want, strict=True):
                 if not all(any(s <= a and a + n <= s + m for s, m in own) for a, n in cut):
                     return None
@@ -201,11 +205,6 @@ def _classify(
 
 
 def _all_parts(transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement) -> bool:
-    numel = {}
-    for device, pieces in source.parts():
-        total = 1
-        for intervals in pieces:
-            total *= sum(length for _, length in intervals)
-        numel[device] = total
+    numel = {device: region_numel(pieces) for device, pieces in source.parts()}
     sent = {(t.source, t.target): t.numel for t in transfers}
     return all(sent.get((a, b)) == numel[a] for a in group for b in group)

@@ -107,7 +107,7 @@ class Plan:
         """
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"plan is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
             found = data.get("version") if isinstance(data, dict) else None
@@ -124,17 +124,40 @@ def _node_json(node: NodePlan) -> dict[str, Any]:
 
 
 def _plan_of(data: Mapping[str, Any]) -> Plan:
-    groups = tuple(
-        DeviceMesh(tuple(g["axes"].items()), tuple(g["devices"])) for g in data["groups"]
-    )
+    groups = tuple(_mesh_of(group) for group in data["groups"])
     nodes = {
-        name: NodePlan(int(n["group"]), {k: Cut.parse(v) for k, v in n.get("cuts", {}).items()})
-        for name, n in data["nodes"].items()
+        name: NodePlan(
+            _typed(node, "group", int),
+            {factor: Cut.parse(cut) for factor, cut in node.get("cuts", {}).items()},
+        )
+        for name, node in data["nodes"].items()
     }
     cert = data.get("certificate")
-    fields = {k: v for k, v in cert.items() if k != "gap"} if cert else None
-    certificate = Certificate(**fields) if fields else None
-    return Plan(data["graph_digest"], data["cluster"], groups, nodes, certificate)
+    certificate = _certificate_of(cert) if cert is not None else None
+    digest, cluster = _typed(data, "graph_digest", str), _typed(data, "cluster", dict)
+    return Plan(digest, cluster, groups, nodes, certificate)
+
+
+def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
+    axes, devices = _typed(group, "axes", dict), _typed(group, "devices", list)
+    if not all(type(size) is int for size in axes.values()):
+        raise TypeError(f"axes {axes}")
+    if not all(type(device) is int and device >= 0 for device in devices):
+        raise TypeError(f"devices {devices}")
+    return DeviceMesh(tuple(axes.items()), tuple(devices))
+
+
+def _certificate_of(data: Mapping[str, Any]) -> Certificate:
+    for key in ("cost", "bound"):
+        _typed(data, key, int, float)
+    return Certificate(**{key: value for key, value in data.items() if key != "gap"})
+
+
+def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:
+    """A field that must be there, of one of these JSON types."""
+    if type(data[key]) not in kinds:
+        raise TypeError(f"{key} {data[key]!r}")
+    return data[key]
 
 
 @dataclass(frozen=True)
@@ -220,17 +243,23 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
         raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
     made = set(graph.inputs) | set(graph.constants)
     placed = []
-    for name, decision in plan.nodes.items():
+    for name in plan.nodes:
         node = graph.by_name[name]
         late = [value for value in node.reads if value not in made]
         if late:
             raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
         made.update(node.writes)
-        placed.append(_resolve_node(graph, plan, node, decision))
+        placed.append(resolve_node(graph, plan, node))
     return tuple(placed)
 
 
-def _resolve_node(graph: Graph, plan: Plan, node: Node, decision: NodePlan) -> PlacedNode:
+def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
+    """One node under the plan's decision for it.
+
+    Raises:
+        PlanError: The decision does not fit the node.
+    """
+    decision = plan.nodes[node.name]
     if not 0 <= decision.group < len(plan.groups):
         raise PlanError(
             f"{node.name!r} is on group {decision.group}; the plan has {len(plan.groups)}"

@@ -198,7 +198,7 @@ class _Builder:
             held[device] = 0.0
         first = self.graph.order[self.graph.producers[value].name]
         last = max(first, self.ends[value])
-        if hop.zeros:  # blocks of zeros are constants
+        if any(held[device] for device in hop.zeros):  # blocks of zeros are constants
             first, last = 0, len(self.graph.nodes) - 1
         return self._item(key, held, first, last, self._hop_load(hop))
 

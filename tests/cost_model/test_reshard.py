@@ -1,0 +1,200 @@
+"""Reshards: hops run with NumPy give the target; the textbook cases are the textbook kinds."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from placements import MESHES, apply, cut, placement, random_placement
+
+from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.ir.layout import DimLayout, Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import CommKind
+from partitioner.ir.types import TensorType
+
+REAL = Resharder(resolve_cluster("6xh100"))
+IDEAL = Resharder(resolve_cluster("6xideal"))
+LINE = DeviceMesh.line(4)
+GRID = DeviceMesh.of({"dp": 2, "tp": 2})
+SHAPES = ((7,), (6, 5), (4, 1, 9))
+
+budget = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+seeds = st.integers(0, 2**32 - 1)
+meshes = st.sampled_from(MESHES)
+
+
+def hops(source: Placement, target: Placement, resharder: Resharder = REAL) -> tuple[Hop, ...]:
+    return resharder.hops(TensorType.of("float32", source.sharding.shape), source, target)
+
+
+def kinds(source: Placement, target: Placement) -> list[list[str]]:
+    """Kinds of the communications of every hop."""
+    return [[str(priced.comm.kind) for priced in hop.comms] for hop in hops(source, target)]
+
+
+def shard(dim: int, mesh: DeviceMesh = LINE) -> Placement:
+    sizes = [DimLayout.whole(8), DimLayout.whole(8)]
+    sizes[dim] = DimLayout.even(8, mesh.names, mesh)
+    return placement(mesh, *sizes)
+
+
+def whole(mesh: DeviceMesh = LINE) -> Placement:
+    return placement(mesh, DimLayout.whole(8), DimLayout.whole(8))
+
+
+def pending(mesh: DeviceMesh = LINE, axes: tuple[str, ...] = ("tp",)) -> Placement:
+    dims = (DimLayout.whole(8), DimLayout.whole(8))
+    return placement(mesh, *dims, partial=tuple((axis, "sum") for axis in axes))
+
+
+def one(device: int) -> Placement:
+    return whole(DeviceMesh.single(device))
+
+
+def check(rng: np.random.Generator, source: Placement, target: Placement) -> None:
+    """Run the hops; a pending target must add up, and every device must hold its share."""
+    total = rng.integers(-99, 99, source.sharding.shape).astype(float)
+    parts = cut(total, source, rng)
+    found = hops(source, target)
+    for hop in found:
+        parts = apply(hop, parts)
+    assert (found[-1].after if found else source) == target
+    assert parts.keys() == set(target.mesh.devices)
+    plain = Placement(target.mesh, target.sharding.without_partial())
+    if not target.sharding.partial:
+        for device, part in cut(total, plain).items():
+            np.testing.assert_array_equal(parts[device], part)
+        return
+    axes = [axis for axis, _ in target.sharding.partial]
+    first = cut(total, plain)
+    for device, point in target.mesh.coords():
+        counts = not any(point[axis] for axis in axes)
+        np.testing.assert_array_equal(parts[device], first[device] if counts else 0)
+
+
+@budget
+@given(meshes, meshes, st.sampled_from(SHAPES), st.sampled_from(["", "sum", "max", "min"]), seeds)
+def test_any_reshard_gives_the_target(
+    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], reduce: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    check(
+        rng,
+        random_placement(rng, shape, source, partial=reduce),
+        random_placement(rng, shape, target),
+    )
+
+
+@budget
+@given(meshes, st.sampled_from(["", "sum"]), st.booleans(), st.sampled_from(SHAPES), seeds)
+def test_within_one_mesh_and_to_a_pending_sum(
+    mesh: DeviceMesh, reduce: str, to_pending: bool, shape: tuple[int, ...], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    source = random_placement(rng, shape, mesh, partial=reduce)
+    target = random_placement(rng, shape, mesh, partial="sum" if to_pending else "")
+    assume(source != target)
+    check(rng, source, target)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (shard(0), whole(), [["all_gather"]]),
+        (pending(), whole(), [["all_reduce"]]),
+        (pending(), shard(0), [["reduce_scatter"]]),
+        (whole(), shard(1), [["slice"] * 4]),
+        (shard(0), shard(1), [["all_to_all"]]),
+        (one(0), whole(), [["broadcast"]]),
+        (one(0), shard(0), [["scatter"]]),
+        (shard(0), one(0), [["gather"]]),
+        (one(0), one(3), [["send"]]),
+        (whole(), one(2), [[]]),
+        (whole(), one(5), [["send"]]),
+        (whole(), pending(), [[]]),
+        (shard(1), pending(), [["all_gather"], []]),
+        (pending(), one(0), [["all_reduce"], []]),
+        (pending(GRID, ("dp",)), shard(0, GRID), [["reduce_scatter"] * 2]),
+        (pending(GRID, ("dp", "tp")), whole(GRID), [["all_reduce"]]),
+        (whole(), whole(), []),
+    ],
+    ids=lambda value: None if isinstance(value, list) else str(value),
+)
+def test_textbook_kinds(source: Placement, target: Placement, expected: list[list[str]]) -> None:
+    assert kinds(source, target) == expected
+
+
+def test_each_row_of_a_grid_gathers_alone() -> None:
+    (hop,) = hops(
+        placement(GRID, DimLayout.even(8, ("dp",), GRID), DimLayout.even(8, ("tp",), GRID)),
+        placement(GRID, DimLayout.even(8, ("dp",), GRID), DimLayout.whole(8)),
+    )
+    assert [priced.comm.ranks for priced in hop.comms] == [(0, 1), (2, 3)]
+    assert {priced.comm.kind for priced in hop.comms} == {CommKind.ALL_GATHER}
+
+
+def test_a_pending_sum_counts_on_the_first_device() -> None:
+    (hop,) = hops(whole(), pending())
+    assert hop.aliases == {0}
+    assert hop.zeros == {1, 2, 3}
+
+
+def test_a_device_that_keeps_its_part_is_not_disturbed() -> None:
+    """0 and 1 keep what they hold; only 2 is served."""
+    wider = DeviceMesh.line(3)
+    (hop,) = hops(whole(DeviceMesh.line(2)), whole(wider))
+    assert hop.aliases == {1}
+    assert [priced.comm.ranks for priced in hop.comms] == [(0, 2)]
+
+
+@budget
+@given(meshes, meshes, st.sampled_from(SHAPES), seeds)
+def test_seconds_iff_something_is_done(
+    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    before = random_placement(rng, shape, source, partial="sum")
+    after = random_placement(rng, shape, target)
+    for hop in hops(before, after):
+        for priced in hop.comms:
+            comm = priced.comm
+            assert priced.seconds.keys() == set(comm.ranks)
+            assert all(seconds > 0 for seconds in priced.seconds.values())
+            crosses = any(t.source != t.target for t in comm.transfers)
+            assert crosses == (comm.kind not in (CommKind.SLICE, CommKind.ALL_REDUCE))
+    free = hops(before, after, IDEAL)
+    assert not any(s for hop in free for p in hop.comms for s in p.seconds.values())
+
+
+def test_a_reshard_is_priced_once() -> None:
+    resharder = Resharder(resolve_cluster("6xh100"))
+    first = hops(shard(0), whole(), resharder)
+    assert hops(shard(0), whole(), resharder) is first
+
+
+@pytest.mark.parametrize(
+    "target",
+    [shard(0), placement(LINE, DimLayout.even(8, ("tp",), LINE), DimLayout.whole(8))],
+    ids=str,
+)
+def test_reduce_scatter_beats_all_reduce_and_slice(target: Placement) -> None:
+    scattered = hops(pending(), target)
+    reduced = hops(pending(), whole())
+    assert len(scattered) == 1
+    assert max(scattered[0].comms[0].seconds.values()) < max(reduced[0].comms[0].seconds.values())
+
+
+@pytest.mark.parametrize("partial", [(), (("tp", "sum"),)], ids=str)
+def test_a_part_of_no_elements_is_there_unsent(partial: tuple[tuple[str, str], ...]) -> None:
+    """3 rows over 4 devices: the last one gets none."""
+    source = placement(LINE, DimLayout.whole(3), partial=partial)
+    target = placement(LINE, DimLayout.even(3, ("tp",), LINE))
+    check(np.random.default_rng(0), source, target)
+    assert hops(source, target)[-1].zeros == {3}
+
+
+def test_a_tensor_of_no_elements_is_never_sent() -> None:
+    empty = (DimLayout.whole(0), DimLayout.whole(4))
+    source, target = (placement(DeviceMesh.single(d), *empty) for d in (0, 1))
+    assert hops(source, target) == (Hop(target, zeros=frozenset({1})),)

@@ -1,0 +1,174 @@
+"""Plans: canonical JSON and back, and every way in which one may not fit its graph."""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cost_cases import chain_graph, graph, matmul_graph
+
+from partitioner.ir.graph import Node
+from partitioner.ir.layout import DimLayout
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import Certificate, NodePlan, Plan, PlanError, place, resolve
+from partitioner.ir.rule import Cut
+from partitioner.ir.types import TensorType
+
+PAIR = DeviceMesh.line(2)
+GRAPH = matmul_graph()
+CERTIFICATE = Certificate("throughput", 2.0, 1.5, "feasible", "intra", "HiGHS 1", "all")
+Edit = Callable[[dict[str, Any]], object]
+
+
+def plan(
+    cuts: Mapping[str, str] | None = None, group: int = 0, mesh: DeviceMesh = PAIR, **changes: Any
+) -> Plan:
+    node = NodePlan(group, {name: Cut.parse(text) for name, text in (cuts or {}).items()})
+    return replace(Plan(GRAPH.digest, {"name": "any"}, (mesh,), {"mm": node}), **changes)
+
+
+HOSTILE = plan(nodes={'a"\n\x1b[31m\u2028': NodePlan(0)})
+GRID = DeviceMesh.of({"dp": 2, "tp": 2}, (3, 1, 0, 2))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        plan(),
+        plan({"m": "tp"}, certificate=CERTIFICATE),
+        plan({"n": "dp:200,56", "m": "tp"}, mesh=GRID),
+        plan({"k": "dp*tp:1,2,3,4|10,20,30,58"}, mesh=GRID),
+        plan(groups=(DeviceMesh.single(3), PAIR), cluster={"b": [1.5, {"a": 2}], "a": "text"}),
+        plan(nodes={}),
+        HOSTILE,
+    ],
+    ids=range(7),
+)
+def test_json_and_back(made: Plan) -> None:
+    text = made.to_json()
+    again = Plan.from_json(text)
+    assert again == made
+    assert again.to_json() == text
+    assert text.isascii()
+    assert len(json.loads(text)["nodes"]) == len(made.nodes)
+
+
+def test_the_text_is_fixed() -> None:
+    """A change here is a new `PLAN_VERSION`, or breaks stored plans."""
+    text = plan({"n": "tp", "m": "dp:32,32"}, mesh=GRID, graph_digest="d").to_json()
+    assert text == (
+        '{\n "version": 1,\n "graph_digest": "d",\n "cluster": {\n  "name": "any"\n },\n'
+        ' "certificate": null,\n "groups": [\n  {\n   "axes": {\n    "dp": 2,\n    "tp": 2\n   },\n'
+        '   "devices": [\n    3,\n    1,\n    0,\n    2\n   ]\n  }\n ],\n'
+        ' "nodes": {\n  "mm": {"cuts": {"m": "dp:32,32", "n": "tp"}, "group": 0}\n }\n}\n'
+    )
+
+
+def test_the_order_of_nodes_is_kept() -> None:
+    names = ["b", "c", "a"]
+    made = plan(nodes={name: NodePlan(0) for name in names})
+    assert list(Plan.from_json(made.to_json()).nodes) == names
+
+
+@pytest.mark.parametrize(
+    ("cost", "bound", "gap"), [(2.0, 1.5, 0.25), (0.0, 0.0, 0.0), (1.0, 1.1, 0.0)]
+)
+def test_gap(cost: float, bound: float, gap: float) -> None:
+    assert math.isclose(replace(CERTIFICATE, cost=cost, bound=bound).gap, gap)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "plan is not JSON: "),
+        ("[" * 10**5, "plan is not JSON: "),
+        ("[]", "plan version is None, this program reads 1"),
+        ('{"version": 2}', "plan version is 2, this program reads 1"),
+        ('{"version": 1}', "plan is malformed: KeyError 'groups'"),
+    ],
+    ids=["empty", "deep", "list", "version", "bare"],
+)
+def test_text_that_is_no_plan(text: str, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda d: d.pop("graph_digest"), "KeyError 'graph_digest'"),
+        (lambda d: d.update(graph_digest=7), "graph_digest"),
+        (lambda d: d.update(cluster=7), "cluster"),
+        (lambda d: d.update(nodes=[]), "AttributeError"),
+        (lambda d: d["nodes"].update(mm={}), "KeyError 'group'"),
+        (lambda d: d["nodes"].update(mm={"group": "x"}), "group 'x'"),
+        (lambda d: d["nodes"].update(mm={"group": 0.5}), "group 0.5"),
+        (lambda d: d["nodes"]["mm"].update(cuts=["m"]), "AttributeError"),
+        (lambda d: d["nodes"]["mm"].update(cuts={"m": 3}), "AttributeError"),
+        (lambda d: d["nodes"]["mm"].update(cuts={"m": "tp:x"}), "cut 'tp:x' is not like 'tp'"),
+        (lambda d: d["groups"][0].update(devices=[0]), r"mesh tp\(2\) != 1 devices"),
+        (lambda d: d.update(groups=[7]), "TypeError"),
+        (lambda d: d["groups"][0].update(devices=[0, -1]), r"devices \[0, -1\]"),
+        (lambda d: d["groups"][0].update(devices=["a", "b"]), "devices .'a', 'b'."),
+        (lambda d: d["groups"][0].update(axes={"tp": 2.0}), "axes {'tp': 2.0}"),
+        (lambda d: d["certificate"].update(more=1), "TypeError .*'more'"),
+        (lambda d: d["certificate"].pop("cost"), "KeyError 'cost'"),
+        (lambda d: d["certificate"].pop("status"), "TypeError .*'status'"),
+        (lambda d: d["certificate"].update(cost="1"), "cost '1'"),
+    ],
+)
+def test_a_malformed_field(edit: Edit, message: str) -> None:
+    data = json.loads(plan({"m": "tp"}, certificate=CERTIFICATE).to_json())
+    edit(data)
+    with pytest.raises(PlanError, match=f"plan is malformed: .*{message}"):
+        Plan.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (plan(graph_digest="f" * 64), r"digest f{12}\.\.\., this one has \w{12}\.\.\."),
+        (plan(nodes={}), r"'mm'"),
+        (plan(nodes={"mm": NodePlan(0), "no": NodePlan(0)}), r"unknown nodes \['no'\]"),
+        (plan(group=1), r"'mm' is on group 1; the plan has 1"),
+        (plan(group=-1), r"'mm' is on group -1; the plan has 1"),
+        (plan({"z": "tp"}), r"'mm' \(MatMul\) has no factor 'z'; it has .*m"),
+        (plan({"m": "dp"}), r"'mm' \(MatMul\): cut dp names axis 'dp'"),
+        (plan({"m": "tp:1,2"}), r"'mm' .*cut tp:1,2 does not fit size 64 over 2 parts"),
+        (plan({"m": "tp", "n": "tp"}), r"'mm' .*an axis cuts two factors"),
+    ],
+    ids=range(9),
+)
+def test_a_plan_that_does_not_fit(made: Plan, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        resolve(GRAPH, made)
+
+
+def test_the_order_must_follow_the_data() -> None:
+    chain = chain_graph(2)
+    nodes = {name: NodePlan(0) for name in ("relu1", "relu0")}
+    wrong = Plan(chain.digest, {}, (PAIR,), nodes)
+    with pytest.raises(PlanError, match="plan runs 'relu1' before 'v1' is made"):
+        resolve(chain, wrong)
+
+
+def test_an_op_without_a_rule_is_whole_on_one_device() -> None:
+    kind = TensorType.of("float32", (4,))
+    custom = Node("odd", "custom::Op", ("x", ""), ("", "y"), captures=("w",))
+    owner = graph([custom], {"x": kind, "y": kind, "w": kind}, ("x", "w"), ("y",))
+    for mesh, cuts in ((PAIR, {}), (DeviceMesh.single(0), {"a": DimLayout.whole(4)})):
+        with pytest.raises(PlanError, match=r"'odd' \(custom::Op\) has no rule and must be whole"):
+            place(owner, custom, mesh, cuts, None)
+    alone = Plan(owner.digest, {}, (DeviceMesh.single(3),), {"odd": NodePlan(0)})
+    (found,) = resolve(owner, alone)
+    assert found.rule is None
+    assert [name for name, _ in found.operands()] == ["x", "w"]
+    assert [(name, at.mesh.devices) for name, at in found.results()] == [("y", (3,))]
+
+
+def test_placements_follow_from_the_cut() -> None:
+    (found,) = resolve(GRAPH, plan({"k": "tp"}))
+    shown = [str(at.sharding) for _, at in (*found.operands(), *found.results())]
+    assert shown == ["[-, tp]", "[tp, -]", "[-, -] partial(sum:tp)"]

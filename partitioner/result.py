@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -122,12 +124,13 @@ class Compiled:
         return self.evaluation.cost(certificate.objective if certificate else "throughput")
 
     @cached_property
-    def _emitted(self) -> tempfile.TemporaryDirectory[str]:
+    def _emitted(self) -> Path:
         """Rank files in a private folder that goes with this object."""
         from partitioner.backends.onnx.emit import emit
 
-        folder = tempfile.TemporaryDirectory(prefix="partitioner-")
-        emit(self.programs, self.graph, Path(folder.name))
+        folder = Path(tempfile.mkdtemp(prefix="partitioner-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        emit(self.programs, self.graph, folder)
         return folder
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -144,11 +147,11 @@ class Compiled:
         """
         from partitioner.backends.simulator import run_lockstep
 
-        return dict(run_lockstep(Path(self._emitted.name), dict(inputs)))
+        return dict(run_lockstep(self._emitted, dict(inputs)))
 
     def verify(self, seed: int = 0) -> Verification:
         """Compare all ranks with the whole model on random valid inputs."""
-        return verify(self.traced, self.programs, Path(self._emitted.name), seed)
+        return verify(self.traced, self.programs, self._emitted, seed)
 
     def save(self, directory: str | Path, *, force: bool = False, plan_only: bool = False) -> Path:
         """Write the plan, the rank files and the timeline; all of it or nothing.
@@ -192,7 +195,7 @@ def load(directory: str | Path) -> Compiled:
     folder = Path(directory)
     data = _read_request(folder)
     traced = load_graph(folder)
-    plan = Plan.from_json((folder / "plan.json").read_text(encoding="utf-8"))
+    plan = Plan.from_json(_read(folder, "plan.json"))
     cluster = Cluster.from_data(plan.cluster)
     tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
     return Compiled(
@@ -209,7 +212,7 @@ def load(directory: str | Path) -> Compiled:
         evaluation=evaluate(traced.graph, plan, cluster),
         schedule=tasks,
         programs=lower(traced.graph, tasks, len(cluster.devices)),
-        summary=json.loads((folder / "summary.json").read_text(encoding="utf-8")),
+        summary=_read_object(folder, "summary.json"),
     )
 
 
@@ -234,14 +237,34 @@ def _shapes(data: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _read_request(folder: Path) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ResultError(f"{folder} is not a folder that `partition MODEL` wrote") from None
+    data = _read_object(folder, "request.json")
     if data.get("version") != SOURCE_VERSION:
         raise ResultError(
             f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
         )
+    for key, kind in (("model", str), ("graph_digest", str), ("dims", dict), ("shapes", dict)):
+        if not isinstance(data.get(key), kind):
+            raise ResultError(f"{folder}: request.json has {key} = {data.get(key)!r}")
+    return data
+
+
+def _read(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        raise ResultError(
+            f"{folder} is not a folder that `partition MODEL` wrote: no readable {name}"
+        ) from None
+
+
+def _read_object(folder: Path, name: str) -> dict[str, Any]:
+    text = _read(folder, name)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise ResultError(f"{folder}: {name} is not a JSON object")
     return data
 
 

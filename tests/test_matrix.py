@@ -22,6 +22,9 @@ SLOW = (
     "zfnet512",
 )
 EXPORTED = ("gpt2", "llama", "bert", "vit", "t5", "mixtral")
+#: Its classifier's weight is reshaped by a node; folding that lets ONNX Runtime pack the weight,
+#: which changes last bits on one device too.
+PACKED = ("inception_v1",)
 STRATEGIES = ("auto", "intra", "inter")
 
 
@@ -31,7 +34,7 @@ def check(path: Path, devices: int, **options: object) -> Compiled:
     found = result.verify(seed=1)
     assert found.equal, str(found)
     assert result.plan.certificate is not None
-    if result.plan.certificate.strategy == "inter":
+    if result.plan.certificate.strategy == "inter" and path.stem not in PACKED:
         assert all(output.identical for output in found.outputs), str(found)
     return result
 

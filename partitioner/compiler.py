@@ -17,6 +17,7 @@ from partitioner.ir.plan import Plan, resolve
 from partitioner.lowering import lower
 from partitioner.result import Compiled, Source
 from partitioner.search import Request, search
+from partitioner.solver import Objective
 from partitioner.strategies import Rules
 from partitioner.summary import facts
 
@@ -36,7 +37,7 @@ def compile(  # noqa: A001 - the public name
     *,
     cluster: str | Path | Cluster | None = None,
     memory: int | str | None = None,
-    objective: str = "throughput",
+    objective: Objective = "throughput",
     strategy: str = "auto",
     mesh: Mapping[str, int] | None = None,
     dims: Mapping[str, int] | None = None,

@@ -62,8 +62,14 @@ def check_target(target: Path, *, force: bool) -> None:
 def _swap(draft: Path, target: Path) -> None:
     if target.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-        target.rename(old / "was")
-        draft.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
+        try:
+            target.rename(old / "was")
+            draft.rename(target)
+        except OSError:
+            if not target.exists() and (old / "was").exists():
+                (old / "was").rename(target)
+            raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
     else:
         draft.rename(target)

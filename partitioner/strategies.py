@@ -162,12 +162,17 @@ class _Spread:
         return news
 
     def _complete(self, rule: Rule, axes: Axes, found: ClassCut) -> ClassCut:
-        """Even cuts for the factors that are linked to those found."""
-        links = [link for link in rule.links if any(name in found for name in link)]
-        return {
-            **{k: v for link in links for k, v in self._even(rule, link, axes).items()},
-            **found,
-        }
+        """Cuts for the factors that are linked to those found: in proportion, else even.
+
+        In proportion, because the parts of a fused projection are cut between the same heads.
+        """
+        whole: dict[str, DimLayout] = {}
+        for link in rule.links:
+            like = next((found[name] for name in link if name in found), None)
+            if like is not None:
+                even = self._even(rule, link, axes)
+                whole |= {name: _scaled(like, even[name].size) or even[name] for name in link}
+        return {**whole, **found}
 
     def _offer(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
         held = self.cuts[node.name].setdefault(axes, [])
@@ -213,6 +218,16 @@ def _tensor_dims(node: Node, rule: Rule) -> Iterable[tuple[str, int, DimExpr]]:
 def _fills(cut: ClassCut) -> bool:
     """Every coordinate owns something of every factor: no device runs an empty part."""
     return all(min(layout.sizes()) > 0 for layout in cut.values())
+
+
+def _scaled(layout: DimLayout, size: int) -> DimLayout | None:
+    """The same cut of a dim of another size; None if that would cut an element."""
+    parts = [[part * size for part in cuts] for cuts in layout.segments]
+    if not layout.size or any(part % layout.size for cuts in parts for part in cuts):
+        return None
+    return DimLayout.cut(
+        layout.axes, [tuple(part // layout.size for part in cuts) for cuts in parts]
+    )
 
 
 def _fineness(cut: ClassCut) -> int:

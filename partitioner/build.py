@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.reshard import Hop, Resharder
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
@@ -135,27 +136,34 @@ class _Builder:
         )
 
     def _held(self, node: Node, placed: PlacedNode) -> Iterable[int | None]:
-        last = len(self.graph.nodes) - 1
+        first, last = self.graph.order[node.name], len(self.graph.nodes) - 1
         for value, at in placed.operands():
             if value in self.graph.constants:
-                yield self._item((value, at), self._bytes(value, at), 0, last)
+                yield self._item((value, at), self._bytes(value, at, resident=True), 0, last)
             elif value not in self.graph.producers:
-                first = min(self.graph.order[n.name] for n in self.graph.consumers[value])
-                yield self._item((value, at), self._bytes(value, at), first, self.ends[value])
+                yield from self._fed(value, at)
         for value, at in self._pending_outputs(placed):
             if self.graph.consumers[value]:
                 yield from (self._hop_item(value, at, hop) for hop in self._resolve(value, at))
             else:
                 done = self._resolve(value, at)[-1].after
-                yield self._item((value, at, done), self._bytes(value, done), last, last)
+                yield self._item((value, at, done), self._bytes(value, done), first, last)
         row = row_of(node)
         if row is not None and row.view:
             return
         for value, at in placed.results():
-            first = self.graph.order[node.name]
-            yield self._item(
-                (value, at), self._bytes(value, at), first, max(first, self.ends[value])
-            )
+            end = max(first, self.ends[value])
+            yield self._item((value, at), self._bytes(value, at), first, end)
+
+    def _fed(self, value: str, at: Placement) -> Iterable[int | None]:
+        """A graph input where a node wants it; a pending sum is the input and blocks of zeros."""
+        plain = Placement(at.mesh, at.sharding.without_partial())
+        first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
+        yield self._item((value, plain), self._bytes(value, plain), first, self.ends[value])
+        for hop in self.resharder.hops(self.graph.types[value], plain, at):
+            held = self._bytes(value, at)
+            zeros = [size if device in hop.zeros else 0.0 for device, size in enumerate(held)]
+            yield self._item((value, plain, at), zeros, 0, len(self.graph.nodes) - 1)
 
     def _edges(self, node: Node) -> Iterable[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""
@@ -193,7 +201,7 @@ class _Builder:
         key = (value, home, hop.after)
         if key in self.known:
             return self.known[key]
-        held = self._bytes(value, hop.after)
+        held = self._bytes(value, hop.after, resident=bool(hop.zeros))
         for device in hop.aliases:
             held[device] = 0.0
         first = self.graph.order[self.graph.producers[value].name]
@@ -222,10 +230,10 @@ class _Builder:
                 self.known[key] = None
         return self.known[key]
 
-    def _bytes(self, value: str, at: Placement) -> list[float]:
+    def _bytes(self, value: str, at: Placement, *, resident: bool = False) -> list[float]:
         held = [0.0] * self.devices
         for device, size in at.local_bytes(self.graph.types[value].dtype).items():
-            held[device] = float(size)
+            held[device] = float(size if resident else with_headroom(size))
         return held
 
 

@@ -97,7 +97,7 @@ def compile_traced(
         outcome = search(graph, cluster, request, rules, timed.say)
     with timed("lowering"):
         tasks = schedule(graph, resolve(graph, outcome.plan), cluster)
-        programs = lower(graph, tasks, len(cluster.devices))
+        programs = lower(graph, tasks, len(cluster))
     notes = (*traced.notes, *_opaque_notes(rules))
     found = facts(outcome, one_device(graph, cluster), len(cluster.devices), notes)
     return Compiled(

@@ -198,6 +198,7 @@ def load(directory: str | Path) -> Compiled:
     plan = Plan.from_json(_read(folder, "plan.json"))
     cluster = Cluster.from_data(plan.cluster)
     tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
+    evaluation = evaluate(traced.graph, plan, cluster)
     return Compiled(
         traced=traced,
         source=Source(
@@ -209,9 +210,9 @@ def load(directory: str | Path) -> Compiled:
         ),
         cluster=cluster,
         plan=plan,
-        evaluation=evaluate(traced.graph, plan, cluster),
+        evaluation=evaluation,
         schedule=tasks,
-        programs=lower(traced.graph, tasks, len(cluster.devices)),
+        programs=lower(traced.graph, tasks, len(cluster)),
         summary=_read_object(folder, "summary.json"),
     )
 

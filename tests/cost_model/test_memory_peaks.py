@@ -41,7 +41,7 @@ def test_a_chain_holds_two_values_at_a_time() -> None:
     )
     assert exact_curve(found) == safe_curve(found) == [10 + 20, 20 + 30, 30 + 5]
     assert exact_peak_bytes(found) == {0: MemoryPeak(1050, 1000, 50, "b")}
-    assert peak_bytes(found) == exact_peak_bytes(found)
+    assert peak_bytes(found) == {0: MemoryPeak(1075, 1000, 75, "b")}
 
 
 def test_a_skip_connection_holds_its_value() -> None:
@@ -83,7 +83,7 @@ def test_a_copy_is_safe_for_the_whole_life_of_its_value() -> None:
     # Safe: both parts from a to c, the last use anywhere.
     assert safe_curve(found) == [30, 20, 24, 24, 5]
     assert safe_curve(found, 1) == [20, 20, 20, 28, 0]
-    assert peak_bytes(found)[1] == MemoryPeak(28, 0, 28, "c")
+    assert peak_bytes(found)[1] == MemoryPeak(42, 0, 42, "c")
 
 
 def test_an_alias_has_no_bytes_and_keeps_its_root() -> None:
@@ -146,7 +146,7 @@ def test_shards_are_held_where_they_lie() -> None:
     owner = graph([Node("a", "Relu", ("x",), ("y",))], types, ("x",), ("y",))
     node = placed(owner, "a", DeviceMesh.line(4), {"b0": ("tp",)})  # 3, 3, 2, 2
     peaks = peak_bytes(schedule(owner, [node], flat(4)))
-    assert [peaks[device].bytes for device in range(4)] == [24, 24, 16, 16]
+    assert [peaks[device].bytes for device in range(4)] == [36, 36, 24, 24]  # with head-room
 
 
 def test_nothing_runs() -> None:

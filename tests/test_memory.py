@@ -1,4 +1,4 @@
-"""A model over one device's memory: four parts fit, and stay within it when measured; two do not."""
+"""A model over one device's memory: four parts fit, also when measured; two do not."""
 
 from pathlib import Path
 

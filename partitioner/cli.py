@@ -58,7 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return _safe(" ".join(str(error).split()))
+
+
+def _safe(text: str) -> str:
+    """Text with a model's names in it, without control characters for the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -232,7 +237,7 @@ def _partition(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
-        print(text(result.summary))
+        print(_safe(text(result.summary)))
         print(f"  written to  {target}")
     return 0
 
@@ -262,7 +267,7 @@ def _run(argv: Sequence[str]) -> int:
         requests=args.requests,
         seed=args.seed,
     )
-    print(report)
+    print(_safe(report))
     return 0
 
 
@@ -278,7 +283,7 @@ def _verify(argv: Sequence[str]) -> int:
     from partitioner.verification import verify_directory
 
     found = verify_directory(Path(args.directory), seed=args.seed)
-    print(found)
+    print(_safe(str(found)))
     return 0 if found.equal else 1
 
 
@@ -289,7 +294,7 @@ def _show(argv: Sequence[str]) -> int:
     from partitioner.result import load
     from partitioner.show import show
 
-    print(show(load(args.directory)))
+    print(_safe(show(load(args.directory))))
     return 0
 
 
@@ -309,7 +314,7 @@ def _progress(quiet: bool) -> Any:
 
     def say(text: str) -> None:
         if not quiet:
-            print(f"partition: {text} ...", file=sys.stderr, flush=True)
+            print(f"partition: {_safe(text)} ...", file=sys.stderr, flush=True)
 
     return say
 

@@ -28,7 +28,7 @@ from typing import Any
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
-from partitioner.ir.plan import PlacedNode, Plan, PlanError
+from partitioner.ir.plan import PlacedNode, Plan, PlanError, resolve_node
 
 _KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate"}
 
@@ -93,6 +93,7 @@ class Constraints:
 
         Raises:
             ConstraintError: A node pattern matches nothing, a tensor or device does not exist.
+            PlanError: The plan does not fit the graph or the devices.
         """
         for pin in self.pins:
             if pin.tensor and pin.tensor not in graph.types:
@@ -108,11 +109,8 @@ class Constraints:
                 raise ConstraintError(
                     f"{pin.text}: dim {pin.dim} of {pin.tensor!r}, which has {rank} dims"
                 )
-        if self.plan is not None and self.plan.graph_digest != graph.digest:
-            raise PlanError(
-                f"plan is for a graph with digest {self.plan.graph_digest[:12]}..., "
-                f"this one has {graph.digest[:12]}..."
-            )
+        if self.plan is not None:
+            _check_plan(self.plan, graph, devices)
 
     def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour every pin."""
@@ -131,6 +129,22 @@ class Constraints:
         return "its constraints"
 
 
+def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
+    if plan.graph_digest != graph.digest:
+        raise PlanError(
+            f"plan is for a graph with digest {plan.graph_digest[:12]}..., "
+            f"this one has {graph.digest[:12]}..."
+        )
+    for name in plan.nodes:
+        if name not in graph.by_name:
+            raise PlanError(f"plan has an unknown node {name!r}")
+        mesh = resolve_node(graph, plan, graph.by_name[name]).mesh
+        if max(mesh.devices) >= devices:
+            raise PlanError(
+                f"plan has {name!r} on device {max(mesh.devices)}, not one of 0..{devices - 1}"
+            )
+
+
 def _pin(entry: Any, text: str) -> Pin:
     if not isinstance(entry, Mapping) or set(entry) - _KEYS:
         unknown = sorted(set(entry) - _KEYS) if isinstance(entry, Mapping) else entry
@@ -141,17 +155,19 @@ def _pin(entry: Any, text: str) -> Pin:
         "nodes": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
         "device": lambda v: isinstance(v, int) and not isinstance(v, bool),
         "dim": lambda v: isinstance(v, int) and not isinstance(v, bool),
-        "replicate": lambda v: isinstance(v, bool),
+        "replicate": lambda v: v is True,
     }
     for key, value in entry.items():
         if not checks.get(key, lambda v: isinstance(v, str))(value):
             raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
     subject = [key for key in ("nodes", "op", "tensor") if key in entry]
     wish = [key for key in ("device", "dim", "replicate") if key in entry]
-    if len(subject) != 1 or len(wish) != 1 or (subject == ["tensor"]) == (wish == ["device"]):
+    mixed = (subject == ["tensor"]) == (wish == ["device"])
+    stray = "axis" in entry and "dim" not in entry
+    if len(subject) != 1 or len(wish) != 1 or mixed or stray:
         raise ConstraintError(
-            f"{text}: give nodes or op with device, or tensor with dim or replicate = true; "
-            f"found {sorted(entry)}"
+            f"{text}: give nodes or op with device, or tensor with dim (and axis) "
+            f"or replicate = true; found {sorted(entry)}"
         )
     return Pin(text, **{**entry, "nodes": tuple(entry.get("nodes", ()))})
 

@@ -1,0 +1,214 @@
+"""The command line: exit codes, one line an error, nothing where it is not asked for."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_models
+import pytest
+from onnx import helper
+
+from partitioner import __version__, examples
+from partitioner.cli import main
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with m.onnx and its partition, cut over two ideal devices."""
+    folder = tmp_path_factory.mktemp("cli")
+    onnx.save(examples.build("mlp", layers=2, hidden=8, batch=4), folder / "m.onnx")
+    options = ["--cluster", "2xideal", "--strategy", "intra", "-q"]
+    assert main([str(folder / "m.onnx"), *options, "-o", str(folder / "m.partition")]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(home)
+    return home
+
+
+def one_line(text: str) -> str:
+    assert text.count("\n") == 1, text
+    assert "Traceback" not in text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: MODEL"),
+        (["m.onnx", "--wide"], "unrecognized arguments: --wide"),
+        (["m.onnx", "--devices", "0"], "'0' is not a whole number of at least 1"),
+        (["m.onnx", "--devices", "two"], "'two' is not a whole number"),
+        (["m.onnx", "--devices", "\u00b2"], "--devices"),
+        (["m.onnx", "--dev", "2"], "unrecognized arguments: --dev"),
+        (["m.onnx", "--objective", "speed"], "invalid choice: 'speed'"),
+        (["m.onnx", "--strategy", "both"], "invalid choice: 'both'"),
+        (["m.onnx", "--mesh", "dp"], "'dp' is not NAME=VALUE"),
+        (["m.onnx", "--mesh", "dp=2,dp=2"], "names an axis twice"),
+        (["m.onnx", "--mesh", "d:p=2"], "axis names are letters"),
+        (["m.onnx", "--dim", "batch"], "'batch' is not NAME=VALUE"),
+        (["m.onnx", "--dim", "batch=-1"], "'-1' is not a whole number of at least 0"),
+        (["m.onnx", "--shape", "x=2,,3"], "'' is not a whole number"),
+        (["m.onnx", "--time-limit", "0"], "'0' is not a number of seconds above 0"),
+        (["m.onnx", "--time-limit", "nan"], "'nan' is not a number of seconds"),
+        (["m.onnx", "--gap", "100%"], "'100%' is not a gap like 1% or 0.01"),
+        (["run"], "partition run: the following arguments are required: DIR"),
+        (["run", "d", "--requests", "0"], "'0' is not a whole number of at least 1"),
+        (["verify", "d", "--seed", "-1"], "--seed"),
+        (["show", "d", "e"], "partition show: unrecognized arguments: e"),
+    ],
+)
+def test_wrong_usage_exits_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert left.value.code == 2
+    assert out == ""
+    assert message in one_line(err)
+    assert "--help)" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.onnx"], "none.onnx: no such file"),
+        (["."], ". is not a file"),
+        (["m.onnx", "--cluster", "4xnone"], "no device 'none'"),
+        (["m.onnx", "--cluster", "4xh100", "--devices", "2"], "has 4 devices, 2 were asked for"),
+        (["m.onnx", "--cluster", "none.toml"], "cluster file none.toml"),
+        (["m.onnx", "--memory", "much"], "'much'"),
+        (["m.onnx", "--devices", "4", "--mesh", "tp=3"], "mesh tp(3) = 3 != 4 devices"),
+        (["m.onnx", "--mesh", "tp=2", "--devices", "2", "--strategy", "inter"], "--mesh shapes"),
+        (["m.onnx", "--constraints", "none.toml"], "constraints none.toml"),
+        (["m.onnx", "--dim", "nothing=3"], "nothing"),
+        (["m.onnx", "--shape", "x=2,9"], "x"),
+        (["m.onnx", "-o", "m.partition"], "m.partition is there already; pass --force"),
+        (["m.onnx", "-o", "no/where"], "there is no folder no"),
+        (["junk.onnx"], "junk.onnx"),
+        (["run", "none"], "none"),
+        (["run", "m.partition", "--inputs", "junk.onnx"], "inputs junk.onnx"),
+        (["verify", "none"], "none is not a folder that `partition MODEL` wrote"),
+        (["show", "none"], "none is not a folder that `partition MODEL` wrote"),
+    ],
+)
+def test_bad_input_exits_1(
+    here: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "junk.onnx").write_bytes(b"junk")
+    quiet = [] if arguments[0] in ("run", "verify", "show") else ["-q"]
+    target = ["-o", "x"] if quiet and "-o" not in arguments else []
+    assert main([*arguments, *quiet, *target]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in one_line(err)
+    assert err.startswith("partition: ")
+    assert sorted(path.name for path in here.iterdir()) == ["junk.onnx", "m.onnx", "m.partition"]
+
+
+def test_infeasible_exits_3(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["m.onnx", "--devices", "2", "--memory", "100", "-o", "x", "-q"]) == 3
+    assert "short on device" in one_line(capsys.readouterr().err)
+    assert not (here / "x").exists()
+
+
+def test_the_default_folder_and_the_summary(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([str(home / "m.onnx"), "--plan-only"]) == 0
+    out, err = capsys.readouterr()
+    assert [path.name for path in tmp_path.iterdir()] == ["m.partition"]
+    assert not list((tmp_path / "m.partition").glob("rank*"))
+    for word in ("latency", "throughput", "peak memory", "split", "written to  m.partition"):
+        assert word in out
+    assert all(line.startswith("partition: ") for line in err.splitlines())
+    assert main([str(home / "m.onnx"), "--plan-only", "--force", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "out")
+    assert main(["m.onnx", "--devices", "2", "--json", "-q", "-o", target]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    data = json.loads(out, parse_constant=pytest.fail)
+    assert data.keys() >= {
+        *("objective", "cost", "bound", "gap", "status", "devices_used", "sharded_flops_share"),
+        *("latency_s", "latency_s_one_device", "throughput_per_s", "throughput_per_s_one_device"),
+        *("peak_bytes", "peak_bytes_one_device"),
+    }
+    assert data["directory"] == target
+    assert len(data["peak_bytes"]) == 2
+    assert here.is_dir()
+
+
+def test_verify(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(here / "m.partition"), "--seed", "3"]) == 0
+    assert capsys.readouterr().out.startswith("equal: 2 ranks against the whole model, seed 3\n")
+
+
+def test_show_says_what_is_cut_and_sent(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(here / "m.partition")]) == 0
+    out = capsys.readouterr().out
+    assert "mlp: 3 nodes on 2xideal, 2 devices" in out
+    assert "group 0: tp=2 on 0,1" in out
+    assert "layer0.out (Gemm)" in out
+    assert "/tp" in out
+    plan = (here / "m.partition" / "plan.json").read_text()
+    for node in json.loads(plan)["nodes"].values():
+        for factor, cut in node.get("cuts", {}).items():
+            assert f"{factor}/{cut}" in out
+
+
+def test_hostile_names_are_shown_clean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "a\x1b[31m\n\r\u202e" + "b" * 200
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], [evil], name=evil),
+        helper.make_node("Relu", [evil], ["y"], name="act"),
+        helper.make_node("NonZero\x1b[2J", ["y"], ["z"], name=evil + "2", domain="evil"),
+    ]
+    proto = onnx_models.model(
+        nodes[:2],
+        {"x": ("float32", [4, 4])},
+        {"y": ("float32", [4, 4])},
+        {"w": np.ones((4, 4), np.float32)},
+    )
+    monkeypatch.chdir(tmp_path)
+    onnx.save(proto, "evil.onnx")
+    assert main(["evil.onnx", "--cluster", "2xideal", "--strategy", "intra"]) == 0
+    assert main(["show", "evil.partition"]) == 0
+    proto.graph.node.append(nodes[2])
+    onnx.save(proto, "worse.onnx")
+    assert main(["worse.onnx", "--devices", "2"]) == 1
+    shown = "".join(capsys.readouterr())
+    assert "a?[31m" in shown
+    assert all(c.isprintable() or c == "\n" for c in shown)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for argument, text in (("--version", f"partition {__version__}"), ("--help", "partition run")):
+        with pytest.raises(SystemExit) as left:
+            main([argument])
+        assert left.value.code == 0
+        assert text in capsys.readouterr().out
+
+
+def test_the_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "partitioner", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"partition {__version__}\n"
+
+
+def test_a_closed_pipe_is_quiet(home: Path) -> None:
+    command = f"{sys.executable} -m partitioner show {home / 'm.partition'} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

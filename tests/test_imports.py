@@ -1,0 +1,58 @@
+"""What starts without what: help is quick, and a rank process loads what it runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import partitioner
+from partitioner import examples
+
+HEAVY = ("torch", "onnx", "onnx_ir", "onnxruntime", "pulp", "highspy", "scipy", "numpy", "networkx")
+
+
+def loaded(code: str) -> set[str]:
+    """Names of all modules after the code has run in a fresh process."""
+    tail = "\nimport sys\nprint('\\n' + ' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code + tail], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["--devices", "0"]], ids=" ".join
+)
+def test_help_and_usage_errors_load_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+from partitioner.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+"""
+    assert not loaded(code) & {*HEAVY}
+
+
+def test_a_missing_model_is_found_out_before_anything_heavy_is_loaded() -> None:
+    found = loaded("from partitioner.cli import main\nassert main(['none.onnx']) == 1")
+    assert not found & {*HEAVY}
+
+
+def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
+    model = examples.build("mlp", layers=2, hidden=8, batch=4)
+    result = partitioner.compile(model, 1, time_limit_s=5)
+    folder = result.save(tmp_path / "one")
+    code = f"""
+import pathlib
+import numpy as np
+import partitioner.backends.worker
+from partitioner.backends.simulator import run_lockstep
+run_lockstep(pathlib.Path({str(folder)!r}), {{"x": np.ones((4, 8), np.float32)}})
+"""
+    found = loaded(code)
+    assert "partitioner.backends.onnx.executor" in found
+    forbidden = ("partitioner.solver", "partitioner.frontends", "partitioner.cost_model")
+    assert not [name for name in found if name.startswith(forbidden)]
+    assert not found & {"pulp", "highspy", "onnx_ir", "onnxscript"}

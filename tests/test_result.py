@@ -1,0 +1,210 @@
+"""Results: saved and loaded again, moved or changed models, nothing left after a failure."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import partitioner
+from partitioner import examples
+from partitioner.cost_model.errors import CostError
+from partitioner.directory import DirectoryError, replace_directory
+from partitioner.ir.plan import PlanError
+from partitioner.result import Compiled, ResultError
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return examples.build("mlp", layers=2, hidden=8, batch=4)
+
+
+@pytest.fixture(scope="module")
+def compiled(model: onnx.ModelProto) -> Compiled:
+    return partitioner.compile(model, 2, strategy="intra", cluster="2xideal")
+
+
+@pytest.fixture
+def saved(compiled: Compiled, tmp_path: Path) -> Path:
+    return compiled.save(tmp_path / "m.partition")
+
+
+def feeds() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).standard_normal((4, 8), np.float32)}
+
+
+def test_load_gives_what_was_saved(compiled: Compiled, saved: Path) -> None:
+    again = partitioner.load(saved)
+    assert again.plan == compiled.plan
+    assert again.cost == compiled.cost
+    assert again.cluster == compiled.cluster
+    assert again.evaluation == compiled.evaluation
+    assert {k: v for k, v in again.summary.items() if k != "seconds"} == compiled.summary
+    assert again.graph.digest == compiled.graph.digest
+    np.testing.assert_array_equal(again.run(feeds())["y"], compiled.run(feeds())["y"])
+    assert again.verify().equal
+
+
+def test_the_files(saved: Path) -> None:
+    names = {path.name for path in saved.iterdir() if path.suffix != ".weights"}
+    assert names == {
+        "model.onnx",
+        "plan.json",
+        "rank0.onnx",
+        "rank1.onnx",
+        "request.json",
+        "summary.json",
+        "timeline.json",
+    }
+    for path in saved.glob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_a_plan_alone(compiled: Compiled, tmp_path: Path) -> None:
+    folder = compiled.save(tmp_path / "p", plan_only=True)
+    assert not list(folder.glob("rank*"))
+    assert partitioner.load(folder).plan == compiled.plan
+
+
+def test_a_saved_plan_is_saved_again_alike(saved: Path, tmp_path: Path) -> None:
+    """Its model is found where it is: in the first folder."""
+    copy = partitioner.load(saved).save(tmp_path / "copy")
+    for name in ("plan.json", "rank0.onnx", "timeline.json"):
+        assert (copy / name).read_bytes() == (saved / name).read_bytes()
+    assert partitioner.load(copy).verify().equal
+
+
+def test_two_compilations_are_byte_equal(model: onnx.ModelProto, tmp_path: Path) -> None:
+    one, other = (
+        partitioner.compile(model, 3, time_limit_s=20).save(tmp_path / name) for name in "ab"
+    )
+    for path in one.iterdir():
+        if path.name != "summary.json":  # has the seconds
+            assert path.read_bytes() == (other / path.name).read_bytes(), path.name
+
+
+def test_a_model_beside_the_folder_may_move_with_it(model: onnx.ModelProto, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    onnx.save(model, here / "m.onnx")
+    partitioner.compile(here / "m.onnx", 1).save(here / "m.partition")
+    here.rename(there)
+    assert partitioner.load(there / "m.partition").verify().equal
+    (there / "m.onnx").unlink()
+    with pytest.raises(ResultError, match=r"its model .*m\.onnx is gone; move it back"):
+        partitioner.load(there / "m.partition")
+    onnx.save(examples.build("mlp", layers=3, hidden=8, batch=4), there / "m.onnx")
+    with pytest.raises(ResultError, match=r"its model .*m\.onnx has changed since"):
+        partitioner.load(there / "m.partition")
+
+
+Break = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda d: (d / "request.json").unlink(), ResultError, "not a folder that `partition"),
+        (lambda d: (d / "plan.json").unlink(), ResultError, "no readable plan.json"),
+        (lambda d: (d / "summary.json").unlink(), ResultError, "no readable summary.json"),
+        (lambda d: (d / "plan.json").write_bytes(b"\xff"), ResultError, "no readable plan.json"),
+        (lambda d: (d / "request.json").write_text("3"), ResultError, "request.json is not a JSON"),
+        (lambda d: (d / "request.json").write_text("{"), ResultError, "request.json is not a JSON"),
+        (lambda d: (d / "request.json").write_text("{}"), ResultError, "version None, not 1"),
+        (
+            lambda d: (d / "request.json").write_text('{"version": 1}'),
+            ResultError,
+            "request.json has model = None",
+        ),
+        (lambda d: (d / "plan.json").write_text("{}"), PlanError, "plan version is None"),
+    ],
+)
+def test_a_spoilt_folder(saved: Path, spoil: Break, error: type[Exception], message: str) -> None:
+    spoil(saved)
+    with pytest.raises(error, match=message):
+        partitioner.load(saved)
+
+
+def test_an_edited_plan_is_used(saved: Path) -> None:
+    text = (saved / "plan.json").read_text()
+    assert '"cuts": {"' in text
+    data = json.loads(text)
+    for node in data["nodes"].values():
+        node.pop("cuts", None)
+    (saved / "plan.json").write_text(json.dumps(data))
+    again = partitioner.load(saved)
+    assert again.evaluation.sharded_flops_share == 0
+    assert again.verify().equal
+
+
+def test_a_plan_edited_onto_a_device_that_is_not_there(saved: Path) -> None:
+    data = json.loads((saved / "plan.json").read_text())
+    data["groups"] = [{"axes": {"tp": 2}, "devices": [0, 7]}] * len(data["groups"])
+    (saved / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(CostError, match="plan uses device 7; cluster '2xideal' has 2"):
+        partitioner.load(saved)
+
+
+def test_a_folder_is_replaced_with_force_only(compiled: Compiled, saved: Path) -> None:
+    with pytest.raises(DirectoryError, match="is there already; pass --force"):
+        compiled.save(saved)
+    (saved / "stale").touch()
+    compiled.save(saved, force=True)
+    assert not (saved / "stale").exists()
+
+
+def test_what_is_not_ours_is_never_replaced(compiled: Compiled, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DirectoryError, match="is there and is not a folder"):
+        compiled.save(tmp_path / "file", force=True)
+    (tmp_path / "photos").mkdir()
+    compiled.save(tmp_path / "photos", force=True)  # an empty folder is nobody's loss
+    (tmp_path / "photos" / "plan.json").unlink()
+    with pytest.raises(DirectoryError, match="holds something else than a plan"):
+        compiled.save(tmp_path / "photos", force=True)
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    with pytest.raises(DirectoryError, match="is there and is not a folder"):
+        compiled.save(tmp_path / "link", force=True)
+    with pytest.raises(DirectoryError, match="there is no folder"):
+        compiled.save(tmp_path / "none" / "deep")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failing_write_leaves_all_as_it_was(tmp_path: Path, error: BaseException) -> None:
+    target = tmp_path / "t"
+    target.mkdir()
+    (target / "plan.json").write_text("old")
+
+    def write(folder: Path) -> None:
+        (folder / "plan.json").write_text("new")
+        raise error
+
+    kind = DirectoryError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(kind, match="No space left" if kind is DirectoryError else None):
+        replace_directory(target, write, force=True)
+    with pytest.raises(kind):
+        replace_directory(tmp_path / "new", write, force=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert (target / "plan.json").read_text() == "old"
+
+
+def test_a_failing_swap_puts_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "t"
+    target.mkdir()
+    (target / "plan.json").write_text("old")
+    rename = Path.rename
+
+    def fail(self: Path, to: Path) -> Path:
+        if to == target and self.name != "was":
+            raise OSError(5, "Input/output error")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(DirectoryError, match=r"cannot write .*: Input/output"):
+        replace_directory(target, lambda folder: (folder / "plan.json").touch(), force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert (target / "plan.json").read_text() == "old"

@@ -1,0 +1,110 @@
+"""The search: families, the certificate, requests that name nothing."""
+
+import pytest
+from cost_cases import flat
+from whole_plans import build
+
+from partitioner import examples
+from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.families import SearchError, families
+from partitioner.frontends.onnx import load_onnx
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.plan import Plan, resolve
+from partitioner.search import Outcome, Request, search
+from partitioner.solver import Infeasible, Objective
+
+MLP = load_onnx(examples.build("mlp", layers=2, hidden=16, batch=4)).graph
+
+
+def found(graph: Graph = MLP, cluster: Cluster | None = None, **options: object) -> Outcome:
+    request = Request(time_limit_s=5, **options)  # type: ignore[arg-type]
+    return search(graph, cluster or flat(4), request)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
+def test_the_certificate_is_what_the_referee_says(objective: Objective) -> None:
+    outcome = found(objective=objective)
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    again = evaluate(MLP, outcome.plan, flat(4))
+    assert certificate.cost == again.cost(objective) == outcome.evaluation.cost(objective)
+    assert certificate.bound <= certificate.cost
+    assert certificate.objective == objective
+    rivals = [
+        entry.cost(objective)
+        for entry in outcome.found
+        if objective != "throughput" or entry.evaluation.devices_used == 4
+    ]
+    assert certificate.cost == min(rivals)
+
+
+def test_every_family_is_searched_and_named() -> None:
+    outcome = found()
+    assert [str(family) for family in families("auto", 4)] == [
+        "intra (tp=4)",
+        "intra (dp=2 tp=2)",
+        "inter (4 x one device)",
+        "hybrid (2 x tp=2)",
+    ]
+    assert {str(entry.family) for entry in outcome.found} == set(map(str, families("auto", 4)))
+    assert outcome.plan.certificate is not None
+    assert outcome.plan.certificate.space == ", ".join(map(str, families("auto", 4)))
+
+
+def test_throughput_gives_every_device_work() -> None:
+    assert found(cluster=resolve_cluster(None, 3)).evaluation.devices_used == 3
+
+
+def test_a_mesh_of_the_users_choice() -> None:
+    outcome = found(mesh={"rows": 2, "tp": 2}, strategy="intra", cluster=resolve_cluster("4xideal"))
+    assert {placed.mesh.names for placed in resolve(MLP, outcome.plan)} == {("rows", "tp")}
+
+
+def test_one_device_is_a_plan_too() -> None:
+    outcome = found(cluster=flat(1))
+    assert [entry.family.name for entry in outcome.found] == ["single"]
+    assert {placed.mesh.devices for placed in resolve(MLP, outcome.plan)} == {(0,)}
+
+
+def test_groups_that_run_nothing_are_left_out() -> None:
+    plan = found(strategy="inter", objective="latency").plan
+    assert {node.group for node in plan.nodes.values()} == set(range(len(plan.groups)))
+
+
+def test_the_same_search_gives_the_same_bytes() -> None:
+    plan = found().plan
+    assert plan.to_json() == found().plan.to_json()
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_ops_without_a_rule_do_not_keep_the_rest_from_being_cut() -> None:
+    nodes = [
+        Node("a", "Relu", ("x",), ("h",)),
+        Node("odd", "custom::Op", ("h",), ("i",)),
+        Node("b", "Relu", ("i",), ("y",)),
+    ]
+    graph = build(nodes, dict.fromkeys("xhiy", (4096, 4096)), ["x"], ["y"])
+    outcome = found(graph, resolve_cluster("2xideal"), strategy="intra")
+    by_name = {placed.node.name: placed for placed in resolve(graph, outcome.plan)}
+    assert by_name["odd"].mesh.devices == (0,)
+    assert {by_name[name].mesh.size() for name in "ab"} == {2}
+    assert outcome.evaluation.devices_used == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "all"}, "strategy 'all' is not auto, intra or inter"),
+        ({"mesh": {"dp": 2, "tp": 3}}, r"mesh dp\(2\) \* tp\(3\) = 6 != 4 devices"),
+        ({"mesh": {"tp": 4}, "strategy": "inter"}, "leave it out with --strategy inter"),
+    ],
+)
+def test_a_request_that_names_no_space(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SearchError, match=message):
+        found(**options)
+
+
+def test_what_does_not_fit_is_infeasible() -> None:
+    with pytest.raises(Infeasible, match="short on device"):
+        found(cluster=flat(2).with_memory(64))

@@ -101,7 +101,7 @@ def _factors(
 
 def _edge_table(edge: Edge, costs: Sequence[tuple[Pair, float]]) -> Floats:
     """What an edge alone costs, by the choices of its ends."""
-    by_class = np.zeros((max(edge.out_class) + 1, max(edge.in_class) + 1))
+    by_class = np.zeros(_shape(edge))
     for pair, cost in costs:
         by_class[pair] += cost
     for pair in edge.forbidden:
@@ -128,9 +128,16 @@ def _site_table(problem: Problem, site: Site) -> npt.NDArray[np.bool_]:
 
 def _on(edge: Edge, pairs: Iterable[Pair]) -> npt.NDArray[np.bool_]:
     """Which choices of the edge's ends meet in one of the pairs."""
-    by_class = np.zeros((max(edge.out_class) + 1, max(edge.in_class) + 1), dtype=bool)
+    by_class = np.zeros(_shape(edge), dtype=bool)
     by_class[tuple(zip(*pairs, strict=True))] = True
     return by_class[np.ix_(edge.out_class, edge.in_class)]
+
+
+def _shape(edge: Edge) -> tuple[int, int]:
+    """Room for all classes, those that no choice takes too."""
+    pairs = [*edge.items, *edge.forbidden]
+    outs, ins = [o for o, _ in pairs], [i for _, i in pairs]
+    return max([*edge.out_class, *outs]) + 1, max([*edge.in_class, *ins]) + 1
 
 
 def _spread(table: npt.NDArray[T], own: Sequence[int], scope: Sequence[int]) -> npt.NDArray[T]:

@@ -26,6 +26,7 @@ class Hunt:
         gap: Relative gap at which to stop.
         deadline: Monotonic second at which to stop.
         seed: Of all random choices.
+        cutoff: Stop once a bound shows that no plan is below this.
         best: The best plan that fits.
         cost: Its value; infinite if there is none.
         bound: No plan has a lower value; infinite once there is proof that none fits.
@@ -39,6 +40,7 @@ class Hunt:
     gap: float
     deadline: float
     seed: int
+    cutoff: float = math.inf
     best: tuple[int, ...] | None = None
     cost: float = math.inf
     bound: float = 0.0
@@ -81,13 +83,19 @@ class Hunt:
 
     @property
     def done(self) -> bool:
-        """Whether the gap asked for is met."""
-        return self.best is not None and relative_gap(self.cost, self.bound) <= self.gap + ROUNDING
+        """Whether the gap asked for is met, or no plan can be below the cutoff."""
+        if self.best is None:
+            return False
+        return self.bound >= self.cutoff or self._met
+
+    @property
+    def _met(self) -> bool:
+        return relative_gap(self.cost, self.bound) <= self.gap + ROUNDING
 
     @property
     def status(self) -> Status:
         """The verdict so far."""
-        if self.done:
+        if self.best is not None and self._met:
             return "optimal"
         if self.best is None and math.isinf(self.bound):
             return "infeasible"

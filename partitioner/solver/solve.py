@@ -37,6 +37,7 @@ def solve(
     time_limit_s: float = 30.0,
     gap: float = 0.01,
     seed: int = 0,
+    cutoff: float = math.inf,
 ) -> Solution:
     """The best plan found within the limits, with a bound on what any plan can reach.
 
@@ -49,6 +50,7 @@ def solve(
         time_limit_s: Wall-clock limit.
         gap: Relative gap at which to stop; less than 1e-4 counts as 1e-4.
         seed: Of all random choices.
+        cutoff: Give the search up, with what it has, once no plan can be below this.
 
     Raises:
         SolverError: The problem is malformed or the objective unknown.
@@ -63,7 +65,7 @@ def solve(
     reduced = presolve(problem)
     if not all(reduced.kept):
         raise _forbidden()
-    hunt = Hunt(reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed)
+    hunt = Hunt(reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed, cutoff)
     _METHODS[objective](hunt)
     if hunt.best is None:
         explain(reduced, hunt)

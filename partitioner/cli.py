@@ -43,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if args and args[0] in _COMMANDS:
-            return _COMMANDS[args[0]](args[1:])
-        return _partition(args)
+        known = bool(args) and args[0] in _COMMANDS
+        code = _COMMANDS[args[0]](args[1:]) if known else _partition(args)
+        sys.stdout.flush()  # here, where a closed pipe is caught
+        return code
     except PartitionerError as error:
         print(f"partition: {_one_line(error)}", file=sys.stderr)
         return error.exit_code

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes
+from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate
 from partitioner.ir.graph import Graph
@@ -74,6 +74,23 @@ class Evaluation:
     def fits(self) -> bool:
         """Whether every device is within its limit by the safe peak."""
         return not self.over_bytes
+
+    @property
+    def held_bytes(self) -> Mapping[int, int]:
+        """Bytes to reserve on each device: the safe peak or, where that is over, the exact one."""
+        return {
+            device: peak.bytes if device not in self.over_bytes else self._exact_bytes(device)
+            for device, peak in self.peak.items()
+        }
+
+    @property
+    def fits_exactly(self) -> bool:
+        """Whether every device is within its limit by `held_bytes`."""
+        return all(held <= self.limit_bytes[device] for device, held in self.held_bytes.items())
+
+    def _exact_bytes(self, device: int) -> int:
+        exact = self.exact_peak[device]
+        return exact.resident_bytes + with_headroom(exact.activation_bytes)
 
     def cost(self, objective: str) -> float:
         """Value of an objective: seconds of "throughput" and "latency", bytes of "memory".

@@ -140,7 +140,8 @@ def _cluster(
 ) -> Cluster:
     from partitioner.cost_model.cluster import parse_bytes
 
-    found = cluster if isinstance(cluster, Cluster) else resolve_cluster(cluster, devices)
+    count = 1 if cluster is None and devices is None else devices
+    found = cluster if isinstance(cluster, Cluster) else resolve_cluster(cluster, count)
     return found if memory is None else found.with_memory(parse_bytes(memory))
 
 

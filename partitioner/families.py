@@ -61,7 +61,7 @@ def families(
     if strategy != "inter":
         found += [_intra(shape, devices) for shape in _meshes(devices, mesh)]
     if strategy != "intra" and mesh is None:
-        found.append(_groups("inter", devices, 1))
+        found.insert(1, _groups("inter", devices, 1))
     if strategy == "auto" and mesh is None:
         found += [_groups("hybrid", devices // s, s) for s in range(2, devices) if devices % s == 0]
     if not found:

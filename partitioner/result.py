@@ -197,8 +197,8 @@ def load(directory: str | Path) -> Compiled:
     traced = load_graph(folder)
     plan = Plan.from_json(_read(folder, "plan.json"))
     cluster = Cluster.from_data(plan.cluster)
-    tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
     evaluation = evaluate(traced.graph, plan, cluster)
+    tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
     return Compiled(
         traced=traced,
         source=Source(

@@ -5,6 +5,7 @@ The certificate's bound is the least bound over the families searched, so it cov
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,9 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.strategies import Rules, strategies
+
+#: Seconds for each search of the second look at what the safe memory formula calls infeasible.
+SECOND_LOOK_S = 2.0
 
 
 def _silent(_text: str) -> None:
@@ -104,7 +108,16 @@ def search(
         progress(f"searching {family}")
         left = max(1.0, deadline - time.monotonic()) / (len(spaces) - index)
         try:
-            found += _search_family(graph, cluster, request, rules, family, resharder, left)
+            found += _search_family(
+                graph,
+                cluster,
+                request,
+                rules,
+                family,
+                resharder,
+                left,
+                _cutoff(found, request, cluster),
+            )
         except (Infeasible, ConstraintError) as error:
             failed.append((family, error))
     if not found:
@@ -112,6 +125,13 @@ def search(
     best = _best(found, request.objective, len(cluster.devices))
     plan = _certified(best, found, request)
     return Outcome(plan, best.evaluation, tuple(found), tuple(failed))
+
+
+def _cutoff(found: Sequence[Found], request: Request, cluster: Cluster) -> float:
+    """Cost of the plan to beat."""
+    if not found:
+        return math.inf
+    return _best(found, request.objective, len(cluster)).cost(request.objective)
 
 
 def _verdict(errors: Sequence[Infeasible | ConstraintError]) -> Infeasible | ConstraintError:
@@ -160,10 +180,20 @@ def _search_family(
     family: Family,
     resharder: Resharder,
     time_limit_s: float,
+    cutoff: float,
 ) -> list[Found]:
     """The family's best plan and, if that leaves devices idle, the nearest that does not."""
     built = _problem(graph, cluster, request.constraints, rules, family, resharder)
-    solution = solve(built.problem, request.objective, time_limit_s=time_limit_s, gap=request.gap)
+    try:
+        solution = solve(
+            built.problem,
+            request.objective,
+            time_limit_s=time_limit_s,
+            gap=request.gap,
+            cutoff=cutoff,
+        )
+    except Infeasible as error:
+        return [_exact(graph, cluster, request, family, built, error)]
     plan = _plan(graph, cluster, built, solution)
     found = [Found(family, plan, evaluate(graph, plan, cluster), solution)]
     if request.objective == "throughput" and found[0].evaluation.devices_used < len(cluster):
@@ -173,6 +203,29 @@ def _search_family(
             plan = _plan(graph, cluster, built, spread)
             found.append(Found(family, plan, evaluate(graph, plan, cluster), spread))
     return found
+
+
+def _exact(
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    family: Family,
+    built: Built,
+    error: Infeasible,
+) -> Found:
+    """The plan of least peak, if exact liveness in the graph's order lets it fit after all.
+
+    Raises:
+        Infeasible: `error`, otherwise.
+    """
+    free = replace(built.problem, limit_bytes=(math.inf,) * built.problem.devices)
+    least = solve(free, "memory", time_limit_s=SECOND_LOOK_S, gap=request.gap)
+    plan = _plan(graph, cluster, built, least)
+    evaluation = evaluate(graph, plan, cluster)
+    if not evaluation.fits_exactly:
+        raise error
+    bound = solve(free, request.objective, time_limit_s=SECOND_LOOK_S, gap=request.gap).bound
+    return Found(family, plan, evaluation, replace(least, bound=bound, status="feasible"))
 
 
 def _problem(

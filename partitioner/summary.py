@@ -40,7 +40,7 @@ def facts(
         "devices_used": got.devices_used,
         "sharded_flops_share": got.sharded_flops_share,
         "load_s": _by_device(got.load_s, devices),
-        "peak_bytes": [got.peak[d].bytes if d in got.peak else 0 for d in range(devices)],
+        "peak_bytes": [got.held_bytes.get(device, 0) for device in range(devices)],
         "peak_bytes_one_device": max(peak.bytes for peak in single.peak.values()),
         "fewer_devices": fewer,
         "not_searched": {str(family): str(error) for family, error in outcome.failed},

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.problem import Edge, Item, Pair, Problem
+from partitioner.solver.problem import Edge, Pair, Problem
 from partitioner.solver.sites import Site, item_sites
 
 T = TypeVar("T", bound=np.generic)
@@ -56,16 +56,33 @@ def min_sum(
     The value is infinite if every plan takes a forbidden pair. With a `byte_price` (per byte
     held during the whole order) plans that hold less are preferred, and the value includes it.
     """
+    count = len(problem.nodes)
+    prices = [
+        sum(w * s for w, s in zip(weights, item.load_s, strict=True))
+        + byte_price * sum(item.bytes) * (item.last - item.first + 1) / count
+        for item in problem.items
+    ]
+    return _solve(problem, weights, prices)
+
+
+def min_bytes(problem: Problem, position: int) -> tuple[tuple[int, ...], float] | None:
+    """The plan that holds least at one position, and the mean of its bytes over the devices.
+
+    The mean is a lower bound on the largest peak; None and infinite as of `min_sum`.
+    """
+    prices = [
+        sum(item.bytes) / problem.devices if item.first <= position <= item.last else 0.0
+        for item in problem.items
+    ]
+    return _solve(problem, [0.0] * problem.devices, prices)
+
+
+def _solve(
+    problem: Problem, weights: Sequence[float], prices: Sequence[float]
+) -> tuple[tuple[int, ...], float] | None:
     sizes = [len(choices) for choices in problem.nodes]
-    prices = [_item_price(problem, item, weights, byte_price) for item in problem.items]
     factors = _factors(problem, np.array(weights), prices, sizes)
     return None if factors is None else _eliminate(factors, sizes)
-
-
-def _item_price(problem: Problem, item: Item, weights: Sequence[float], byte_price: float) -> float:
-    load = math.fsum(w * s for w, s in zip(weights, item.load_s, strict=True))
-    share = (item.last - item.first + 1) / len(problem.nodes)
-    return load + byte_price * share * sum(item.bytes)
 
 
 def _factors(

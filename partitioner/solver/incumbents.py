@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
-from partitioner.solver.elimination import min_sum
+from partitioner.solver.elimination import min_bytes, min_sum
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.placement import Picks, contiguous_plans
 from partitioner.solver.presolve import keep_choices
 from partitioner.solver.problem import Problem
+from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.search import loads, local_search, peaks
 from partitioner.solver.symmetry import symmetric_groups
 
@@ -18,6 +19,10 @@ EFFORT = 30_000
 EFFORT_PER_CHOICE = 40
 #: Plans that local search starts from.
 STARTS = 2
+#: Positions of the order at which the bytes are minimised for a bound on the least peak.
+POSITIONS = 4
+#: Prices of a byte that are tried to make a plan fit.
+SQUEEZES = 8
 
 
 def relax(hunt: Hunt) -> None:
@@ -38,11 +43,53 @@ def relax(hunt: Hunt) -> None:
         hunt.offer(chosen, "elimination")
 
 
+def relax_memory(hunt: Hunt) -> None:
+    """Bound the least peak by the least bytes at the positions where the best plan holds most."""
+    for _ in range(POSITIONS):
+        plan = hunt.best if hunt.best is not None else hunt.closest
+        if hunt.done or not hunt.left_s or plan is None:
+            return
+        outcome = evaluate_choices(hunt.problem, plan)
+        fullest = max(range(hunt.problem.devices), key=outcome.peak_bytes.__getitem__)
+        before = hunt.cost
+        found = min_bytes(hunt.problem, outcome.peak_position[fullest])
+        if found is None:
+            return
+        hunt.prove(found[1], "elimination")
+        if math.isfinite(found[1]):
+            hunt.offer(found[0], "elimination")
+        if hunt.cost >= before:
+            return
+
+
+def squeeze(problem: Problem) -> list[tuple[int, ...]]:
+    """Plans of little load at rising prices of a byte, until one fits; then prices between."""
+    plans: list[tuple[int, ...]] = []
+    limits = [limit for limit in problem.limit_bytes if math.isfinite(limit)]
+    least = cheapest(problem)
+    if not limits or least is None:
+        return plans
+    unit = sum(evaluate_choices(problem, least).load_s) / max(sum(limits), 1.0)
+    low, high = -3.0, 3.0  # powers of ten of the price, in `unit`
+    for step in range(SQUEEZES):
+        power = high if not step else (low + high) / 2
+        found = min_sum(problem, [1.0] * problem.devices, unit * 10**power)
+        if found is None or math.isinf(found[1]):
+            return plans
+        plans.append(found[0])
+        fits = evaluate_choices(problem, found[0]).excess_bytes <= 0
+        if not step and not fits:
+            return plans
+        low, high = (low, power) if fits else (power, high)
+    return plans
+
+
 def starts(problem: Problem) -> list[tuple[int, ...]]:
     """Each device group alone, contiguous splits over groups, the least total load."""
     picks = alone(problem)
     plans = [*picks.values(), *(split.chosen for split in contiguous_plans(problem, picks))]
     least = cheapest(problem)
+    plans += squeeze(problem)
     return plans if least is None else [*plans, least]
 
 
@@ -54,6 +101,8 @@ def seek(hunt: Hunt) -> None:
         outcome = hunt.offer(chosen, "DP")
         if outcome is not None:
             ranked[chosen] = outcome.excess_bytes, outcome.value(hunt.objective)
+    if hunt.objective == "memory":
+        relax_memory(hunt)
     for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
         if hunt.done or not hunt.left_s:
             return

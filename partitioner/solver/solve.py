@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from partitioner.solver.formulation import Goal, formulate
 from partitioner.solver.hunt import Hunt
-from partitioner.solver.incumbents import relax, seek
+from partitioner.solver.incumbents import relax, relax_memory, seek
 from partitioner.solver.latency import propose
 from partitioner.solver.milp import solve_milp
 from partitioner.solver.outcome import Infeasible, Solution
@@ -90,6 +90,7 @@ def minimise_load(hunt: Hunt) -> None:
 def minimise_memory(hunt: Hunt) -> None:
     """The memory objective: the least peak, then the best throughput at about that peak."""
     seek(hunt)
+    relax_memory(hunt)
     if not hunt.done and hunt.left_s:
         run_milp(hunt, "memory")
     if hunt.best is None:

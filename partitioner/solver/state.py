@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from partitioner.solver.problem import Item, Problem
 from partitioner.solver.sites import clique_positions
 
 Sparse = tuple[tuple[int, float], ...]  #: (device, seconds), zeros left out.
+#: (first device, after the last, first position, after the last, bytes); positions are cliques.
+Block = tuple[int, int, int, int, float]
 Table = tuple[tuple[tuple[int, ...] | None, ...], ...]  #: Items by choices; None is forbidden.
 
 
@@ -30,7 +33,7 @@ class Tables:
             None where the pair is forbidden.
         held: For each node and choice the items of its holds.
         item_load: Sparse load of each item.
-        holds: For each item (device, from, to, bytes) in `positions`, to exclusive.
+        holds: The blocks of each item.
         positions: How many positions of the order count: the maximal cliques of the intervals.
     """
 
@@ -39,7 +42,7 @@ class Tables:
     near: tuple[tuple[tuple[int, Table], ...], ...]
     held: tuple[tuple[tuple[int, ...], ...], ...]
     item_load: tuple[Sparse, ...]
-    holds: tuple[tuple[tuple[int, int, int, float], ...], ...]
+    holds: tuple[tuple[Block, ...], ...]
     positions: int
 
 
@@ -71,9 +74,16 @@ def tables(problem: Problem) -> Tables:
     )
 
 
-def _held(item: Item, cliques: Sequence[int]) -> tuple[tuple[int, int, int, float], ...]:
+def _held(item: Item, cliques: Sequence[int]) -> tuple[Block, ...]:
     start, stop = bisect_left(cliques, item.first), bisect_right(cliques, item.last)
-    return tuple((device, start, stop, size) for device, size in enumerate(item.bytes) if size)
+    blocks = []
+    device = 0
+    for size, run in groupby(item.bytes):
+        count = len(list(run))
+        if size:
+            blocks.append((device, device + count, start, stop, size))
+        device += count
+    return tuple(blocks)
 
 
 def _sparse(vector: Sequence[float]) -> Sparse:
@@ -140,8 +150,8 @@ class State:
 
     def _hold(self, index: int, sign: int) -> None:
         if self.held is not None:
-            for device, start, stop, size in self.data.holds[index]:
-                self.held[device, start:stop] += sign * size
+            for first, last, start, stop, size in self.data.holds[index]:
+                self.held[first:last, start:stop] += sign * size
 
     def excess_bytes(self) -> float:
         """By how much the worst device is over its limit."""

@@ -24,6 +24,8 @@ from partitioner.solver.sites import Site, item_sites
 
 T = TypeVar("T", bound=np.generic)
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+Answer = tuple[tuple[int, ...], float] | None  #: A plan and its value; None: too wide.
 
 #: The largest table, in entries, that elimination may make (32 MB).
 MAX_TABLE = 4_000_000
@@ -48,82 +50,123 @@ class _Step:
     best: npt.NDArray[np.intp]
 
 
-def min_sum(
-    problem: Problem, weights: Sequence[float], byte_price: float = 0.0
-) -> tuple[tuple[int, ...], float] | None:
-    """The plan of least weighted load and its value; None if the graph is too wide.
+@dataclass(frozen=True)
+class _EdgeCosts:
+    """The items that one edge alone triggers: `items[k]` is paid at flat pair `cells[k]`."""
 
-    The value is infinite if every plan takes a forbidden pair. With a `byte_price` (per byte
-    held during the whole order) plans that hold less are preferred, and the value includes it.
+    edge: Edge
+    shape: tuple[int, int]
+    cells: Ints
+    items: Ints
+
+    def table(self, prices: Floats) -> Floats:
+        """What the edge costs, by the choices of its ends."""
+        size = self.shape[0] * self.shape[1]
+        flat = np.bincount(self.cells, weights=prices[self.items], minlength=size)
+        by_class: Floats = flat.astype(np.float64).reshape(self.shape)  # counts if there are none
+        for pair in self.edge.forbidden:
+            by_class[pair] = math.inf
+        return by_class[np.ix_(self.edge.out_class, self.edge.in_class)]
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Items that several edges or holds of the same nodes trigger, with when each is on."""
+
+    scope: tuple[int, ...]
+    items: Ints
+    on: tuple[npt.NDArray[np.bool_], ...]
+
+
+class Eliminator:
+    """A problem laid out for elimination, so that it can be solved at many prices.
+
+    Attributes:
+        problem: The problem.
+        fits: Whether the items' own tables are small enough.
     """
-    count = len(problem.nodes)
-    prices = [
-        sum(w * s for w, s in zip(weights, item.load_s, strict=True))
-        + byte_price * sum(item.bytes) * (item.last - item.first + 1) / count
-        for item in problem.items
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sizes = [len(choices) for choices in problem.nodes]
+        self.loads = [np.array([choice.load_s for choice in own]) for own in problem.nodes]
+        shape = (len(problem.items), problem.devices)
+        self.item_load = np.array([item.load_s for item in problem.items]).reshape(shape)
+        self.item_bytes = np.array([sum(item.bytes) for item in problem.items])
+        self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
+        sites = item_sites(problem)
+        self.edges = _edge_costs(problem, sites)
+        shared = _shared(problem, sites, self.sizes)
+        self.fits = shared is not None
+        self.shared = shared or []
+
+    def min_sum(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
+        """The plan of least weighted load and its value; None if the graph is too wide.
+
+        The value is infinite if every plan takes a forbidden pair. With a `byte_price` (per byte
+        held during the whole order) plans that hold less are preferred; the value includes it.
+        """
+        share = (self.spans[:, 1] - self.spans[:, 0] + 1) / len(self.sizes)
+        prices = self.item_load @ np.array(weights) + byte_price * self.item_bytes * share
+        return self._solve(np.array(weights), prices)
+
+    def min_bytes(self, position: int) -> Answer:
+        """The plan that holds least at one position, and the mean of its bytes over the devices.
+
+        The mean is a lower bound on the largest peak; None and infinite as of `min_sum`.
+        """
+        live = (self.spans[:, 0] <= position) & (position <= self.spans[:, 1])
+        devices = self.problem.devices
+        return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
+
+    def _solve(self, weights: Floats, prices: Floats) -> Answer:
+        if not self.fits:
+            return None
+        factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
+        factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in self.edges]
+        for shared in self.shared:
+            table = np.zeros([self.sizes[node] for node in shared.scope])
+            for price, on in zip(prices[shared.items], shared.on, strict=True):
+                if price:
+                    table += price * on
+            factors.append(Factor(shared.scope, table))
+        return _eliminate(factors, self.sizes)
+
+
+def _edge_costs(problem: Problem, sites: Sequence[tuple[Site, ...]]) -> list[_EdgeCosts]:
+    cells: list[list[int]] = [[] for _ in problem.edges]
+    items: list[list[int]] = [[] for _ in problem.edges]
+    shapes = [_shape(edge) for edge in problem.edges]
+    for item, own in enumerate(sites):
+        if len(own) == 1 and own[0].edge is not None:
+            index = own[0].edge
+            cells[index] += [o * shapes[index][1] + i for o, i in own[0].pairs]
+            items[index] += [item] * len(own[0].pairs)
+    return [
+        _EdgeCosts(edge, shape, np.array(c, dtype=np.intp), np.array(i, dtype=np.intp))
+        for edge, shape, c, i in zip(problem.edges, shapes, cells, items, strict=True)
     ]
-    return _solve(problem, weights, prices)
 
 
-def min_bytes(problem: Problem, position: int) -> tuple[tuple[int, ...], float] | None:
-    """The plan that holds least at one position, and the mean of its bytes over the devices.
-
-    The mean is a lower bound on the largest peak; None and infinite as of `min_sum`.
-    """
-    prices = [
-        sum(item.bytes) / problem.devices if item.first <= position <= item.last else 0.0
-        for item in problem.items
-    ]
-    return _solve(problem, [0.0] * problem.devices, prices)
-
-
-def _solve(
-    problem: Problem, weights: Sequence[float], prices: Sequence[float]
-) -> tuple[tuple[int, ...], float] | None:
-    sizes = [len(choices) for choices in problem.nodes]
-    factors = _factors(problem, np.array(weights), prices, sizes)
-    return None if factors is None else _eliminate(factors, sizes)
-
-
-def _factors(
-    problem: Problem, weights: Floats, prices: Sequence[float], sizes: Sequence[int]
-) -> list[Factor] | None:
-    factors = [
-        Factor((node,), np.array([weights @ np.array(choice.load_s) for choice in choices]))
-        for node, choices in enumerate(problem.nodes)
-    ]
-    alone: dict[int, list[tuple[Pair, float]]] = {}  # by edge: items that it alone triggers
-    shared: dict[tuple[int, ...], Floats] = {}
-    for cost, sites in zip(prices, item_sites(problem), strict=True):
-        if not sites or cost == 0:
+def _shared(
+    problem: Problem, sites: Sequence[tuple[Site, ...]], sizes: Sequence[int]
+) -> list[_Shared] | None:
+    """The items of holds, and of several sites, by the nodes that they depend on."""
+    found: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
+    for item, own in enumerate(sites):
+        if not own or (len(own) == 1 and own[0].edge is not None):
             continue
-        if len(sites) == 1 and sites[0].edge is not None:
-            alone.setdefault(sites[0].edge, []).extend((pair, cost) for pair in sites[0].pairs)
-            continue
-        scope = tuple(sorted({node for site in sites for node in _nodes(problem, site)}))
+        scope = tuple(sorted({node for site in own for node in _nodes(problem, site)}))
         if math.prod(sizes[node] for node in scope) > MAX_TABLE or len(scope) > MAX_SCOPE:
             return None
         on = np.zeros([1] * len(scope), dtype=bool)
-        for site in sites:
+        for site in own:
             on = on | _spread(_site_table(problem, site), _nodes(problem, site), scope)
-        shared[scope] = shared.get(scope, np.zeros(1)) + cost * on
-    for scope, table in shared.items():
-        factors.append(Factor(scope, np.broadcast_to(table, [sizes[node] for node in scope])))
-    factors += [
-        Factor((edge.u, edge.v), _edge_table(edge, alone.get(index, [])))
-        for index, edge in enumerate(problem.edges)
+        found.setdefault(scope, {})[item] = on
+    return [
+        _Shared(scope, np.array(list(items), dtype=np.intp), tuple(items.values()))
+        for scope, items in found.items()
     ]
-    return factors
-
-
-def _edge_table(edge: Edge, costs: Sequence[tuple[Pair, float]]) -> Floats:
-    """What an edge alone costs, by the choices of its ends."""
-    by_class = np.zeros(_shape(edge))
-    for pair, cost in costs:
-        by_class[pair] += cost
-    for pair in edge.forbidden:
-        by_class[pair] = math.inf
-    return by_class[np.ix_(edge.out_class, edge.in_class)]
 
 
 def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
@@ -163,7 +206,7 @@ def _spread(table: npt.NDArray[T], own: Sequence[int], scope: Sequence[int]) -> 
     return table.reshape([sizes.get(node, 1) for node in scope])
 
 
-def _eliminate(factors: list[Factor], sizes: Sequence[int]) -> tuple[tuple[int, ...], float] | None:
+def _eliminate(factors: list[Factor], sizes: Sequence[int]) -> Answer:
     touching: dict[int, set[int]] = {node: set() for node in range(len(sizes))}
     pool = dict(enumerate(factors))
     for index, factor in pool.items():

@@ -6,7 +6,9 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from partitioner.solver.elimination import Eliminator
 from partitioner.solver.milp import Status
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem, SolverError
@@ -75,6 +77,11 @@ class Hunt:
         """Keep a bound if it is higher."""
         if bound > self.bound:
             self.bound, self.proved_by = bound, source
+
+    @cached_property
+    def eliminator(self) -> Eliminator:
+        """The problem laid out for elimination."""
+        return Eliminator(self.problem)
 
     @property
     def left_s(self) -> float:

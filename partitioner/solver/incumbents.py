@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from partitioner.solver.elimination import min_bytes, min_sum
+from partitioner.solver.elimination import Eliminator
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.placement import Picks, contiguous_plans
 from partitioner.solver.presolve import keep_choices
@@ -32,7 +32,7 @@ def relax(hunt: Hunt) -> None:
     same load in every plan this is the optimum itself.
     """
     devices = hunt.problem.devices
-    found = min_sum(hunt.problem, [1 / devices] * devices)
+    found = hunt.eliminator.min_sum([1 / devices] * devices)
     if found is None:
         least = [min(sum(c.load_s) for c in choices) for choices in hunt.problem.nodes]
         hunt.prove(sum(least) / devices, "node loads")
@@ -52,7 +52,7 @@ def relax_memory(hunt: Hunt) -> None:
         outcome = evaluate_choices(hunt.problem, plan)
         fullest = max(range(hunt.problem.devices), key=outcome.peak_bytes.__getitem__)
         before = hunt.cost
-        found = min_bytes(hunt.problem, outcome.peak_position[fullest])
+        found = hunt.eliminator.min_bytes(outcome.peak_position[fullest])
         if found is None:
             return
         hunt.prove(found[1], "elimination")
@@ -62,19 +62,19 @@ def relax_memory(hunt: Hunt) -> None:
             return
 
 
-def squeeze(problem: Problem) -> list[tuple[int, ...]]:
-    """Plans of little load at rising prices of a byte, until one fits; then prices between."""
-    plans: list[tuple[int, ...]] = []
+def squeeze(hunt: Hunt, least: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Plans of little load at several prices of a byte: the lowest at which they fit is sought."""
+    problem = hunt.problem
     limits = [limit for limit in problem.limit_bytes if math.isfinite(limit)]
-    least = cheapest(problem)
-    if not limits or least is None:
+    plans: list[tuple[int, ...]] = []
+    if not limits:
         return plans
     unit = sum(evaluate_choices(problem, least).load_s) / max(sum(limits), 1.0)
     low, high = -3.0, 3.0  # powers of ten of the price, in `unit`
     for step in range(SQUEEZES):
         power = high if not step else (low + high) / 2
-        found = min_sum(problem, [1.0] * problem.devices, unit * 10**power)
-        if found is None or math.isinf(found[1]):
+        found = hunt.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
+        if found is None or not hunt.left_s:
             return plans
         plans.append(found[0])
         fits = evaluate_choices(problem, found[0]).excess_bytes <= 0
@@ -84,25 +84,26 @@ def squeeze(problem: Problem) -> list[tuple[int, ...]]:
     return plans
 
 
-def starts(problem: Problem) -> list[tuple[int, ...]]:
+def starts(hunt: Hunt) -> list[tuple[int, ...]]:
     """Each device group alone, contiguous splits over groups, the least total load."""
-    picks = alone(problem)
-    plans = [*picks.values(), *(split.chosen for split in contiguous_plans(problem, picks))]
-    least = cheapest(problem)
-    plans += squeeze(problem)
-    return plans if least is None else [*plans, least]
+    picks = alone(hunt.problem, hunt.eliminator)
+    plans = [*picks.values(), *(split.chosen for split in contiguous_plans(hunt.problem, picks))]
+    least = _cheapest(hunt.eliminator)
+    return plans if least is None else [*plans, least, *squeeze(hunt, least)]
 
 
 def seek(hunt: Hunt) -> None:
     """Offer good starts, and what local search makes of the most promising."""
     effort = min(EFFORT, EFFORT_PER_CHOICE * sum(map(len, hunt.problem.nodes)))
     ranked: dict[tuple[int, ...], tuple[float, float]] = {}
-    for chosen in starts(hunt.problem):
+    for chosen in starts(hunt):
         outcome = hunt.offer(chosen, "DP")
         if outcome is not None:
             ranked[chosen] = outcome.excess_bytes, outcome.value(hunt.objective)
     if hunt.objective == "memory":
         relax_memory(hunt)
+    if hunt.best is not None:
+        ranked.setdefault(hunt.best, (0.0, hunt.cost))
     for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
         if hunt.done or not hunt.left_s:
             return
@@ -113,13 +114,13 @@ def seek(hunt: Hunt) -> None:
         hunt.offer(better, "local search")
 
 
-def cheapest(problem: Problem) -> tuple[int, ...] | None:
+def _cheapest(eliminator: Eliminator) -> tuple[int, ...] | None:
     """The plan of least total load, if elimination can tell and one is allowed."""
-    found = min_sum(problem, [1.0] * problem.devices)
+    found = eliminator.min_sum([1.0] * eliminator.problem.devices)
     return found[0] if found is not None and math.isfinite(found[1]) else None
 
 
-def alone(problem: Problem) -> Picks:
+def alone(problem: Problem, eliminator: Eliminator) -> Picks:
     """For each group that can run every node its best plan without the others."""
     groups = sorted({choice.group for choices in problem.nodes for choice in choices})
     twin = {group: alike[0] for alike in symmetric_groups(problem) for group in alike}
@@ -133,7 +134,10 @@ def alone(problem: Problem) -> Picks:
         if not all(kept):
             continue
         first = twin.get(group, group)
-        own = within[first] if first in within else cheapest(keep_choices(problem, kept))
+        own = within.get(first)
+        if own is None:
+            whole = len(groups) == 1
+            own = _cheapest(eliminator if whole else Eliminator(keep_choices(problem, kept)))
         if own is not None:
             within[group] = own
             plans[group] = tuple(options[p] for options, p in zip(kept, own, strict=True))

@@ -104,7 +104,7 @@ def propose(hunt: Hunt) -> None:
     """Offer plans of short latency."""
     problem = hunt.problem
     hunt.prove(critical_path_s(problem), "critical path")
-    plans = [list_schedule(tables(problem)), *starts(problem)]
+    plans = [list_schedule(tables(problem)), *starts(hunt)]
     if hunt.best is not None:
         plans.append(hunt.best)
     ranked: dict[tuple[int, ...], tuple[float, float]] = {}

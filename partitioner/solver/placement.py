@@ -32,6 +32,8 @@ Table = dict[Used, tuple[Floats, npt.NDArray[np.intp], npt.NDArray[np.intp]]]
 
 #: No more combinations of used groups than this are told apart.
 MAX_STATES = 4096
+#: Relative error that summing bytes in another order may make.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ def contiguous_plans(problem: Problem, picks: Picks) -> list[Split]:
         count = sum(used)
         if count and best[-1] < by_count.get(count, (math.inf, used))[0]:
             by_count[count] = (float(best[-1]), used)
+    by_count = {count: entry for count, entry in by_count.items() if entry[0] < math.inf}
     return [
         Split(_trace(table, alike, used, picks), value)
         for _, (value, used) in sorted(by_count.items())
@@ -147,11 +150,14 @@ def _interval_loads(problem: Problem, group: int, picks: Picks) -> Floats:
     """[i, j]: the largest load of the group's devices that run nodes i to j, infinite if i > j."""
     count = len(problem.nodes)
     devices = sorted(_devices(problem, group)) or [0]
-    change = np.zeros((len(devices), count + 1, count + 1))
+    change = np.zeros((2 * len(devices), count + 1, count + 1))  # seconds, then lasting bytes
+    nothing = np.zeros(problem.devices)
 
-    def add(load: Floats, starts: tuple[int, int], stops: tuple[int, int]) -> None:
+    def add(
+        load: Floats, starts: tuple[int, int], stops: tuple[int, int], held: Floats = nothing
+    ) -> None:
         """Charge intervals with i and j in these half-open ranges."""
-        part = load[devices]
+        part = np.concatenate((load[devices], held[devices]))
         change[:, starts[0], stops[0]] += part
         change[:, starts[1], stops[0]] -= part
         change[:, starts[0], stops[1]] -= part
@@ -160,9 +166,11 @@ def _interval_loads(problem: Problem, group: int, picks: Picks) -> Floats:
     for node, choices in enumerate(problem.nodes):
         add(np.array(choices[picks[group][node]].load_s), (0, node + 1), (node, count))
     for hold in problem.holds:
-        for item in hold.items[picks[group][hold.node]]:
-            load = np.array(problem.items[item].load_s)
-            add(load, (0, hold.node + 1), (hold.node, count))
+        for index in hold.items[picks[group][hold.node]]:
+            item = problem.items[index]
+            lasting = item.first == 0 and item.last == count - 1
+            held = np.array(item.bytes) if lasting else nothing
+            add(np.array(item.load_s), (0, hold.node + 1), (hold.node, count), held)
     for source, node, readers in _values(problem, picks, group, group):
         add(source, (0, node + 1), (readers[0], count))
     others = [other for other in picks if other != group]
@@ -171,7 +179,10 @@ def _interval_loads(problem: Problem, group: int, picks: Picks) -> Floats:
     for load, node, readers in _crossing(problem, picks, group, others, arriving=True):
         for before, reader in itertools.pairwise((node, *readers)):
             add(load, (before + 1, reader + 1), (reader, count))
-    loads: Floats = change.cumsum(axis=1).cumsum(axis=2)[:, :count, :count].max(axis=0)
+    total = change.cumsum(axis=1).cumsum(axis=2)[:, :count, :count]
+    loads: Floats = total[: len(devices)].max(axis=0)
+    limits = np.array(problem.limit_bytes)[devices] * (1 + ROUNDING)
+    loads[(total[len(devices) :] > limits[:, None, None]).any(axis=0)] = math.inf
     loads[np.tril_indices(count, -1)] = math.inf
     return loads
 

@@ -100,6 +100,7 @@ def minimise_memory(hunt: Hunt) -> None:
     second = Hunt(
         replace(hunt.problem, limit_bytes=limits), "throughput", hunt.gap, hunt.deadline, hunt.seed
     )
+    second.eliminator = hunt.eliminator  # it knows no limits
     second.offer(hunt.best, hunt.found_by)
     minimise_load(second)
     assert second.best is not None
@@ -110,6 +111,7 @@ def minimise_memory(hunt: Hunt) -> None:
 def minimise_latency(hunt: Hunt) -> None:
     """The latency objective: throughput bounds it and often finds the best plan too."""
     inner = replace(hunt, objective="throughput")
+    inner.eliminator = hunt.eliminator
     minimise_load(inner)
     hunt.prove(inner.bound, inner.proved_by)
     if inner.best is not None:

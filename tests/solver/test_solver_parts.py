@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from solver_instances import placement, spmd
 
-from partitioner.solver import Problem, brute_force, evaluate_choices
-from partitioner.solver.elimination import min_sum
+from partitioner.solver import Hold, Item, Problem, brute_force, evaluate_choices
+from partitioner.solver.elimination import Eliminator
 from partitioner.solver.formulation import formulate
 from partitioner.solver.incumbents import alone
 from partitioner.solver.latency import critical_path_s, list_schedule
@@ -78,7 +78,7 @@ def test_milp_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_elimination_is_exact(seed: int) -> None:
     problem = spmd(seed, 6, 3, forbid=0.1)
     best = brute_force(problem, "throughput")
-    found = min_sum(problem, [1.0, 0.0])
+    found = Eliminator(problem).min_sum([1.0, 0.0])
     assert found is not None
     if best is None:
         assert math.isinf(found[1])
@@ -89,11 +89,21 @@ def test_elimination_is_exact(seed: int) -> None:
 
 def test_elimination_prefers_fewer_bytes_at_a_price() -> None:
     problem = spmd(3, 8, 4)
-    dear, cheap = (min_sum(problem, [1.0, 0.0], price) for price in (100.0, 0.0))
+    dear, cheap = (Eliminator(problem).min_sum([1.0, 0.0], price) for price in (100.0, 0.0))
     assert dear is not None
     assert cheap is not None
     held = [sum(evaluate_choices(problem, found[0]).peak_bytes) for found in (dear, cheap)]
     assert held[0] < held[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_elimination_bounds_the_peak(seed: int) -> None:
+    problem = spmd(seed, 6, 3, forbid=0.0)
+    best = brute_force(problem, "memory")
+    assert best is not None
+    eliminator = Eliminator(problem)
+    bounds = [found[1] for t in range(6) if (found := eliminator.min_bytes(t)) is not None]
+    assert 0.7 * best[1] <= max(bounds) <= best[1]
 
 
 def test_elimination_gives_up_on_wide_graphs() -> None:
@@ -103,7 +113,8 @@ def test_elimination_gives_up_on_wide_graphs() -> None:
         replace(edge, u=u, v=v, items={(0, 1): (0,)})
         for u, v in itertools.combinations(range(30), 2)
     )
-    assert min_sum(replace(problem, edges=edges, holds=()), [1.0, 0.0]) is None
+    wide = replace(problem, edges=edges, holds=())
+    assert Eliminator(wide).min_sum([1.0, 0.0]) is None
 
 
 @pytest.mark.parametrize("limit", [math.inf, 22])
@@ -167,7 +178,7 @@ def chain(problem: Problem) -> Problem:
 @pytest.mark.parametrize("seed", range(8))
 def test_contiguous_plans_are_exact_on_chains(seed: int) -> None:
     problem = chain(placement(seed, 9, 3))
-    plans = contiguous_plans(problem, alone(problem))
+    plans = contiguous_plans(problem, alone(problem, Eliminator(problem)))
     best = min(plans, key=lambda split: split.value)
     assert best.value == pytest.approx(splits(problem, 3))
     assert evaluate_choices(problem, best.chosen).step_s == pytest.approx(best.value)
@@ -176,8 +187,27 @@ def test_contiguous_plans_are_exact_on_chains(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_contiguous_plans_bound_splits_from_below(seed: int) -> None:
     problem = placement(seed, 9, 3)
-    value = min(split.value for split in contiguous_plans(problem, alone(problem)))
+    value = min(
+        split.value for split in contiguous_plans(problem, alone(problem, Eliminator(problem)))
+    )
     assert value <= splits(problem, 3) * (1 + 1e-9)
+
+
+def test_contiguous_plans_fit_weights_into_the_limit() -> None:
+    """Five weights of 6 bytes on three devices of 12: two, two and one."""
+    problem = chain(placement(2, 5, 3))
+    weights = [Item((0.0,) * 3, tuple(6.0 * (d == e) for e in range(3)), 0, 4) for d in range(3)]
+    holds = tuple(Hold(v, tuple((3 * v + d,) for d in range(3))) for v in range(5))
+    problem = replace(
+        problem,
+        limit_bytes=(12.0,) * 3,
+        items=tuple(weights * 5),
+        holds=holds,
+        edges=tuple(replace(edge, items={}) for edge in problem.edges),
+    )
+    plans = contiguous_plans(problem, alone(problem, Eliminator(problem)))
+    assert [len(set(split.chosen)) for split in plans] == [3]
+    assert evaluate_choices(problem, plans[0].chosen).excess_bytes == 0
 
 
 def test_contiguous_plans_use_each_unlike_device_once() -> None:
@@ -189,7 +219,7 @@ def test_contiguous_plans_use_each_unlike_device_once() -> None:
         for choices in problem.nodes
     )
     problem = replace(problem, nodes=nodes, interchangeable=())
-    plans = contiguous_plans(problem, alone(problem))
+    plans = contiguous_plans(problem, alone(problem, Eliminator(problem)))
     assert [len(set(split.chosen)) for split in plans] == [1, 2, 3]
     value = min(split.value for split in plans)
     best = math.inf

@@ -24,6 +24,10 @@ __all__ = [
 ]
 
 
+#: Largest cluster that is described device by device.
+MAX_DEVICES = 16_384
+
+
 def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Cluster:
     """The cluster that is meant.
 
@@ -38,6 +42,8 @@ def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Clus
     """
     if devices is not None and devices < 1:
         raise CostError(f"{devices} devices were asked for; at least 1 is needed")
+    if devices is not None and devices > MAX_DEVICES:
+        raise CostError(f"{devices} devices were asked for; at most {MAX_DEVICES} are planned for")
     if spec is None:
         if devices is None:
             raise CostError("neither a number of devices nor a cluster is given")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_seconds
+from partitioner.cost_model.errors import CostError
 from partitioner.ir.exchange import Transfer, components, exchange, region_numel
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -66,6 +67,9 @@ class Resharder:
         whole = Placement(target.mesh, target.sharding.without_partial())
         hops: list[Hop] = []
         at = source
+        kinds = {op for _, op in source.sharding.partial}
+        if len(kinds) > 1:
+            raise CostError(f"{source} is partial by several reductions {sorted(kinds)}")
         if source.sharding.partial:
             options = [[self._all_reduce(dtype, source)]]
             scattered = self._reduce_scatter(dtype, source, whole)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import one_device
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx import Traced, load_onnx
@@ -141,7 +142,12 @@ def _cluster(
     from partitioner.cost_model.cluster import parse_bytes
 
     count = 1 if cluster is None and devices is None else devices
-    found = cluster if isinstance(cluster, Cluster) else resolve_cluster(cluster, count)
+    if not isinstance(cluster, Cluster):
+        found = resolve_cluster(cluster, count)
+    elif devices in (None, len(cluster)):
+        found = cluster
+    else:
+        raise CostError(f"cluster {cluster.name} has {len(cluster)} devices, not {devices}")
     return found if memory is None else found.with_memory(parse_bytes(memory))
 
 

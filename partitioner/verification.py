@@ -167,27 +167,26 @@ def _check_memory(graph: Graph) -> None:
     weights = sum(constant.type.nbytes for constant in graph.constants.values())
     widest = max((graph.types[v].nbytes for node in graph.nodes for v in node.writes), default=0)
     wanted = 4 * weights + 8 * widest
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached_bytes()
-    except (ValueError, OSError, AttributeError):
-        return
-    if wanted > free:
+    free = free_bytes()
+    if free is not None and wanted > free:
         raise VerificationError(
             f"verifying needs about {units.size(wanted)} (the whole model and all ranks), "
             f"{units.size(free)} are free; verify a smaller configuration of the model"
         )
 
 
-def _cached_bytes() -> int:
-    """Page cache that Linux gives back on demand; 0 elsewhere."""
+def free_bytes() -> int | None:
+    """Memory that a new process can take on this machine; None where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    fields = {
-        line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")
-    }
-    return max(0, fields.get("MemAvailable", 0) - fields.get("MemFree", 0))
+        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
 def _first_difference(

@@ -4,8 +4,10 @@ import pytest
 from cost_cases import flat
 from whole_plans import build
 
+import partitioner
 from partitioner import examples
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.families import SearchError, families
 from partitioner.frontends.onnx import load_onnx
@@ -109,3 +111,11 @@ def test_a_request_that_names_no_space(options: dict[str, object], message: str)
 def test_what_does_not_fit_is_infeasible() -> None:
     with pytest.raises(Infeasible, match="short on device"):
         found(cluster=flat(2).with_memory(64))
+
+
+def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
+    model = examples.build("mlp", hidden=8)
+    with pytest.raises(CostError, match="has 2 devices, not 3"):
+        partitioner.compile(model, 3, cluster=resolve_cluster("2xh100"))
+    with pytest.raises(CostError, match="at most 16384"):
+        partitioner.compile(model, 10**8)

@@ -27,8 +27,13 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 Answer = tuple[tuple[int, ...], float] | None  #: A plan and its value; None: too wide.
 
-#: The largest table, in entries, that elimination may make (32 MB).
-MAX_TABLE = 4_000_000
+#: The largest table, in entries, that elimination may make (8 MB), and all of them together.
+MAX_TABLE = 1_000_000
+MAX_WORK = 10_000_000
+#: More switches than this are not worth a try: their combinations are what makes a graph wide.
+MAX_SWITCHES = 64
+#: An item that depends on more combinations of choices than this gets a switch of its own.
+MAX_SHARED = 4096
 #: numpy arrays have at most 64 axes; more two-way nodes than this exceed MAX_TABLE anyway.
 MAX_SCOPE = 22
 
@@ -78,13 +83,16 @@ class _Shared:
     on: tuple[npt.NDArray[np.bool_], ...]
 
 
-class Eliminator:
-    """A problem laid out for elimination, so that it can be solved at many prices.
+@dataclass(frozen=True)
+class _Wide:
+    """An item of too many nodes for one table: a switch of its own, and what turns it on."""
 
-    Attributes:
-        problem: The problem.
-        fits: Whether the items' own tables are small enough.
-    """
+    item: int
+    sites: tuple[tuple[tuple[int, ...], npt.NDArray[np.bool_]], ...]
+
+
+class Eliminator:
+    """A problem laid out for elimination, so that it can be solved at many prices."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -95,10 +103,8 @@ class Eliminator:
         self.item_bytes = np.array([sum(item.bytes) for item in problem.items])
         self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
         sites = item_sites(problem)
-        self.edges = _edge_costs(problem, sites)
-        shared = _shared(problem, sites, self.sizes)
-        self.fits = shared is not None
-        self.shared = shared or []
+        self.edges = [e for e in _edge_costs(problem, sites) if e.items.size or e.edge.forbidden]
+        self.shared, self.wide = _shared(problem, sites, self.sizes)
 
     def min_sum(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
         """The plan of least weighted load and its value; None if the graph is too wide.
@@ -120,8 +126,6 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
-        if not self.fits:
-            return None
         factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
         factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in self.edges]
         for shared in self.shared:
@@ -130,7 +134,15 @@ class Eliminator:
                 if price:
                     table += price * on
             factors.append(Factor(shared.scope, table))
-        return _eliminate(factors, self.sizes)
+        count = len(self.sizes)
+        paid = [wide for wide in self.wide if prices[wide.item]]
+        if len(paid) > MAX_SWITCHES:
+            return None
+        for switch, wide in enumerate(paid, start=count):
+            factors.append(Factor((switch,), np.array([0.0, prices[wide.item]])))
+            factors += [Factor((*nodes, switch), _needs(on)) for nodes, on in wide.sites]
+        found = _eliminate(factors, [*self.sizes, *(2 for _ in paid)])
+        return None if found is None else (found[0][:count], found[1])
 
 
 def _edge_costs(problem: Problem, sites: Sequence[tuple[Site, ...]]) -> list[_EdgeCosts]:
@@ -150,23 +162,32 @@ def _edge_costs(problem: Problem, sites: Sequence[tuple[Site, ...]]) -> list[_Ed
 
 def _shared(
     problem: Problem, sites: Sequence[tuple[Site, ...]], sizes: Sequence[int]
-) -> list[_Shared] | None:
-    """The items of holds, and of several sites, by the nodes that they depend on."""
+) -> tuple[list[_Shared], list[_Wide]]:
+    """The items of holds, and of several sites: by the nodes that they depend on, or alone."""
     found: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
+    wide = []
     for item, own in enumerate(sites):
         if not own or (len(own) == 1 and own[0].edge is not None):
             continue
         scope = tuple(sorted({node for site in own for node in _nodes(problem, site)}))
-        if math.prod(sizes[node] for node in scope) > MAX_TABLE or len(scope) > MAX_SCOPE:
-            return None
+        if math.prod(sizes[node] for node in scope) > MAX_SHARED:
+            tables = tuple((_nodes(problem, site), _site_table(problem, site)) for site in own)
+            wide.append(_Wide(item, tables))
+            continue
         on = np.zeros([1] * len(scope), dtype=bool)
         for site in own:
             on = on | _spread(_site_table(problem, site), _nodes(problem, site), scope)
         found.setdefault(scope, {})[item] = on
-    return [
+    shared = [
         _Shared(scope, np.array(list(items), dtype=np.intp), tuple(items.values()))
         for scope, items in found.items()
     ]
+    return shared, wide
+
+
+def _needs(on: npt.NDArray[np.bool_]) -> Floats:
+    """A switch that is off forbids the choices that trigger its item; it is the last axis."""
+    return np.stack((np.where(on, math.inf, 0.0), np.zeros(on.shape)), axis=-1)
 
 
 def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
@@ -206,18 +227,28 @@ def _spread(table: npt.NDArray[T], own: Sequence[int], scope: Sequence[int]) -> 
     return table.reshape([sizes.get(node, 1) for node in scope])
 
 
-def _eliminate(factors: list[Factor], sizes: Sequence[int]) -> Answer:
-    touching: dict[int, set[int]] = {node: set() for node in range(len(sizes))}
-    pool = dict(enumerate(factors))
+def _squeezed(factor: Factor, sizes: Sequence[int]) -> Factor:
+    """The factor without the nodes that have no choice to make."""
+    kept = [axis for axis, node in enumerate(factor.scope) if sizes[node] > 1]
+    shape = [factor.table.shape[axis] for axis in kept]
+    return Factor(tuple(factor.scope[axis] for axis in kept), factor.table.reshape(shape))
+
+
+def _eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
+    touching: dict[int, set[int]] = {n: set() for n, size in enumerate(sizes) if size > 1}
+    squeezed = [_squeezed(factor, sizes) for factor in factors]
+    pool = {index: factor for index, factor in enumerate(squeezed) if factor.scope}
     for index, factor in pool.items():
         for node in factor.scope:
             touching[node].add(index)
     steps: list[_Step] = []
-    constant = 0.0
+    work = 0
+    constant = float(sum(factor.table for factor in squeezed if not factor.scope))
     while touching:
         node, scope = _cheapest(touching, pool, sizes)
         shape = [sizes[n] for n in scope]
-        if math.prod(shape) > MAX_TABLE or len(scope) > MAX_SCOPE:
+        work += math.prod(shape)
+        if math.prod(shape) > MAX_TABLE or work > MAX_WORK or len(scope) > MAX_SCOPE:
             return None
         total = np.zeros(shape)
         for index in sorted(touching.pop(node)):

@@ -96,6 +96,26 @@ def test_elimination_prefers_fewer_bytes_at_a_price() -> None:
     assert held[0] < held[1]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_elimination_is_exact_for_a_value_with_many_readers(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = spmd(seed, 7, 3, forbid=0.0)
+    first = problem.edges[0]
+    fan = tuple(
+        replace(first, v=v, in_class=tuple((v + p) % 3 for p in range(3))) for v in range(1, 7)
+    )
+    problem = replace(problem, edges=(*fan, *(e for e in problem.edges if e.u)))
+    best = brute_force(problem, "throughput")
+    assert best is not None
+    for most in (10**9, 1):  # one table; a switch for each item
+        monkeypatch.setattr("partitioner.solver.elimination.MAX_SHARED", most)
+        found = Eliminator(problem).min_sum([1.0, 0.0])
+        assert found is not None
+        assert found[1] == pytest.approx(best[1])
+        assert evaluate_choices(problem, found[0]).step_s == pytest.approx(best[1])
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_elimination_bounds_the_peak(seed: int) -> None:
     problem = spmd(seed, 6, 3, forbid=0.0)

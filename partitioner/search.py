@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from partitioner.build import Built, build
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
@@ -97,10 +98,9 @@ def search(
         ConstraintError: The pins leave a node without a strategy in every family.
         SearchError: The request names no search space.
     """
-    rules = rules or Rules.of(graph)
-    request.constraints.check(graph, len(cluster.devices))
-    spaces = families(request.strategy, len(cluster.devices), request.mesh)
-    resharder = Resharder(cluster)
+    request.constraints.check(graph, len(cluster))
+    spaces = families(request.strategy, len(cluster), request.mesh)
+    job = _Search(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
     found: list[Found] = []
     failed: list[tuple[Family, Infeasible | ConstraintError]] = []
     deadline = time.monotonic() + request.time_limit_s
@@ -108,22 +108,14 @@ def search(
         progress(f"searching {family}")
         left = max(1.0, deadline - time.monotonic()) / (len(spaces) - index)
         try:
-            found += _search_family(
-                graph,
-                cluster,
-                request,
-                rules,
-                family,
-                resharder,
-                left,
-                _cutoff(found, request, cluster),
-            )
+            found += job.family(family, left, _cutoff(found, request, cluster))
         except (Infeasible, ConstraintError) as error:
             failed.append((family, error))
     if not found:
         raise _verdict([error for _, error in failed])
-    best = _best(found, request.objective, len(cluster.devices))
-    plan = _certified(best, found, request)
+    best = _best(found, request.objective, len(cluster))
+    tried = [family for family in spaces if family not in [family for family, _ in failed]]
+    plan = _certified(best, found, request, tried)
     return Outcome(plan, best.evaluation, tuple(found), tuple(failed))
 
 
@@ -150,7 +142,9 @@ def _best(found: Sequence[Found], objective: str, devices: int) -> Found:
     return min(found, key=rank)
 
 
-def _certified(best: Found, found: Sequence[Found], request: Request) -> Plan:
+def _certified(
+    best: Found, found: Sequence[Found], request: Request, tried: Sequence[Family]
+) -> Plan:
     cost = best.cost(request.objective)
     bound = min([cost, *(entry.solution.bound for entry in found)])
     within = cost - bound <= request.gap * cost
@@ -163,7 +157,7 @@ def _certified(best: Found, found: Sequence[Found], request: Request) -> Plan:
             status="optimal" if within else _stopped(found),
             strategy=best.family.name,
             solver=best.solution.solver,
-            space=", ".join(dict.fromkeys(str(entry.family) for entry in found)),
+            space=", ".join(map(str, tried)),
         ),
     )
 
@@ -172,92 +166,103 @@ def _stopped(found: Sequence[Found]) -> str:
     return "time_limit" if any(f.solution.status == "time_limit" for f in found) else "feasible"
 
 
-def _search_family(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    rules: Rules,
-    family: Family,
-    resharder: Resharder,
-    time_limit_s: float,
-    cutoff: float,
-) -> list[Found]:
-    """The family's best plan and, if that leaves devices idle, the nearest that does not."""
-    built = _problem(graph, cluster, request.constraints, rules, family, resharder)
-    try:
-        solution = solve(
-            built.problem,
-            request.objective,
-            time_limit_s=time_limit_s,
-            gap=request.gap,
-            cutoff=cutoff,
-        )
-    except Infeasible as error:
-        return [_exact(graph, cluster, request, family, built, error)]
-    plan = _plan(graph, cluster, built, solution)
-    found = [Found(family, plan, evaluate(graph, plan, cluster), solution)]
-    if request.objective == "throughput" and found[0].evaluation.devices_used < len(cluster):
-        chosen = cover(built.problem, solution.chosen)
-        if chosen is not None:
-            spread = replace(solution, chosen=chosen)
-            plan = _plan(graph, cluster, built, spread)
-            found.append(Found(family, plan, evaluate(graph, plan, cluster), spread))
-    return found
+@dataclass(frozen=True)
+class _Search:
+    """What all families of one search share."""
 
+    graph: Graph
+    cluster: Cluster
+    request: Request
+    rules: Rules
+    resharder: Resharder
 
-def _exact(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    family: Family,
-    built: Built,
-    error: Infeasible,
-) -> Found:
-    """The plan of least peak, if exact liveness in the graph's order lets it fit after all.
+    def family(self, family: Family, time_limit_s: float, cutoff: float) -> list[Found]:
+        """The family's best plan and, if that leaves devices idle, the nearest that does not.
 
-    Raises:
-        Infeasible: `error`, otherwise.
-    """
-    free = replace(built.problem, limit_bytes=(math.inf,) * built.problem.devices)
-    least = solve(free, "memory", time_limit_s=SECOND_LOOK_S, gap=request.gap)
-    plan = _plan(graph, cluster, built, least)
-    evaluation = evaluate(graph, plan, cluster)
-    if not evaluation.fits_exactly:
-        raise error
-    bound = solve(free, request.objective, time_limit_s=SECOND_LOOK_S, gap=request.gap).bound
-    return Found(family, plan, evaluation, replace(least, bound=bound, status="feasible"))
-
-
-def _problem(
-    graph: Graph,
-    cluster: Cluster,
-    constraints: Constraints,
-    rules: Rules,
-    family: Family,
-    resharder: Resharder,
-) -> Built:
-    by_group = [strategies(graph, rules, mesh) for mesh in family.groups]
-    groups = list(dict.fromkeys((*family.groups, *family.homes)))
-    candidates: dict[str, tuple[PlacedNode, ...]] = {}
-    for node in graph.nodes:
-        pinned = _planned(graph, constraints.plan, rules, node)
-        if pinned is not None:
-            candidates[node.name] = (pinned,)
-            groups += [pinned.mesh] if pinned.mesh not in groups else []
-            continue
-        offered = tuple(placed for options in by_group for placed in options[node.name])
-        if not offered:
-            offered = tuple(place(graph, node, mesh, {}, None) for mesh in family.homes)
-        kept = constraints.keep(node, offered)
-        if not kept:
-            why = constraints.blame(node, offered)
-            raise ConstraintError(
-                f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}"
+        Empty if the work alone shows that no plan of the family is below the cutoff.
+        """
+        candidates = self._candidates(family)
+        if self.request.objective == "throughput" and self._least_load(candidates) >= cutoff:
+            return []
+        built = self._build(family, candidates)
+        gap = self.request.gap
+        try:
+            solution = solve(
+                built.problem,
+                self.request.objective,
+                time_limit_s=time_limit_s,
+                gap=gap,
+                cutoff=cutoff,
             )
-        candidates[node.name] = kept
-    free = not constraints.pins and constraints.plan is None and cluster.is_uniform
-    same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
-    return build(graph, groups, candidates, cluster, resharder, same)
+        except Infeasible as error:
+            return [self._exact(family, built, error)]
+        found = [self._found(family, built, solution)]
+        idle = found[0].evaluation.devices_used < len(self.cluster)
+        if self.request.objective == "throughput" and idle:
+            chosen = cover(built.problem, solution.chosen)
+            if chosen is not None:
+                found.append(self._found(family, built, replace(solution, chosen=chosen)))
+        return found
+
+    def _found(self, family: Family, built: Built, solution: Solution) -> Found:
+        plan = _plan(self.graph, self.cluster, built, solution)
+        return Found(family, plan, evaluate(self.graph, plan, self.cluster), solution)
+
+    def _exact(self, family: Family, built: Built, error: Infeasible) -> Found:
+        """The plan of least peak, if exact liveness in the graph's order lets it fit after all.
+
+        Raises:
+            Infeasible: `error`, otherwise.
+        """
+        free = replace(built.problem, limit_bytes=(math.inf,) * built.problem.devices)
+        gap = self.request.gap
+        least = solve(free, "memory", time_limit_s=SECOND_LOOK_S, gap=gap)
+        found = self._found(family, built, least)
+        if not found.evaluation.fits_exactly:
+            raise error
+        bound = solve(free, self.request.objective, time_limit_s=SECOND_LOOK_S, gap=gap).bound
+        return replace(found, solution=replace(least, bound=bound, status="feasible"))
+
+    def _least_load(self, candidates: Mapping[str, Sequence[PlacedNode]]) -> float:
+        """No plan's busiest device has less: the least device-seconds of each node, shared."""
+        least = (
+            min(sum(node_seconds(self.graph, p, self.cluster).values()) for p in options)
+            for options in candidates.values()
+        )
+        return sum(least) / len(self.cluster)
+
+    def _candidates(self, family: Family) -> dict[str, tuple[PlacedNode, ...]]:
+        """Strategies of each node on all groups of the family that honour the constraints.
+
+        Raises:
+            ConstraintError: A node is left without any.
+        """
+        constraints = self.request.constraints
+        by_group = [strategies(self.graph, self.rules, mesh) for mesh in family.groups]
+        found: dict[str, tuple[PlacedNode, ...]] = {}
+        for node in self.graph.nodes:
+            pinned = _planned(self.graph, constraints.plan, self.rules, node)
+            if pinned is not None:
+                found[node.name] = (pinned,)
+                continue
+            offered = tuple(placed for options in by_group for placed in options[node.name])
+            if not offered:
+                offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in family.homes)
+            found[node.name] = constraints.keep(node, offered)
+            if not found[node.name]:
+                why = constraints.blame(node, offered)
+                raise ConstraintError(
+                    f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}"
+                )
+        return found
+
+    def _build(self, family: Family, candidates: Mapping[str, tuple[PlacedNode, ...]]) -> Built:
+        meshes = (placed.mesh for options in candidates.values() for placed in options)
+        groups = tuple(dict.fromkeys((*family.groups, *family.homes, *meshes)))
+        constraints = self.request.constraints
+        free = not constraints.pins and constraints.plan is None and self.cluster.is_uniform
+        same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
+        return build(self.graph, groups, candidates, self.cluster, self.resharder, same)
 
 
 def _planned(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:

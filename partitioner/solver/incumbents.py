@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from partitioner.solver.elimination import Eliminator
-from partitioner.solver.hunt import Hunt
+from partitioner.solver.hunt import ROUNDING, Hunt
 from partitioner.solver.placement import Picks, contiguous_plans
 from partitioner.solver.presolve import keep_choices
 from partitioner.solver.problem import Problem
@@ -62,6 +62,18 @@ def relax_memory(hunt: Hunt) -> None:
             return
 
 
+def refute(hunt: Hunt) -> None:
+    """Prove that nothing fits, if at one position all plans hold more than the limits together."""
+    if hunt.closest is None:
+        return
+    outcome = evaluate_choices(hunt.problem, hunt.closest)
+    limits = hunt.problem.limit_bytes
+    over = [peak - limit for peak, limit in zip(outcome.peak_bytes, limits, strict=True)]
+    found = hunt.eliminator.min_bytes(outcome.peak_position[over.index(max(over))])
+    if found is not None and found[1] * len(limits) > sum(limits) * (1 + ROUNDING):
+        hunt.prove(math.inf, "elimination")
+
+
 def squeeze(hunt: Hunt, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Plans of little load at several prices of a byte: the lowest at which they fit is sought."""
     problem = hunt.problem
@@ -94,7 +106,9 @@ def starts(hunt: Hunt) -> list[tuple[int, ...]]:
 
 def seek(hunt: Hunt) -> None:
     """Offer good starts, and what local search makes of the most promising."""
-    effort = min(EFFORT, EFFORT_PER_CHOICE * sum(map(len, hunt.problem.nodes)))
+    # peaks make a move three times as dear, and the bound is near without many of them
+    most = EFFORT // 3 if hunt.objective == "memory" else EFFORT
+    effort = min(most, EFFORT_PER_CHOICE * sum(map(len, hunt.problem.nodes)))
     ranked: dict[tuple[int, ...], tuple[float, float]] = {}
     for chosen in starts(hunt):
         outcome = hunt.offer(chosen, "DP")

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from partitioner.solver.formulation import Goal, formulate
 from partitioner.solver.hunt import Hunt
-from partitioner.solver.incumbents import relax, relax_memory, seek
+from partitioner.solver.incumbents import refute, relax, relax_memory, seek
 from partitioner.solver.latency import propose
 from partitioner.solver.milp import solve_milp
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.presolve import Reduced, presolve
 from partitioner.solver.problem import Problem, SolverError, validate
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
-from partitioner.solver.search import local_search
+from partitioner.solver.search import local_search, peaks
 from partitioner.solver.symmetry import canonical
 
 #: Rows of the MILP hold within this of their scale: a plan may look as if it fitted by so much.
@@ -83,7 +83,9 @@ def minimise_load(hunt: Hunt) -> None:
     relax(hunt)
     if not hunt.done:
         seek(hunt)
-    if not hunt.done and hunt.left_s:
+    if hunt.best is None:
+        refute(hunt)
+    if not hunt.done and hunt.left_s and math.isfinite(hunt.bound):
         run_milp(hunt, "throughput")
 
 
@@ -130,15 +132,15 @@ _METHODS: dict[Objective, Callable[[Hunt], None]] = {
 def run_milp(hunt: Hunt, goal: Goal) -> None:
     """Let the MILP close the gap, from the best plan so far.
 
-    Where a maximum over devices is minimised and a plan is known, a large program is only
-    relaxed: its root bound is as good as what hours of branching add (see `EXACT_BINARIES`).
+    Where work is placed on groups and a plan is known, a large program is only relaxed: branching
+    adds little to its bound (see `EXACT_BINARIES`).
     """
     cutoff = hunt.cost if hunt.best is not None else None
     form = formulate(hunt.problem, goal, cutoff)
     milp, start, source = form.milp, None, "HiGHS"
     if hunt.best is not None:
         start = form.start(canonical(hunt.problem, hunt.best))
-        if form.spread and sum(milp.integer) > EXACT_BINARIES:
+        if form.spread and _groups(hunt.problem) > 1 and sum(milp.integer) > EXACT_BINARIES:
             milp, start, source = milp.relaxed(), None, "HiGHS LP"
     result = solve_milp(milp, hunt.left_s, hunt.gap / 2, start)
     if result.status == "infeasible" and hunt.best is None:
@@ -159,6 +161,10 @@ def run_milp(hunt: Hunt, goal: Goal) -> None:
         hunt.offer(better, source)
 
 
+def _groups(problem: Problem) -> int:
+    return len({choice.group for choices in problem.nodes for choice in choices})
+
+
 def _repair(hunt: Hunt, goal: Goal) -> None:
     """The plan fits only within the solver's tolerance: ask again with a little less memory."""
     limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in hunt.problem.limit_bytes)
@@ -177,11 +183,12 @@ def explain(reduced: Reduced, hunt: Hunt) -> None:
     Raises:
         Infeasible: Always, otherwise.
     """
-    proven = math.isinf(hunt.bound)
     form = formulate(hunt.problem, "excess")
     left = max(hunt.left_s, 2.0)  # a refusal without its reason is worth two seconds more
     start = None
     if hunt.closest is not None:
+        free = replace(hunt.problem, limit_bytes=(math.inf,) * hunt.problem.devices)
+        hunt.offer(local_search(free, hunt.closest, goal=peaks, seed=hunt.seed), "local search")
         start = form.start(canonical(hunt.problem, hunt.closest))
     result = solve_milp(form.milp, left, hunt.gap / 10, start)
     if result.status == "infeasible":
@@ -207,7 +214,7 @@ def explain(reduced: Reduced, hunt: Hunt) -> None:
         position=position,
         name=name,
         bytes_short=over[device],
-        proven=proven and result.status == "optimal",
+        proven=result.status == "optimal",
     )
 
 

@@ -27,7 +27,7 @@ def _cluster(devices: int) -> Cluster:
 
 
 def _plan(graph: Graph, devices: int, strategy: str = "auto") -> Plan:
-    outcome = search(graph, _cluster(devices), Request(strategy=strategy, time_limit_s=10))
+    outcome = search(graph, _cluster(devices), Request(strategy=strategy, time_limit_s=3))
     assert outcome.evaluation.fits
     return outcome.plan
 

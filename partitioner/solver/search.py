@@ -66,6 +66,7 @@ class LocalSearch:
             if self._spent():
                 return best
             turn += 1
+            self.effort -= 1  # a problem may have no moves at all
             self.exponent = SMOOTH[turn % len(SMOOTH)]
             self._descend(self._kick())
 

@@ -206,8 +206,10 @@ def explain(reduced: Reduced, hunt: Hunt) -> None:
     device = max(range(len(over)), key=over.__getitem__)
     position = outcome.peak_position[device]
     name = reduced.problem.names[position]
+    sure = result.status == "optimal"
+    verdict = "no plan fits" if sure else "no plan was found that fits; of the nearest one"
     raise Infeasible(
-        f"no plan fits: {math.ceil(over[device])} bytes are short on device {device} "
+        f"{verdict}: {math.ceil(over[device])} bytes are short on device {device} "
         f"at {name!r} ({math.ceil(outcome.peak_bytes[device])} bytes held, limit "
         f"{int(hunt.problem.limit_bytes[device])})",
         device=device,

@@ -6,6 +6,7 @@ sub-meshes. Each becomes one problem of the same kind; opaque nodes always stay 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -54,6 +55,9 @@ def families(
     """
     if strategy not in ("auto", "intra", "inter"):
         raise SearchError(f"strategy {strategy!r} is not auto, intra or inter")
+    if mesh is not None and math.prod(mesh.values()) != devices:
+        shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
+        raise SearchError(f"mesh {shape} = {math.prod(mesh.values())} != {devices} devices")
     if devices == 1:
         one = (DeviceMesh.single(0),)
         return (Family("single", one, one, symmetric=False),)
@@ -71,12 +75,6 @@ def families(
 
 def _meshes(devices: int, mesh: Mapping[str, int] | None) -> Iterator[Mapping[str, int]]:
     if mesh is not None:
-        product = 1
-        for size in mesh.values():
-            product *= size
-        if product != devices:
-            shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
-            raise SearchError(f"mesh {shape} = {product} != {devices} devices")
         yield mesh
         return
     yield {"tp": devices}

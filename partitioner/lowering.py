@@ -18,7 +18,16 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.program import Comm, Compute, Home, Output, Part, Programs, RankProgram
+from partitioner.ir.program import (
+    Comm,
+    Compute,
+    Home,
+    Output,
+    Part,
+    ProgramError,
+    Programs,
+    RankProgram,
+)
 from partitioner.ir.types import TensorType
 
 
@@ -30,7 +39,7 @@ def lower(graph: Graph, plan_schedule: Schedule, ranks: int) -> Programs:
         plan_schedule: Its tasks (`cost_model.schedule`).
         ranks: Number of ranks; those without work get an empty program.
     """
-    names = _Names()
+    names = _Names(frozenset(graph.types))
     deliver = _deliveries(plan_schedule)
     homes = {
         value: Home(names.of((value, at)), at)
@@ -52,14 +61,21 @@ def lower(graph: Graph, plan_schedule: Schedule, ranks: int) -> Programs:
 class _Names:
     """Local names: the value's own under its first placement, then ``value@1``, ``value@2``."""
 
+    taken: frozenset[str]  # names in the model: never given to anything else
     by_value: dict[str, dict[Placement, str]] = field(default_factory=dict)
 
     def of(self, key: Key) -> str:
         value, at = key
         known = self.by_value.setdefault(value, {})
         if at not in known:
-            known[at] = f"{value}@{len(known)}" if known else value
+            known[at] = self.free(f"{value}@{len(known)}") if known else value
         return known[at]
+
+    def free(self, name: str) -> str:
+        """The name, with as many ' behind it as make it none of the model's."""
+        while name in self.taken:
+            name += "'"
+        return name
 
 
 def _deliveries(plan_schedule: Schedule) -> Mapping[tuple[int, str], bool]:
@@ -142,20 +158,34 @@ class _Rank:
         for key in placed.results():
             self._declare(key)
         local = self._localised(placed, point)
-        self.literals.update(local.constants)
+        own = {*_operands(placed), *placed.node.outputs} & {*local.constants, *local.types}
+        if own:
+            raise ProgramError(
+                f"{placed.node.name!r}: the model's {min(own)!r} bears a reserved name"
+            )
         for name, array in local.constants.items():
-            self.types[name] = TensorType.of(array.dtype.name, array.shape)
-        self.types.update(local.types)
+            self.literals[self.names.free(name)] = array
+            self.types[self.names.free(name)] = TensorType.of(array.dtype.name, array.shape)
+        self.types.update({self.names.free(name): type_ for name, type_ in local.types.items()})
+        made = {name: self.names.free(name) for name in (*local.constants, *local.types)}
         slots = [
             self._local((v, at)) if at else ""
             for v, at in zip(_operands(placed), placed.ins, strict=True)
         ]
         for node in local.nodes:
-            self.steps.append(self._compute(node, placed, slots, task.phase))
+            self.steps.append(self._compute(node, placed, slots, made, task.phase))
 
-    def _compute(self, node: Node, placed: PlacedNode, slots: Sequence[str], phase: int) -> Compute:
+    def _compute(
+        self,
+        node: Node,
+        placed: PlacedNode,
+        slots: Sequence[str],
+        made: Mapping[str, str],
+        phase: int,
+    ) -> Compute:
         """A local node under local names: operands by slot (or by value, if a row moved them)."""
         results = {value: self.names.of((value, at)) for value, at in placed.results()}
+        results.update(made)
         operands = _operands(placed)
         by_value = dict(zip(reversed(operands), reversed(slots), strict=True))
 

@@ -15,10 +15,18 @@ from whole_plans import (
 )
 
 from partitioner import examples
+from partitioner.backends.onnx.emit import emit_models
+from partitioner.backends.simulator import run_lockstep
+from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx import load_onnx
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.program import Comm, CommKind, Programs
+from partitioner.ir.rule import Cut
+from partitioner.ir.types import TensorType
+from partitioner.lowering import lower
 
 PAIR = DeviceMesh.line(2)
 TRIO = DeviceMesh.line(3)
@@ -305,3 +313,27 @@ def test_random_plans(name: str, groups: str) -> None:
         plan, _ = random_plan(graph, offered, np.random.default_rng(seed))
         programs = assert_equal_to_whole(graph, plan, 4, tolerance=1e-4, seed=seed)
         assert any(c.kind is not CommKind.SLICE for r in programs.ranks for c in r.comms)
+
+
+def test_names_of_the_model_are_not_taken() -> None:
+    """`n.factor` and `h@1` are what lowering would call a temporary and a resharded copy."""
+    mean = Node("n", "ReduceMean", ("x",), ("h",), {"axes": (1,), "keepdims": 1})
+    add = Node("m", "Mul", ("h", "n.factor"), ("h@1",))
+    last = Node("l", "Add", ("h", "h@1"), ("y",))
+    kinds = {"x": (4, 6), "h": (4, 1), "n.factor": (4, 1), "h@1": (4, 1), "y": (4, 1)}
+    types = {name: TensorType.of("float32", shape) for name, shape in kinds.items()}
+    weights = {"n.factor": Constant.of(np.arange(4, dtype=np.float32).reshape(4, 1))}
+    owner = Graph("names", ("x",), ("y",), (mean, add, last), types, weights, {"": 13})
+    line = DeviceMesh.line(2)
+    nodes = {
+        "n": NodePlan(0, {"d1": Cut(("tp",))}),
+        "m": NodePlan(0, {"b0": Cut(("tp",))}),
+        "l": NodePlan(0),
+    }
+    cluster = resolve_cluster("2xideal")
+    plan = Plan(owner.digest, cluster.to_data(), (line,), nodes)
+    programs = lower(owner, schedule(owner, resolve(owner, plan), cluster), 2)
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    (y,) = run_lockstep(emit_models(programs, owner), {"x": x}).values()
+    h = x.mean(axis=1, keepdims=True)
+    np.testing.assert_allclose(y, h + h * weights["n.factor"].load(), rtol=1e-6)

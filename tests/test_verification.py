@@ -70,6 +70,8 @@ def test_compare_by_type() -> None:
     whole = np.array([1, 2], np.int64)
     assert not compare("i", whole + 1, whole).equal
     assert not compare("i", whole.astype(np.int32), whole).equal
+    large = np.array([2**60], np.int64)
+    assert not compare("i", large + 1, large).equal
     nan = np.array([np.nan, 1], np.float32)
     assert compare("n", nan, nan.copy()).equal
     assert not compare("n", np.array([0, 1], np.float32), nan).equal

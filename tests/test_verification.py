@@ -9,6 +9,8 @@ from onnx import numpy_helper
 
 import partitioner
 from partitioner import examples
+from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import run_local
 from partitioner.cli import main
 from partitioner.verification import VerificationError, compare, verify_directory
 
@@ -82,3 +84,16 @@ def test_too_little_memory_is_refused(saved: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("partitioner.verification.free_bytes", lambda: 1000)
     with pytest.raises(VerificationError, match=r"needs about .* are free"):
         verify_directory(saved)
+
+
+def test_rank_files_of_two_plans_are_refused(saved: Path) -> None:
+    other = saved.parent / "other"
+    partitioner.compile(saved.parent / "mlp.onnx", 2, strategy="intra", cluster="2xideal").save(
+        other
+    )
+    (saved / "rank1.onnx").write_bytes((other / "rank1.onnx").read_bytes())
+    assert main(["verify", str(saved)]) == 1
+    with pytest.raises(
+        BackendError, match=r"rank1\.onnx is not of the plan that rank0\.onnx is of"
+    ):
+        run_local(saved, {"x": np.zeros((8, 16), np.float32)})

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onnx import ModelProto
@@ -30,6 +31,7 @@ class Header:
     Attributes:
         rank: Which rank it is of.
         ranks: How many there are.
+        programs: Digest of what all ranks exchange; the files of one folder have the same.
         comms: Communications that the file holds (local slices are ordinary nodes).
         inputs: Part of a whole input by local value.
         outputs: Parts of whole outputs that this rank delivers.
@@ -39,6 +41,7 @@ class Header:
 
     rank: int
     ranks: int
+    programs: str
     comms: int
     inputs: Mapping[str, Part]
     outputs: tuple[Output, ...]
@@ -46,11 +49,22 @@ class Header:
     whole_outputs: Mapping[str, TensorType]
 
 
+def digest(programs: Programs) -> str:
+    """SHA-256 of the communications of all ranks, apart from local names."""
+    found = hashlib.sha256()
+    for program in programs.ranks:
+        for comm in program.comms:
+            plain = replace(comm, source="", target="", why="")
+            found.update(f"{program.rank} {plain!r}\n".encode())
+    return found.hexdigest()
+
+
 def write_header(model: ModelProto, program: RankProgram, programs: Programs, comms: int) -> None:
     """Add the description of one rank to its file's metadata (`model` is modified)."""
     data = {
         "rank": program.rank,
         "ranks": len(programs.ranks),
+        "programs": digest(programs),
         "comms": comms,
         "inputs": {name: [part.whole, part.region] for name, part in program.inputs.items()},
         "outputs": [[output.value, output.whole, output.region] for output in program.outputs],
@@ -87,6 +101,7 @@ def _parse(data: Any) -> Header:
     return Header(
         rank=int(data["rank"]),
         ranks=int(data["ranks"]),
+        programs=str(data["programs"]),
         comms=int(data["comms"]),
         inputs={
             name: Part(whole, parse_region(region))

@@ -25,11 +25,16 @@ def read_directory(directory: Path) -> tuple[Header, ...]:
     """The headers alone of all rank files of a folder, in order of rank.
 
     Raises:
-        BackendError: A file is missing or wrong.
+        BackendError: A file is missing or wrong, or they are of different plans.
     """
     first = _read_file(directory / "rank0.onnx")[1]
-    rest = range(1, first.ranks)
-    return (first, *(_read_file(directory / f"rank{rank}.onnx")[1] for rank in rest))
+    rest = [_read_file(directory / f"rank{rank}.onnx")[1] for rank in range(1, first.ranks)]
+    for header in rest:
+        if header.programs != first.programs:
+            raise BackendError(
+                f"{directory}: rank{header.rank}.onnx is not of the plan that rank0.onnx is of"
+            )
+    return (first, *rest)
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:

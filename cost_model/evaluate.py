@@ -103,7 +103,7 @@ class Evaluation:
         if objective == "latency":
             return self.latency_s
         if objective == "memory":
-            return max(peak.bytes for peak in self.peak.values())
+            return max(self.held_bytes.values())
         raise CostError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
 
 

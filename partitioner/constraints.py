@@ -34,7 +34,15 @@ _KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate"}
 
 
 class ConstraintError(PartitionerError, ValueError):
-    """A constraint file that is malformed, or that names what the model does not have."""
+    """A constraint file that is malformed, or that names what the model does not have.
+
+    Attributes:
+        position: Of the node that is left without a strategy; -1 if the error is another.
+    """
+
+    def __init__(self, message: str, position: int = -1) -> None:
+        super().__init__(message)
+        self.position = position
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,16 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
 from partitioner.families import Family, families
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
+from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.strategies import Rules, strategies
 
-#: Seconds for each search of the second look at what the safe memory formula calls infeasible.
-SECOND_LOOK_S = 2.0
+#: The least time that a family is searched for.
+LEAST_S = 0.2
 
 
 def _silent(_text: str) -> None:
@@ -53,18 +55,16 @@ class Request:
     gap: float = 0.01
 
 
-@dataclass(frozen=True)
-class Found:
-    """One family's best plan and its evaluation."""
+class OutOfTime(PartitionerError):  # noqa: N818 - a verdict
+    """A family was not searched: the time limit was over."""
 
-    family: Family
-    plan: Plan
-    evaluation: Evaluation
-    solution: Solution
 
-    def cost(self, objective: str) -> float:
-        """By the referee."""
-        return self.evaluation.cost(objective)
+class Short(Exception):  # noqa: N818 - carries a verdict
+    """A family was refused."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused.error))
+        self.refused = refused
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Outcome:
     plan: Plan
     evaluation: Evaluation
     found: tuple[Found, ...]
-    failed: tuple[tuple[Family, Infeasible | ConstraintError], ...]
+    failed: tuple[tuple[Family, PartitionerError], ...]
 
 
 def search(
@@ -102,21 +102,37 @@ def search(
     spaces = families(request.strategy, len(cluster), request.mesh)
     job = _Search(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
     found: list[Found] = []
-    failed: list[tuple[Family, Infeasible | ConstraintError]] = []
+    refused: list[Refused] = []
+    failed: list[tuple[Family, ConstraintError | OutOfTime]] = []
     deadline = time.monotonic() + request.time_limit_s
     for index, family in enumerate(spaces):
+        left = deadline - time.monotonic()
+        if left <= 0 and (found or refused):
+            failed.append((family, OutOfTime(f"not searched within {request.time_limit_s:g} s")))
+            continue
         progress(f"searching {family}")
-        left = max(1.0, deadline - time.monotonic()) / (len(spaces) - index)
+        left = max(LEAST_S, left) / (len(spaces) - index)
         try:
             found += job.family(family, left, _cutoff(found, request, cluster))
-        except (Infeasible, ConstraintError) as error:
+        except ConstraintError as error:
             failed.append((family, error))
+        except Short as error:
+            refused.append(error.refused)
+    if not found and not refused:
+        pins = [error for _, error in failed if isinstance(error, ConstraintError)]
+        raise max(pins, key=lambda error: error.position)
     if not found:
-        raise _verdict([error for _, error in failed])
+        progress("looking again at what does not fit")
+        left = max(SECOND_LOOK_S, deadline - time.monotonic())
+        looked = len(refused) == len(spaces)
+        found = [
+            second_look(refused, request.objective, request.gap, left, job.found, complete=looked)
+        ]
     best = _best(found, request.objective, len(cluster))
-    tried = [family for family in spaces if family not in [family for family, _ in failed]]
-    plan = _certified(best, found, request, tried)
-    return Outcome(plan, best.evaluation, tuple(found), tuple(failed))
+    without = [family for family, _ in failed]
+    plan = _certified(best, found, request, [f for f in spaces if f not in without])
+    lost = tuple((entry.family, entry.error) for entry in refused)
+    return Outcome(plan, best.evaluation, tuple(found), (*lost, *failed))
 
 
 def _cutoff(found: Sequence[Found], request: Request, cluster: Cluster) -> float:
@@ -124,12 +140,6 @@ def _cutoff(found: Sequence[Found], request: Request, cluster: Cluster) -> float
     if not found:
         return math.inf
     return _best(found, request.objective, len(cluster)).cost(request.objective)
-
-
-def _verdict(errors: Sequence[Infeasible | ConstraintError]) -> Infeasible | ConstraintError:
-    """The family that came nearest to fitting speaks; pins that cannot be met otherwise."""
-    short = [error for error in errors if isinstance(error, Infeasible)]
-    return min(short, key=lambda error: error.bytes_short) if short else errors[0]
 
 
 def _best(found: Sequence[Found], objective: str, devices: int) -> Found:
@@ -180,6 +190,10 @@ class _Search:
         """The family's best plan and, if that leaves devices idle, the nearest that does not.
 
         Empty if the work alone shows that no plan of the family is below the cutoff.
+
+        Raises:
+            ConstraintError: The pins leave a node without a strategy.
+            Short: No plan fits by the safe memory formula.
         """
         candidates = self._candidates(family)
         if self.request.objective == "throughput" and self._least_load(candidates) >= cutoff:
@@ -193,35 +207,22 @@ class _Search:
                 time_limit_s=time_limit_s,
                 gap=gap,
                 cutoff=cutoff,
+                reason_s=0.0,
             )
         except Infeasible as error:
-            return [self._exact(family, built, error)]
-        found = [self._found(family, built, solution)]
+            raise Short(Refused(family, built, error)) from None
+        found = [self.found(family, built, solution)]
         idle = found[0].evaluation.devices_used < len(self.cluster)
         if self.request.objective == "throughput" and idle:
             chosen = cover(built.problem, solution.chosen)
             if chosen is not None:
-                found.append(self._found(family, built, replace(solution, chosen=chosen)))
+                found.append(self.found(family, built, replace(solution, chosen=chosen)))
         return found
 
-    def _found(self, family: Family, built: Built, solution: Solution) -> Found:
+    def found(self, family: Family, built: Built, solution: Solution) -> Found:
+        """A solution as a plan, with its evaluation."""
         plan = _plan(self.graph, self.cluster, built, solution)
         return Found(family, plan, evaluate(self.graph, plan, self.cluster), solution)
-
-    def _exact(self, family: Family, built: Built, error: Infeasible) -> Found:
-        """The plan of least peak, if exact liveness in the graph's order lets it fit after all.
-
-        Raises:
-            Infeasible: `error`, otherwise.
-        """
-        free = replace(built.problem, limit_bytes=(math.inf,) * built.problem.devices)
-        gap = self.request.gap
-        least = solve(free, "memory", time_limit_s=SECOND_LOOK_S, gap=gap)
-        found = self._found(family, built, least)
-        if not found.evaluation.fits_exactly:
-            raise error
-        bound = solve(free, self.request.objective, time_limit_s=SECOND_LOOK_S, gap=gap).bound
-        return replace(found, solution=replace(least, bound=bound, status="feasible"))
 
     def _least_load(self, candidates: Mapping[str, Sequence[PlacedNode]]) -> float:
         """No plan's busiest device has less: the least device-seconds of each node, shared."""
@@ -240,7 +241,7 @@ class _Search:
         constraints = self.request.constraints
         by_group = [strategies(self.graph, self.rules, mesh) for mesh in family.groups]
         found: dict[str, tuple[PlacedNode, ...]] = {}
-        for node in self.graph.nodes:
+        for position, node in enumerate(self.graph.nodes):
             pinned = _planned(self.graph, constraints.plan, self.rules, node)
             if pinned is not None:
                 found[node.name] = (pinned,)
@@ -252,7 +253,8 @@ class _Search:
             if not found[node.name]:
                 why = constraints.blame(node, offered)
                 raise ConstraintError(
-                    f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}"
+                    f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}",
+                    position,
                 )
         return found
 

@@ -8,7 +8,7 @@ from typing import Any
 from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Certificate
-from partitioner.search import Found, Outcome
+from partitioner.search import Outcome
 
 
 def facts(
@@ -139,8 +139,3 @@ def certificate_line(cert: Certificate) -> str:
         f"{cert.objective} cost {_cost(cert.objective, cert.cost)}, "
         f"bound {_cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, {cert.status}"
     )
-
-
-def rival_lines(found: tuple[Found, ...], objective: str) -> list[str]:
-    """One line for each family's best plan."""
-    return [f"{entry.family}: {_cost(objective, entry.cost(objective))}" for entry in found]

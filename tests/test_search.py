@@ -6,6 +6,7 @@ from whole_plans import build
 
 import partitioner
 from partitioner import examples
+from partitioner.constraints import ConstraintError, Constraints, Pin
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate
@@ -119,3 +120,24 @@ def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
         partitioner.compile(model, 3, cluster=resolve_cluster("2xh100"))
     with pytest.raises(CostError, match="at most 16384"):
         partitioner.compile(model, 10**8)
+
+
+def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
+    outcome = search(MLP, flat(4), Request(time_limit_s=1e-9))
+    assert [str(entry.family) for entry in outcome.found] == ["intra (tp=4)"]
+    left = {str(family): str(error) for family, error in outcome.failed}
+    assert set(left) == {"inter (4 x one device)", "intra (dp=2 tp=2)", "hybrid (2 x tp=2)"}
+    assert set(left.values()) == {"not searched within 1e-09 s"}
+    assert outcome.plan.certificate is not None
+    assert outcome.plan.certificate.space == "intra (tp=4)"
+
+
+def test_of_contradictory_pins_the_family_that_got_furthest_speaks() -> None:
+    first, last = MLP.nodes[0], MLP.nodes[-1]
+    pins = (
+        Pin("first", nodes=(first.name,), device=0),  # leaves intra plans nothing
+        Pin("this", nodes=(last.name,), device=0),
+        Pin("that", nodes=(last.name,), device=1),
+    )
+    with pytest.raises(ConstraintError, match=f"that leaves no strategy for '{last.name}'"):
+        found(constraints=Constraints(pins))

@@ -1,14 +1,19 @@
 """What the safe memory formula refuses is looked at again with exact liveness."""
 
+import itertools
+
 import pytest
 
 from partitioner.constraints import Constraints, Pin
-from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.memory import with_headroom
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.types import TensorType
 from partitioner.search import Outcome, Request, search
-from partitioner.solver import Infeasible
+from partitioner.solver import Infeasible, Objective
 
 SIZE = 1 << 20
 
@@ -30,10 +35,19 @@ PINS = Constraints(
 )
 
 
-def _search(tensors: int) -> Outcome:
-    cluster = resolve_cluster("2xh100").with_memory(with_headroom(tensors * 4 * SIZE) + 1024)
-    request = Request(strategy="inter", constraints=PINS, time_limit_s=5)
-    return search(_there_and_back(), cluster, request)
+_SOME_PINS = (
+    Pin("ends", nodes=("n_a", "n_z"), device=0),
+    Pin("middle", nodes=("n_b",), device=1),
+)
+
+
+def _cluster(tensors: int) -> Cluster:
+    return resolve_cluster("2xh100").with_memory(with_headroom(tensors * 4 * SIZE) + 1024)
+
+
+def _search(tensors: int, objective: Objective = "throughput", pins: Constraints = PINS) -> Outcome:
+    request = Request(objective, "inter", constraints=pins, time_limit_s=5)
+    return search(_there_and_back(), _cluster(tensors), request)
 
 
 def test_between_the_exact_and_the_safe_peak() -> None:
@@ -46,6 +60,39 @@ def test_between_the_exact_and_the_safe_peak() -> None:
     assert certificate.bound <= certificate.cost
 
 
+def test_the_best_of_all_plans_that_fit_exactly_is_found() -> None:
+    graph, cluster = _there_and_back(), _cluster(2)
+    outcome = _search(2, pins=Constraints(_SOME_PINS))
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    names = [node.name for node in graph.nodes]
+    costs = {}
+    for homes in itertools.product((0, 1), repeat=len(names)):
+        where = dict(zip(names, homes, strict=True))
+        if (where["n_a"], where["n_b"], where["n_z"]) != (0, 1, 0):
+            continue
+        nodes = {name: NodePlan(home, {}) for name, home in where.items()}
+        groups = (DeviceMesh.single(0), DeviceMesh.single(1))
+        plan = Plan(graph.digest, cluster.to_data(), groups, nodes)
+        evaluation = evaluate(graph, plan, cluster)
+        assert not evaluation.fits
+        if evaluation.fits_exactly:
+            costs[homes] = evaluation.cost("throughput")
+    assert len(set(costs.values())) > 1
+    assert certificate.cost == min(costs.values())
+    assert certificate.bound <= certificate.cost
+
+
+def test_the_memory_objective_counts_the_bytes_that_fit() -> None:
+    outcome = _search(2, "memory")
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    limit = _cluster(2).devices[0].memory_bytes
+    assert 0 < certificate.cost == max(outcome.evaluation.held_bytes.values()) <= limit
+    assert certificate.bound <= certificate.cost
+
+
 def test_the_refusal_stands_where_exact_liveness_does_not_fit_either() -> None:
-    with pytest.raises(Infeasible, match="short on device"):
+    refusal = r"no plan fits: .* bytes are short on device .* in the model's order"
+    with pytest.raises(Infeasible, match=refusal):
         _search(1)

@@ -22,6 +22,7 @@ from partitioner.solver.problem import (
     validate,
 )
 from partitioner.solver.referee import Objective, Outcome, brute_force, evaluate_choices
+from partitioner.solver.shortage import least_shortage
 from partitioner.solver.solve import solve
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Status",
     "brute_force",
     "evaluate_choices",
+    "least_shortage",
     "solve",
     "validate",
 ]

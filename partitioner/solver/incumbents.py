@@ -101,7 +101,9 @@ def starts(hunt: Hunt) -> list[tuple[int, ...]]:
     picks = alone(hunt.problem, hunt.eliminator)
     plans = [*picks.values(), *(split.chosen for split in contiguous_plans(hunt.problem, picks))]
     least = _cheapest(hunt.eliminator)
-    return plans if least is None else [*plans, least, *squeeze(hunt, least)]
+    if least is None:
+        return plans or [_cheapest_alone(hunt.problem)]
+    return [*plans, least, *squeeze(hunt, least)]
 
 
 def seek(hunt: Hunt) -> None:
@@ -114,6 +116,10 @@ def seek(hunt: Hunt) -> None:
         outcome = hunt.offer(chosen, "DP")
         if outcome is not None:
             ranked[chosen] = outcome.excess_bytes, outcome.value(hunt.objective)
+    if hunt.best is None:
+        refute(hunt)
+    if math.isinf(hunt.bound):
+        return
     if hunt.objective == "memory":
         relax_memory(hunt)
     if hunt.best is not None:
@@ -132,6 +138,14 @@ def _cheapest(eliminator: Eliminator) -> tuple[int, ...] | None:
     """The plan of least total load, if elimination can tell and one is allowed."""
     found = eliminator.min_sum([1.0] * eliminator.problem.devices)
     return found[0] if found is not None and math.isfinite(found[1]) else None
+
+
+def _cheapest_alone(problem: Problem) -> tuple[int, ...]:
+    """Every node's choice of least work, whatever its neighbours choose."""
+    return tuple(
+        min(range(len(choices)), key=lambda pick: sum(choices[pick].load_s))
+        for choices in problem.nodes
+    )
 
 
 def alone(problem: Problem, eliminator: Eliminator) -> Picks:

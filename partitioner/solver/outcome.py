@@ -46,8 +46,9 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         device: The device that is short of bytes; None if forbidden pairs alone rule all out.
         position: Node at which it is.
         name: The node's name.
-        bytes_short: Its least achievable peak less its limit.
-        proven: Whether no plan can be short of fewer bytes; otherwise none was found in time.
+        bytes_short: Its peak less its limit in the nearest plan known.
+        proven: Whether it is certain that no plan fits; otherwise none was found in time.
+        closest: The plan that is short of `bytes_short`, one choice index a node.
     """
 
     exit_code = 3
@@ -61,6 +62,7 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         name: str | None = None,
         bytes_short: float = 0.0,
         proven: bool = True,
+        closest: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(message)
         self.device = device
@@ -68,3 +70,4 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         self.name = name
         self.bytes_short = bytes_short
         self.proven = proven
+        self.closest = closest

@@ -12,11 +12,12 @@ from partitioner.solver.hunt import Hunt
 from partitioner.solver.incumbents import refute, relax, relax_memory, seek
 from partitioner.solver.latency import propose
 from partitioner.solver.milp import solve_milp
-from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.outcome import Solution
 from partitioner.solver.presolve import Reduced, presolve
 from partitioner.solver.problem import Problem, SolverError, validate
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
-from partitioner.solver.search import local_search, peaks
+from partitioner.solver.search import local_search
+from partitioner.solver.shortage import forbidden, refused, seek_least
 from partitioner.solver.symmetry import canonical
 
 #: Rows of the MILP hold within this of their scale: a plan may look as if it fitted by so much.
@@ -38,6 +39,7 @@ def solve(
     gap: float = 0.01,
     seed: int = 0,
     cutoff: float = math.inf,
+    reason_s: float = 2.0,
 ) -> Solution:
     """The best plan found within the limits, with a bound on what any plan can reach.
 
@@ -51,6 +53,8 @@ def solve(
         gap: Relative gap at which to stop; less than 1e-4 counts as 1e-4.
         seed: Of all random choices.
         cutoff: Give the search up, with what it has, once no plan can be below this.
+        reason_s: Seconds beyond the time limit that the reason of a refusal may take; without
+            any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
 
     Raises:
         SolverError: The problem is malformed or the objective unknown.
@@ -64,11 +68,11 @@ def solve(
         return Solution((), 0.0, 0.0, "optimal", (), "none")
     reduced = presolve(problem)
     if not all(reduced.kept):
-        raise _forbidden()
+        raise forbidden()
     hunt = Hunt(reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed, cutoff)
     _METHODS[objective](hunt)
     if hunt.best is None:
-        explain(reduced, hunt)
+        _explain(reduced, hunt, reason_s)
     assert hunt.best is not None
     order = tuple(range(len(problem.nodes))) if objective == "latency" else None
     solver = f"{hunt.found_by} / {hunt.proved_by}"
@@ -83,7 +87,7 @@ def minimise_load(hunt: Hunt) -> None:
     relax(hunt)
     if not hunt.done:
         seek(hunt)
-    if hunt.best is None:
+    if hunt.best is None and math.isfinite(hunt.bound):
         refute(hunt)
     if not hunt.done and hunt.left_s and math.isfinite(hunt.bound):
         run_milp(hunt, "throughput")
@@ -93,7 +97,7 @@ def minimise_memory(hunt: Hunt) -> None:
     """The memory objective: the least peak, then the best throughput at about that peak."""
     seek(hunt)
     relax_memory(hunt)
-    if not hunt.done and hunt.left_s:
+    if not hunt.done and hunt.left_s and math.isfinite(hunt.bound):
         run_milp(hunt, "memory")
     if hunt.best is None:
         return
@@ -174,51 +178,13 @@ def _repair(hunt: Hunt, goal: Goal) -> None:
         hunt.offer(form.decode(result.values), "HiGHS")
 
 
-def explain(reduced: Reduced, hunt: Hunt) -> None:
-    """Say why nothing fits: the least number of bytes that every plan is short of.
-
-    Should the search for the least excess come upon a plan that fits after all (the first
-    search ran out of time), the hunt takes it and nothing is raised.
+def _explain(reduced: Reduced, hunt: Hunt, reason_s: float) -> None:
+    """Say why nothing fits, unless a plan that does turns up on the way.
 
     Raises:
-        Infeasible: Always, otherwise.
+        Infeasible: None does.
     """
-    form = formulate(hunt.problem, "excess")
-    left = max(hunt.left_s, 2.0)  # a refusal without its reason is worth two seconds more
-    start = None
-    if hunt.closest is not None:
-        free = replace(hunt.problem, limit_bytes=(math.inf,) * hunt.problem.devices)
-        hunt.offer(local_search(free, hunt.closest, goal=peaks, seed=hunt.seed), "local search")
-        start = form.start(canonical(hunt.problem, hunt.closest))
-    result = solve_milp(form.milp, left, hunt.gap / 10, start)
-    if result.status == "infeasible":
-        raise _forbidden()
-    chosen = form.decode(result.values) if result.values else hunt.closest
-    outcome = None if chosen is None else hunt.offer(chosen, "HiGHS")
-    if hunt.best is not None:
-        return
-    if outcome is None:
-        raise Infeasible("no allowed plan was found within the time limit", proven=False)
-    over = [
-        peak - limit
-        for peak, limit in zip(outcome.peak_bytes, hunt.problem.limit_bytes, strict=True)
-    ]
-    device = max(range(len(over)), key=over.__getitem__)
-    position = outcome.peak_position[device]
-    name = reduced.problem.names[position]
-    sure = result.status == "optimal"
-    verdict = "no plan fits" if sure else "no plan was found that fits; of the nearest one"
-    raise Infeasible(
-        f"{verdict}: {math.ceil(over[device])} bytes are short on device {device} "
-        f"at {name!r} ({math.ceil(outcome.peak_bytes[device])} bytes held, limit "
-        f"{int(hunt.problem.limit_bytes[device])})",
-        device=device,
-        position=position,
-        name=name,
-        bytes_short=over[device],
-        proven=result.status == "optimal",
-    )
-
-
-def _forbidden() -> Infeasible:
-    return Infeasible("no plan is allowed: every combination of choices takes a forbidden pair")
+    hunt.deadline = time.monotonic() + max(hunt.left_s, reason_s) if reason_s else 0.0
+    least = seek_least(hunt) if reason_s else False
+    if hunt.best is None:
+        raise refused(reduced, hunt, least=least)

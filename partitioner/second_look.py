@@ -1,0 +1,173 @@
+"""When no plan fits by the safe memory formula: exact liveness may let one, or a refusal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from partitioner.build import Built
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.families import Family
+from partitioner.ir.plan import Plan
+from partitioner.solver import (
+    Infeasible,
+    Objective,
+    Problem,
+    Solution,
+    SolverError,
+    evaluate_choices,
+    least_shortage,
+    solve,
+)
+
+#: Seconds that a refusal may take beyond the time limit: to look again, and to find its reason.
+SECOND_LOOK_S = 2.0
+#: Memory limits to search under, over the least peak by the safe formula. The first plan that
+#: fits exactly is taken, so the loosest limit comes first.
+SLACKS = (math.inf, 1.5, 1.2, 1.1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One family's best plan and its evaluation."""
+
+    family: Family
+    plan: Plan
+    evaluation: Evaluation
+    solution: Solution
+
+    def cost(self, objective: str) -> float:
+        """By the referee."""
+        return self.evaluation.cost(objective)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A family of which no plan fits by the safe memory formula, as far as is known."""
+
+    family: Family
+    built: Built
+    error: Infeasible
+
+
+Evaluate = Callable[[Family, Built, Solution], Found]
+
+
+def second_look(
+    refused: Sequence[Refused],
+    objective: Objective,
+    gap: float,
+    time_limit_s: float,
+    found: Evaluate,
+    *,
+    complete: bool,
+) -> Found:
+    """A plan that exact liveness, in the graph's order of nodes, lets fit after all.
+
+    Args:
+        refused: All families that were searched.
+        objective: What is minimised.
+        gap: Relative gap at which a search stops.
+        time_limit_s: Wall-clock limit.
+        found: Evaluates a solution.
+        complete: Whether these are all families of the request.
+
+    Raises:
+        Infeasible: There is none; the family that came nearest to fitting speaks.
+    """
+    deadline = time.monotonic() + time_limit_s
+    nearest = sorted(refused, key=lambda entry: _distance(entry.error))
+    for index, entry in enumerate(nearest):
+        left = (deadline - time.monotonic()) / (len(nearest) - index + 1)
+        if left > 0 and _may_fit(entry):
+            fits = _exactly(entry, objective, gap, left, found)
+            if fits is not None:
+                return fits
+    entry = nearest[0]
+    left = max(SECOND_LOOK_S / 2, deadline - time.monotonic())
+    try:
+        solution = least_shortage(entry.built.problem, objective, entry.error, left)
+    except Infeasible as error:
+        certain = complete and error.proven and all(n.error.proven for n in nearest[1:])
+        raise _verdict(entry.family, error, certain=certain) from None
+    return found(entry.family, entry.built, solution)
+
+
+def _distance(error: Infeasible) -> float:
+    return math.inf if error.closest is None else error.bytes_short
+
+
+def _may_fit(entry: Refused) -> bool:
+    """Whether the nearest plan's weights alone leave room: liveness cannot make them smaller."""
+    closest, problem = entry.error.closest, entry.built.problem
+    if closest is None:
+        return True
+    try:
+        outcome = evaluate_choices(_resident(problem), closest)
+    except SolverError:
+        return True
+    return outcome.excess_bytes <= 0
+
+
+def _resident(problem: Problem) -> Problem:
+    """The problem with only those bytes counted that are held throughout."""
+    last = len(problem.nodes) - 1
+    nothing = (0.0,) * problem.devices
+    items = (
+        item if (item.first, item.last) == (0, last) else replace(item, bytes=nothing)
+        for item in problem.items
+    )
+    return replace(problem, items=tuple(items))
+
+
+def _exactly(
+    entry: Refused, objective: Objective, gap: float, time_limit_s: float, found: Evaluate
+) -> Found | None:
+    """The first plan that fits by exact liveness: of least cost first, of least peak last."""
+    deadline = time.monotonic() + time_limit_s
+    problem = entry.built.problem
+
+    def within(limit: float, goal: Objective, seconds: float) -> Found:
+        limited = replace(problem, limit_bytes=(limit,) * problem.devices)
+        solution = solve(limited, goal, time_limit_s=seconds, gap=gap, reason_s=0.0)
+        return found(entry.family, entry.built, solution)
+
+    best = within(math.inf, "memory", time_limit_s / 2)
+    if not best.evaluation.fits_exactly:
+        return None
+    bound, least = 0.0, best.solution.cost
+    for slack in SLACKS if objective != "memory" else ():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            tried = within(slack * least, objective, left)
+        except Infeasible:
+            break
+        bound = bound or tried.solution.bound  # of the first search, which had no limits
+        if tried.evaluation.fits_exactly:
+            best = tried
+            break
+    if objective == "memory":
+        free = replace(_resident(problem), limit_bytes=(math.inf,) * problem.devices)
+        bound = solve(free, "memory", time_limit_s=time_limit_s / 2, gap=gap).bound
+    bound = min(bound, best.cost(objective))
+    return replace(best, solution=replace(best.solution, bound=bound, status="feasible"))
+
+
+def _verdict(family: Family, error: Infeasible, *, certain: bool) -> Infeasible:
+    verdict, _, what = str(error).partition(": ")
+    if error.proven and not certain:
+        verdict = "no plan was found that fits"
+    return Infeasible(
+        f"{verdict}: {what}; this is {family}, the nearest to fitting of the spaces searched, "
+        "with the nodes in the model's order",
+        device=error.device,
+        position=error.position,
+        name=error.name,
+        bytes_short=error.bytes_short,
+        proven=certain,
+        closest=error.closest,
+    )

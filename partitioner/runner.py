@@ -125,17 +125,20 @@ def _to_file(array: np.ndarray) -> np.ndarray:
 def _seconds_line(directory: Path, seconds: float, requests: int) -> str:
     many = f"{requests} requests" if requests > 1 else "1 request"
     measured = f"{many} in {units.seconds(seconds)}, {units.per_second(requests / seconds)}"
+    return f"measured on this machine: {measured}\n{_prediction(directory)}"
+
+
+def _prediction(directory: Path) -> str:
+    """What the plan's own cluster would take, named: it is seldom the machine that ran."""
     try:
         summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"measured on this machine: {measured}"
-    rate = summary["throughput_per_s"]
-    predicted = (
-        f"latency {units.seconds(summary['latency_s'])}, "
-        f"{units.per_second(float('inf') if rate is None else rate)}"
-    )
-    return (
-        f"measured on this machine: {measured}\n"
-        f"predicted for {plan['cluster']['name']}: {predicted}"
-    )
+        cluster = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["cluster"]
+        rate = summary["throughput_per_s"]
+        latency = units.seconds(summary["latency_s"])
+        many = units.per_second(float("inf") if rate is None else rate)
+        name = cluster["name"]
+        count = sum(entry["count"] for entry in cluster["devices"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"no prediction: {directory} has no readable summary.json and plan.json"
+    devices = f"{count} devices" if count > 1 else "1 device"
+    return f"predicted for the planned cluster {name} ({devices}): latency {latency}, {many}"

@@ -230,7 +230,7 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
 
     Raises:
         PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
-            data order, or cuts what cannot be cut.
+            data order, cuts what cannot be cut, or leaves a device an empty part.
     """
     if plan.graph_digest != graph.digest:
         raise PlanError(
@@ -257,7 +257,7 @@ def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
     """One node under the plan's decision for it.
 
     Raises:
-        PlanError: The decision does not fit the node.
+        PlanError: The decision does not fit the node, or leaves a device an empty part.
     """
     decision = plan.nodes[node.name]
     if not 0 <= decision.group < len(plan.groups):
@@ -276,9 +276,27 @@ def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
             )
     try:
         layouts = {n: cut.layout(factors[n].size, mesh) for n, cut in decision.cuts.items()}
-        return place(graph, node, mesh, layouts, rule)
+        placed = place(graph, node, mesh, layouts, rule)
+        _check_parts(placed)
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
+    return placed
+
+
+def _check_parts(placed: PlacedNode) -> None:
+    """Kernels are not made for empty parts (ONNX Runtime divides by their size), so none is cut.
+
+    A dim that is empty as a whole is the model's own.
+    """
+    for value, at in (*placed.operands(), *placed.results()):
+        for dim, layout in enumerate(at.sharding.dims):
+            sizes = layout.sizes() if layout.axes else (1,)
+            if layout.size and 0 in sizes:
+                shown = ",".join(map(str, sizes[:8])) + (",..." if len(sizes) > 8 else "")
+                raise PlanError(
+                    f"dim {dim} of {value!r} ({layout.size}) is cut into parts of {shown} over "
+                    f"{'*'.join(layout.axes)}; every part must have at least 1"
+                )
 
 
 def _whole(graph: Graph, value: str, mesh: DeviceMesh) -> Placement | None:

@@ -138,8 +138,13 @@ def test_a_malformed_field(edit: Edit, message: str) -> None:
         (plan({"m": "dp"}), r"'mm' \(MatMul\): cut dp names axis 'dp'"),
         (plan({"m": "tp:1,2"}), r"'mm' .*cut tp:1,2 does not fit size 64 over 2 parts"),
         (plan({"m": "tp", "n": "tp"}), r"'mm' .*an axis cuts two factors"),
+        (
+            plan({"n": "tp:256,0"}),
+            r"'mm' \(MatMul\): dim 1 of 'w' \(256\) is cut into parts of 256,0 over tp; every",
+        ),
+        (plan({"k": "dp*tp:1,0,100,27"}, mesh=GRID), r"dim 1 of 'x' .* of 1,0,100,27 over dp\*tp"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_plan_that_does_not_fit(made: Plan, message: str) -> None:
     with pytest.raises(PlanError, match=message):

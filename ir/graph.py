@@ -169,6 +169,15 @@ class Graph:
         """SHA-256 over structure, types and small constants; weights count by type only."""
         return hashlib.sha256("\n".join(self._digest_lines()).encode()).hexdigest()
 
+    @cached_property
+    def weights_digest(self) -> str:
+        """SHA-256 over the contents of all constants, by name; reads them all (about 1 GB/s)."""
+        found = hashlib.sha256()
+        for value, constant in sorted(self.constants.items()):
+            found.update(f"{value} {constant.type}\n".encode())
+            found.update(np.ascontiguousarray(constant.load()).reshape(-1).view(np.uint8))
+        return found.hexdigest()
+
     def constant(self, value: str) -> np.ndarray | None:
         """Contents of a small constant, None for anything else (large weights, computed values)."""
         held = self.constants.get(value)

@@ -7,9 +7,12 @@ JSON; see docs/reference/plan.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from partitioner.ir.errors import IRError
@@ -20,6 +23,9 @@ from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
+#: What a plan may be the best by.
+OBJECTIVES = ("throughput", "latency", "memory")
+STATUSES = ("optimal", "feasible", "time_limit")
 
 
 class PlanError(IRError):
@@ -81,6 +87,14 @@ class Plan:
     nodes: Mapping[str, NodePlan]
     certificate: Certificate | None = None
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the decisions: the canonical text without the certificate.
+
+        Two plans of one digest give the same rank files; what is proven of them does not count.
+        """
+        return hashlib.sha256(replace(self, certificate=None).to_json().encode()).hexdigest()
+
     def to_json(self) -> str:
         """Canonical text: the same plan gives the same bytes."""
         cert = self.certificate
@@ -114,7 +128,7 @@ class Plan:
             raise PlanError(f"plan version is {found!r}, this program reads {PLAN_VERSION}")
         try:
             return _plan_of(data)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
 
 
@@ -148,9 +162,20 @@ def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
 
 
 def _certificate_of(data: Mapping[str, Any]) -> Certificate:
-    for key in ("cost", "bound"):
-        _typed(data, key, int, float)
-    return Certificate(**{key: value for key, value in data.items() if key != "gap"})
+    for key in ("cost", "bound", "gap"):
+        if not 0 <= _typed(data, key, int, float) < math.inf:
+            raise ValueError(f"{key} {data[key]!r} is not a finite number of at least 0")
+    for key, known in (("objective", OBJECTIVES), ("status", STATUSES)):
+        if _typed(data, key, str) not in known:
+            raise ValueError(f"{key} {data[key]!r} is not one of {', '.join(known)}")
+    for key in ("strategy", "solver", "space"):
+        _typed({"space": "", **data}, key, str)
+    cert = Certificate(**{key: value for key, value in data.items() if key != "gap"})
+    if cert.bound > cert.cost:
+        raise ValueError(f"bound {cert.bound!r} is above cost {cert.cost!r}")
+    if not math.isclose(cert.gap, data["gap"], rel_tol=1e-9, abs_tol=1e-12):
+        raise ValueError(f"gap {data['gap']!r} is not (cost - bound) / cost, which is {cert.gap!r}")
+    return cert
 
 
 def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:

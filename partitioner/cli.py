@@ -295,7 +295,10 @@ def _show(argv: Sequence[str]) -> int:
     from partitioner.result import load
     from partitioner.show import show
 
-    print(_safe(show(load(args.directory))))
+    result = load(args.directory)
+    for warning in result.warnings:
+        print(f"partition: warning: {_safe(warning)}", file=sys.stderr)
+    print(_safe(show(result)))
     return 0
 
 

@@ -11,7 +11,7 @@ from partitioner.ir.errors import PartitionerError
 
 
 class DirectoryError(PartitionerError, ValueError):
-    """A folder that cannot be written."""
+    """A folder that cannot be written, or whose files are not of one another."""
 
 
 def replace_directory(target: Path, write: Callable[[Path], None], *, force: bool) -> None:

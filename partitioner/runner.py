@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from partitioner import units
+from partitioner.backends.errors import one_line
 from partitioner.backends.launch import run_local
 from partitioner.backends.onnx.load import read_directory
+from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.errors import PartitionerError
+from partitioner.ir.plan import Plan
 from partitioner.ir.types import numpy_dtype
+from partitioner.rank_files import check_rank_files
+from partitioner.saved import load_plan, load_summary
 
 
 class RunError(PartitionerError, ValueError):
     """Inputs or outputs of a run that cannot be read or written."""
+
+
+#: What NumPy raises on a file that is no .npz, or a broken one.
+_NO_NPZ = (
+    *(OSError, ValueError, AttributeError, TypeError, KeyError, EOFError, MemoryError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def run_directory(
@@ -42,15 +55,36 @@ def run_directory(
 
     Raises:
         RunError: A file cannot be read or written.
+        ResultError: Not such a folder.
+        DirectoryError: Its rank files are of another plan than its plan.json.
         BackendError: A wrong input, or a rank failed.
     """
+    plan, summary = load_plan(directory), load_summary(directory)
+    check_rank_files(directory, plan)
+    if outputs is not None:
+        check_outputs(outputs)
     fed = read_inputs(inputs, directory) if inputs is not None else draw_inputs(directory, seed)
     done = run_local(directory, fed, requests)
     if outputs is not None:
         write_outputs(outputs, done.outputs)
-    lines = [_seconds_line(directory, done.seconds, requests)]
+    lines = [_measured(done.seconds, requests), _predicted(summary, plan)]
     lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in done.outputs.items()]
     return "\n".join(lines)
+
+
+def _measured(seconds: float, requests: int) -> str:
+    many = f"{requests} requests" if requests > 1 else "1 request"
+    rate = units.per_second(requests / seconds)
+    return f"measured on this machine: {many} in {units.seconds(seconds)}, {rate}"
+
+
+def _predicted(summary: Mapping[str, Any], plan: Plan) -> str:
+    latency, rate = summary["latency_s"], summary["throughput_per_s"]
+    shown = units.per_second(float("inf") if rate is None else rate)
+    count = len(Cluster.from_data(plan.cluster))
+    devices = f"{count} devices" if count > 1 else "1 device"
+    name = f"{plan.cluster.get('name')} ({devices})"
+    return f"predicted for the planned cluster {name}: latency {units.seconds(latency)}, {shown}"
 
 
 def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
@@ -70,8 +104,8 @@ def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as data:
             arrays = {name: data[name] for name in data.files}
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise RunError(f"inputs {path}: {error}") from None
+    except _NO_NPZ as error:
+        raise RunError(f"inputs {path}: {one_line(error)}") from None
     kinds = read_directory(directory)[0].whole_inputs
     return {
         name: _from_file(array, numpy_dtype(kinds[name].dtype)) if name in kinds else array
@@ -100,6 +134,28 @@ def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
     return random_inputs(load_graph(directory).graph, seed)
 
 
+def check_outputs(path: Path) -> None:
+    """Refuse before a run what `write_outputs` would refuse after it.
+
+    Raises:
+        RunError: The path is a folder, or no file can be written there.
+    """
+    try:
+        if path.is_dir():
+            raise RunError(f"outputs {path}: it is a folder; name an .npz file")
+        if path.exists() and not path.is_file():
+            raise RunError(f"outputs {path}: it is not a regular file")
+        part = _part(path)
+        part.touch()
+        part.unlink()
+    except (OSError, ValueError) as error:
+        raise RunError(f"outputs {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write whole outputs to an .npz file; nothing is left if that fails.
 
@@ -108,7 +164,7 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         RunError: The file cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = _part(path)
     try:
         with part.open("wb") as file:
             np.savez(file, **{name: _to_file(array) for name, array in arrays.items()})  # type: ignore[arg-type]
@@ -120,25 +176,3 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _to_file(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if _is_foreign(array.dtype) else array
-
-
-def _seconds_line(directory: Path, seconds: float, requests: int) -> str:
-    many = f"{requests} requests" if requests > 1 else "1 request"
-    measured = f"{many} in {units.seconds(seconds)}, {units.per_second(requests / seconds)}"
-    return f"measured on this machine: {measured}\n{_prediction(directory)}"
-
-
-def _prediction(directory: Path) -> str:
-    """What the plan's own cluster would take, named: it is seldom the machine that ran."""
-    try:
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        cluster = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["cluster"]
-        rate = summary["throughput_per_s"]
-        latency = units.seconds(summary["latency_s"])
-        many = units.per_second(float("inf") if rate is None else rate)
-        name = cluster["name"]
-        count = sum(entry["count"] for entry in cluster["devices"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"no prediction: {directory} has no readable summary.json and plan.json"
-    devices = f"{count} devices" if count > 1 else "1 device"
-    return f"predicted for the planned cluster {name} ({devices}): latency {latency}, {many}"

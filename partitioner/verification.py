@@ -111,12 +111,18 @@ class Verification:
 
 
 def verify_directory(directory: Path, seed: int = 0) -> Verification:
-    """Verify the rank files of a saved compilation (see `verify`)."""
-    from partitioner.result import ResultError, load
+    """Verify the rank files of a saved compilation (see `verify`).
+
+    Raises:
+        ResultError: See `partitioner.load`.
+        DirectoryError: There are no rank files, they are of another plan, or they hold other
+            weights than the model.
+    """
+    from partitioner.rank_files import check_rank_files
+    from partitioner.result import load
 
     result = load(directory)
-    if not (directory / "rank0.onnx").is_file():
-        raise ResultError(f"{directory} holds a plan only; partition again without --plan-only")
+    check_rank_files(directory, result.plan, result.graph)
     return verify(result.traced, result.programs, directory, seed)
 
 

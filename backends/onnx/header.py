@@ -19,9 +19,22 @@ from partitioner.ir.types import TensorType
 #: Domain of the communication operators and of the keys in metadata.
 DOMAIN = "partitioner"
 #: Version of what rank files hold; files of another version are refused.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PROGRAM_KEY = f"{DOMAIN}.program"
 VERSION_KEY = f"{DOMAIN}.format_version"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What rank files were made from, so that a reader sees when they are out of date.
+
+    Attributes:
+        plan: `Plan.digest` of the plan; "" for programs that are of no stored plan.
+        weights: `Graph.weights_digest` of the model; "" likewise.
+    """
+
+    plan: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class Header:
         rank: Which rank it is of.
         ranks: How many there are.
         programs: Digest of what all ranks exchange; the files of one folder have the same.
+        origin: What the files were made from; the same in all of a folder.
         comms: Communications that the file holds (local slices are ordinary nodes).
         inputs: Part of a whole input by local value.
         outputs: Parts of whole outputs that this rank delivers.
@@ -42,6 +56,7 @@ class Header:
     rank: int
     ranks: int
     programs: str
+    origin: Origin
     comms: int
     inputs: Mapping[str, Part]
     outputs: tuple[Output, ...]
@@ -59,12 +74,16 @@ def digest(programs: Programs) -> str:
     return found.hexdigest()
 
 
-def write_header(model: ModelProto, program: RankProgram, programs: Programs, comms: int) -> None:
+def write_header(
+    model: ModelProto, program: RankProgram, programs: Programs, comms: int, origin: Origin
+) -> None:
     """Add the description of one rank to its file's metadata (`model` is modified)."""
     data = {
         "rank": program.rank,
         "ranks": len(programs.ranks),
         "programs": digest(programs),
+        "plan": origin.plan,
+        "weights": origin.weights,
         "comms": comms,
         "inputs": {name: [part.whole, part.region] for name, part in program.inputs.items()},
         "outputs": [[output.value, output.whole, output.region] for output in program.outputs],
@@ -102,6 +121,7 @@ def _parse(data: Any) -> Header:
         rank=int(data["rank"]),
         ranks=int(data["ranks"]),
         programs=str(data["programs"]),
+        origin=Origin(str(data["plan"]), str(data["weights"])),
         comms=int(data["comms"]),
         inputs={
             name: Part(whole, parse_region(region))

@@ -11,6 +11,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.onnx.agreement import check_agreement
 from partitioner.backends.onnx.header import DOMAIN, Header, parse_transfers, read_header
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
 from partitioner.ir.errors import IRError
@@ -22,19 +23,34 @@ _PHASE_KEY = f"{DOMAIN}.phase"
 
 
 def read_directory(directory: Path) -> tuple[Header, ...]:
-    """The headers alone of all rank files of a folder, in order of rank.
+    """The headers of all rank files of a folder, in order of rank; no weights are read.
 
     Raises:
-        BackendError: A file is missing or wrong, or they are of different plans.
+        BackendError: A file is missing or wrong, they are of different plans, or they disagree
+            about a communication.
     """
-    first = _read_file(directory / "rank0.onnx")[1]
-    rest = [_read_file(directory / f"rank{rank}.onnx")[1] for rank in range(1, first.ranks)]
-    for header in rest:
-        if header.programs != first.programs:
+    first, steps = _read_steps(directory / "rank0.onnx")
+    headers, files = [first], [steps]
+    for rank in range(1, first.ranks):
+        header, steps = _read_steps(directory / f"rank{rank}.onnx")
+        if (header.programs, header.origin) != (first.programs, first.origin):
             raise BackendError(
-                f"{directory}: rank{header.rank}.onnx is not of the plan that rank0.onnx is of"
+                f"{directory}: rank{rank}.onnx is not of the plan that rank0.onnx is of"
             )
-    return (first, *rest)
+        headers.append(header)
+        files.append(steps)
+    try:
+        check_agreement(files)
+    except BackendError as error:
+        raise BackendError(f"{directory}: {error}") from None
+    return tuple(headers)
+
+
+def _read_steps(path: Path) -> tuple[Header, tuple[Segment | Cut, ...]]:
+    proto, header = _read_file(path)
+    steps = tuple(_steps(proto, header))
+    _check_order(steps, header)
+    return header, steps
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
@@ -91,7 +107,7 @@ def _steps(proto: ModelProto, header: Header) -> Iterator[Segment | Cut]:
             yield _parse_cut(node, header)
             run = []
             continue
-        own = _phase(node)
+        own = _phase(node, header)
         if run and own != phase:
             yield Segment(phase, tuple(run), (), (), ())
             run = []
@@ -101,11 +117,11 @@ def _steps(proto: ModelProto, header: Header) -> Iterator[Segment | Cut]:
         yield Segment(phase, tuple(run), (), (), ())
 
 
-def _phase(node: NodeProto) -> int:
-    for entry in node.metadata_props:
-        if entry.key == _PHASE_KEY:
-            return int(entry.value)
-    return 0
+def _phase(node: NodeProto, header: Header) -> int:
+    text = next((entry.value for entry in node.metadata_props if entry.key == _PHASE_KEY), "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BackendError(f"rank {header.rank}: node {node.name!r} has phase {text!r}")
+    return int(text)
 
 
 def _parse_cut(node: NodeProto, header: Header) -> Cut:
@@ -168,7 +184,7 @@ def _value_type(value: ValueInfoProto) -> TensorType:
 
 def _link(model: RankModel) -> Iterator[Segment | Cut]:
     """Give each segment its inputs, outputs and constants."""
-    made = set(model.header.inputs)
+    made = dict.fromkeys(model.header.inputs, 0)  # the phase in which each value is made
     wanted_after = _wanted_after(model)
     for step, wanted in zip(model.steps, wanted_after, strict=True):
         reads = _reads(step)
@@ -176,7 +192,14 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
         if missing:
             raise BackendError(f"rank {model.rank}: {missing[0]!r} is read before it is made")
         writes = _writes(step)
-        made.update(writes)
+        phase, last = step.span
+        late = [name for name in reads if made.get(name, 0) > phase]
+        if late:
+            raise BackendError(
+                f"rank {model.rank}: {late[0]!r} is made in phase {made[late[0]]}, "
+                f"but read in phase {phase}"
+            )
+        made.update(dict.fromkeys(writes, last))
         if isinstance(step, Cut):
             yield step
             continue

@@ -175,7 +175,7 @@ class Graph:
         found = hashlib.sha256()
         for value, constant in sorted(self.constants.items()):
             found.update(f"{value} {constant.type}\n".encode())
-            found.update(np.ascontiguousarray(constant.load()).reshape(-1).view(np.uint8))
+            found.update(np.ascontiguousarray(constant.load()).reshape(-1).view(np.uint8).data)
         return found.hexdigest()
 
     def constant(self, value: str) -> np.ndarray | None:

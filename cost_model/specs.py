@@ -260,8 +260,11 @@ def _devices(entry: Any) -> tuple[DeviceSpec, ...]:
 def _level(entry: Any) -> LinkLevel:
     known = {item.name for item in fields(LinkLevel)}
     _keys("level", entry, known - {"reduce_bytes_per_s"}, known)
-    if type(entry["size"]) is not int:
-        raise CostError(f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number")
+    if type(entry["size"]) is not int or not 1 <= entry["size"] <= MAX_DEVICES:
+        raise CostError(
+            f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number of at least 1 "
+            f"(and at most {MAX_DEVICES})"
+        )
     rest = {
         key: _float(f"{key} of level {entry['name']!r}", value)
         for key, value in entry.items()

@@ -46,21 +46,11 @@ Attr = (
 
 
 @dataclass(frozen=True)
-class FileSpan:
-    """Where a constant's raw little-endian bytes lie: `length` bytes at `offset` of `path`."""
-
-    path: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
 class Constant:
     """A weight or a small constant: its type, and how to read it (lazily)."""
 
     type: TensorType
     load: Callable[[], np.ndarray] = field(repr=False, compare=False)
-    span: FileSpan | None = None
 
     @classmethod
     def of(cls, array: np.ndarray, dtype: str | None = None) -> Constant:

@@ -110,8 +110,10 @@ def _check_fields(
     folder: Path, name: str, data: Mapping[str, Any], fields: Mapping[str, Check]
 ) -> None:
     for key, good in fields.items():
-        if not good(data.get(key)):
-            raise ResultError(f"{folder}: {name} has {key} = {_shown(data.get(key))}")
+        if key not in data:
+            raise ResultError(f"{folder}: {name} has no {key}")
+        if not good(data[key]):
+            raise ResultError(f"{folder}: {name} has {key} = {_shown(data[key])}")
 
 
 def _shown(value: Any) -> str:

@@ -120,7 +120,7 @@ Break = Callable[[Path], object]
         (
             lambda d: (d / "request.json").write_text('{"version": 1}'),
             ResultError,
-            "request.json has model = None",
+            "request.json has no model",
         ),
         (lambda d: (d / "plan.json").write_text("{}"), PlanError, "plan version is None"),
     ],

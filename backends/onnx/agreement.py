@@ -11,8 +11,9 @@ from itertools import chain
 from typing import Any
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.header import Header
 from partitioner.backends.onnx.steps import Cut, Segment
-from partitioner.ir.exchange import Transfer
+from partitioner.ir.exchange import Transfer, region_numel
 
 Steps = Sequence[Segment | Cut]
 
@@ -35,6 +36,22 @@ def check_agreement(files: Sequence[Steps]) -> None:
                 held.setdefault(step.comm.seq, {})[rank] = step
     for seq, sides in sorted(held.items()):
         _check_sides(seq, sides)
+
+
+def check_delivery(headers: Sequence[Header]) -> None:
+    """Do the parts that all ranks deliver make up every output?
+
+    Raises:
+        BackendError: They have more or fewer elements than the output.
+    """
+    for name, kind in headers[0].whole_outputs.items():
+        parts = [out.region for header in headers for out in header.outputs if out.whole == name]
+        found = sum(kind.numel if part is None else region_numel(part) for part in parts)
+        if found != kind.numel:
+            raise BackendError(
+                f"the ranks deliver {found} elements of output {name!r}, which is {kind}; "
+                "partition the model again"
+            )
 
 
 def _check_phases(files: Sequence[Steps]) -> None:

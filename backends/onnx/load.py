@@ -11,10 +11,12 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.agreement import check_agreement
-from partitioner.backends.onnx.header import DOMAIN, Header, parse_transfers, read_header
+from partitioner.backends.onnx.agreement import check_agreement, check_delivery
+from partitioner.backends.onnx.header import DOMAIN, Header, fits, parse_transfers, read_header
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
+from partitioner.backends.regions import region_shape
 from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Transfer
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
@@ -33,7 +35,7 @@ def read_directory(directory: Path) -> tuple[Header, ...]:
     headers, files = [first], [steps]
     for rank in range(1, first.ranks):
         header, steps = _read_steps(directory / f"rank{rank}.onnx")
-        if (header.programs, header.origin) != (first.programs, first.origin):
+        if _common(header) != _common(first):
             raise BackendError(
                 f"{directory}: rank{rank}.onnx is not of the plan that rank0.onnx is of"
             )
@@ -41,6 +43,7 @@ def read_directory(directory: Path) -> tuple[Header, ...]:
         files.append(steps)
     try:
         check_agreement(files)
+        check_delivery(headers)
     except BackendError as error:
         raise BackendError(f"{directory}: {error}") from None
     return tuple(headers)
@@ -50,7 +53,26 @@ def _read_steps(path: Path) -> tuple[Header, tuple[Segment | Cut, ...]]:
     proto, header = _read_file(path)
     steps = tuple(_steps(proto, header))
     _check_order(steps, header)
+    _check_parts(header, dict(_types(proto.graph)))
     return header, steps
+
+
+def _common(header: Header) -> tuple[object, ...]:
+    """What all files of a folder have alike."""
+    return header.ranks, header.programs, header.origin, header.whole_inputs, header.whole_outputs
+
+
+def _check_parts(header: Header, types: Mapping[str, TensorType]) -> None:
+    """What a rank is fed and delivers is of the size that its values have."""
+    inputs, outputs = header.whole_inputs, header.whole_outputs
+    fed = [(name, inputs[part.whole], part.region) for name, part in header.inputs.items()]
+    got = [(out.value, outputs[out.whole], out.region) for out in header.outputs]
+    for name, whole, region in fed + got:
+        part = whole if region is None else TensorType.of(whole.dtype, region_shape(region))
+        if types.get(name) != part:
+            raise BackendError(
+                f"rank {header.rank}: {name!r} is {types.get(name)}, but its part is {part}"
+            )
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
@@ -143,11 +165,24 @@ def _parse_cut(node: NodeProto, header: Header) -> Cut:
         )
         types = [_local_type(found.get(key), dtype) for key in ("source_shape", "target_shape")]
         uniform = bool(found["uniform"])
+        _check_bounds(comm.transfers, header.rank, types[0], types[1])
         return Cut(header.rank, comm, tuple(found["active"]), uniform, types[0], types[1])
-    except (KeyError, ValueError, TypeError, AttributeError, IRError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, IRError) as error:
         raise BackendError(
             f"rank {header.rank}: communication {node.name!r}: {one_line(error)}"
         ) from error
+
+
+def _check_bounds(
+    transfers: Iterable[Transfer], rank: int, source: TensorType | None, target: TensorType | None
+) -> None:
+    for transfer in transfers:
+        for end, region, kind in (
+            (transfer.source, transfer.read, source),
+            (transfer.target, transfer.write, target),
+        ):
+            if end == rank and not (kind is not None and fits(region, kind.shape)):
+                raise ValueError(f"region {region} is not within {kind or 'a local tensor'}")
 
 
 def _local_type(shape: onnx.TensorProto | None, dtype: str) -> TensorType | None:

@@ -1,7 +1,9 @@
 """Rank files: what is in them, how they are cut, and what is refused."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -265,6 +267,10 @@ def garble(model: onnx.ModelProto) -> None:
     model.metadata_props[1].value = '{"rank": 0}'
 
 
+def far(model: onnx.ModelProto) -> None:
+    model.metadata_props[1].value = model.metadata_props[1].value.replace('"float32"', "[4]")
+
+
 def other_rank(model: onnx.ModelProto) -> None:
     model.metadata_props[1].value = model.metadata_props[1].value.replace('"rank":0', '"rank":1')
 
@@ -281,7 +287,8 @@ def unknown_kind(model: onnx.ModelProto) -> None:
         (hand.pipeline, swap, r"rank 0: communications are out of order: \[1, 0, 2, 3\]"),
         (hand.pipeline, lose_metadata, "rank0.onnx is not a rank file: its metadata lacks"),
         (hand.pipeline, newer, "rank0.onnx has format version 99, this is 2"),
-        (hand.pipeline, garble, "rank0.onnx: metadata 'partitioner.program': 'ranks'"),
+        (hand.pipeline, garble, "rank0.onnx: metadata 'partitioner.program': 'whole_inputs'"),
+        (hand.pipeline, far, r"rank0.onnx: metadata 'partitioner.program': \[4\] is not text"),
         (hand.pipeline, other_rank, "rank0.onnx says that it is of rank 1"),
         (hand.pipeline, unknown_kind, "rank 0: communication 'partitioner.comm0': 'gossip' is not"),
     ],
@@ -367,6 +374,11 @@ def fewer_rows(model: onnx.ModelProto) -> None:
     rows.s = rows.s.replace(b"[[0,4]]", b"[[0,3]]", 1)
 
 
+def outside(model: onnx.ModelProto) -> None:
+    rows = attribute(model, 2, "transfers")
+    rows.s = rows.s.replace(b"[[0,4]]", b"[[1,4]]")
+
+
 def without_it(model: onnx.ModelProto) -> None:
     program = next(e for e in model.metadata_props if e.key == "partitioner.program")
     program.value = program.value.replace('"comms":4', '"comms":3')
@@ -384,6 +396,7 @@ def without_it(model: onnx.ModelProto) -> None:
         (other_ranks, r"communication 2: ranks \(0, 1\) and \(0, 2\)"),
         (other_type, "communication 2: type float32 and float16"),
         (fewer_rows, "rank1.onnx and rank0.onnx differ in communication 2: what goes from 1 to 0"),
+        (outside, r"rank 0: communication 'partitioner.comm2': region .* is not within float32"),
         (without_it, r"communication 2 is of ranks \[0, 1\], but is in the files of \[1\]"),
     ],
 )
@@ -417,3 +430,45 @@ def test_a_node_in_a_wrong_phase_is_refused(phase: str, message: str) -> None:
     node.metadata_props.add(key="partitioner.phase", value=phase)
     with pytest.raises(BackendError, match=message):
         load_rank(model)
+
+
+def undelivered(data: dict[str, Any]) -> None:
+    data["outputs"] = []
+
+
+def wider(data: dict[str, Any]) -> None:
+    data["whole_outputs"]["y"][1][0] += 1
+
+
+def part(data: dict[str, Any]) -> None:
+    data["inputs"]["x"][1] = [[[0, 1]], [[0, 1]]]
+
+
+def out_of_bounds(data: dict[str, Any]) -> None:
+    data["inputs"]["x"][1] = [[[1, 99]], [[0, 1]]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (undelivered, r"the ranks deliver 0 elements of output 'y', which is float32"),
+        (wider, r"the ranks deliver 8 elements of output 'y', which is float32\[5,2\]"),
+        (part, r"rank 0: 'x' is float32\[4,6\], but its part is float32\[1,1\]"),
+        (out_of_bounds, r"region \[\[\[1, 99\]\], \[\[0, 1\]\]\] is not within float32\[4,6\]"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(
+    change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
+    case = hand.tensor_parallel()
+    emit(case.programs, case.graph, tmp_path)
+    assert len(read_directory(tmp_path)) == 2
+    for path in sorted(tmp_path.glob("*.onnx")):
+        model = onnx.load(path, load_external_data=False)
+        entry = next(e for e in model.metadata_props if e.key == "partitioner.program")
+        data = json.loads(entry.value)
+        change(data)
+        entry.value = json.dumps(data)
+        path.write_bytes(model.SerializeToString())
+    with pytest.raises(BackendError, match=message):
+        read_directory(tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,7 @@ import onnx_models
 import pytest
 from onnx import helper
 
-from partitioner import __version__, examples, runner
-from partitioner.backends.launch import LocalRun
+from partitioner import __version__, examples
 from partitioner.cli import main
 
 
@@ -305,19 +303,3 @@ def test_outputs_that_no_node_makes(
     out = capsys.readouterr().out
     assert "equal: 2 ranks" in out
     assert "predicted for the planned cluster 2xideal (2 devices): latency" in out
-
-
-@pytest.mark.parametrize("summary", ["", "{}", '{"throughput_per_s": "fast", "latency_s": 1}'])
-def test_a_run_without_a_readable_prediction_says_so(
-    here: Path, tmp_path: Path, summary: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The prediction is read after the run, which is left out here."""
-    folder = tmp_path / "m.partition"
-    shutil.copytree(here / "m.partition", folder)
-    shutil.copy(here / "m.onnx", tmp_path)
-    (folder / "summary.json").write_text(summary)
-    monkeypatch.setattr(runner, "run_local", lambda *_: LocalRun({}, 1.0))
-    report = runner.run_directory(folder, None, None)
-    assert report.splitlines()[1] == (
-        f"no prediction: {folder} has no readable summary.json and plan.json"
-    )

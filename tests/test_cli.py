@@ -12,7 +12,7 @@ import onnx_models
 import pytest
 from onnx import helper
 
-from partitioner import __version__, examples
+from partitioner import __version__, examples, runner
 from partitioner.cli import main
 
 

@@ -49,6 +49,21 @@ def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[
     return seconds
 
 
+def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) -> str:
+    """What bounds a node's seconds on one device of its group.
+
+    Returns:
+        "launches", "arithmetic" or "memory bandwidth": the largest term of the roofline.
+    """
+    spec, point = cluster.devices[device], placed.mesh.coord(device)
+    terms = {
+        "launches": spec.launch_s,
+        "arithmetic": local_flops(placed, point) / spec.flops_per_s(_compute_dtype(graph, placed)),
+        "memory bandwidth": local_moved_bytes(graph, placed, point) / spec.memory_bytes_per_s,
+    }
+    return max(terms, key=terms.__getitem__)
+
+
 def kernel_seconds(flops: float, moved_bytes: int, dtype: str, device: DeviceSpec) -> float:
     """Seconds of one kernel of this many FLOPs and bytes on a device."""
     return max(

@@ -49,6 +49,7 @@ class Lifetime:
         nbytes: Size.
         first: Position in `Schedule.tasks`.
         last: Likewise, at least `first`.
+        buffer: Whether a communication writes it.
     """
 
     device: int
@@ -56,6 +57,7 @@ class Lifetime:
     nbytes: int
     first: int
     last: int
+    buffer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,11 @@ def safe_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
         for value in _begun(task, schedule):
             first.setdefault(value, position)
     last = _last_uses(schedule)
-    for _, key, nbytes in _owned(schedule):
+    for made, key, nbytes in _owned(schedule):
         device, (value, _) = key
         begin = first.get(value, 0)
-        yield Lifetime(device, value, nbytes, begin, max(begin, last.get(value, begin)))
+        end = max(begin, last.get(value, begin))
+        yield Lifetime(device, value, nbytes, begin, end, _is_buffer(schedule, made))
 
 
 def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
@@ -124,7 +127,12 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
     for made, key, nbytes in _owned(schedule):
         begin = arrival.get(key, 0) if made is None else made
-        yield Lifetime(key[0], key[1][0], nbytes, begin, max(begin, last.get(key, begin)))
+        end = max(begin, last.get(key, begin))
+        yield Lifetime(key[0], key[1][0], nbytes, begin, end, _is_buffer(schedule, made))
+
+
+def _is_buffer(schedule: Schedule, made: int | None) -> bool:
+    return made is not None and schedule.tasks[made].comm is not None
 
 
 def _owned(schedule: Schedule) -> Iterator[tuple[int | None, LocalKey, int]]:

@@ -35,6 +35,7 @@ class Event:
         name: Of the task.
         start_s: Since all devices began.
         end_s: Likewise.
+        task: Position in `Schedule.tasks`.
         request: 0 .. requests-1.
     """
 
@@ -43,6 +44,7 @@ class Event:
     name: str
     start_s: float
     end_s: float
+    task: int
     request: int = 0
 
 
@@ -90,7 +92,7 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
             sending, receiving = turn - task.phase, turn - task.target_phase
             if not _is_one_way(task):
                 if 0 <= sending < requests:
-                    clock.together(task, sending)
+                    clock.together(index, task, sending)
                 continue
             if 0 <= sending < requests:
                 clock.send(index, task, sending)
@@ -116,17 +118,17 @@ class _Clock:
     sent: dict[tuple[int, int], float] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
-    def together(self, task: Task, request: int) -> None:
+    def together(self, index: int, task: Task, request: int) -> None:
         """A node, or a communication that needs all its devices at once."""
         ready = max((self.free[device] for device in task.devices), default=0.0)
         for device, seconds in task.devices.items():
             start = self.free[device] if task.kind == "compute" else ready
-            self._run(task, request, device, start, start + seconds)
+            self._run(index, task, request, device, start, start + seconds)
 
     def send(self, index: int, task: Task, request: int) -> None:
         """The sources' side of a one-way communication."""
         ends = [
-            self._run(task, request, device, self.free[device], self.free[device] + seconds)
+            self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
             for device, seconds in _side(task, sources=True)
         ]
         self.sent[index, request] = max(ends, default=0.0)
@@ -136,11 +138,13 @@ class _Clock:
         arrived = self.sent.pop((index, request))
         for device, seconds in _side(task, sources=False):
             end = max(arrived, self.free[device] + seconds)
-            self._run(task, request, device, end - seconds, end)
+            self._run(index, task, request, device, end - seconds, end)
 
-    def _run(self, task: Task, request: int, device: int, start: float, end: float) -> float:
+    def _run(
+        self, index: int, task: Task, request: int, device: int, start: float, end: float
+    ) -> float:
         self.free[device] = end
-        self.events.append(Event(device, task.kind, task.name, start, end, request))
+        self.events.append(Event(device, task.kind, task.name, start, end, index, request))
         return end
 
 

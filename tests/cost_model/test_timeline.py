@@ -167,5 +167,5 @@ def test_at_least_one_request() -> None:
 
 def test_events_are_plain_data() -> None:
     assert simulate(tasks(compute("a", 0, (), {"y": 1}))).events == (
-        Event(0, "compute", "a", 0, 1),
+        Event(0, "compute", "a", 0, 1, 0),
     )

@@ -1,0 +1,224 @@
+"""What limits a plan, in one sentence, and whether splitting is worth it, in another."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partitioner import units
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import node_limit
+from partitioner.cost_model.critical import critical_path
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.simulate import simulate
+from partitioner.ir.graph import Graph
+
+#: A share of the time above this is what a plan is said to be limited by.
+MOST = 0.5
+#: Below this ratio of the mean load to the largest, the plan is said to be unbalanced.
+BALANCED = 0.8
+#: Less free memory than this share of a device is worth a word.
+TIGHT = 0.05
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """Where the time goes.
+
+    Attributes:
+        over: "step", the busiest device's load, or "latency", the critical path.
+        device: The busiest device; None for a path over several.
+        total_s: Seconds explained.
+        seconds: By "launches", "arithmetic", "memory bandwidth" and kind of communication
+            ("all-reduce"), and "waiting" where nothing ran; adds up to `total_s`.
+        counts: How many operators or communications each of them has.
+        balance: Mean load over the largest, of all devices.
+        largest: Name of the operator or communication that takes longest, and its seconds.
+    """
+
+    over: str
+    device: int | None
+    total_s: float
+    seconds: Mapping[str, float]
+    counts: Mapping[str, int]
+    balance: float
+    largest: tuple[str, float]
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds that are not computing."""
+        return sum(s for what, s in self.seconds.items() if what not in COMPUTING)
+
+
+COMPUTING = ("launches", "arithmetic", "memory bandwidth")
+
+
+def bottleneck(
+    graph: Graph, tasks: Schedule, evaluation: Evaluation, cluster: Cluster, objective: str
+) -> Bottleneck:
+    """Take a plan's time apart: the critical path for "latency", else the busiest device."""
+    loads = evaluation.load_s
+    largest = max(loads.values(), default=0.0)
+    balance = sum(loads.values()) / (len(loads) * largest) if largest else 1.0
+    busiest = max(loads, key=loads.__getitem__)
+    if objective == "latency":
+        timeline = simulate(tasks)
+        path = [timeline.events[index] for index in critical_path(timeline)]
+        spans = _disjoint([(e.task, e.device, e.start_s, e.end_s) for e in path])
+        over, device, total = "latency", None, timeline.makespan_s
+    else:
+        spans = [
+            (index, busiest, task.devices[busiest])
+            for index, task in enumerate(tasks.tasks)
+            if busiest in task.devices
+        ]
+        over, device, total = "step", busiest, loads[busiest]
+    seconds: dict[str, float] = defaultdict(float)
+    counts: Counter[str] = Counter()
+    longest = ("", 0.0)
+    for index, on, spent in spans:
+        task = tasks.tasks[index]
+        what = _kind(graph, tasks, index, on, cluster)
+        seconds[what] += spent
+        counts[what] += 1
+        if spent > longest[1]:
+            longest = (task.name, spent)
+    idle = total - sum(seconds.values())
+    if idle > 1e-9 * total:
+        seconds["waiting"] = idle
+    return Bottleneck(over, device, total, dict(seconds), dict(counts), balance, longest)
+
+
+def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) -> str:
+    """One sentence: what limits the plan."""
+    if objective == "memory":
+        return _memory_sentence(evaluation)
+    if not found.total_s:
+        return "Nothing takes time on this cluster."
+    subject = (
+        f"device {found.device} is busy {units.seconds(found.total_s)} a request"
+        if found.device is not None
+        else f"the critical path takes {units.seconds(found.total_s)}"
+    )
+    what, spent = max(found.seconds.items(), key=lambda entry: entry[1])
+    part = units.share(spent / found.total_s)
+    tail = _tight(evaluation)
+    if found.communication_s > MOST * found.total_s:
+        share = units.share(found.communication_s / found.total_s)
+        kinds = {k: s for k, s in found.seconds.items() if k not in COMPUTING}
+        most = max(kinds, key=kinds.__getitem__)
+        return (
+            f"Communication: {subject}, {share} of it communicating, most in "
+            f"{_counted(found, most)} ({units.seconds(kinds[most])}).{tail}"
+        )
+    if found.balance < BALANCED and found.over == "step":
+        name, longest = found.largest
+        return (
+            f"Imbalance: {subject}, the mean device {units.share(found.balance)} of that; its "
+            f"longest task, {name}, takes {units.seconds(longest)}.{tail}"
+        )
+    names = {
+        "launches": "Kernel launches",
+        "arithmetic": "Arithmetic",
+        "memory bandwidth": "Memory bandwidth",
+    }
+    return (
+        f"{names.get(what, what.capitalize())}: {subject}, {part} of it in "
+        f"{_counted(found, what)}.{tail}"
+    )
+
+
+def worth_sentence(evaluation: Evaluation, single: Evaluation, objective: str) -> str:
+    """One sentence: is splitting worth it, beside the whole model on one device?"""
+    used = evaluation.devices_used
+    if used == 1:
+        return "The plan uses one device: nothing is split."
+    if not single.fits_exactly:
+        need = max(single.held_bytes.values())
+        have = single.limit_bytes[0]
+        return (
+            f"The split is needed: the whole model takes {units.size(need)}, "
+            f"a device has {units.size(have)}."
+        )
+    before, after = single.cost(objective), evaluation.cost(objective)
+    if not after:
+        return "Nothing takes time on this cluster: splitting gains nothing."
+    gain = before / after
+    figure = {"throughput": "the throughput", "latency": "shorter latency"}.get(objective)
+    if objective == "memory":
+        return (
+            f"The fullest of {used} devices holds {units.size(after)}, "
+            f"one device alone {units.size(before)}."
+        )
+    if gain <= 1:
+        return (
+            f"Splitting is not worth it here: {used} devices take {units.seconds(after)}, "
+            f"one device alone {units.seconds(before)}."
+        )
+    return (
+        f"{used} devices give {gain:.3g} times {figure} of one "
+        f"({units.share(gain / used)} of the ideal {used} times)."
+    )
+
+
+def tightest(evaluation: Evaluation) -> tuple[int, float]:
+    """The device with the least free share of its memory, and that share."""
+    free = {
+        device: 1 - held / evaluation.limit_bytes[device]
+        for device, held in evaluation.held_bytes.items()
+    }
+    device = min(free, key=free.__getitem__)
+    return device, free[device]
+
+
+def _disjoint(path: list[tuple[int, int, float, float]]) -> list[tuple[int, int, float]]:
+    """Each event's share of the path: what none before it has covered."""
+    spans = []
+    covered = 0.0
+    for task, device, start, end in path:
+        fresh = end - max(start, covered)
+        if fresh > 0:
+            spans.append((task, device, fresh))
+            covered = end
+    return spans
+
+
+def _kind(graph: Graph, tasks: Schedule, index: int, device: int, cluster: Cluster) -> str:
+    task = tasks.tasks[index]
+    if task.comm is not None:
+        return kind_text(str(task.comm.kind))
+    assert task.placed is not None
+    return node_limit(graph, task.placed, device, cluster)
+
+
+def kind_text(kind: str) -> str:
+    """``"all_reduce" -> "all-reduce"``."""
+    return kind.replace("_", "-")
+
+
+def _counted(found: Bottleneck, what: str) -> str:
+    if what == "waiting":
+        return "waiting"
+    count = found.counts[what]
+    if what in COMPUTING:
+        return f"{count} operators bound by {what}"
+    return f"{count} {what} communications" if count > 1 else f"one {what}"
+
+
+def _tight(evaluation: Evaluation) -> str:
+    device, free = tightest(evaluation)
+    if free >= TIGHT:
+        return ""
+    return f" Memory is tight too: device {device} has {units.share(max(free, 0.0))} free."
+
+
+def _memory_sentence(evaluation: Evaluation) -> str:
+    held = evaluation.held_bytes
+    device = max(held, key=held.__getitem__)
+    peak = evaluation.peak[device]
+    return (
+        f"Memory: device {device} holds {units.size(held[device])} at {peak.at}, "
+        f"{units.size(peak.resident_bytes)} of it weights."
+    )

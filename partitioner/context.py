@@ -1,0 +1,131 @@
+"""A finished plan as a point of the problem: what another choice at one node would have cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from partitioner.build import Built, build
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.reshard import Resharder
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
+from partitioner.ir.rule import Cut
+from partitioner.solver.state import State, Tables, tables
+from partitioner.strategies import Rules, strategies
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A strategy of one node, all other nodes keeping theirs.
+
+    Attributes:
+        placed: The strategy.
+        step_s: Load of the busiest device, as the search counts it.
+        work_s: Busy seconds of all devices together.
+        over_bytes: Bytes that the worst device is over its limit by the safe formula.
+        chosen: Whether it is the plan's own.
+    """
+
+    placed: PlacedNode
+    step_s: float
+    work_s: float
+    over_bytes: float
+    chosen: bool
+
+
+class Context:
+    """All strategies of all nodes around a plan, on the plan's device groups.
+
+    Args:
+        graph: The model.
+        plan: The plan.
+        cluster: What it is for.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, cluster: Cluster) -> None:
+        self.graph, self.plan, self.cluster = graph, plan, cluster
+        self.rules = Rules.of(graph)
+        self.placed = {placed.node.name: placed for placed in resolve(graph, plan)}
+        self.built = self._build()
+        self._state = State(self._tables(), self._chosen(), bytes_matter=True)
+
+    def alternatives(self, node: Node) -> list[Alternative]:
+        """Every strategy of a node: the plan's own first, then by step time and total work."""
+        position = self.graph.order[node.name]
+        own = self._state.chosen[position]
+        found = []
+        for pick, placed in enumerate(self.built.candidates[node.name]):
+            if pick != own and not self._state.allowed(position, pick):
+                continue
+            self._state.move(position, pick)
+            found.append(
+                Alternative(
+                    placed,
+                    max(self._state.load),
+                    math.fsum(self._state.load),
+                    self._state.excess_bytes(),
+                    pick == own,
+                )
+            )
+        self._state.move(position, own)
+        return sorted(found, key=lambda a: (not a.chosen, a.step_s, a.work_s))
+
+    def runner_up(self, node: Node) -> Alternative | None:
+        """The best other strategy: one that fits, of least step time, then of least work."""
+        others = [entry for entry in self.alternatives(node) if not entry.chosen]
+        return min(others, key=lambda a: (a.over_bytes > 0, a.step_s, a.work_s), default=None)
+
+    def evaluated(self, alternative: Alternative) -> Evaluation:
+        """The referee's figures of the plan with this strategy in it."""
+        return evaluate(self.graph, self.changed(alternative.placed), self.cluster)
+
+    def changed(self, placed: PlacedNode) -> Plan:
+        """The plan with another strategy for one node; without a certificate."""
+        groups = dict.fromkeys((*self.plan.groups, placed.mesh))
+        cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
+        decision = NodePlan(list(groups).index(placed.mesh), cuts)
+        nodes = {**self.plan.nodes, placed.node.name: decision}
+        return replace(self.plan, groups=tuple(groups), nodes=nodes, certificate=None)
+
+    def _build(self) -> Built:
+        meshes = dict.fromkeys(self.plan.groups)
+        offered = [strategies(self.graph, self.rules, mesh) for mesh in meshes]
+        candidates: dict[str, tuple[PlacedNode, ...]] = {}
+        for node in self.graph.nodes:
+            own = self.placed[node.name]
+            options = [own, *(p for found in offered for p in found[node.name])]
+            if own.rule is None:
+                options += self._homes(node)
+            candidates[node.name] = tuple(_distinct(options))
+            meshes.update(dict.fromkeys(p.mesh for p in candidates[node.name]))
+        resharder = Resharder(self.cluster)
+        return build(self.graph, tuple(meshes), candidates, self.cluster, resharder)
+
+    def _homes(self, node: Node) -> Iterator[PlacedNode]:
+        """A node without a rule may run on any device of the plan."""
+        for device in sorted({d for mesh in self.plan.groups for d in mesh.devices}):
+            yield place(self.graph, node, DeviceMesh.single(device), {}, None)
+
+    def _tables(self) -> Tables:
+        return tables(self.built.problem)
+
+    def _chosen(self) -> list[int]:
+        return [0] * len(self.graph.nodes)  # the plan's own strategy is the first candidate
+
+
+def _distinct(options: list[PlacedNode]) -> Iterator[PlacedNode]:
+    seen: set[object] = set()
+    for placed in options:
+        key = (placed.mesh, placed.ins, placed.outs)
+        if key not in seen:
+            seen.add(key)
+            yield placed
+
+
+def cut_text(placed: PlacedNode) -> str:
+    """The cut loops of a strategy: ``"n/tp"``, ``""`` if none is cut."""
+    return " ".join(f"{name}/{layout}" for name, layout in placed.layouts.items())

@@ -1,0 +1,85 @@
+"""Who sends how much to whom, one request.
+
+Transfers of point-to-point kinds and of gathers are as they are; reductions count as rings over
+the ranks in ascending order (each rank sends to the next), whatever algorithm is priced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.collectives import comm_cost
+from partitioner.cost_model.schedule import Task
+from partitioner.ir.program import CommKind
+from partitioner.ir.types import DTYPE_BITS
+from partitioner.report.schema import Link, Traffic
+
+
+def traffic(tasks: Iterable[Task], cluster: Cluster) -> Traffic:
+    """Bytes by pair of devices, and by level of the cluster.
+
+    Args:
+        tasks: Communications.
+        cluster: Devices and links.
+    """
+    pairs: Counter[tuple[int, int]] = Counter()
+    for task in tasks:
+        for source, target, nbytes in moves(task):
+            pairs[source, target] += nbytes
+    rows = sorted(pairs.items())
+    return Traffic(
+        source=[source for (source, _), _ in rows],
+        target=[target for (_, target), _ in rows],
+        bytes=[nbytes for _, nbytes in rows],
+        links=list(_links(pairs, cluster)),
+    )
+
+
+def moves(task: Task) -> Iterator[tuple[int, int, int]]:
+    """(source, target, bytes) between different devices."""
+    comm = task.comm
+    assert comm is not None
+    if comm.kind is CommKind.ALL_REDUCE:
+        held = {device: nbytes for device, _, nbytes in task.writes}
+        count = len(comm.ranks)
+        for position, rank in enumerate(comm.ranks):
+            after = comm.ranks[(position + 1) % count]
+            yield rank, after, round(2 * (count - 1) / count * held[rank])
+        return
+    for transfer in comm.transfers:
+        if transfer.source != transfer.target:
+            bits = transfer.numel * DTYPE_BITS[comm.dtype]
+            yield transfer.source, transfer.target, (bits + 7) // 8
+
+
+def crossing_bytes(task: Task) -> int:
+    """Bytes that cross between devices."""
+    return sum(nbytes for _, _, nbytes in moves(task))
+
+
+def algorithm(task: Task, cluster: Cluster) -> str:
+    """The algorithm that a communication is priced with."""
+    comm = task.comm
+    assert comm is not None
+    bits = DTYPE_BITS[comm.dtype]
+    largest = max((nbytes for _, _, nbytes in task.writes), default=0)
+    return comm_cost(comm, largest * 8 // bits, cluster).algorithm
+
+
+def _links(pairs: Counter[tuple[int, int]], cluster: Cluster) -> Iterator[Link]:
+    sent: dict[str, Counter[int]] = defaultdict(Counter)
+    for (source, target), nbytes in pairs.items():
+        sent[cluster.level((source, target)).name][source] += nbytes
+    for level in cluster.levels:
+        most = max(sent[level.name].values(), default=0)
+        rate = level.bandwidth_bytes_per_s
+        yield Link(
+            level=level.name,
+            bytes=most,
+            total_bytes=sum(sent[level.name].values()),
+            seconds=most / rate,
+            bandwidth_bytes_per_s=rate if math.isfinite(rate) else None,
+        )

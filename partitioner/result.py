@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import os
@@ -160,6 +161,34 @@ class Compiled:
         """Compare all ranks with the whole model on random valid inputs."""
         return verify(self.traced, self.programs, self._emitted, seed)
 
+    def report(self, path: str | Path) -> Path:
+        """Write the report: one HTML file that shows the plan and needs no network.
+
+        Args:
+            path: File to write; one that is there is replaced.
+
+        Raises:
+            ReportError: It cannot be written.
+        """
+        from partitioner.report.write import write_page
+
+        target = Path(path)
+        write_page(target, self._page())
+        return target
+
+    def _page(self) -> str:
+        from partitioner.report.data import report_data
+        from partitioner.report.page import render
+
+        return render(report_data(self))
+
+    def _repr_html_(self) -> str:
+        """The report in a notebook's cell, in a frame of its own."""
+        page = html.escape(self._page(), quote=True)
+        box = "width: 100%; height: 720px; border: 1px solid #8888"
+        allowed = "allow-scripts allow-downloads"
+        return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{box}"></iframe>'
+
     def save(self, directory: str | Path, *, force: bool = False, plan_only: bool = False) -> Path:
         """Write the plan, the rank files and the timeline; all of it or nothing.
 
@@ -184,6 +213,7 @@ class Compiled:
                 _pretty({**self.summary, "seconds": dict(self.seconds)})
             )
             (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
+            (folder / "report.html").write_text(self._page(), encoding="utf-8")
             self.source.write(folder, target)
             if not plan_only:
                 origin = Origin(self.plan.digest, self.graph.weights_digest)

@@ -91,7 +91,7 @@ def second_look(
         solution = least_shortage(entry.built.problem, objective, entry.error, left)
     except Infeasible as error:
         certain = complete and error.proven and all(n.error.proven for n in nearest[1:])
-        raise _verdict(entry.family, error, certain=certain) from None
+        raise _verdict(entry.family, error, certain=certain, alone=len(nearest) == 1) from None
     return found(entry.family, entry.built, solution)
 
 
@@ -157,13 +157,13 @@ def _exactly(
     return replace(best, solution=replace(best.solution, bound=bound, status="feasible"))
 
 
-def _verdict(family: Family, error: Infeasible, *, certain: bool) -> Infeasible:
+def _verdict(family: Family, error: Infeasible, *, certain: bool, alone: bool) -> Infeasible:
     verdict, _, what = str(error).partition(": ")
     if error.proven and not certain:
         verdict = "no plan was found that fits"
+    nearest = "" if alone else ", the nearest to fitting of the spaces searched"
     return Infeasible(
-        f"{verdict}: {what}; this is {family}, the nearest to fitting of the spaces searched, "
-        "with the nodes in the model's order",
+        f"{verdict}: {what}; this is {family}{nearest}, with the nodes in the model's order",
         device=error.device,
         position=error.position,
         name=error.name,

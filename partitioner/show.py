@@ -45,7 +45,7 @@ def _devices(result: Compiled) -> list[str]:
                 units.seconds(got.comm_s.get(device, 0.0)),
                 units.size(peak.bytes if peak else 0),
                 units.size(peak.resident_bytes if peak else 0),
-                _clean(peak.at) if peak else "-",
+                clean(peak.at) if peak else "-",
             )
         )
     return table(rows)
@@ -67,7 +67,7 @@ def _joined(tasks: Sequence[Task]) -> Iterator[tuple[str, str, str, str, str]]:
         assert first is not None
         assert last is not None
         busy = sum(max(task.devices.values(), default=0.0) for task in entries)
-        what = f"{_clean(first.node.name)} ... {_clean(last.node.name)} ({len(entries)} nodes)"
+        what = f"{clean(first.node.name)} ... {clean(last.node.name)} ({len(entries)} nodes)"
         yield str(first.mesh), what, "whole", units.seconds(busy), ""
 
 
@@ -90,7 +90,7 @@ def _comm_row(comm: Comm, task: Task, busy: str) -> tuple[str, str, str, str, st
     return (
         f"ranks {ranks}",
         f"  {comm.kind}",
-        _clean(comm.source),
+        clean(comm.source),
         busy,
         units.size(comm_bytes(task)),
     )
@@ -107,7 +107,7 @@ def comm_bytes(task: Task) -> int:
 
 
 def _node(node: Node) -> str:
-    return f"{_clean(node.name)} ({_clean(node.op)})"
+    return f"{clean(node.name)} ({clean(node.op)})"
 
 
 def _cuts(placed: PlacedNode) -> str:
@@ -118,7 +118,7 @@ def _cuts(placed: PlacedNode) -> str:
     return f"{cuts} -> {results}"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Model text made safe for a terminal: no control characters, at most 60 characters."""
     shown = "".join(c if c.isprintable() else "?" for c in text)
     return shown if len(shown) <= 60 else shown[:40] + "..." + shown[-17:]

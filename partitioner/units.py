@@ -15,6 +15,11 @@ def seconds(value: float) -> str:
     return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 
+def change(value: float) -> str:
+    """``+1.2 ms``, ``-3 us``, ``+0 s``: a difference of seconds."""
+    return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
+
+
 def size(value: float) -> str:
     """``1536 -> "1.5 KiB"`` (powers of 1024)."""
     amount = float(value)

@@ -1,0 +1,188 @@
+"""What the commands' parsers share: the parser, types of options, progress."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from partitioner.ir.errors import PartitionerError
+
+Item = TypeVar("Item")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one line for a usage error, and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it and leave."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def one_line(error: Exception) -> str:
+    """An error's message in one line."""
+    return safe(" ".join(str(error).split()))
+
+
+def safe(text: str) -> str:
+    """Text with a model's names in it, without control characters for the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def dim(text: str) -> tuple[str, int]:
+    """``NAME=SIZE``."""
+    name, value = _pair(text)
+    return name, count(value, text, least=0)
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """``NAME=D,D``."""
+    name, value = _pair(text)
+    return name, tuple(count(part, text, least=0) for part in value.split(","))
+
+
+def mesh(text: str) -> dict[str, int]:
+    """``dp=2,tp=2``."""
+    pairs = [_pair(part) for part in text.split(",")]
+    axes = {name: count(value, text, least=1) for name, value in pairs}
+    if len(axes) != len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} names an axis twice")
+    if any(not name.isidentifier() for name in axes):
+        raise argparse.ArgumentTypeError(f"{text!r}: axis names are letters, digits and _")
+    return axes
+
+
+def count(value: str, text: str, least: int = 1) -> int:
+    """A whole number of at least `least`; `text` is the option's whole value."""
+    if not value.strip().isdigit() or int(value) < least:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {value!r} is not a whole number of at least {least}"
+        )
+    return int(value)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    return count(text, text)
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    return count(text, text, least=0)
+
+
+def memory(text: str) -> int:
+    """Bytes, like ``8GiB``."""
+    from partitioner.cost_model.errors import CostError
+    from partitioner.cost_model.specs import parse_bytes  # loads NumPy
+
+    try:
+        return parse_bytes(text)
+    except CostError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    """Seconds above 0."""
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A gap, like ``1%`` or ``0.01``."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a gap like 1% or 0.01")
+    return value
+
+
+def several(of: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
+    """A list with commas, of values that `of` reads."""
+
+    def read(text: str) -> tuple[Item, ...]:
+        return tuple(of(part.strip()) for part in text.split(","))
+
+    return read
+
+
+def model_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say how a model is read and what is asked of the search."""
+    add = parser.add_argument
+    add("--objective", choices=("throughput", "latency", "memory"), default="throughput")
+    add(
+        "--strategy",
+        choices=("auto", "intra", "inter"),
+        default="auto",
+        help="shard operators, place them, or both",
+    )
+    add(
+        "--dim",
+        type=dim,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="size of a symbolic dim",
+    )
+    add(
+        "--shape",
+        type=shape,
+        action="append",
+        default=[],
+        metavar="NAME=D,D",
+        help="shape of an input",
+    )
+    add(
+        "--time-limit",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds for the search (default 30)",
+    )
+    add(
+        "--gap",
+        type=fraction,
+        default=0.01,
+        metavar="1%",
+        help="stop at this gap to the lower bound",
+    )
+
+
+def check_model(model: Path) -> None:
+    """Refuse a path that is no file.
+
+    Raises:
+        PartitionerError: It is not one.
+    """
+    try:
+        if not model.is_file():
+            why = ": no such file" if not model.exists() else " is not a file"
+            raise PartitionerError(f"{model}{why}")
+    except OSError as error:
+        raise PartitionerError(f"{model}: {error.strerror}") from None
+
+
+def progress(quiet: bool) -> Callable[[str], None]:
+    """A printer of stages on stderr; silent with -q."""
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(f"partition: {safe(text)} ...", file=sys.stderr, flush=True)
+
+    return say

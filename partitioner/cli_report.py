@@ -1,0 +1,134 @@
+"""The commands that show a plan: explain, report, diff, sweep."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partitioner.cli_options import (
+    Parser,
+    check_model,
+    memory,
+    model_options,
+    positive,
+    progress,
+    safe,
+    several,
+)
+
+if TYPE_CHECKING:
+    from partitioner.report.schema import Diff, Sweep
+
+
+def explain(argv: Sequence[str]) -> int:
+    """``partition explain DIR [NODE]``."""
+    parser = Parser(
+        prog="partition explain",
+        description="What limits a plan; for a node, what its other strategies would cost.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument("node", metavar="NODE", nargs="?", help="name of a node, or of a tensor")
+    args = parser.parse_args(argv)
+    from partitioner.explain import explain as explained
+    from partitioner.explain import explain_node
+    from partitioner.result import load
+
+    result = load(args.directory)
+    text = explained(result) if args.node is None else explain_node(result, args.node)
+    print(safe(text))
+    return 0
+
+
+def report(argv: Sequence[str]) -> int:
+    """``partition report DIR [-o FILE]``."""
+    parser = Parser(
+        prog="partition report",
+        description="Write a plan's report, one HTML file that needs no network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("directory", metavar="DIR")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="file to write (default: DIR/report.html)"
+    )
+    args = parser.parse_args(argv)
+    from partitioner.result import load
+
+    folder = Path(args.directory)
+    target = Path(args.output) if args.output else folder / "report.html"
+    load(folder).report(target)
+    print(safe(f"written to {target}"))
+    return 0
+
+
+def diff(argv: Sequence[str]) -> int:
+    """``partition diff DIR_A DIR_B``."""
+    parser = Parser(
+        prog="partition diff",
+        description="What moved from one plan to another, and what that changed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("before", metavar="DIR_A")
+    parser.add_argument("after", metavar="DIR_B")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write it as an HTML page too")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    args = parser.parse_args(argv)
+    from partitioner.diff import diff as compare
+    from partitioner.diff import diff_text
+    from partitioner.result import load
+
+    found = compare(load(args.before), load(args.after), (args.before, args.after))
+    if args.output:
+        _write(Path(args.output), found)
+    print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)))
+    return 0
+
+
+def sweep(argv: Sequence[str]) -> int:
+    """``partition sweep MODEL --devices 1,2,4,8``."""
+    parser = Parser(
+        prog="partition sweep",
+        description="Plan a model for several numbers of devices, clusters and memory limits.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="an .onnx file")
+    add("--devices", type=several(positive), metavar="N,N", help="numbers of devices, like 1,2,4,8")
+    add("--clusters", type=several(str), metavar="NAME,NAME", help="presets or TOML files")
+    add("--memory", type=several(memory), metavar="SIZE,SIZE", help="limits of each device")
+    model_options(parser)
+    add("-o", "--output", metavar="FILE", help="write it as an HTML page with a plot too")
+    add("--json", action="store_true", help="print it as JSON")
+    add("-q", "--quiet", action="store_true", help="no progress")
+    args = parser.parse_args(argv)
+    if args.devices is None and args.clusters is None:
+        parser.error("give --devices, or --clusters with counts in their names, like 4xh100")
+    check_model(Path(args.model))
+    say = progress(args.quiet)
+    say("loading the compiler")
+    from partitioner.frontends.onnx import load_onnx
+    from partitioner.search import Request
+    from partitioner.sweep import Axis, sweep_text
+    from partitioner.sweep import sweep as search_all
+
+    if args.output:
+        from partitioner.report.write import check_page
+
+        check_page(Path(args.output))
+    axes = Axis(args.devices or (), args.clusters or (None,), args.memory or (None,))
+    request = Request(args.objective, args.strategy, time_limit_s=args.time_limit, gap=args.gap)
+    traced = load_onnx(Path(args.model), dict(args.dim), dict(args.shape))
+    found = search_all(traced, axes, request, say)
+    if args.output:
+        _write(Path(args.output), found)
+    print(json.dumps(found, indent=1) if args.json else safe(sweep_text(found)))
+    return 0
+
+
+def _write(path: Path, data: Diff | Sweep) -> None:
+    from partitioner.report.page import render
+    from partitioner.report.write import write_page
+
+    write_page(path, render(data))

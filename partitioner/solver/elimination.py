@@ -11,6 +11,7 @@ the caller is told to use the MILP instead.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,8 @@ def _shared(
     for item, own in enumerate(sites):
         if not own or (len(own) == 1 and own[0].edge is not None):
             continue
-        scope = tuple(sorted({node for site in own for node in _nodes(problem, site)}))
+        nodes = {node for site in own for node in _nodes(problem, site)}
+        scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
         if math.prod(sizes[node] for node in scope) > MAX_SHARED:
             tables = tuple((_nodes(problem, site), _site_table(problem, site)) for site in own)
             wide.append(_Wide(item, tables))
@@ -244,8 +246,9 @@ def _eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
     steps: list[_Step] = []
     work = 0
     constant = float(sum(factor.table for factor in squeezed if not factor.scope))
+    queue = _Queue(touching, pool, sizes)
     while touching:
-        node, scope = _cheapest(touching, pool, sizes)
+        node, scope = queue.cheapest()
         shape = [sizes[n] for n in scope]
         work += math.prod(shape)
         if math.prod(shape) > MAX_TABLE or work > MAX_WORK or len(scope) > MAX_SCOPE:
@@ -268,22 +271,41 @@ def _eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
         pool[index] = Factor(rest, least)
         for other in rest:
             touching[other].add(index)
+        queue.changed(rest)
     return _decode(steps, len(sizes)), constant
 
 
-def _cheapest(
-    touching: dict[int, set[int]], pool: dict[int, Factor], sizes: Sequence[int]
-) -> tuple[int, tuple[int, ...]]:
-    """The node whose elimination makes the smallest table, with that table's scope."""
-    best: tuple[int, tuple[int, ...]] | None = None
-    best_size = math.inf
-    for node, indices in touching.items():
-        scope = {node}.union(*(pool[index].scope for index in indices))
-        size = math.prod(sizes[n] for n in scope)
-        if size < best_size:
-            best, best_size = (node, tuple(sorted(scope))), size
-    assert best is not None
-    return best
+class _Queue:
+    """The nodes left, by the size of the table that their elimination makes; ties by index."""
+
+    def __init__(
+        self, touching: dict[int, set[int]], pool: dict[int, Factor], sizes: Sequence[int]
+    ) -> None:
+        self.touching, self.pool, self.sizes = touching, pool, sizes
+        self.now = {node: self._size(node) for node in touching}
+        self.heap = [(size, node) for node, size in self.now.items()]
+        heapq.heapify(self.heap)
+
+    def cheapest(self) -> tuple[int, tuple[int, ...]]:
+        """The node whose elimination makes the smallest table, with that table's scope."""
+        while True:
+            size, node = heapq.heappop(self.heap)
+            if node in self.touching and self.now[node] == size:
+                return node, tuple(sorted(self._scope(node)))
+
+    def changed(self, nodes: Iterable[int]) -> None:
+        """Other factors mention these nodes now."""
+        for node in nodes:
+            size = self._size(node)
+            if size != self.now[node]:
+                self.now[node] = size
+                heapq.heappush(self.heap, (size, node))
+
+    def _scope(self, node: int) -> set[int]:
+        return {node}.union(*(self.pool[index].scope for index in self.touching[node]))
+
+    def _size(self, node: int) -> int:
+        return math.prod(self.sizes[n] for n in self._scope(node))
 
 
 def _decode(steps: Sequence[_Step], count: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from solver_instances import placement, spmd
 
-from partitioner.solver import Hold, Item, Problem, brute_force, evaluate_choices
+from partitioner.solver import Choice, Edge, Hold, Item, Problem, brute_force, evaluate_choices
 from partitioner.solver.elimination import Eliminator
 from partitioner.solver.formulation import formulate
 from partitioner.solver.incumbents import alone
@@ -324,3 +324,19 @@ def test_latency_bounds_and_proposals(seed: int) -> None:
     assert critical_path_s(problem) <= best[1] * (1 + 1e-9)
     proposed = evaluate_choices(problem, list_schedule(tables(problem))).latency_s
     assert best[1] * (1 - 1e-9) <= proposed <= 1.6 * best[1]
+
+
+def test_an_item_of_more_nodes_without_a_choice_than_an_array_has_axes() -> None:
+    """One value read by many nodes that can run in one way only (numpy stops at 64 axes)."""
+    count = 100
+    item = Item(load_s=(5.0,), bytes=(1.0,), first=0, last=count)
+    fixed = (Choice(load_s=(1.0,), group=0, label=""),)
+    free = (*fixed, Choice(load_s=(2.0,), group=0, label=""))
+    edges = tuple(Edge(0, v, (0, 1), (0,), {(0, 0): (0,)}) for v in range(1, count + 1))
+    nodes = (free, *(fixed for _ in range(count)))
+    names = tuple(f"n{i}" for i in range(count + 1))
+    problem = Problem(1, (math.inf,), nodes, names, edges, (), (item,))
+    found = Eliminator(problem).min_sum([1.0])
+    assert found is not None
+    assert found[1] == pytest.approx(102.0)  # the dearer choice of n0 saves the item
+    assert found[0][0] == 1

@@ -47,6 +47,11 @@ class Rules:
         found = self.by_node[node.name]
         return found if isinstance(found, Rule) else None
 
+    def why_opaque(self, node: Node) -> str:
+        """Why the node has no rule, "" if it has one."""
+        found = self.by_node[node.name]
+        return found if isinstance(found, str) else ""
+
     @property
     def opaque(self) -> Mapping[str, str]:
         """Why, by name of each node without a rule."""

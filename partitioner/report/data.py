@@ -143,7 +143,7 @@ class _Data:
             group=self.plan.nodes[node.name].group,
             kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
             cut=cut_text(placed),
-            opaque=self.context.rules.opaque.get(node.name, ""),
+            opaque=self.context.rules.why_opaque(node),
             flops=local_flops(alone, {}),
             local_flops=max(local_flops(placed, point) for point in points),
             bytes=local_moved_bytes(self.graph, alone, {}),

@@ -1,5 +1,0 @@
-"""placeholder until the web branch lands"""
-
-
-def render(data: object) -> str:
-    return "x"

@@ -1,0 +1,309 @@
+"""What the page of a report is given: plain JSON, written by Python, read by ``web/app.js``.
+
+Units: seconds (`_s`), bytes (`bytes`), FLOPs. Large tables are columns of equal length. A *ref* is
+a task: node i is i, communication j is -1 - j. Strings out of the model are given as they are: the
+page must put them into text nodes only.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+VERSION = 1  #: Of this data; the page and Python are shipped together.
+
+
+class Head(TypedDict):
+    """The verdict.
+
+    Figures `*_one` are one device's, null if the whole model does not fit it in memory.
+    """
+
+    cluster: str
+    strategy: str
+    objective: str
+    status: str
+    solver: str
+    searched: str
+    cost: float  #: Seconds or, for the objective "memory", bytes; likewise `bound`.
+    bound: float
+    gap: float  #: 0 .. 1
+    step_s: float  #: Load of the busiest device: time between requests of a full stream.
+    step_s_one: float | None
+    latency_s: float
+    latency_s_one: float | None
+    speedup: float | None  #: step_s_one / step_s
+    communication: float  #: Share of all busy seconds that is communication, 0 .. 1.
+    balance: float  #: Mean load over the largest, 0 .. 1.
+    headroom: float  #: Least free share of a device's memory, 0 .. 1.
+    devices: int
+    devices_used: int
+    limit: str  #: One sentence: what limits the plan.
+    worth: str  #: One sentence: whether splitting is worth it.
+    notes: list[str]
+
+
+class DeviceRow(TypedDict):
+    """A device; its index is its number."""
+
+    name: str
+    limit_bytes: int
+    compute_s: float
+    comm_s: float
+    peak_bytes: int
+    weights_bytes: int
+    sent_bytes: int
+
+
+class GroupRow(TypedDict):
+    """Devices that run nodes together, as a mesh; one device is a group too."""
+
+    devices: list[int]
+    mesh: str  #: Like "dp=2 tp=2 on 0,1,2,3".
+
+
+class TensorRow(TypedDict):
+    """A tensor of a node, whole and on one device."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    local: list[int]  #: The largest part on any device.
+    sharding: str  #: One entry a dim: "tp" cut over that axis, "-" whole; "+tp": partial sums.
+    constant: bool
+
+
+class RunnerUp(TypedDict):
+    """The best other strategy of a node if all other nodes keep theirs ("why not")."""
+
+    group: str  #: Mesh, as of `GroupRow`.
+    cut: str
+    step_s: float  #: Step time that the plan would have.
+    step_change_s: float  #: Above the plan's; may be negative (memory or the objective forbids it).
+    work_change_s: float  #: Change of all devices' busy seconds together.
+    fits: bool  #: Whether the changed plan fits the memory.
+
+
+class NodeRow(TypedDict):
+    """An operator."""
+
+    name: str
+    op: str
+    group: int
+    kind: Literal["whole", "sharded", "replicated"]  #: whole: on one device.
+    cut: str  #: "factor/axis" of each cut loop, "" if there is none.
+    opaque: str  #: Why it cannot be cut, "" if it has a rule.
+    flops: float  #: Of the whole operator.
+    local_flops: float  #: Most on one device.
+    bytes: float  #: Read and written by the whole operator.
+    seconds: float  #: Most on one device.
+    inputs: list[TensorRow]
+    outputs: list[TensorRow]
+    options: int  #: Strategies to choose from.
+    runner_up: RunnerUp | None
+
+
+class CommRow(TypedDict):
+    """A communication."""
+
+    kind: str  #: Like "all-reduce".
+    value: str
+    ranks: list[int]
+    bytes: int  #: That cross between devices.
+    seconds: float  #: Most on one device.
+    algorithm: str
+    producer: int  #: Node, -1 for a graph input.
+    consumer: int  #: First node that wants it, -1 for a graph output.
+
+
+class EdgeRow(TypedDict):
+    """A value from node `u` to node `v`, with the communications that carry it."""
+
+    u: int
+    v: int
+    value: str
+    bytes: int  #: Of the whole value.
+    comms: list[int]
+
+
+class TerminalRow(TypedDict):
+    """A graph input or output."""
+
+    name: str
+    kind: Literal["input", "output"]
+    shape: list[int]
+    dtype: str
+    nodes: list[int]  #: That read the input, or the one that makes the output.
+
+
+class BlockRow(TypedDict):
+    """A range of nodes, first .. last, that the graph shows as one until it is opened.
+
+    Blocks nest properly and never overlap otherwise. Repeats of one block have the same `kind`.
+    """
+
+    label: str
+    first: int
+    last: int
+    parent: int  #: Index of the block around it, -1 for none.
+    kind: int  #: Equal for blocks of equal structure.
+    index: int  #: 0 .. count - 1 among the consecutive repeats.
+    count: int  #: 1: not a repeat, folded for legibility alone.
+
+
+class Timeline(TypedDict):
+    """Events on the clock of the simulator, as columns."""
+
+    label: str  #: Like "one request".
+    requests: int
+    end_s: float
+    device: list[int]
+    kind: list[int]  #: 0 compute, 1 communication.
+    ref: list[int]
+    request: list[int]
+    start_s: list[float]
+    duration_s: list[float]
+    critical: list[int]  #: Events on the critical path, in time order.
+
+
+class Live(TypedDict):
+    """What a device holds at its peak, largest first, as columns."""
+
+    name: list[str]
+    kind: list[Literal["weights", "activations", "buffers"]]
+    bytes: list[int]
+    more: int  #: Entries left out.
+    more_bytes: int
+
+
+class Memory(TypedDict):
+    """Bytes of one device over the schedule; its index is the device.
+
+    `activations` and `buffers` are step functions: value i holds from task position
+    `position[i]` until the next. `weights` is held throughout. Buffers are what communications
+    write. All with the head-room that the planner reserves.
+    """
+
+    limit_bytes: int
+    weights_bytes: int
+    position: list[int]
+    activations: list[int]
+    buffers: list[int]
+    peak_bytes: int
+    peak_position: int
+    live: Live
+
+
+class Link(TypedDict):
+    """All links of one level of the cluster, one direction of one device."""
+
+    level: str
+    bytes: int  #: Most that one device sends over this level.
+    total_bytes: int  #: All devices together.
+    seconds: float  #: That the busiest device's bytes take at the level's bandwidth.
+    bandwidth_bytes_per_s: float | None  #: Null: free.
+
+
+class Traffic(TypedDict):
+    """Bytes from device to device, one request; collectives as rings in rank order."""
+
+    source: list[int]
+    target: list[int]
+    bytes: list[int]
+    links: list[Link]
+
+
+class Report(TypedDict):
+    """Everything about one plan."""
+
+    version: int
+    kind: Literal["plan"]
+    title: str
+    head: Head
+    devices: list[DeviceRow]
+    groups: list[GroupRow]
+    nodes: list[NodeRow]
+    edges: list[EdgeRow]
+    terminals: list[TerminalRow]
+    comms: list[CommRow]
+    blocks: list[BlockRow]
+    tasks: list[int]  #: Ref of each position of the schedule.
+    timelines: list[Timeline]
+    memory: list[Memory]
+    traffic: Traffic
+
+
+class Moved(TypedDict):
+    """A node that two plans treat differently."""
+
+    name: str
+    op: str
+    before: str
+    after: str
+    seconds_before: float
+    seconds_after: float
+
+
+class DiffTraffic(TypedDict):
+    """Bytes of one kind of communication in two plans."""
+
+    kind: str
+    count_before: int
+    count_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+class Figure(TypedDict):
+    """One figure of two plans."""
+
+    name: str
+    unit: Literal["s", "bytes", "share", "per_s", "count"]
+    before: float | None
+    after: float | None
+
+
+class Diff(TypedDict):
+    """What changed between two plans of one model, or of models that share node names."""
+
+    version: int
+    kind: Literal["diff"]
+    title: str
+    before: str  #: Name of the first folder.
+    after: str
+    figures: list[Figure]
+    moved: list[Moved]
+    only_before: list[str]
+    only_after: list[str]
+    same: int  #: Nodes that both treat alike.
+    traffic: list[DiffTraffic]
+    devices: list[tuple[DeviceRow | None, DeviceRow | None]]
+
+
+class Point(TypedDict):
+    """One request of a sweep."""
+
+    devices: int
+    cluster: str
+    memory_bytes: int | None  #: The limit asked for, null for the cluster's own.
+    strategy: str  #: "" if there is no plan.
+    latency_s: float | None
+    throughput_per_s: float | None
+    step_s: float | None
+    peak_bytes: int | None  #: Of the fullest device.
+    devices_used: int | None
+    gap: float | None
+    speedup: float | None  #: Of throughput over one device of the same cluster.
+    efficiency: float | None  #: speedup / devices
+    pareto: bool  #: No other point is as good in devices, latency, throughput and peak at once.
+    why: str  #: Why there is no plan, "" if there is one.
+
+
+class Sweep(TypedDict):
+    """A model over device counts, clusters and memory limits."""
+
+    version: int
+    kind: Literal["sweep"]
+    title: str
+    objective: str
+    answer: str  #: One or two sentences: is splitting worth it?
+    points: list[Point]

@@ -126,14 +126,14 @@ function whyNot(row) {
 
 function tensorTable(title, tensors) {
   if (!tensors.length) return null;
-  const rows = tensors.slice(0, LISTED).map((tensor) =>
-    el("tr", {},
-      el("td", {}, nameOf(tensor.name, 24), tensor.constant ? el("span", { class: "soft" }, " constant") : null),
-      el("td", {}, plain(tensor.dtype)), el("td", {}, shape(tensor.shape)),
-      el("td", {}, shape(tensor.local)), el("td", {}, plain(tensor.sharding))));
-  const heads = ["name", "type", "whole", "local", "sharding"].map((head) => el("th", { scope: "col" }, head));
+  const rows = tensors.slice(0, LISTED).map((tensor) => [
+    el("tr", { class: "head" }, el("td", { colspan: "3" }, nameOf(tensor.name, 34),
+      el("span", { class: "soft" }, ` ${plain(tensor.dtype)}${tensor.constant ? ", constant" : ""}`))),
+    el("tr", {}, el("td", {}, shape(tensor.shape)), el("td", {}, shape(tensor.local)), el("td", {}, plain(tensor.sharding))),
+  ]);
+  const heads = ["whole shape", "local shape", "sharding"].map((head) => el("th", { scope: "col" }, head));
   return section(`${title} (${tensors.length})`,
-    el("div", { class: "scroll-x" }, el("table", { class: "tensors" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows))));
+    el("div", { class: "scroll-x" }, el("table", { class: "tensors" }, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows.flat()))));
 }
 
 function commDetails(plan, { id }, actions) {
@@ -171,6 +171,7 @@ function blockDetails(plan, { id }, actions) {
       ["Nodes", `${count(sums.nodes)}, ${count(sums.sharded)} sharded`],
       ["Devices", `@${ranges(sums.devices)}`],
       ["Seconds", `${seconds(sums.seconds)} summed over nodes`],
+      ["Communications", sums.comms ? `${count(sums.comms)} inside, ${seconds(sums.commSeconds)}` : null],
       ["FLOPs", flops(sums.flops)],
       ["Bytes", `${size(sums.bytes)} read and written`],
     ]),

@@ -25,14 +25,6 @@ function startBuiltTabs(views, data) {
   startTabs(views.map((view) => ({ ...view, show: () => show(view) })));
 }
 
-/** A small table, all rows made at once: heads and rows of cells; text that is a number stands right. */
-function plainTable(heads, rows, numbers) {
-  const cell = (tag, at, content) => el(tag, { class: numbers.includes(at) ? "number" : null, scope: tag === "th" ? "col" : null }, content);
-  return el("table", {},
-    el("thead", {}, el("tr", {}, heads.map((head, at) => cell("th", at, head)))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((content, at) => cell("td", at, content ?? "–"))))));
-}
-
 /** "+20 %", or what can be said. */
 function relative(before, after) {
   if (before === null || after === null || !before) return "–";
@@ -56,13 +48,13 @@ function figuresPanel(panel, data) {
 function movedPanel(panel, data) {
   const filter = el("input", { type: "search", placeholder: "filter by name, type or place", "aria-label": "Filter moved nodes", class: "filter" });
   const table = makeTable({
-    label: "Moved nodes", rows: data.moved,
+    label: "Moved nodes", minWidth: 900, rows: data.moved,
     text: (row) => `${plain(row.name)} ${row.op} ${row.before} ${row.after}`,
     columns: [
       { title: "Type", value: (row) => row.op, cell: (row) => nameOf(row.op, 20), width: "minmax(80px,1fr)" },
-      { title: "Name", value: (row) => row.name, cell: (row) => nameOf(row.name, 60), width: "minmax(140px,3fr)" },
-      { title: "Before", value: (row) => row.before, cell: (row) => nameOf(row.before, 36), width: "minmax(110px,2fr)" },
-      { title: "After", value: (row) => row.after, cell: (row) => nameOf(row.after, 36), width: "minmax(110px,2fr)" },
+      { title: "Name", value: (row) => row.name, cell: (row, letters) => nameOf(row.name, letters), width: "minmax(140px,3fr)" },
+      { title: "Before", value: (row) => row.before, cell: (row, letters) => nameOf(row.before, letters), width: "minmax(110px,2fr)" },
+      { title: "After", value: (row) => row.after, cell: (row, letters) => nameOf(row.after, letters), width: "minmax(110px,2fr)" },
       { title: "Seconds before", value: (row) => row.seconds_before, cell: (row) => seconds(row.seconds_before), number: true, width: "120px" },
       { title: "After", value: (row) => row.seconds_after, cell: (row) => seconds(row.seconds_after), number: true, width: "90px" },
       { title: "Change", value: (row) => row.seconds_after - row.seconds_before, cell: (row) => change(row.seconds_after - row.seconds_before, seconds), number: true, width: "100px" },

@@ -24,16 +24,24 @@ function labelOf(plan, item) {
   }
   if (item.type === "node") {
     const row = plan.nodes[item.index];
-    return `${short(row.op, 20)}  @${short(plan.groupNames[row.group], 12)}\n${short(row.name, 26)}`;
+    return `${short(row.op, 20)}  @${short(plan.groupNames[row.group], 12)}\n${shortName(row)}`;
   }
   const block = plan.blocks[item.index];
   const sums = blockSums(plan, item.index);
   const repeat = block.count > 1 ? `  (${block.index + 1} of ${block.count})` : "";
   const where = short(ranges(sums.devices), 12);
   return (
-    `＋ ${short(block.label, 28)}${repeat}\n` +
-    `${count(sums.nodes)} nodes  @${where}  ${seconds(sums.seconds)}`
+    `+ ${short(block.label, 28)}${repeat}\n${count(sums.nodes)} nodes  @${where}  ${seconds(sums.seconds)}` +
+    (sums.comms ? `\n${count(sums.comms)} communications  ${seconds(sums.commSeconds)}` : "")
   );
+}
+
+/** The last parts of a name, which tell nodes apart; a part that only repeats the type is left out. */
+function shortName({ name, op }) {
+  if (name.length > 4000) return short(name, 26);
+  const parts = name.split("/").filter(Boolean);
+  if (parts.length > 1 && parts[parts.length - 1].replace(/_\d+$/, "") === op) parts.pop();
+  return short(parts.slice(-2).join("/"), 26);
 }
 
 /** Places of items and bends of edges; opened blocks are clusters. */

@@ -2,7 +2,7 @@
 
 function graphStyle() {
   const now = theme();
-  const selected = { "overlay-color": now.accent, "overlay-opacity": 0.28, "overlay-padding": 7 };
+  const selected = { "underlay-color": now.accent, "underlay-opacity": 0.55, "underlay-padding": 9 };
   return [
     {
       selector: "node",
@@ -60,8 +60,7 @@ function graphStyle() {
       },
     },
     { selector: "node:selected", style: selected },
-    { selector: "edge:selected", style: { ...selected, "overlay-padding": 4 } },
-    { selector: "node.holds", style: { ...selected, "overlay-opacity": 0.16 } },
+    { selector: "edge:selected", style: { ...selected, "underlay-padding": 5 } },
   ];
 }
 

@@ -1,7 +1,8 @@
 // The graph: what is visible is laid out and drawn; blocks open and close.
 
 const VISIBLE_LIMIT = 1500; // items drawn at once
-const READABLE_ZOOM = 0.55;
+const READABLE_ZOOM = 0.75; // below it a graph is not fitted but shown from its beginning
+const START_ZOOM = 0.95;
 
 function startGraph(plan) {
   const view = {
@@ -42,11 +43,11 @@ function startZoom(view) {
   if (cy.zoom() > 1.2) cy.zoom(1.2);
   cy.center();
   if (cy.zoom() >= READABLE_ZOOM) return;
-  cy.zoom(0.85);
+  cy.zoom(START_ZOOM);
   const box = cy.elements().boundingBox();
   const first = cy.nodes()[0].position();
-  if (view.direction === "TB") cy.pan({ x: cy.width() / 2 - 0.85 * first.x, y: 24 - 0.85 * box.y1 });
-  else cy.pan({ x: 24 - 0.85 * box.x1, y: cy.height() / 2 - 0.85 * first.y });
+  if (view.direction === "TB") cy.pan({ x: cy.width() / 2 - START_ZOOM * first.x, y: 24 - START_ZOOM * box.y1 });
+  else cy.pan({ x: 24 - START_ZOOM * box.x1, y: cy.height() / 2 - START_ZOOM * first.y });
 }
 
 /** Lays out and draws what is visible now. */
@@ -172,7 +173,7 @@ function elementsOf(view, item) {
 
 function markGraph(view, item, move) {
   const { cy } = view;
-  cy.elements().unselect().removeClass("holds");
+  cy.elements().unselect();
   const elements = elementsOf(view, item);
   elements.select();
   view.current = elements.nonempty() ? elements[0].id() : null;

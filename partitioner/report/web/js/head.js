@@ -19,7 +19,7 @@ function startHead(data) {
       head.speedup === null ? "does not fit one device" : "over one device", head.speedup !== null && head.speedup < 1),
     tile("Latency", seconds(head.latency_s), one(head.latency_s_one)),
     tile("Communication", share(head.communication), "of busy seconds"),
-    tile("Balance", share(head.balance), "mean over largest load"),
+    tile("Balance", share(head.balance), "mean / largest load"),
     tile("Memory free", share(head.headroom), "on the fullest device", head.headroom < 0),
     tile("Devices", `${head.devices_used} of ${head.devices}`, "used"),
     tile("Cost", cost(head.cost), `bound ${cost(head.bound)}, gap ${share(head.gap)}`),

@@ -4,20 +4,20 @@ function startNodes(plan) {
   const rows = plan.nodes.map((_, index) => index);
   const node = (index) => plan.nodes[index];
   const table = makeTable({
-    label: "Nodes", rows,
+    label: "Nodes", minWidth: 860, rows,
     text: (index) => `${node(index).op} ${plain(node(index).name)} ${node(index).kind} ${node(index).cut} @${plan.groupNames[node(index).group]}`,
     onRow: (index) => select({ type: "node", id: index }, "nodes"),
     columns: [
-      { title: "#", value: (index) => index, number: true, width: "60px" },
-      { title: "Type", value: (index) => node(index).op, cell: (index) => nameOf(node(index).op, 24), width: "minmax(80px,1fr)" },
-      { title: "Name", value: (index) => node(index).name, cell: (index) => nameOf(node(index).name, 60), width: "minmax(140px,3fr)" },
-      { title: "Devices", value: (index) => node(index).group, cell: (index) => `@${short(plan.groupNames[node(index).group], 12)}`, width: "76px" },
-      { title: "Sharding", value: (index) => node(index).kind, width: "86px" },
-      { title: "Cut", value: (index) => node(index).cut, cell: (index) => short(node(index).cut || "–", 24), width: "minmax(70px,1fr)" },
-      { title: "Seconds", value: (index) => node(index).seconds, cell: (index) => seconds(node(index).seconds), number: true, width: "90px" },
-      { title: "FLOPs", value: (index) => node(index).flops, cell: (index) => flops(node(index).flops), number: true, width: "110px" },
-      { title: "Bytes", value: (index) => node(index).bytes, cell: (index) => size(node(index).bytes), number: true, width: "90px" },
-      { title: "Runner-up", value: (index) => node(index).runner_up?.step_change_s ?? null, number: true, width: "100px",
+      { title: "#", value: (index) => index, number: true, width: "48px" },
+      { title: "Type", value: (index) => node(index).op, cell: (index, letters) => nameOf(node(index).op, letters), width: "minmax(80px,1fr)" },
+      { title: "Name", value: (index) => node(index).name, cell: (index, letters) => nameOf(node(index).name, letters), width: "minmax(150px,3fr)" },
+      { title: "Devices", value: (index) => node(index).group, cell: (index) => `@${short(plan.groupNames[node(index).group], 12)}`, width: "66px" },
+      { title: "Sharding", value: (index) => node(index).kind, width: "80px" },
+      { title: "Cut", value: (index) => node(index).cut, cell: (index, letters) => nameOf(node(index).cut || "–", letters), width: "minmax(60px,1fr)" },
+      { title: "Seconds", value: (index) => node(index).seconds, cell: (index) => seconds(node(index).seconds), number: true, width: "76px" },
+      { title: "FLOPs", value: (index) => node(index).flops, cell: (index) => flops(node(index).flops), number: true, width: "92px" },
+      { title: "Bytes", value: (index) => node(index).bytes, cell: (index) => size(node(index).bytes), number: true, width: "76px" },
+      { title: "Runner-up", value: (index) => node(index).runner_up?.step_change_s ?? null, number: true, width: "86px",
         cell: (index) => change(node(index).runner_up?.step_change_s, seconds) },
     ],
   });

@@ -88,10 +88,16 @@ function blocksAround(plan, block) {
 }
 
 function blockSums(plan, index) {
+  plan.sums ??= new Map();
+  if (!plan.sums.has(index)) plan.sums.set(index, sumBlock(plan, index));
+  return plan.sums.get(index);
+}
+
+function sumBlock(plan, index) {
   const { first, last } = plan.blocks[index];
   const groups = new Set();
   const ops = new Map();
-  const sums = { nodes: last - first + 1, seconds: 0, flops: 0, bytes: 0, sharded: 0 };
+  const sums = { nodes: last - first + 1, seconds: 0, flops: 0, bytes: 0, sharded: 0, comms: 0, commSeconds: 0 };
   for (let node = first; node <= last; node += 1) {
     const row = plan.nodes[node];
     groups.add(row.group);
@@ -100,6 +106,11 @@ function blockSums(plan, index) {
     sums.flops += row.flops;
     sums.bytes += row.bytes;
     sums.sharded += row.kind === "sharded" ? 1 : 0;
+  }
+  for (const comm of plan.comms) {
+    const inside = comm.producer >= first && comm.producer <= last && comm.consumer >= first && comm.consumer <= last;
+    sums.comms += inside ? 1 : 0;
+    sums.commSeconds += inside ? comm.seconds : 0;
   }
   const devices = [...new Set([...groups].flatMap((group) => plan.groups[group].devices))];
   return { ...sums, groups: [...groups], devices, ops: [...ops].sort((a, b) => b[1] - a[1]) };

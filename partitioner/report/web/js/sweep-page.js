@@ -32,7 +32,7 @@ function sweepOption(now, series, [column, title, format]) {
     const colour = deviceColour(at);
     const shown = points.filter((point) => point[column] !== null);
     return {
-      name, type: "line", symbol: SWEEP_SYMBOLS[at % SWEEP_SYMBOLS.length], symbolSize: 9, lineStyle: { width: 2, color: colour, type: at < 8 ? "solid" : "dashed" }, itemStyle: { color: colour },
+      name, type: "line", symbol: SWEEP_SYMBOLS[at % SWEEP_SYMBOLS.length], symbolSize: 9, lineStyle: { width: 2, color: colour, type: points[0].memory_bytes === null ? "solid" : "dashed" }, itemStyle: { color: colour },
       data: shown.map((point) => ({
         value: [String(point.devices), point[column]],
         symbolSize: point.pareto ? 15 : 8, itemStyle: point.pareto ? { borderColor: now.ink, borderWidth: 2.5 } : {},
@@ -75,10 +75,10 @@ function curvesPanel(panel, data) {
 
 function pointsPanel(panel, data) {
   const table = makeTable({
-    label: "Points", rows: data.points,
+    label: "Points", minWidth: 1060, rows: data.points,
     columns: [
       { title: "Devices", value: (point) => point.devices, number: true, width: "76px" },
-      { title: "Cluster", value: (point) => point.cluster, cell: (point) => nameOf(point.cluster, 30), width: "minmax(100px,2fr)" },
+      { title: "Cluster", value: (point) => point.cluster, cell: (point, letters) => nameOf(point.cluster, letters), width: "minmax(100px,2fr)" },
       { title: "Memory", value: (point) => point.memory_bytes, cell: (point) => memoryName(point.memory_bytes), width: "100px" },
       { title: "Strategy", value: (point) => point.strategy, cell: (point) => (point.why ? el("span", { class: "soft" }, "no plan") : nameOf(point.strategy, 24)), width: "minmax(80px,1fr)" },
       { title: "Latency", value: (point) => point.latency_s, cell: (point) => seconds(point.latency_s), number: true, width: "86px" },

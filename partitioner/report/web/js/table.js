@@ -1,33 +1,33 @@
 // A table of any length: sorted by its heads, filtered by text, only the rows in sight are made.
 
-const ROW_HEIGHT = 28;
+const ROW_HEIGHT = 28; // also of the heads
+const LETTER_PX = 7.4; // of the table's font, about
 
 /**
- * Columns are {title, value(row), cell(row)?, number?, width}; rows any values.
+ * Columns are {title, value(row), cell(row, letters)?, number?, width}; rows any values.
  * Returns {element, show(filter), mark(predicate), rows()}.
  */
-function makeTable({ label, columns, rows, onRow = null, text = null }) {
+function makeTable({ label, columns, rows, onRow = null, text = null, minWidth = 0 }) {
   const state = { rows, sort: null, down: false, at: -1, marked: () => false };
-  const body = el("div", { class: "rows", role: "rowgroup", tabindex: "0", "aria-label": `${label}: rows` });
-  const spacer = el("div", { class: "spacer", role: "presentation" });
-  body.append(spacer);
-  const grid = `grid-template-columns:${columns.map((column) => column.width ?? "1fr").join(" ")}`;
+  const spacer = el("div", { class: "spacer", role: "rowgroup" });
+  const grid = `grid-template-columns:${columns.map((column) => column.width ?? "1fr").join(" ")};min-width:${minWidth}px`;
   const heads = columns.map((column) => headCell(column, () => sortBy(column)));
   const header = el("div", { class: "row headers", role: "row", style: grid }, heads);
-  const element = el("div", { class: "table", role: "table", "aria-label": label }, el("div", { role: "rowgroup" }, header), body);
+  const body = el("div", { class: "table", role: "table", "aria-label": label, tabindex: "0" }, header, el("div", { class: "rows" }, spacer));
 
   const draw = () => {
     const first = Math.max(0, Math.floor(body.scrollTop / ROW_HEIGHT) - 4);
     const last = Math.min(state.rows.length, first + Math.ceil((body.clientHeight || 600) / ROW_HEIGHT) + 8);
-    spacer.style.height = `${state.rows.length * ROW_HEIGHT}px`;
+    spacer.style.cssText = `height:${state.rows.length * ROW_HEIGHT}px;min-width:${minWidth}px`;
+    const letters = heads.map((head) => Math.floor((head.offsetWidth || 200) / LETTER_PX));
     const made = [];
-    for (let at = first; at < last; at += 1) made.push(makeRow(state.rows[at], at));
+    for (let at = first; at < last; at += 1) made.push(makeRow(state.rows[at], at, letters));
     spacer.replaceChildren(...made);
-    element.setAttribute("aria-rowcount", String(state.rows.length + 1));
+    body.setAttribute("aria-rowcount", String(state.rows.length + 1));
   };
-  const makeRow = (row, at) => {
-    const cells = columns.map((column) =>
-      el("div", { role: "cell", class: column.number ? "number" : null }, column.cell ? column.cell(row) : String(column.value(row) ?? "–")));
+  const makeRow = (row, at, letters) => {
+    const cells = columns.map((column, index) =>
+      el("div", { role: "cell", class: column.number ? "number" : null }, column.cell ? column.cell(row, letters[index]) : String(column.value(row) ?? "–")));
     const classes = ["row", onRow ? "click" : "", state.marked(row) ? "marked" : "", at === state.at ? "at" : ""].join(" ");
     const style = `${grid};top:${at * ROW_HEIGHT}px`;
     return el("div", { role: "row", class: classes, style, "aria-rowindex": String(at + 2), click: () => choose(at) }, cells);
@@ -56,7 +56,7 @@ function makeTable({ label, columns, rows, onRow = null, text = null }) {
   };
   const scrollTo = (at) => {
     if (at * ROW_HEIGHT < body.scrollTop) body.scrollTop = at * ROW_HEIGHT;
-    const below = (at + 1) * ROW_HEIGHT - body.clientHeight;
+    const below = (at + 2) * ROW_HEIGHT - body.clientHeight;
     if (below > body.scrollTop) body.scrollTop = below;
   };
   body.addEventListener("scroll", framed(draw));
@@ -80,7 +80,8 @@ function makeTable({ label, columns, rows, onRow = null, text = null }) {
     draw();
   };
   show();
-  return { element, show, mark, draw, count: () => state.rows.length };
+  new ResizeObserver(framed(() => body.clientHeight && draw())).observe(body);
+  return { element: body, show, mark, draw, count: () => state.rows.length };
 }
 
 function headCell(column, sort) {
@@ -97,4 +98,12 @@ function order(value, down) {
     if (right === null || right === undefined) return -1;
     return left < right ? -sign : sign;
   };
+}
+
+/** A small table, all rows made at once: heads and rows of cells; text that is a number stands right. */
+function plainTable(heads, rows, numbers) {
+  const cell = (tag, at, content) => el(tag, { class: numbers.includes(at) ? "number" : null, scope: tag === "th" ? "col" : null }, content);
+  return el("table", {},
+    el("thead", {}, el("tr", {}, heads.map((head, at) => cell("th", at, head)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((content, at) => cell("td", at, content ?? "–"))))));
 }

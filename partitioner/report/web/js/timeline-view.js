@@ -133,7 +133,7 @@ function pieceShape(look, piece, api) {
     children.push({ type: "rect", shape: { ...box, height: Math.min(4, box.height / 4) }, style: { fill: now.warn } });
   }
   if (chosen) children.push({ type: "rect", shape: box, style: { fill: "none", stroke: now.accent, lineWidth: 3 } });
-  if (box.width > 34 && piece.many === 1 && box.height > 11) children.push(pieceText(look, piece, box, faint ? now.ink : inkOf(colour, now)));
+  if (box.width > 40 && piece.many === 1 && box.height > 11) children.push(pieceText(look, piece, box, faint ? now.ink : inkOf(colour, now)));
   return { type: "group", children };
 }
 
@@ -141,12 +141,12 @@ function inkOf(colour, now) {
   return colour.startsWith("#") && colour.length === 7 ? inkOn(colour) : now.ink;
 }
 
-function pieceText({ plan, line }, piece, box, ink) {
+function pieceText({ plan, line, now }, piece, box, ink) {
   const text = short(taskName(plan, line.ref[piece.event]), 60);
   const left = Math.max(box.x, 132);
   return {
     type: "text",
-    style: { text, x: left + 4, y: box.y + box.height / 2 + 1, width: box.width - 8 - (left - box.x), overflow: "truncate", verticalAlign: "middle", fill: ink, fontSize: 11 },
+    style: { text, x: left + 4, y: box.y + box.height / 2 + 1, width: box.width - 8 - (left - box.x), overflow: "truncate", ellipsis: "…", fontFamily: now.font, verticalAlign: "middle", fill: ink, fontSize: 11 },
     silent: true,
   };
 }

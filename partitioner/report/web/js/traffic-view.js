@@ -48,7 +48,7 @@ function commTable(plan, rows) {
     onRow: (index) => select({ type: "comm", id: index }, "traffic"),
     columns: [
       { title: "Kind", value: (index) => comm(index).kind, cell: (index) => plain(comm(index).kind), width: "minmax(90px,1fr)" },
-      { title: "Value", value: (index) => comm(index).value, cell: (index) => nameOf(comm(index).value, 40), width: "minmax(110px,2fr)" },
+      { title: "Value", value: (index) => comm(index).value, cell: (index, letters) => nameOf(comm(index).value, letters), width: "minmax(110px,2fr)" },
       { title: "Devices", value: (index) => comm(index).ranks.join(), cell: (index) => `@${short(ranges(comm(index).ranks), 12)}`, width: "80px" },
       { title: "Bytes", value: (index) => comm(index).bytes, cell: (index) => size(comm(index).bytes), number: true, width: "90px" },
       { title: "Seconds", value: (index) => comm(index).seconds, cell: (index) => seconds(comm(index).seconds), number: true, width: "90px" },
@@ -74,12 +74,17 @@ function trafficOption(plan, now) {
       formatter: (value) => size(value), text: [size(most), "0 B"], textStyle: { color: now.ink }, inRange: { color: now.ramp },
     },
     series: [{
-      type: "heatmap", data: source.map((from, at) => [target[at], from, bytes[at]]),
-      label: { show: labels, formatter: ({ value }) => size(value[2]), fontSize: 11, color: "#000000", textBorderColor: "#ffffff", textBorderWidth: 3 },
+      type: "heatmap", data: source.map((from, at) => ({ value: [target[at], from, bytes[at]], label: { color: inkOn(rampAt(now.ramp, bytes[at] / most)) } })),
+      label: { show: labels, formatter: ({ value }) => size(value[2]), fontSize: 11 },
       itemStyle: { borderColor: now.surface, borderWidth: names.length > 40 ? 0 : 1 },
       emphasis: { itemStyle: { borderColor: now.accent, borderWidth: 2 } },
     }],
   };
+}
+
+/** The nearest colour of a ramp to a share of it. */
+function rampAt(ramp, share) {
+  return ramp[Math.round(share * (ramp.length - 1))];
 }
 
 /** Busy seconds of each device, and what of them is communication. */
@@ -104,9 +109,6 @@ function loadTip(plan, device) {
 
 function linkTable(links) {
   if (!links.length) return el("p", { class: "soft" }, "No links.");
-  const heads = ["Level", "Most by one device", "All devices", "Seconds", "Bandwidth"].map((head) => el("th", { scope: "col" }, head));
-  const rows = links.map((link) => el("tr", {},
-    el("td", {}, nameOf(link.level, 24)), el("td", { class: "number" }, size(link.bytes)), el("td", { class: "number" }, size(link.total_bytes)),
-    el("td", { class: "number" }, seconds(link.seconds)), el("td", { class: "number" }, bandwidth(link.bandwidth_bytes_per_s))));
-  return el("table", {}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows));
+  const rows = links.map((link) => [nameOf(link.level, 24), size(link.bytes), size(link.total_bytes), seconds(link.seconds), bandwidth(link.bandwidth_bytes_per_s)]);
+  return plainTable(["Level", "Busiest device", "All devices", "Seconds", "Bandwidth"], rows, [1, 2, 3, 4]);
 }

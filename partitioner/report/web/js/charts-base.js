@@ -1,0 +1,91 @@
+// What all charts share: making, resizing, colours, tooltips as DOM nodes, saving.
+
+/** A chart in an element, made when first asked for and redrawn with the colours of the page. */
+function makeChart(element, option) {
+  const chart = charts.init(element, null, { renderer: "canvas" });
+  const draw = () => chart.setOption(option(theme()), { notMerge: true });
+  draw();
+  new ResizeObserver(framed(() => element.clientWidth && chart.resize())).observe(element);
+  themeListeners.push(draw);
+  return { chart, draw };
+}
+
+function baseOption(now) {
+  return {
+    animation: false,
+    backgroundColor: "transparent",
+    textStyle: { fontFamily: now.font, color: now.ink, fontSize: 12 },
+    tooltip: {
+      confine: true, backgroundColor: now.raised, borderColor: now.line,
+      textStyle: { color: now.ink, fontSize: 12 }, extraCssText: "max-width:420px;white-space:normal",
+    },
+    aria: { enabled: false },
+  };
+}
+
+function axisLook(now) {
+  return {
+    axisLine: { show: true, lineStyle: { color: now.soft } },
+    axisTick: { show: false },
+    axisLabel: { color: now.ink, fontSize: 12 },
+    splitLine: { lineStyle: { color: now.line } },
+    nameTextStyle: { color: now.ink, fontSize: 12 },
+  };
+}
+
+function zoomLook(now) {
+  return {
+    borderColor: now.line, backgroundColor: "transparent", fillerColor: now.accent + "33",
+    handleStyle: { color: now.accent }, moveHandleStyle: { color: now.soft },
+    dataBackground: { lineStyle: { opacity: 0 }, areaStyle: { opacity: 0 } },
+    textStyle: { color: now.ink, fontSize: 11 }, brushSelect: false,
+  };
+}
+
+/** A tooltip out of a title and pairs; as DOM nodes, so that names stay text. */
+function tip(title, pairs) {
+  return el("div", { class: "tip" }, el("b", {}, title),
+    el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)])));
+}
+
+function key(colour, label, extra = "") {
+  return el("span", { class: "key" }, el("span", { class: `swatch ${extra}`, style: colour ? `background:${colour}` : null }), label);
+}
+
+function saveBlob(blob, name) {
+  const address = URL.createObjectURL(blob);
+  const anchor = el("a", { href: address, download: name });
+  anchor.click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+function saveChartPng(chart, name) {
+  const data = chart.getDataURL({ type: "png", pixelRatio: 2, backgroundColor: theme().surface });
+  const bytes = Uint8Array.from(atob(data.split(",")[1]), (letter) => letter.charCodeAt(0));
+  saveBlob(new Blob([bytes], { type: "image/png" }), name);
+}
+
+function saveChartSvg(chart, name) {
+  const size = { width: chart.getWidth(), height: chart.getHeight() };
+  const paper = charts.init(null, null, { renderer: "svg", ssr: true, ...size });
+  paper.setOption({ ...chart.getOption(), animation: false, backgroundColor: theme().surface });
+  saveBlob(new Blob([paper.renderToSVGString()], { type: "image/svg+xml" }), name);
+  paper.dispose();
+}
+
+/** Diagonal lines on a colour, as a fill. */
+function hatch(line, ground) {
+  const canvas = el("canvas", { width: 8, height: 8 });
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = ground;
+  pen.fillRect(0, 0, 8, 8);
+  pen.strokeStyle = line;
+  pen.lineWidth = 1;
+  pen.beginPath();
+  for (const shift of [-8, 0, 8]) {
+    pen.moveTo(shift, 8);
+    pen.lineTo(shift + 8, 0);
+  }
+  pen.stroke();
+  return { image: canvas, repeat: "repeat" };
+}

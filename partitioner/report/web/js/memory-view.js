@@ -1,0 +1,159 @@
+// Memory: all devices at their peak, one device over the schedule, what it holds at its peak.
+
+const PARTS = ["weights", "activations", "buffers"];
+
+function startMemory(plan) {
+  const fullest = plan.memory.reduce((best, row, device) =>
+    row.peak_bytes / (row.limit_bytes || 1) > plan.memory[best].peak_bytes / (plan.memory[best].limit_bytes || 1) ? device : best, 0);
+  const view = { plan, device: fullest, bars: null, curve: null };
+  const choice = byId("memory-device");
+  choice.append(...plan.devices.map((_, device) => el("option", { value: String(device) }, `device ${device}`)));
+  choice.addEventListener("change", () => chooseDevice(view, Number(choice.value)));
+  byId("memory-limit").addEventListener("change", () => chooseDevice(view, view.device));
+  byId("memory-peak").addEventListener("click", () => showLive(view, true));
+  onSelect((item) => {
+    if (item?.type === "device" && view.curve) chooseDevice(view, item.id);
+    else view.curve?.draw();
+  });
+  return view;
+}
+
+function showMemory(view) {
+  if (view.bars || !view.plan.memory.length) return;
+  byId("memory-limit").checked = view.plan.memory.some((row) => row.peak_bytes > 0.1 * row.limit_bytes);
+  view.bars = makeChart(byId("memory-bars"), (now) => memoryBars(view, now));
+  view.curve = makeChart(byId("memory-curve"), (now) => memoryCurve(view, now));
+  view.bars.chart.getZr().on("click", (event) => {
+    const [, at] = view.bars.chart.convertFromPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY]);
+    if (at >= 0 && at < view.plan.devices.length) chooseDevice(view, at);
+  });
+  view.curve.chart.getZr().on("click", (event) => tapMemory(view, event));
+  chooseDevice(view, view.device);
+}
+
+function chooseDevice(view, device) {
+  view.device = device;
+  byId("memory-device").value = String(device);
+  view.bars.draw();
+  view.curve.draw();
+  showLive(view, false);
+}
+
+/** A click selects the task at that position; near the peak it shows what is held. */
+function tapMemory(view, event) {
+  const { chart } = view.curve;
+  if (!chart.containPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY])) return;
+  const [at] = chart.convertFromPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY]);
+  const memory = view.plan.memory[view.device];
+  const peak = chart.convertToPixel({ gridIndex: 0 }, [memory.peak_position, memory.peak_bytes]);
+  if (Math.hypot(peak[0] - event.offsetX, peak[1] - event.offsetY) < 14) return showLive(view, true);
+  const ref = view.plan.tasks[Math.max(0, Math.floor(at))];
+  if (ref !== undefined) select(itemOfRef(ref), "memory");
+}
+
+function atPeak(memory) {
+  let at = 0;
+  while (at + 1 < memory.position.length && memory.position[at + 1] <= memory.peak_position) at += 1;
+  return { weights: memory.weights_bytes, activations: memory.activations[at] ?? 0, buffers: memory.buffers[at] ?? 0 };
+}
+
+function memoryBars(view, now) {
+  const { memory, devices } = view.plan;
+  const peaks = memory.map(atPeak);
+  const labels = devices.map((_, device) => `${device}`);
+  const room = Math.floor(byId("memory-bars").clientHeight / 22);
+  const zoom = devices.length > room ? [{ type: "slider", yAxisIndex: 0, right: 4, width: 14, startValue: 0, endValue: room, showDetail: false, ...zoomLook(now) }] : [];
+  const withLimit = byId("memory-limit").checked;
+  const most = 1.04 * Math.max(...memory.map((row) => Math.max(row.peak_bytes, withLimit ? row.limit_bytes : 0)), 1);
+  const limits = { name: "limit", type: "scatter", symbol: "rect", symbolSize: [3, 20], itemStyle: { color: now.warn }, data: withLimit ? memory.map((row, device) => [row.limit_bytes, device]) : [] };
+  return {
+    ...baseOption(now),
+    tooltip: { ...baseOption(now).tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: ([first]) => memoryTip(view, first.dataIndex, peaks[first.dataIndex]) },
+    grid: { left: 44, right: zoom.length ? 30 : 16, top: 8, bottom: 26 },
+    xAxis: { type: "value", max: most, interval: byteInterval(most, 3), ...axisLook(now), axisLabel: { color: now.ink, formatter: size, hideOverlap: true, showMaxLabel: false } },
+    yAxis: { type: "category", data: labels, inverse: true, ...axisLook(now), axisLabel: { color: now.ink, formatter: (label) => (Number(label) === view.device ? `▸ ${label}` : label) } },
+    dataZoom: zoom,
+    series: [limits, ...PARTS.map((part) => ({
+      name: part, type: "bar", stack: "peak", barMaxWidth: 18,
+      data: peaks.map((peak, device) => ({ value: peak[part], itemStyle: { opacity: device === view.device ? 1 : 0.65 } })), itemStyle: { color: now[part] },
+    }))],
+  };
+}
+
+function memoryTip(view, device, peak) {
+  const { limit_bytes: limit, peak_bytes: total } = view.plan.memory[device];
+  return tip(`Device ${device} at its peak`, [...PARTS.map((part) => [part, size(peak[part])]), ["Peak", size(total)], ["Limit", size(limit)], ["Free", share(1 - total / limit)]]);
+}
+
+function memoryCurve(view, now) {
+  const memory = view.plan.memory[view.device];
+  const end = view.plan.tasks.length;
+  const xs = [...memory.position, end];
+  const columns = { activations: memory.activations, buffers: memory.buffers };
+  const values = (part) => xs.map((x, at) => [x, part === "weights" ? memory.weights_bytes : columns[part][Math.min(at, columns[part].length - 1)] ?? 0]);
+  const withLimit = byId("memory-limit").checked;
+  const top = 1.18 * Math.max(memory.peak_bytes, withLimit ? memory.limit_bytes : 0, 1);
+  const lines = positionsOf(view).map((at) => ({ xAxis: at + 0.5, lineStyle: { color: now.accent, width: 2 }, label: { show: false } }));
+  if (withLimit) lines.push({ yAxis: memory.limit_bytes, lineStyle: { color: now.warn, width: 2, type: "dashed" }, label: { show: true, formatter: `limit ${size(memory.limit_bytes)}`, position: "insideEndTop", color: now.ink } });
+  const area = (part) => ({ name: part, type: "line", step: "end", stack: "held", symbol: "none", data: values(part), lineStyle: { width: 1, color: now[part] }, itemStyle: { color: now[part] }, areaStyle: { color: now[part], opacity: 0.85 } });
+  return {
+    ...baseOption(now),
+    tooltip: { ...baseOption(now).tooltip, trigger: "axis", formatter: (rows) => curveTip(view, rows) },
+    legend: { data: PARTS, top: 2, left: 60, textStyle: { color: now.ink } },
+    grid: { left: 78, right: 24, top: 36, bottom: 76 },
+    xAxis: { type: "value", min: 0, max: end, name: "task position in the schedule", nameLocation: "middle", nameGap: 24, ...axisLook(now), minInterval: 1 },
+    yAxis: { type: "value", max: top, interval: byteInterval(top, 6), ...axisLook(now), axisLabel: { color: now.ink, formatter: size, showMaxLabel: false } },
+    dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", bottom: 8, height: 20, labelFormatter: (value) => count(Math.round(value)), ...zoomLook(now) }],
+    series: [
+      ...PARTS.map((part, at) => ({ ...area(part), ...(at ? {} : { markLine: { silent: true, symbol: "none", data: lines } }) })),
+      { name: "peak", type: "scatter", symbol: "diamond", symbolSize: 15, data: [[memory.peak_position, memory.peak_bytes]], z: 9, itemStyle: { color: now.warn, borderColor: now.surface, borderWidth: 1.5 },
+        label: { show: true, formatter: `peak ${size(memory.peak_bytes)}`, position: peakSide(memory.peak_position / end), color: now.ink, fontWeight: "bold", backgroundColor: now.surface, padding: [2, 4] } },
+    ],
+  };
+}
+
+/** A power of two that divides an axis into about `parts`. */
+function byteInterval(most, parts) {
+  return 2 ** Math.max(0, Math.ceil(Math.log2(most / parts)));
+}
+
+function peakSide(at) {
+  if (at < 0.12) return "right";
+  return at > 0.88 ? "left" : "top";
+}
+
+/** Positions of the selected tasks; of a block its first and last. */
+function positionsOf(view) {
+  const at = [...refsOf(view.plan, selection.current)].map((ref) => view.plan.position.get(ref)).filter((position) => position !== undefined);
+  return at.length > 2 ? [at.reduce((a, b) => Math.min(a, b)), at.reduce((a, b) => Math.max(a, b))] : at;
+}
+
+function curveTip(view, rows) {
+  const held = rows.filter(({ seriesName }) => PARTS.includes(seriesName));
+  if (!held.length) return "";
+  const at = held[0].value[0];
+  const ref = view.plan.tasks[at];
+  const task = ref === undefined ? "" : ref >= 0 ? [short(view.plan.nodes[ref].op, 30), " ", nameOf(view.plan.nodes[ref].name, 40)] : plain(view.plan.comms[-1 - ref].kind);
+  const total = held.reduce((sum, { value }) => sum + value[1], 0);
+  return tip(`From position ${at}`, [...held.map(({ seriesName, value }) => [seriesName, size(value[1])]), ["Together", size(total)], ["Task", task === "" ? "" : el("span", {}, task)]]);
+}
+
+/** The live set of the device's peak. */
+function showLive(view, focus) {
+  const { peak_bytes: peak, peak_position: at, live } = view.plan.memory[view.device];
+  const rows = live.name.map((_, index) => index);
+  const table = makeTable({
+    label: "Held at the peak", rows,
+    columns: [
+      { title: "Held", value: (row) => live.name[row], cell: (row, letters) => nameOf(live.name[row], letters), width: "minmax(120px,1fr)" },
+      { title: "Kind", value: (row) => live.kind[row], width: "100px" },
+      { title: "Bytes", value: (row) => live.bytes[row], cell: (row) => size(live.bytes[row]), number: true, width: "90px" },
+      { title: "Share", value: (row) => live.bytes[row], cell: (row) => share(live.bytes[row] / (peak || 1)), number: true, width: "70px" },
+    ],
+  });
+  const more = live.more ? ` and ${count(live.more)} more of ${size(live.more_bytes)}` : "";
+  byId("memory-live").replaceChildren(el("h3", {}, `Device ${view.device} at its peak: ${size(peak)} at position ${count(at)}; the largest ${count(rows.length)}${more}`), table.element);
+  table.draw();
+  if (focus) table.element.focus();
+  if (focus) byId("memory-live").scrollIntoView({ block: "nearest" });
+}

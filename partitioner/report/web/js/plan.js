@@ -1,0 +1,195 @@
+// The plan with what the views ask of it: the tree of blocks, the visible graph, positions.
+
+const FOLD_ABOVE = 150; // items of one level, above which the page folds runs of them itself
+
+/** The data of a report with its indices. */
+function readPlan(data) {
+  const blocks = data.blocks.map((block) => ({ ...block }));
+  const plan = { ...data, blocks };
+  plan.fills = groupFills(data.groups, new Set(data.nodes.map((node) => node.group)));
+  plan.groupNames = data.groups.map((group) => ranges(group.devices));
+  plan.children = childrenOf(blocks, data.nodes.length);
+  plan.children.forEach((_, level) => foldLevel(plan, level - 1));
+  plan.holder = holders(plan);
+  plan.position = new Map(data.tasks.map((ref, position) => [ref, position]));
+  plan.incoming = data.nodes.map(() => []);
+  plan.outgoing = data.nodes.map(() => []);
+  data.edges.forEach((edge, index) => {
+    plan.outgoing[edge.u].push(index);
+    plan.incoming[edge.v].push(index);
+  });
+  plan.commsOfNode = data.nodes.map(() => []);
+  data.comms.forEach((comm, index) => {
+    if (comm.producer >= 0) plan.commsOfNode[comm.producer].push(index);
+    if (comm.consumer >= 0) plan.commsOfNode[comm.consumer].push(index);
+  });
+  return plan;
+}
+
+/** What each level holds in order, outermost first: {node} or {block}; index 0 is the top. */
+function childrenOf(blocks, nodes) {
+  const children = [[], ...blocks.map(() => [])];
+  const depth = blocks.map((block) => depthOf(blocks, block));
+  const innermost = new Int32Array(nodes).fill(-1);
+  const order = blocks.map((_, index) => index).sort((a, b) => depth[a] - depth[b]);
+  for (const index of order) innermost.fill(index, blocks[index].first, blocks[index].last + 1);
+  const items = blocks.map((block, index) => ({ block: index, at: block.first, level: block.parent }));
+  innermost.forEach((level, node) => items.push({ node, at: node, level }));
+  for (const item of items) children[item.level + 1].push(item);
+  for (const level of children) level.sort((a, b) => a.at - b.at);
+  return children;
+}
+
+function depthOf(blocks, block) {
+  return block.parent < 0 ? 0 : 1 + depthOf(blocks, blocks[block.parent]);
+}
+
+/** Folds runs of a level that is too long to draw into blocks of the page's own. */
+function foldLevel(plan, level) {
+  const items = plan.children[level + 1];
+  if (items.length <= FOLD_ABOVE) return;
+  const length = Math.ceil(Math.sqrt(items.length));
+  const folded = [];
+  for (let at = 0; at < items.length; at += length) {
+    const run = items.slice(at, at + length);
+    const index = plan.blocks.length;
+    const last = run[run.length - 1];
+    plan.blocks.push({
+      label: `${itemLabel(plan, run[0])} … ${itemLabel(plan, last)}`,
+      first: run[0].at,
+      last: last.block === undefined ? last.node : plan.blocks[last.block].last,
+      parent: level, kind: -1, index: 0, count: 1,
+    });
+    for (const item of run) if (item.block !== undefined) plan.blocks[item.block].parent = index;
+    plan.children[index + 1] = run;
+    folded.push({ block: index, at: run[0].at });
+  }
+  plan.children[level + 1] = folded;
+}
+
+function itemLabel(plan, item) {
+  return item.block === undefined ? `node ${item.node}` : short(plan.blocks[item.block].label, 24);
+}
+
+/** Innermost block of each node, -1 for none. */
+function holders(plan) {
+  const holder = new Int32Array(plan.nodes.length).fill(-1);
+  plan.children.forEach((items, level) => {
+    for (const item of items) if (item.node !== undefined) holder[item.node] = level - 1;
+  });
+  return holder;
+}
+
+/** Blocks around a block or node, outermost first. */
+function blocksAround(plan, block) {
+  const path = [];
+  for (let at = block; at >= 0; at = plan.blocks[at].parent) path.unshift(at);
+  return path;
+}
+
+function blockSums(plan, index) {
+  plan.sums ??= new Map();
+  if (!plan.sums.has(index)) plan.sums.set(index, sumBlock(plan, index));
+  return plan.sums.get(index);
+}
+
+function sumBlock(plan, index) {
+  const { first, last } = plan.blocks[index];
+  const groups = new Set();
+  const ops = new Map();
+  const sums = { nodes: last - first + 1, seconds: 0, flops: 0, bytes: 0, sharded: 0, comms: 0, commSeconds: 0 };
+  for (let node = first; node <= last; node += 1) {
+    const row = plan.nodes[node];
+    groups.add(row.group);
+    ops.set(row.op, (ops.get(row.op) ?? 0) + 1);
+    sums.seconds += row.seconds;
+    sums.flops += row.flops;
+    sums.bytes += row.bytes;
+    sums.sharded += row.kind === "sharded" ? 1 : 0;
+  }
+  for (const comm of plan.comms) {
+    const inside = comm.producer >= first && comm.producer <= last && comm.consumer >= first && comm.consumer <= last;
+    sums.comms += inside ? 1 : 0;
+    sums.commSeconds += inside ? comm.seconds : 0;
+  }
+  const devices = [...new Set([...groups].flatMap((group) => plan.groups[group].devices))];
+  return { ...sums, groups: [...groups], devices, ops: [...ops].sort((a, b) => b[1] - a[1]) };
+}
+
+/** Items and merged edges to draw while the blocks `open` are open. */
+function visibleGraph(plan, open) {
+  const items = [];
+  const owner = new Array(plan.nodes.length);
+  const walk = (level) => {
+    for (const item of plan.children[level + 1]) {
+      if (item.block === undefined) {
+        items.push({ id: `n${item.node}`, type: "node", index: item.node, parent: level });
+        owner[item.node] = `n${item.node}`;
+      } else if (open.has(item.block)) {
+        walk(item.block);
+      } else {
+        const id = `b${item.block}`;
+        items.push({ id, type: "block", index: item.block, parent: level });
+        owner.fill(id, plan.blocks[item.block].first, plan.blocks[item.block].last + 1);
+      }
+    }
+  };
+  walk(-1);
+  const merged = new Map();
+  plan.edges.forEach((edge) => mergeEdge(merged, owner[edge.u], owner[edge.v], edge, edge.comms));
+  items.push(...terminalItems(plan, owner, merged));
+  return { items, edges: [...merged.values()], owner };
+}
+
+function mergeEdge(merged, source, target, value, comms) {
+  if (source === target) return;
+  const key = `${source}>${target}`;
+  let edge = merged.get(key);
+  if (!edge) merged.set(key, (edge = { id: key, source, target, values: [], comms: new Set() }));
+  edge.values.push(value);
+  for (const comm of comms) edge.comms.add(comm);
+}
+
+/** Graph inputs and outputs; those at the same items are drawn as one. */
+function terminalItems(plan, owner, merged) {
+  const bundles = new Map();
+  plan.terminals.forEach((terminal, index) => {
+    const targets = [...new Set(terminal.nodes.map((node) => owner[node]))].sort();
+    const key = `${terminal.kind} ${targets}`;
+    if (!bundles.has(key)) bundles.set(key, { kind: terminal.kind, ids: [], targets });
+    bundles.get(key).ids.push(index);
+  });
+  return [...bundles.values()].map(({ kind, ids, targets }, number) => {
+    const id = `t${number}`;
+    for (const terminal of ids.map((index) => plan.terminals[index])) {
+      for (const target of targets) {
+        const comms = terminalComms(plan, terminal, target, owner);
+        const value = { value: terminal.name, comms };
+        if (kind === "input") mergeEdge(merged, id, target, value, comms);
+        else mergeEdge(merged, target, id, value, comms);
+      }
+    }
+    return { id, type: "terminals", kind, ids, parent: -1 };
+  });
+}
+
+function terminalComms(plan, terminal, target, owner) {
+  const [far, near] = terminal.kind === "input" ? ["producer", "consumer"] : ["consumer", "producer"];
+  plan.terminalComms ??= plan.comms.flatMap((comm, index) =>
+    comm.producer < 0 || comm.consumer < 0 ? [index] : [],
+  );
+  return plan.terminalComms.filter((index) => {
+    const comm = plan.comms[index];
+    return comm[far] < 0 && comm.value === terminal.name && owner[comm[near]] === target;
+  });
+}
+
+/** "all-reduce 1.5 MiB 12 us", or sums of several. */
+function commsLabel(plan, comms) {
+  const rows = comms.map((index) => plan.comms[index]);
+  const kinds = [...new Set(rows.map((row) => row.kind))];
+  const bytes = rows.reduce((sum, row) => sum + row.bytes, 0);
+  const time = rows.reduce((sum, row) => sum + row.seconds, 0);
+  const what = kinds.length === 1 ? kinds[0] : "communications";
+  return `${rows.length > 1 ? `${rows.length}× ` : ""}${what}\n${size(bytes)} ${seconds(time)}`;
+}

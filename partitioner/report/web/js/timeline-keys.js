@@ -1,0 +1,97 @@
+// Zooming, clicking and walking through the timeline.
+
+function zoomTimeline(view, from, to) {
+  const { line, chart } = view;
+  view.span = [Math.max(0, from), Math.min(line.end_s, to)];
+  chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, startValue: view.span[0], endValue: view.span[1] });
+  fillTimeline(view);
+}
+
+function tapPiece(view, piece) {
+  const width = piece.to - piece.from;
+  if (piece.many > 1) return zoomTimeline(view, piece.from - width / 2, piece.to + width / 2);
+  view.cursor = piece.event;
+  select(itemOfRef(view.line.ref[piece.event]), "timeline");
+}
+
+/** Marks the events of a selection and, if none can be seen, moves there. */
+function markTimeline(view, item, move) {
+  view.chosen = refsOf(view.plan, item);
+  if (!view.chart) return;
+  const events = eventsOf(view);
+  const [from, to] = view.span;
+  const seen = events.some((event) => endOf(view.line, event) >= from && view.line.start_s[event] <= to);
+  if (move && events.length && !seen) {
+    const middle = (view.line.start_s[events[0]] + endOf(view.line, events[0])) / 2;
+    return zoomTimeline(view, middle - (to - from) / 2, middle + (to - from) / 2);
+  }
+  fillTimeline(view);
+}
+
+function eventsOf(view) {
+  return [...view.chosen].flatMap((ref) => view.line.byRef.get(ref) ?? []);
+}
+
+/** Zooms so that the events of the selection can be read. */
+function zoomToSelection(view) {
+  const events = eventsOf(view);
+  if (!view.chart || !events.length) return;
+  const { line } = view;
+  const from = Math.min(...events.slice(0, 1000).map((event) => line.start_s[event]));
+  const to = Math.max(...events.slice(0, 1000).map((event) => endOf(line, event)));
+  const room = Math.max(3 * (to - from), 20 * line.duration_s[events[0]], line.end_s / 1000);
+  zoomTimeline(view, from - room / 2, to + room / 2);
+}
+
+function timelineKey(view, event) {
+  if (!view.chart || event.ctrlKey || event.metaKey || event.altKey) return;
+  const [from, to] = view.span;
+  const quarter = (to - from) / 4;
+  const actions = {
+    ArrowRight: () => stepEvent(view, 1),
+    ArrowLeft: () => stepEvent(view, -1),
+    ArrowDown: () => stepLane(view, 1),
+    ArrowUp: () => stepLane(view, -1),
+    Enter: () => selection.current && byId("details").focus(),
+    "+": () => zoomTimeline(view, from + quarter, to - quarter),
+    "-": () => zoomTimeline(view, from - 2 * quarter, to + 2 * quarter),
+    0: () => zoomTimeline(view, 0, view.line.end_s),
+  };
+  if (!actions[event.key]) return;
+  event.preventDefault();
+  actions[event.key]();
+}
+
+function cursorOf(view) {
+  const events = eventsOf(view);
+  return events.includes(view.cursor) || !events.length ? view.cursor : events[0];
+}
+
+function stepEvent(view, step) {
+  const at = cursorOf(view);
+  if (at < 0) return goToEvent(view, view.line.lanes.find((lane) => lane.length)?.[0]);
+  const lane = view.line.lanes[laneOf(view.line, at)];
+  goToEvent(view, lane[lane.indexOf(at) + step]);
+}
+
+function stepLane(view, step) {
+  const at = cursorOf(view);
+  if (at < 0) return stepEvent(view, 0);
+  const { line } = view;
+  for (let lane = laneOf(line, at) + step; line.lanes[lane]; lane += step) {
+    const events = line.lanes[lane];
+    const next = events[Math.min(events.length - 1, firstEndingAfter(line, events, line.start_s[at]))];
+    if (next !== undefined) return goToEvent(view, next);
+  }
+}
+
+function goToEvent(view, event) {
+  if (event === undefined) return;
+  const { line, plan } = view;
+  view.cursor = event;
+  const [from, to] = view.span;
+  const start = line.start_s[event];
+  if (start < from || start > to) zoomTimeline(view, start - (to - from) / 2, start + (to - from) / 2);
+  select(itemOfRef(line.ref[event]), "timeline");
+  announce(`${short(taskName(plan, line.ref[event]), 40)} on device ${line.device[event]}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`);
+}

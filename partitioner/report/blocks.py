@@ -19,8 +19,9 @@ from partitioner.ir.graph import Graph, Node
 #: Shorter blocks are not worth folding, nor are repeats that hide fewer nodes.
 MIN_BLOCK = 3
 MIN_HIDDEN = 8
-#: A level with more entries than this is folded into about as many chunks as their root.
-MAX_ENTRIES = 120
+#: A level with more entries than this is folded into about as many chunks as their root: what
+#: fits a screen and can be read there.
+MAX_ENTRIES = 40
 #: Ranges up to this long are searched for repeats inside.
 MAX_NESTED = 400
 
@@ -157,13 +158,15 @@ class _Folder:
     def _chunks(self, first: int, stop: int, found: Sequence[Block]) -> list[Block]:
         """Fold a crowded level into ranges of about equal numbers of entries."""
         starts = _entries(first, stop, found)
-        size = math.ceil(math.sqrt(len(starts)))
+        size = math.ceil(len(starts) / min(math.sqrt(len(starts)), MAX_ENTRIES / 2))
         chunks = []
         position = 0
         while position < len(starts):
             end = self._end(starts, position, size)
             after = starts[end] if end < len(starts) else stop
             inside = [b for b in found if starts[position] <= b.first and b.last < after]
+            if end - position > MAX_ENTRIES:
+                inside = self._chunks(starts[position], after, inside)
             if end - position > 1:
                 chunks.append(Block(starts[position], after - 1, inner=inside))
             else:

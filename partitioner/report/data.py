@@ -233,10 +233,8 @@ class _Data:
         return rows
 
     def _block(self, block: Block, parent: int) -> BlockRow:
-        which = f"block {block.index + 1} of {block.count}" if block.count > 1 else "nodes"
-        label = f"{which}: {len(block)} nodes" if block.count > 1 else f"{len(block)} nodes"
         return BlockRow(
-            label=label,
+            label=_label(block, [node.name for node in self._inside(block)]),
             first=block.first,
             last=block.last,
             parent=parent,
@@ -244,6 +242,22 @@ class _Data:
             index=block.index,
             count=block.count,
         )
+
+    def _inside(self, block: Block) -> tuple[Node, ...]:
+        return self.graph.nodes[block.first : block.last + 1]
+
+
+def _label(block: Block, names: list[str]) -> str:
+    """What the names of a block's nodes have in common, or its place."""
+    first, last = min(names), max(names)  # what these two share, all share
+    same = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
+    )
+    common = first[:same]
+    scope = common[: max(common.rfind("."), common.rfind("/")) + 1].strip("./")
+    if block.count > 1 and any(c.isdigit() for c in scope):
+        return scope
+    return f"block {block.index + 1}" if block.count > 1 else f"{names[0]} ... {names[-1]}"
 
 
 def device_rows(result: Compiled) -> list[DeviceRow]:

@@ -10,7 +10,7 @@ import numpy as np
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.header import Header
 from partitioner.backends.regions import cut, whole_region, write_region
-from partitioner.ir.types import numpy_dtype
+from partitioner.ir.types import DTYPE_BITS, numpy_dtype
 
 
 def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
@@ -20,7 +20,10 @@ def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
         BackendError: Something is missing, unknown or of another type; says what and what is right.
     """
     wanted = header.whole_inputs
+    for name, kind in header.whole_outputs.items():
+        check_dtype(f"output {name!r}", kind.dtype)
     for name in wanted:
+        check_dtype(f"input {name!r}", wanted[name].dtype)
         if name not in inputs:
             raise BackendError(
                 f"input {name!r} ({wanted[name]}) is missing; given: {_names(inputs)}"
@@ -35,6 +38,23 @@ def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
             raise BackendError(
                 f"input {name!r} holds {array.dtype.name} elements, not {kind.dtype}"
             )
+
+
+def check_dtype(what: str, dtype: str) -> None:
+    """Elements can be passed into or out of a model: they have bytes of their own.
+
+    Args:
+        what: Which input or output, for the message.
+        dtype: The element type's name.
+
+    Raises:
+        BackendError: Packed 4-bit elements.
+    """
+    if DTYPE_BITS[dtype] < 8:
+        raise BackendError(
+            f"{what} holds {dtype} elements, which cannot be passed in or out of a run; "
+            "Cast them from or to int8 or uint8 in the model"
+        )
 
 
 def _names(names: Mapping[str, object]) -> str:

@@ -111,7 +111,8 @@ class Graph:
     Attributes:
         name: For people.
         inputs: Values fed at each request, in order.
-        outputs: Values returned, in order.
+        outputs: Values returned, in order: results of nodes, each once. (An input or a constant
+            is returned through an Identity node.)
         nodes: In a topological order, which is also the order a device runs its share in.
         types: Type of every value.
         constants: Weights and small constants by value name; never graph inputs.
@@ -137,9 +138,7 @@ class Graph:
             names.add(node.name)
             _check_values(node, known, self.types)
             known.update(node.writes)
-        for value in self.outputs:
-            if value not in known:
-                raise IRError(f"graph output {value!r} is not made by any node")
+        _check_outputs(self)
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -207,6 +206,24 @@ def _check_values(node: Node, known: set[str], types: Mapping[str, TensorType]) 
             raise IRError(f"value {value!r} is made twice, the second time by {node.name!r}")
         if value not in types:
             raise IRError(f"value {value!r} of node {node.name!r} ({node.op}) has no type")
+
+
+def _check_outputs(graph: Graph) -> None:
+    """Each output is the result of a node, and listed once."""
+    for index, value in enumerate(graph.outputs):
+        if value in graph.inputs or value in graph.constants:
+            kind = "an input" if value in graph.inputs else "a constant"
+            raise IRError(
+                f"graph output {value!r} is {kind}, not a node's result; "
+                "return the result of an Identity node that reads it"
+            )
+        if value not in graph.producers:
+            raise IRError(f"graph output {value!r} is not made by any node")
+        if value in graph.outputs[:index]:
+            raise IRError(
+                f"graph output {value!r} is listed twice; "
+                "return the result of an Identity node that reads it"
+            )
 
 
 def _attr_text(value: Attr) -> str:

@@ -137,13 +137,14 @@ class Compiled:
         """Run all ranks in this process, in lock-step over simulated communications.
 
         Args:
-            inputs: Whole inputs by name.
+            inputs: Whole inputs by name; bfloat16 and float8 as arrays of ml_dtypes' types.
 
         Returns:
             Whole outputs by name.
 
         Raises:
-            BackendError: An input is missing, unknown, or of the wrong shape or type.
+            BackendError: An input is missing, unknown, or of the wrong shape or type, or an
+                input or output is of 4-bit elements.
         """
         from partitioner.backends.simulator import run_lockstep
 

@@ -62,7 +62,8 @@ def _world_size(directory: Path) -> int:
 def _whole_inputs(args: argparse.Namespace, directory: Path) -> Mapping[str, np.ndarray]:
     if args.requests < 1:
         raise BackendError(f"--requests is {args.requests}; it must be at least 1")
-    inputs = read_inputs(Path(args.inputs)) if args.inputs else draw_inputs(directory, args.seed)
+    path = Path(args.inputs) if args.inputs else None
+    inputs = draw_inputs(directory, args.seed) if path is None else read_inputs(path, directory)
     check_inputs(read_directory(directory)[0], inputs)
     return inputs
 

@@ -29,12 +29,15 @@ from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 
 #: Largest difference allowed, relative to the largest magnitude of the tensor, by element type.
-#: Sums over shards are taken in another order; each bound is some 100 units in the last place.
+#: Sums over shards are taken in another order; each bound is some 100 units in the last place,
+#: of float8 (by ml_dtypes' names) one: it is what a result is stored in, not computed in.
 TOLERANCE: Mapping[str, float] = {
     "float64": 1e-9,
     "float32": 1e-4,
     "float16": 2e-2,
     "bfloat16": 1e-1,
+    "float8_e4m3fn": 2**-3,
+    "float8_e5m2": 2**-2,
 }
 
 #: Level of ONNX Runtime's graph optimizations: none, on both sides. Fusions (BatchNormalization

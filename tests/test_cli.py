@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import onnx_models
 import pytest
 from onnx import helper
 
-from partitioner import __version__, examples
+from partitioner import __version__, examples, runner
+from partitioner.backends.launch import LocalRun
 from partitioner.cli import main
 
 
@@ -215,3 +217,56 @@ def test_a_closed_pipe_is_quiet(home: Path) -> None:
     bash = ["bash", "-c", command]
     done = subprocess.run(bash, capture_output=True, text=True, check=True, env=buffered)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("strategy", ["intra", "inter"])
+def test_outputs_that_no_node_makes(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An input, an initializer, the result of Constant and a repeated output are all returned."""
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    shape = ("float32", (2, 3))
+    proto = onnx_models.model(
+        [
+            helper.make_node("Relu", ["x"], ["y"]),
+            helper.make_node("Constant", [], ["c"], value=onnx.numpy_helper.from_array(-w)),
+        ],
+        {"x": shape},
+        dict.fromkeys(("x", "w", "c", "y"), shape),
+        {"w": w},
+    )
+    proto.graph.output.append(proto.graph.output[-1])
+    model, folder = tmp_path / "m.onnx", tmp_path / "out"
+    onnx.save(proto, model)
+    options = ["--cluster", "2xideal", "--strategy", strategy, "-q", "-o", str(folder)]
+    assert main([str(model), *options]) == 0
+    assert main(["verify", str(folder)]) == 0
+    x = np.array([[1, -2, 3], [-4, 5, -6]], np.float32)
+    np.savez(tmp_path / "in.npz", x=x)
+    files = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
+    assert main(["run", str(folder), *files]) == 0
+    relu = np.maximum(x, 0)
+    expected = {"x_output": x, "w_output": w, "c": -w, "y": relu, "y_output": relu}
+    with np.load(tmp_path / "out.npz") as found:
+        assert sorted(found) == sorted(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
+    out = capsys.readouterr().out
+    assert "equal: 2 ranks" in out
+    assert "predicted for the planned cluster 2xideal (2 devices): latency" in out
+
+
+@pytest.mark.parametrize("summary", ["", "{}", '{"throughput_per_s": "fast", "latency_s": 1}'])
+def test_a_run_without_a_readable_prediction_says_so(
+    here: Path, tmp_path: Path, summary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prediction is read after the run, which is left out here."""
+    folder = tmp_path / "m.partition"
+    shutil.copytree(here / "m.partition", folder)
+    shutil.copy(here / "m.onnx", tmp_path)
+    (folder / "summary.json").write_text(summary)
+    monkeypatch.setattr(runner, "run_local", lambda *_: LocalRun({}, 1.0))
+    report = runner.run_directory(folder, None, None)
+    assert report.splitlines()[1] == (
+        f"no prediction: {folder} has no readable summary.json and plan.json"
+    )

@@ -316,13 +316,13 @@ def test_random_plans(name: str, groups: str) -> None:
 
 
 def test_names_of_the_model_are_not_taken() -> None:
-    """`n.factor` and `h@1` are what lowering would call a temporary and a resharded copy."""
+    """`n.share` and `h@1` are what lowering would call a temporary and a resharded copy."""
     mean = Node("n", "ReduceMean", ("x",), ("h",), {"axes": (1,), "keepdims": 1})
-    add = Node("m", "Mul", ("h", "n.factor"), ("h@1",))
+    add = Node("m", "Mul", ("h", "n.share"), ("h@1",))
     last = Node("l", "Add", ("h", "h@1"), ("y",))
-    kinds = {"x": (4, 6), "h": (4, 1), "n.factor": (4, 1), "h@1": (4, 1), "y": (4, 1)}
+    kinds = {"x": (4, 6), "h": (4, 1), "n.share": (4, 1), "h@1": (4, 1), "y": (4, 1)}
     types = {name: TensorType.of("float32", shape) for name, shape in kinds.items()}
-    weights = {"n.factor": Constant.of(np.arange(4, dtype=np.float32).reshape(4, 1))}
+    weights = {"n.share": Constant.of(np.arange(4, dtype=np.float32).reshape(4, 1))}
     owner = Graph("names", ("x",), ("y",), (mean, add, last), types, weights, {"": 13})
     line = DeviceMesh.line(2)
     nodes = {
@@ -336,4 +336,34 @@ def test_names_of_the_model_are_not_taken() -> None:
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
     (y,) = run_lockstep(emit_models(programs, owner), {"x": x}).values()
     h = x.mean(axis=1, keepdims=True)
-    np.testing.assert_allclose(y, h + h * weights["n.factor"].load(), rtol=1e-6)
+    np.testing.assert_allclose(y, h + h * weights["n.share"].load(), rtol=1e-6)
+
+
+def _mean_graph(op: str, opset: int) -> Graph:
+    types = {"x": TensorType.of("float16", (2, 3, 7, 4))}
+    types["y"] = types["x"].with_shape((2, 3, 1, 1))
+    axes = {"axes": np.array([2, 3])} if op == "ReduceMean" and opset >= 18 else {}
+    weights = {name: Constant.of(array) for name, array in axes.items()}
+    types.update({name: weight.type for name, weight in weights.items()})
+    attrs = {"axes": (2, 3)} if op == "ReduceMean" and not axes else {}
+    node = Node("n", op, ("x", *axes), ("y",), attrs)
+    return Graph("mean", ("x",), ("y",), (node,), types, weights, {"": opset})
+
+
+@pytest.mark.parametrize(("op", "dim"), [("ReduceMean", "d2"), ("GlobalAveragePool", "s0")])
+@pytest.mark.parametrize("opset", [11, 13, 18])
+@pytest.mark.parametrize("parts", [None, (1, 6), (7, 0)], ids=["even", "uneven", "empty"])
+def test_half_precision_means_of_large_values_do_not_overflow(
+    op: str, dim: str, opset: int, parts: tuple[int, ...] | None
+) -> None:
+    graph = _mean_graph(op, opset)
+    cut = Cut(("tp",)) if parts is None else Cut(("tp",), (parts,))
+    cluster = resolve_cluster("2xideal")
+    nodes = {"n": NodePlan(0, {dim: cut})}
+    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.line(2),), nodes)
+    programs = lower(graph, schedule(graph, resolve(graph, plan), cluster), 2)
+    assert any(c.kind is CommKind.ALL_REDUCE for c in programs.ranks[0].comms)
+    x = np.random.default_rng(1).uniform(55_000, 62_000, (2, 3, 7, 4)).astype(np.float16)
+    (y,) = run_lockstep(emit_models(programs, graph), {"x": x}).values()
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y, x.astype(np.float64).mean(axis=(2, 3), keepdims=True), 2e-3)

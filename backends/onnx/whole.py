@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto
 
+from partitioner.backends.arrays import check_dtype
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.sessions import SessionConfig, session_options
+from partitioner.ir.onnx_types import from_onnx_dtype
+from partitioner.ir.types import numpy_dtype
 
 
 def run_whole(
@@ -25,17 +29,19 @@ def run_whole(
     Args:
         model: The model; its external data lies in `folder`.
         folder: None without external data.
-        inputs: Whole inputs by name.
+        inputs: Whole inputs by name (ml_dtypes for the types that NumPy lacks).
         optimization: See `SessionConfig`.
 
     Raises:
-        BackendError: ONNX Runtime cannot load or run the model.
+        BackendError: ONNX Runtime cannot load or run the model, or an input or output holds
+            elements that cannot be passed.
     """
+    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
+        for value in values:
+            check_dtype(f"{kind} {value.name!r}", from_onnx_dtype(value.type.tensor_type.elem_type))
     try:
         session = open_whole(model, folder, optimization=optimization)
-        names = [output.name for output in session.get_outputs()]
-        fed = {item.name: inputs[item.name] for item in session.get_inputs()}
-        return dict(zip(names, session.run(names, fed), strict=True))
+        return _run_bound(session, model, inputs)
     except Exception as error:
         raise BackendError(f"the whole model: ONNX Runtime: {one_line(error)}") from error
 
@@ -48,3 +54,27 @@ def open_whole(
     return ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
+
+
+def _run_bound(
+    session: ort.InferenceSession, model: ModelProto, inputs: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Through I/O binding: ONNX Runtime takes bfloat16 and float8 by address, not as arrays."""
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    names = [output.name for output in session.get_outputs()]
+    fed = {item.name: np.ascontiguousarray(inputs[item.name]) for item in session.get_inputs()}
+    binding = session.io_binding()
+    for name, array in fed.items():
+        shape = inputs[name].shape
+        binding.bind_input(name, "cpu", 0, types[name], shape, array.ctypes.data)
+    for name in names:
+        binding.bind_output(name, "cpu")
+    session.run_with_iobinding(binding)
+    return dict(zip(names, map(_array, binding.get_outputs()), strict=True))
+
+
+def _array(value: ort.OrtValue) -> np.ndarray:
+    """A copy of a tensor's elements."""
+    dtype, shape = numpy_dtype(from_onnx_dtype(value.element_type())), tuple(value.shape())
+    raw = ctypes.string_at(value.data_ptr(), int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+    return np.frombuffer(raw, dtype).reshape(shape)

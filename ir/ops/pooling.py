@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from partitioner.ir.ops.reduction import mean_by_sum
+from partitioner.ir.ops.reduction import weighted_mean
 from partitioner.ir.ops.spatial import space
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -48,11 +48,8 @@ def global_pool(view: OpView) -> Rule:
 
 
 def local_average(view: OpView, local: LocalView) -> LocalOp:
-    """Where space is cut, a device adds its part divided by the whole count."""
-    count = math.prod(view.shape(0)[2:])
-    if count == math.prod(local.shapes[0][2:]):
-        return LocalOp((view.node,))
-    return mean_by_sum(view, local, list(range(2, len(view.shape(0)))), count, keepdims=1)
+    """Where space is cut, a device adds its own average by its share of the places."""
+    return weighted_mean(view, local, list(range(2, len(view.shape(0)))), keepdims=1)
 
 
 def regions(view: OpView) -> Rule:

@@ -82,30 +82,45 @@ def _kept(dims: list[str], axes: frozenset[int], keep: bool) -> list[str]:
 
 
 def local_mean(view: OpView, local: LocalView) -> LocalOp:
-    """Where a reduced dim is cut, a device adds its part divided by the whole count."""
+    """Where a reduced dim is cut, a device adds its own mean by its share of the elements."""
     axes = sorted(reduced_axes(view))
-    whole = math.prod(view.shape(0)[axis] for axis in axes)
-    if whole == math.prod(local.shapes[0][axis] for axis in axes):
-        return LocalOp((view.node,))
-    return mean_by_sum(view, local, axes, whole, keepdims=view.int_attr("keepdims", 1))
+    return weighted_mean(view, local, axes, keepdims=view.int_attr("keepdims", 1))
 
 
-def mean_by_sum(
-    view: OpView, local: LocalView, axes: list[int], count: int, *, keepdims: int
-) -> LocalOp:
-    """ReduceSum and a product with 1 / count, in the form of the graph's opset."""
+def weighted_mean(view: OpView, local: LocalView, axes: list[int], *, keepdims: int) -> LocalOp:
+    """The node over a device's part, times the part's share of the elements of `axes`.
+
+    Never a sum that is divided later: half precision would overflow where the mean does not. A
+    device without elements adds the sum of none.
+    """
     node, kind = view.node, view.type(0)
     assert kind is not None
-    total, factor, where = (f"{node.name}.{part}" for part in ("sum", "factor", "axes"))
-    constants = {factor: np.array(1 / count, numpy_dtype(kind.dtype))}
-    add = Node(total, "ReduceSum", (node.inputs[0],), (total,), {"keepdims": keepdims})
-    if view.opset >= REDUCTIONS["ReduceSum"].axes_input:
-        add = replace(add, inputs=(node.inputs[0], where))
-        constants[where] = np.array(axes, np.int64)
-    else:
-        add = replace(add, attrs={"keepdims": keepdims, "axes": tuple(axes)})
-    scale = Node(node.name, "Mul", (total, factor), node.outputs)
-    return LocalOp((add, scale), constants, {total: kind.with_shape(local.out_shapes[0])})
+    whole = math.prod(view.shape(0)[axis] for axis in axes)
+    own = math.prod(local.shapes[0][axis] for axis in axes)
+    if own == whole:
+        return LocalOp((node,))
+    if own == 0:
+        return _sum_of_none(view, axes, keepdims)
+    mean, share = f"{node.name}.mean", f"{node.name}.share"
+    return LocalOp(
+        (
+            replace(node, name=mean, outputs=(mean,)),
+            Node(node.name, "Mul", (mean, share), node.outputs),
+        ),
+        {share: np.array(own / whole, numpy_dtype(kind.dtype))},
+        {mean: kind.with_shape(local.out_shapes[0])},
+    )
+
+
+def _sum_of_none(view: OpView, axes: list[int], keepdims: int) -> LocalOp:
+    """ReduceSum of a part without elements, in the form of the graph's opset."""
+    node, where = view.node, f"{view.node.name}.axes"
+    add = Node(node.name, "ReduceSum", node.inputs[:1], node.outputs, {"keepdims": keepdims})
+    if view.opset < REDUCTIONS["ReduceSum"].axes_input:
+        return LocalOp((replace(add, attrs={"keepdims": keepdims, "axes": tuple(axes)}),))
+    return LocalOp(
+        (replace(add, inputs=(node.inputs[0], where)),), {where: np.array(axes, np.int64)}
+    )
 
 
 def _shape_kept(view: OpView, axes: set[int], flops: float) -> Rule:

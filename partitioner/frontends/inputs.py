@@ -60,6 +60,13 @@ def _leading(node: Node, operands: _Operands) -> int:
     return min(_shape(operands, 0)[batch : batch + depth], default=1)
 
 
+def _rotations(_: Node, operands: _Operands) -> int:
+    """Places of com.microsoft's cosine cache; a single one is that of the first row."""
+    x, cache = _shape(operands, 0), _shape(operands, 2)
+    first = len(_shape(operands, 1)) == 1
+    return cache[0] - (x[-2] - 1 if first else 0)
+
+
 #: Operands that hold indices, by op and operand number.
 INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
     {
@@ -78,7 +85,7 @@ INDEX_OPERANDS: Mapping[tuple[str, int], _Limit] = MappingProxyType(
         ("com.microsoft::EmbedLayerNormalization", 0): _dim(2),
         ("com.microsoft::EmbedLayerNormalization", 1): _dim(4),
         ("com.microsoft::GatherBlockQuantized", 1): _dim(0, "gather_axis"),
-        ("com.microsoft::RotaryEmbedding", 1): _dim(2),
+        ("com.microsoft::RotaryEmbedding", 1): _rotations,
     }
 )
 
@@ -120,14 +127,21 @@ _AS_TRUTH = frozenset(
         "Xor",
     }
 )
+#: Operands that divide: never zero.
+_DIVISORS = frozenset({("Div", 1), ("Mod", 1)})
+#: Ops that take an angle, and those that lead from places in a sequence to angles.
+_TURNS = frozenset({"Cos", "Sin"})
+_SCALES = _MOVES_FIRST | {"Add", "Concat", "Div", "Einsum", "MatMul", "Mul", "Neg", "Sub"}
 
 
 def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
     """Values for every graph input.
 
     Floats are drawn from N(0, 1). Integers that reach an index operand lie within what is
-    indexed; integers that are compared or cast, and booleans, are masks of mostly ones;
-    other integers lie in 1 .. 7. An input's values depend on `seed` and its position only.
+    indexed; integers that become angles (rotary embeddings) are places in a sequence as long as
+    the input; other integers that are compared or cast, and booleans, are masks of mostly ones;
+    all others lie in 1 .. 7. What divides is not zero. An input's values depend on `seed` and its
+    position only.
 
     Args:
         graph: The model.
@@ -162,12 +176,18 @@ def _range(graph: Graph, name: str) -> tuple[int, int] | None:
     if "int" not in dtype:
         return _FREE
     uses = tuple(_uses(graph, name))
+    low = max((1 - use.shift for use in uses if (use.node.op, use.index) in _DIVISORS), default=0)
     spans = [span for use in uses if (span := _limit_of(graph, use)) is not None]
+    if any(_becomes_angle(graph, use) for use in uses):
+        spans.append((0, max(_FREE[1], *graph.types[name].shape[-1:])))
     if spans:
-        low = max(0, *(low for low, _ in spans))
+        low = max(0, low, *(low for low, _ in spans))
         high = min(_INT_ENDS[dtype], *(high for _, high in spans))
         return low, max(high, low + 1)
-    return None if any(_reads_truth(graph, use) for use in uses) else _FREE
+    if low <= 0 and any(_reads_truth(graph, use) for use in uses):
+        return None
+    first = max(_FREE[0], low)
+    return first, first + _FREE[1] - _FREE[0]
 
 
 def _limit_of(graph: Graph, use: _Use) -> tuple[int, int] | None:
@@ -184,6 +204,22 @@ def _reads_truth(graph: Graph, use: _Use) -> bool:
         result = graph.types[use.node.outputs[0]].dtype
         return result == "bool" or "float" in result
     return use.node.op in _AS_TRUTH
+
+
+def _becomes_angle(graph: Graph, use: _Use) -> bool:
+    """Whether an input is cast to a float that is scaled to an angle."""
+    if use.node.op != "Cast" or "float" not in graph.types[use.node.outputs[0]].dtype:
+        return False
+    todo = [use.node.outputs[0]]
+    seen = set(todo)
+    while todo:
+        for node in graph.consumers.get(todo.pop(), ()):
+            if node.op in _TURNS:
+                return True
+            new = set(node.writes) - seen if node.op in _SCALES else set()
+            seen |= new
+            todo += sorted(new)
+    return False
 
 
 def _uses(graph: Graph, name: str) -> Iterator[_Use]:

@@ -35,7 +35,8 @@ class Traced:
         graph: The model, simplified, with static types.
         whole: The model as the user gave it, which ONNX Runtime can run for comparison: the same
             inputs by name, the same outputs by name and order. Its IR version is one that ONNX
-            Runtime reads, its nodes have names and its outputs are distinct; nothing else differs.
+            Runtime reads, its nodes (and results that these must have) are named and its outputs
+            are distinct; nothing else differs.
         folder: Where external data files of `whole` lie (ONNX Runtime's session config entry
             "session.model_external_initializers_file_folder_path"); None without any.
         notes: What a user should be told, one line each.

@@ -14,9 +14,10 @@ from onnx_ir import convenience
 from onnx_ir.passes.common import (
     CommonSubexpressionEliminationPass,
     LiftConstantsToInitializersPass,
-    RemoveUnusedNodesPass,
 )
 from onnxscript.optimizer import fold_constants_ir
+
+from partitioner.frontends.onnx_unused import remove_unused
 
 #: Largest constant made without data of its own (a repeated element, a reshaped weight), in bytes.
 MAX_VIEW_BYTES = 2**31
@@ -56,7 +57,7 @@ def fold(model: onnx_ir.Model) -> bool:
         output_size_limit=MAX_COMPUTED,
         should_fold=_may_fold,
     )
-    RemoveUnusedNodesPass()(model)
+    remove_unused(model)
     return bool(folded.modified) or changed
 
 
@@ -64,7 +65,7 @@ def merge_equal(model: onnx_ir.Model) -> None:
     """Compute equal subexpressions once."""
     if not any(node.op_type in _RANDOM for node in model.graph):
         CommonSubexpressionEliminationPass()(model)
-        RemoveUnusedNodesPass()(model)
+        remove_unused(model)
 
 
 def remove_noise(model: onnx_ir.Model) -> None:

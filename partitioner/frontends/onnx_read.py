@@ -13,6 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx_checks import check_model, nested_graphs
+from partitioner.frontends.onnx_unused import name_results
 
 #: A protobuf message holds at most 2 GiB; larger models keep their weights in files beside it.
 MAX_FILE_BYTES = 2**31 - 1
@@ -63,6 +64,7 @@ def read_source(model: str | Path | ModelProto) -> Source:
         _name_nodes(body.node)
     for function in proto.functions:
         _name_nodes(function.node)
+    name_results(proto)
     notes = tuple(_distinct_outputs(proto.graph))
     name = proto.graph.name or ("model" if path is None else path.stem)
     return Source(proto, where, None if path is None else path.parent, name, notes)

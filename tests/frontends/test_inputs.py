@@ -109,6 +109,89 @@ def test_gather_nd_and_scatter_elements() -> None:
     assert drawn(proto, "b").max() < 6
 
 
+@pytest.mark.parametrize("op", ["Mod", "Div"])
+def test_what_is_compared_and_divides_is_never_zero(op: str) -> None:
+    proto = om.model(
+        [node("Equal", "a one", "x"), node(op, "top a", "y")],
+        {"a": ("int64", [MANY])},
+        {"x": ("bool", None), "y": ("int64", None)},
+        {"one": np.array(1), "top": np.array(9)},
+    )
+    assert set(np.unique(drawn(proto))) == set(range(1, 8))
+
+
+def test_a_shifted_divisor_that_is_an_index_is_never_zero() -> None:
+    proto = om.model(
+        [
+            node("Sub", "a three", "d"),
+            node("Mod", "top d", "y"),
+            node("Gather", "table a", "x"),
+        ],
+        {"a": ("int64", [MANY])},
+        {"x": (F32, None), "y": ("int64", None)},
+        {"three": np.array(3), "top": np.array(9), "table": np.zeros(11, np.float32)},
+    )
+    assert set(np.unique(drawn(proto))) == set(range(4, 11))
+
+
+def test_a_shifted_divisor_alone_is_never_zero() -> None:
+    proto = om.model(
+        [node("Sub", "a three", "d"), node("Mod", "top d", "y")],
+        {"a": ("int64", [MANY])},
+        {"y": ("int64", None)},
+        {"three": np.array(3), "top": np.array(9)},
+    )
+    assert drawn(proto).min() == 4
+
+
+@pytest.mark.parametrize("length", [1, 20])
+def test_positions_that_become_angles_spread_over_the_sequence(length: int) -> None:
+    """As exported for rotary embeddings: Cast, product with frequencies, cosine and sine."""
+    proto = om.model(
+        [
+            node("Unsqueeze", "a axes", "u"),
+            node("Cast", "u", "f", to=1),
+            node("MatMul", "f speeds", "angles"),
+            node("Concat", "angles angles", "both", axis=-1),
+            node("Cos", "both", "x"),
+            node("Sin", "both", "y"),
+            node("LessOrEqual", "a one", "z"),
+        ],
+        {"a": ("int64", [300, length])},
+        {"x": (F32, None), "y": (F32, None), "z": ("bool", None)},
+        {
+            "axes": np.array([2]),
+            "speeds": np.array([[1, 0.1]], np.float32),
+            "one": np.array(1),
+        },
+    )
+    assert set(np.unique(drawn(proto))) == set(range(max(length, 8)))
+
+
+def test_positions_of_the_rotary_op_spread_over_its_cache() -> None:
+    proto = om.model(
+        [node("RotaryEmbedding", "x cos sin a", "y"), node("Cast", "a", "z", to=1)],
+        {"x": (F32, [50, 2, 6, 4]), "a": ("int64", [50, 6])},
+        {"y": (F32, None), "z": (F32, None)},
+        {"cos": np.ones((11, 2), np.float32), "sin": np.zeros((11, 2), np.float32)},
+        opset=23,
+    )
+    assert set(np.unique(drawn(proto))) == set(range(11))
+
+
+def test_the_first_position_of_the_rotary_op_leaves_room_for_the_rest() -> None:
+    rotary = node("RotaryEmbedding", "x a cos sin", "y")
+    rotary.domain = "com.microsoft"
+    proto = om.model(
+        [rotary],
+        {"x": (F32, [1, 2, 6, 4]), "a": ("int64", [1])},
+        {"y": (F32, [1, 2, 6, 4])},
+        {"cos": np.ones((8, 2), np.float32), "sin": np.zeros((8, 2), np.float32)},
+        domains=("com.microsoft",),
+    )
+    assert {int(drawn(proto, seed=seed)[0]) for seed in range(20)} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("to", [1, 9])
 def test_integers_that_are_cast_are_masks_of_mostly_ones(to: int) -> None:
     proto = om.model(

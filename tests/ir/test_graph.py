@@ -121,6 +121,19 @@ def test_every_value_has_a_type(value: str, message: str) -> None:
         replace(found, types=types)
 
 
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (("x",), "graph output 'x' is an input, not a node's result; .* Identity"),
+        (("vd", "w"), "graph output 'w' is a constant, not a node's result; .* Identity"),
+        (("vd", "vd"), "graph output 'vd' is listed twice; .* Identity"),
+    ],
+)
+def test_outputs_are_results_of_nodes_each_once(outputs: tuple[str, ...], message: str) -> None:
+    with pytest.raises(IRError, match=message):
+        replace(diamond(), outputs=outputs)
+
+
 def test_an_output_must_be_made() -> None:
     with pytest.raises(IRError, match="graph output 'nowhere' is not made by any node"):
         replace(diamond(), outputs=("nowhere",))

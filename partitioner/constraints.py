@@ -76,7 +76,9 @@ class Constraints:
         """
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
             raise ConstraintError(f"constraints {path}: {error}") from None
         if path.suffix == ".json":
             return cls(plan=Plan.from_json(text))

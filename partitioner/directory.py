@@ -54,9 +54,22 @@ def check_target(target: Path, *, force: bool) -> None:
     if not target.is_dir() or target.is_symlink():
         raise DirectoryError(f"cannot write {target}: it is there and is not a folder")
     if not force:
-        raise DirectoryError(f"{target} is there already; pass --force to replace it, or -o DIR")
+        raise DirectoryError(
+            f"{target} is there already; pass --force (Python: force=True) to replace it, "
+            "or name another folder"
+        )
     if any(target.iterdir()) and not (target / "plan.json").is_file():
         raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
+
+
+def check_ranks(directory: Path) -> None:
+    """Refuse a folder that has a plan and no rank files.
+
+    Raises:
+        DirectoryError: It was written with `--plan-only`.
+    """
+    if (directory / "plan.json").is_file() and not (directory / "rank0.onnx").is_file():
+        raise DirectoryError(f"{directory} holds a plan only; partition again without --plan-only")
 
 
 def _swap(draft: Path, target: Path) -> None:

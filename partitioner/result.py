@@ -26,6 +26,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
+from partitioner.summary import certificate_line
 from partitioner.verification import Verification, verify
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Source:
         (directory / "request.json").write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled:
     """A plan with everything made from it.
 
@@ -111,6 +112,11 @@ class Compiled:
     programs: Programs
     summary: Mapping[str, Any]
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        certificate = self.plan.certificate
+        how = certificate_line(certificate) if certificate else "plan without a certificate"
+        return f"<Compiled {self.graph.name!r} on {self.cluster.name}: {how}>"
 
     @property
     def graph(self) -> Graph:
@@ -163,7 +169,7 @@ class Compiled:
             plan_only: Leave the rank files out.
 
         Raises:
-            ResultError: The folder is there and `force` is not set, or cannot be written.
+            DirectoryError: The folder is there and `force` is not set, or cannot be written.
         """
         from partitioner.backends.onnx.emit import emit
 

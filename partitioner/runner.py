@@ -12,6 +12,7 @@ import numpy as np
 from partitioner import units
 from partitioner.backends.launch import run_local
 from partitioner.backends.onnx.load import read_directory
+from partitioner.directory import check_ranks
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import numpy_dtype
 
@@ -41,15 +42,24 @@ def run_directory(
         A few lines for people.
 
     Raises:
+        DirectoryError: The folder holds no rank files.
         RunError: A file cannot be read or written.
         BackendError: A wrong input, or a rank failed.
     """
+    check_ranks(directory)
     fed = read_inputs(inputs, directory) if inputs is not None else draw_inputs(directory, seed)
     done = run_local(directory, fed, requests)
     if outputs is not None:
         write_outputs(outputs, done.outputs)
-    lines = [_seconds_line(directory, done.seconds, requests)]
-    lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in done.outputs.items()]
+    return report(directory, done.seconds, requests, done.outputs)
+
+
+def report(
+    directory: Path, seconds: float, requests: int, outputs: Mapping[str, np.ndarray]
+) -> str:
+    """What a run took, beside the prediction, and the types of its outputs; a line each."""
+    lines = [_seconds_line(directory, seconds, requests)]
+    lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
     return "\n".join(lines)
 
 
@@ -67,16 +77,26 @@ def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
         RunError: Not an .npz file of plain arrays.
         BackendError: The rank files cannot be read.
     """
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
-    except (OSError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise RunError(f"inputs {path}: {error}") from None
+    arrays = _read_arrays(path)
     kinds = read_directory(directory)[0].whole_inputs
     return {
         name: _from_file(array, numpy_dtype(kinds[name].dtype)) if name in kinds else array
         for name, array in arrays.items()
     }
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as file:
+            data = np.load(file, allow_pickle=False)
+            if isinstance(data, np.lib.npyio.NpzFile):
+                return {name: data[name] for name in data.files}
+    except OSError as error:
+        raise RunError(f"inputs {path}: {error.strerror or error}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        if zipfile.is_zipfile(path):
+            raise RunError(f"inputs {path}: {error}") from None
+    raise RunError(f"inputs {path}: not an .npz file (numpy.savez of arrays by input name)")
 
 
 def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -93,11 +113,19 @@ def _is_foreign(dtype: np.dtype) -> bool:
 
 
 def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
-    """Valid random inputs of a saved compilation's model."""
-    from partitioner.frontends.inputs import random_inputs
-    from partitioner.result import load_graph
+    """Valid random inputs of a saved compilation's model.
 
-    return random_inputs(load_graph(directory).graph, seed)
+    Raises:
+        RunError: The model, which says what is valid, is gone or has changed.
+    """
+    from partitioner.frontends.inputs import random_inputs
+    from partitioner.result import ResultError, load_graph
+
+    try:
+        graph = load_graph(directory).graph
+    except ResultError as error:
+        raise RunError(f"{error}; or give --inputs, which needs no model") from None
+    return random_inputs(graph, seed)
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -24,6 +24,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.split import kind
 from partitioner.strategies import Rules, strategies
 
 #: The least time that a family is searched for.
@@ -165,7 +166,7 @@ def _certified(
             cost=cost,
             bound=bound,
             status="optimal" if within else _stopped(found),
-            strategy=best.family.name,
+            strategy=kind(best.plan),
             solver=best.solution.solver,
             space=", ".join(map(str, tried)),
         ),

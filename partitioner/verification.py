@@ -17,6 +17,7 @@ import numpy as np
 from partitioner import units
 from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.schedule import schedule
+from partitioner.directory import check_ranks
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx import Traced
 from partitioner.ir.errors import PartitionerError
@@ -112,11 +113,10 @@ class Verification:
 
 def verify_directory(directory: Path, seed: int = 0) -> Verification:
     """Verify the rank files of a saved compilation (see `verify`)."""
-    from partitioner.result import ResultError, load
+    from partitioner.result import load
 
     result = load(directory)
-    if not (directory / "rank0.onnx").is_file():
-        raise ResultError(f"{directory} holds a plan only; partition again without --plan-only")
+    check_ranks(directory)
     return verify(result.traced, result.programs, directory, seed)
 
 

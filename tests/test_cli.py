@@ -85,18 +85,19 @@ def test_wrong_usage_exits_2(
         (["."], ". is not a file"),
         (["m.onnx", "--cluster", "4xnone"], "no device 'none'"),
         (["m.onnx", "--cluster", "4xh100", "--devices", "2"], "has 4 devices, 2 were asked for"),
-        (["m.onnx", "--cluster", "none.toml"], "cluster file none.toml"),
+        (["m.onnx", "--cluster", "no.toml"], "cluster file no.toml: No such file or directory"),
         (["m.onnx", "--memory", "much"], "'much'"),
         (["m.onnx", "--devices", "4", "--mesh", "tp=3"], "mesh tp(3) = 3 != 4 devices"),
         (["m.onnx", "--mesh", "tp=2", "--devices", "2", "--strategy", "inter"], "--mesh shapes"),
-        (["m.onnx", "--constraints", "none.toml"], "constraints none.toml"),
+        (["m.onnx", "--constraints", "no.toml"], "constraints no.toml: No such file or directory"),
         (["m.onnx", "--dim", "nothing=3"], "nothing"),
         (["m.onnx", "--shape", "x=2,9"], "x"),
         (["m.onnx", "-o", "m.partition"], "m.partition is there already; pass --force"),
         (["m.onnx", "-o", "no/where"], "there is no folder no"),
         (["junk.onnx"], "junk.onnx"),
         (["run", "none"], "none"),
-        (["run", "m.partition", "--inputs", "junk.onnx"], "inputs junk.onnx"),
+        (["run", "m.partition", "--inputs", "junk.onnx"], "inputs junk.onnx: not an .npz file"),
+        (["run", "m.partition", "--inputs", "no.npz"], "inputs no.npz: No such file or directory"),
         (["verify", "none"], "none is not a folder that `partition MODEL` wrote"),
         (["show", "none"], "none is not a folder that `partition MODEL` wrote"),
     ],
@@ -113,6 +114,46 @@ def test_bad_input_exits_1(
     assert message in one_line(err)
     assert err.startswith("partition: ")
     assert sorted(path.name for path in here.iterdir()) == ["junk.onnx", "m.onnx", "m.partition"]
+
+
+@pytest.mark.parametrize("name", ["one.npy", "object.npz", "cut.npz"])
+def test_inputs_that_are_no_plain_npz(
+    here: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    array = np.array([None], dtype=object) if name == "object.npz" else np.ones(3)
+    with path.open("wb") as file:
+        np.save(file, array) if name == "one.npy" else np.savez(file, x=array)
+    if name == "cut.npz":
+        path.write_bytes(path.read_bytes()[:50])
+    assert main(["run", str(here / "m.partition"), "--inputs", str(path)]) == 1
+    said = one_line(capsys.readouterr().err)
+    wrong = "allow_pickle=False" if name == "object.npz" else "not an .npz file"
+    assert said.startswith(f"partition: inputs {path}: ")
+    assert wrong in said
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_a_folder_with_a_plan_only(
+    here: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = str(tmp_path / "p")
+    assert main([str(here / "m.onnx"), "--plan-only", "-q", "-o", target]) == 0
+    assert main([command, target]) == 1
+    assert one_line(capsys.readouterr().err) == (
+        f"partition: {target} holds a plan only; partition again without --plan-only\n"
+    )
+
+
+def test_a_run_without_its_model(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inputs cannot be drawn then, but may be given."""
+    shutil.copytree(home / "m.partition", tmp_path / "p")
+    assert main(["run", str(tmp_path / "p")]) == 1
+    assert "; or give --inputs, which needs no model" in one_line(capsys.readouterr().err)
+    np.savez(tmp_path / "in.npz", x=np.ones((4, 8), np.float32))
+    assert main(["run", str(tmp_path / "p"), "--inputs", str(tmp_path / "in.npz")]) == 0
 
 
 def test_infeasible_exits_3(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

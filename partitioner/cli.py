@@ -19,7 +19,7 @@ from partitioner.ir.errors import PartitionerError
 _EPILOG = """commands on a folder that `partition MODEL` wrote:
   partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N]
   partition verify DIR [--seed N]
-  partition show DIR
+  partition show DIR [--all]
 
 A model file called like a command: partition ./run
 """
@@ -291,11 +291,16 @@ def _verify(argv: Sequence[str]) -> int:
 def _show(argv: Sequence[str]) -> int:
     parser = _Parser(prog="partition show", description="A plan as text.", allow_abbrev=False)
     parser.add_argument("directory", metavar="DIR")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="a line for each node, names in full, the factors of each operator, all tensors",
+    )
     args = parser.parse_args(argv)
     from partitioner.result import load
     from partitioner.show import show
 
-    print(_safe(show(load(args.directory))))
+    print(_safe(show(load(args.directory), everything=args.all)))
     return 0
 
 

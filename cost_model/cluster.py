@@ -9,9 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from partitioner.cost_model import presets
-from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.errors import ClusterOptionError, CostError
 from partitioner.cost_model.local import local_cluster
-from partitioner.cost_model.specs import Cluster, DeviceSpec, LinkLevel, parse_bytes
+from partitioner.cost_model.specs import (
+    MAX_DEVICES,
+    Cluster,
+    DeviceSpec,
+    LinkLevel,
+    parse_bytes,
+)
+from partitioner.ir.checks import is_a, is_whole
 
 __all__ = [
     "Cluster",
@@ -24,10 +31,6 @@ __all__ = [
 ]
 
 
-#: Largest cluster that is described device by device.
-MAX_DEVICES = 16_384
-
-
 def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Cluster:
     """The cluster that is meant.
 
@@ -37,17 +40,23 @@ def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Clus
         devices: How many devices; must agree with `spec` where both say it.
 
     Raises:
-        CostError: The name is unknown, the file is malformed, the counts disagree, or the
-            machine has fewer GPUs than asked for.
+        ClusterOptionError: The name is unknown, a count is none, or the counts disagree.
+        CostError: The file is malformed, or the machine has fewer GPUs than asked for.
     """
+    if devices is not None and not is_whole(devices):
+        raise ClusterOptionError(f"devices is {devices!r}, not a whole number")
     if devices is not None and devices < 1:
-        raise CostError(f"{devices} devices were asked for; at least 1 is needed")
+        raise ClusterOptionError(f"{devices} devices were asked for; at least 1 is needed")
     if devices is not None and devices > MAX_DEVICES:
-        raise CostError(f"{devices} devices were asked for; at most {MAX_DEVICES} are planned for")
+        raise ClusterOptionError(
+            f"{devices} devices were asked for; at most {MAX_DEVICES} are planned for"
+        )
+    if spec is not None and not is_a(spec, str, Path):
+        raise ClusterOptionError(f"cluster is {spec!r}; give a preset's name or a TOML file")
     if spec is None:
         if devices is None:
-            raise CostError("neither a number of devices nor a cluster is given")
-        return preset_cluster(presets.REFERENCE, 1, devices)
+            raise ClusterOptionError("neither a number of devices nor a cluster is given")
+        return preset_cluster(presets.REFERENCE, 1, int(devices))
     if isinstance(spec, Path) or spec.endswith(".toml") or "/" in spec:
         cluster = read_cluster(Path(spec))
         _agree(str(spec), len(cluster), devices)
@@ -82,21 +91,27 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _named(spec: str, devices: int | None) -> Cluster:
-    found = re.fullmatch(r"((?:\d+x){0,2})([a-z][a-z0-9-]*)", spec.lower())
+    found = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
     if found is None:
-        raise CostError(f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'ideal' or FILE.toml")
+        raise ClusterOptionError(
+            f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'ideal' or FILE.toml"
+        )
     counts = [int(count) for count in found[1].split("x") if count]
     name = presets.ALIASES.get(found[2], found[2])
     if not all(counts):
-        raise CostError(f"cluster {spec!r} has no devices")
+        raise ClusterOptionError(f"cluster {spec!r} has no devices")
     total = counts[0] * counts[-1] if len(counts) == 2 else counts[0] if counts else None
+    if total is not None and total > MAX_DEVICES:
+        raise ClusterOptionError(f"cluster {spec!r} has more than {MAX_DEVICES} devices")
     if total is not None:
         _agree(spec, total, devices)
     if name == "local":
         return local_cluster(total or devices)
     if name not in (*presets.PRESETS, "cpu", "ideal"):
         known = ", ".join((*presets.names(), "local"))
-        raise CostError(f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml")
+        raise ClusterOptionError(
+            f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml"
+        )
     if len(counts) == 2:
         return preset_cluster(name, counts[0], counts[1])
     return preset_cluster(name, 1, total or devices or 1)
@@ -104,7 +119,7 @@ def _named(spec: str, devices: int | None) -> Cluster:
 
 def _agree(spec: str, count: int, devices: int | None) -> None:
     if devices is not None and count != devices:
-        raise CostError(f"cluster {spec!r} has {count} devices, {devices} were asked for")
+        raise ClusterOptionError(f"cluster {spec!r} has {count} devices, {devices} were asked for")
 
 
 def _filled(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -123,13 +138,14 @@ def _tables(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _counts(entry: Mapping[str, Any]) -> bool:
-    return isinstance(entry.get("count", 1), int)
+    return type(entry.get("count", 1)) is int
 
 
 def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     if "preset" not in entry:
         return entry
-    name = presets.ALIASES.get(entry["preset"], entry["preset"])
+    given = str(entry["preset"])
+    name = presets.ALIASES.get(given, given)
     if name not in (*presets.PRESETS, "cpu", "ideal"):
         raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
     rest = {key: value for key, value in entry.items() if key != "preset"}

@@ -18,7 +18,7 @@ from partitioner.cost_model.specs import Cluster, DeviceSpec
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS
@@ -73,12 +73,6 @@ def local_moved_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
     if row is not None and row.moved is not None:
         return row.moved(ins[: len(node.inputs)], outs)
     return sum(ins) + sum(outs)
-
-
-def total_flops(graph: Graph) -> float:
-    """FLOPs of one request over all nodes that have a rule."""
-    rules = (rule_of(graph, node) for node in graph.nodes)
-    return sum(rule.flops for rule in rules if isinstance(rule, Rule))
 
 
 def sharded_flops_share(placed: Sequence[PlacedNode]) -> float:

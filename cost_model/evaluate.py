@@ -15,12 +15,10 @@ from partitioner.cost_model.simulate import simulate
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
-from partitioner.ir.plan import PlacedNode, Plan, place, resolve
+from partitioner.ir.plan import OBJECTIVES, PlacedNode, Plan, place, resolve
 from partitioner.ir.program import CommKind
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS
-
-OBJECTIVES = ("throughput", "latency", "memory")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ _UNITS_BYTES: dict[str, int] = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", 1)},
 }
 
+#: Largest cluster that is described device by device.
+MAX_DEVICES = 16_384
+
 
 def parse_bytes(size: str | float) -> int:
     """Bytes of ``"8GiB"`` (1024^3), ``"10GB"`` (1000^3), ``"512MiB"`` or a number of bytes.
@@ -123,6 +126,10 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.devices or not self.levels:
             raise CostError(f"cluster {self.name!r} needs at least one device and one level")
+        if len(self.devices) > MAX_DEVICES:
+            raise CostError(
+                f"cluster {self.name!r} has {len(self.devices)} devices, more than {MAX_DEVICES}"
+            )
         for inner, outer in itertools.pairwise(self.levels):
             if outer.size % inner.size or outer.size == inner.size:
                 raise CostError(
@@ -180,6 +187,9 @@ class Cluster:
         """
         known = {"name", "devices", "levels"}
         _keys("cluster", data, known, known)
+        for key in ("devices", "levels"):
+            if not isinstance(data[key], list):
+                raise CostError(f"cluster {data['name']!r}: {key} is {data[key]!r}, not a list")
         devices = [spec for entry in data["devices"] for spec in _devices(entry)]
         return cls(str(data["name"]), tuple(devices), tuple(map(_level, data["levels"])))
 
@@ -219,9 +229,11 @@ def _list(names: Iterable[str]) -> str:
 
 def _float(what: str, value: Any) -> float:
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise CostError(f"{what} is {value!r}, not a number") from None
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise CostError(f"{what} is {value!r}, not a number")
 
 
 def _devices(entry: Any) -> tuple[DeviceSpec, ...]:
@@ -230,8 +242,11 @@ def _devices(entry: Any) -> tuple[DeviceSpec, ...]:
     rates, count, name = entry["peak_flops_per_s"], entry.get("count", 1), entry["name"]
     if not isinstance(rates, Mapping):
         raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
-    if not isinstance(count, int) or count < 1:
-        raise CostError(f"device {name!r}: count is {count!r}, not a whole number of at least 1")
+    if type(count) is not int or not 1 <= count <= MAX_DEVICES:
+        raise CostError(
+            f"device {name!r}: count is {count!r}, not a whole number of at least 1 "
+            f"(and at most {MAX_DEVICES})"
+        )
     spec = DeviceSpec(
         str(name),
         {dtype: _float(f"rate of {dtype}", rate) for dtype, rate in rates.items()},
@@ -245,8 +260,11 @@ def _devices(entry: Any) -> tuple[DeviceSpec, ...]:
 def _level(entry: Any) -> LinkLevel:
     known = {item.name for item in fields(LinkLevel)}
     _keys("level", entry, known - {"reduce_bytes_per_s"}, known)
-    if not isinstance(entry["size"], int):
-        raise CostError(f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number")
+    if type(entry["size"]) is not int or not 1 <= entry["size"] <= MAX_DEVICES:
+        raise CostError(
+            f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number of at least 1 "
+            f"(and at most {MAX_DEVICES})"
+        )
     rest = {
         key: _float(f"{key} of level {entry['name']!r}", value)
         for key, value in entry.items()

@@ -46,21 +46,11 @@ Attr = (
 
 
 @dataclass(frozen=True)
-class FileSpan:
-    """Where a constant's raw little-endian bytes lie: `length` bytes at `offset` of `path`."""
-
-    path: str
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True)
 class Constant:
     """A weight or a small constant: its type, and how to read it (lazily)."""
 
     type: TensorType
     load: Callable[[], np.ndarray] = field(repr=False, compare=False)
-    span: FileSpan | None = None
 
     @classmethod
     def of(cls, array: np.ndarray, dtype: str | None = None) -> Constant:
@@ -168,6 +158,15 @@ class Graph:
     def digest(self) -> str:
         """SHA-256 over structure, types and small constants; weights count by type only."""
         return hashlib.sha256("\n".join(self._digest_lines()).encode()).hexdigest()
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """SHA-256 over the contents of all constants, by name; reads them all (about 1 GB/s)."""
+        found = hashlib.sha256()
+        for value, constant in sorted(self.constants.items()):
+            found.update(f"{value} {constant.type}\n".encode())
+            found.update(np.ascontiguousarray(constant.load()).reshape(-1).view(np.uint8).data)
+        return found.hexdigest()
 
     def constant(self, value: str) -> np.ndarray | None:
         """Contents of a small constant, None for anything else (large weights, computed values)."""

@@ -104,11 +104,6 @@ class DimLayout:
         """Elements of the whole dim."""
         return sum(map(sum, self.segments))
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether any axis cuts the dim."""
-        return bool(self.axes)
-
     def local_size(self, mesh: DeviceMesh, point: Mapping[str, int]) -> int:
         """Elements that a mesh coordinate holds."""
         if not self.axes:
@@ -282,10 +277,6 @@ class Sharding:
     ) -> TensorType:
         """Type of the part at a mesh coordinate."""
         return type_.with_shape(self.local_shape(mesh, point))
-
-    def max_local_numel(self) -> int:
-        """Elements of the largest part on any device (exact if each axis cuts one dim)."""
-        return math.prod(max(dim.sizes()) for dim in self.dims)
 
     def without_partial(self) -> Sharding:
         """The same cuts after the pending reductions."""

@@ -26,6 +26,9 @@ class DeviceMesh:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.axes, self.devices)))
         names = [name for name, _ in self.axes]
+        for name in names:
+            if not name.isidentifier():
+                raise IRError(f"mesh axis {name!r}: axis names are letters, digits and _")
         if len(set(names)) != len(names):
             raise IRError(f"mesh axes {names} are not distinct")
         size = math.prod(size for _, size in self.axes)

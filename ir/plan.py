@@ -7,9 +7,12 @@ JSON; see docs/reference/plan.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from partitioner.ir.errors import IRError
@@ -20,6 +23,9 @@ from partitioner.ir.ops import rule_of
 from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
+#: What a plan may be the best by.
+OBJECTIVES = ("throughput", "latency", "memory")
+STATUSES = ("optimal", "feasible", "time_limit")
 
 
 class PlanError(IRError):
@@ -82,6 +88,14 @@ class Plan:
     nodes: Mapping[str, NodePlan]
     certificate: Certificate | None = None
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the decisions: the canonical text without the certificate.
+
+        Two plans of one digest give the same rank files; what is proven of them does not count.
+        """
+        return hashlib.sha256(replace(self, certificate=None).to_json().encode()).hexdigest()
+
     def to_json(self) -> str:
         """Canonical text: the same plan gives the same bytes."""
         cert = self.certificate
@@ -115,7 +129,7 @@ class Plan:
             raise PlanError(f"plan version is {found!r}, this program reads {PLAN_VERSION}")
         try:
             return _plan_of(data)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
 
 
@@ -149,9 +163,20 @@ def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
 
 
 def _certificate_of(data: Mapping[str, Any]) -> Certificate:
-    for key in ("cost", "bound"):
-        _typed(data, key, int, float)
-    return Certificate(**{key: value for key, value in data.items() if key != "gap"})
+    for key in ("cost", "bound", "gap"):
+        if not 0 <= _typed(data, key, int, float) < math.inf:
+            raise ValueError(f"{key} {data[key]!r} is not a finite number of at least 0")
+    for key, known in (("objective", OBJECTIVES), ("status", STATUSES)):
+        if _typed(data, key, str) not in known:
+            raise ValueError(f"{key} {data[key]!r} is not one of {', '.join(known)}")
+    for key in ("strategy", "solver", "space"):
+        _typed({"space": "", **data}, key, str)
+    cert = Certificate(**{key: value for key, value in data.items() if key != "gap"})
+    if cert.bound > cert.cost:
+        raise ValueError(f"bound {cert.bound!r} is above cost {cert.cost!r}")
+    if not math.isclose(cert.gap, data["gap"], rel_tol=1e-9, abs_tol=1e-12):
+        raise ValueError(f"gap {data['gap']!r} is not (cost - bound) / cost, which is {cert.gap!r}")
+    return cert
 
 
 def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:
@@ -231,7 +256,7 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
 
     Raises:
         PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
-            data order, or cuts what cannot be cut.
+            data order, cuts what cannot be cut, or leaves a device an empty part.
     """
     if plan.graph_digest != graph.digest:
         raise PlanError(
@@ -258,7 +283,7 @@ def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
     """One node under the plan's decision for it.
 
     Raises:
-        PlanError: The decision does not fit the node.
+        PlanError: The decision does not fit the node, or leaves a device an empty part.
     """
     decision = plan.nodes[node.name]
     if not 0 <= decision.group < len(plan.groups):
@@ -277,9 +302,27 @@ def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
             )
     try:
         layouts = {n: cut.layout(factors[n].size, mesh) for n, cut in decision.cuts.items()}
-        return place(graph, node, mesh, layouts, rule)
+        placed = place(graph, node, mesh, layouts, rule)
+        _check_parts(placed)
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
+    return placed
+
+
+def _check_parts(placed: PlacedNode) -> None:
+    """Kernels are not made for empty parts (ONNX Runtime divides by their size), so none is cut.
+
+    A dim that is empty as a whole is the model's own.
+    """
+    for value, at in (*placed.operands(), *placed.results()):
+        for dim, layout in enumerate(at.sharding.dims):
+            sizes = layout.sizes() if layout.axes else (1,)
+            if layout.size and 0 in sizes:
+                shown = ",".join(map(str, sizes[:8])) + (",..." if len(sizes) > 8 else "")
+                raise PlanError(
+                    f"dim {dim} of {value!r} ({layout.size}) is cut into parts of {shown} over "
+                    f"{'*'.join(layout.axes)}; every part must have at least 1"
+                )
 
 
 def _whole(graph: Graph, value: str, mesh: DeviceMesh) -> Placement | None:

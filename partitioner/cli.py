@@ -110,6 +110,16 @@ def _natural(text: str) -> int:
     return _count(text, text, least=0)
 
 
+def _memory(text: str) -> int:
+    from partitioner.cost_model.errors import CostError
+    from partitioner.cost_model.specs import parse_bytes  # loads NumPy
+
+    try:
+        return parse_bytes(text)
+    except CostError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text.removesuffix("s"))
@@ -151,7 +161,7 @@ def _partition_parser() -> argparse.ArgumentParser:
         metavar="NAME|FILE",
         help="preset like 4xh100, 2x4xh200, 4xcpu, ideal, local; or a TOML file",
     )
-    add("--memory", metavar="SIZE", help="memory limit of each device, like 8GiB")
+    add("--memory", type=_memory, metavar="SIZE", help="memory limit of each device, like 8GiB")
     add("--objective", choices=("throughput", "latency", "memory"), default="throughput")
     add(
         "--strategy",
@@ -208,10 +218,7 @@ def _partition(argv: Sequence[str]) -> int:
 
     model = Path(args.model)
     target = Path(args.output) if args.output else Path(f"{model.stem}.partition")
-    if not model.is_file():
-        raise _input_error(
-            f"{model}: no such file" if not model.exists() else f"{model} is not a file"
-        )
+    _check_model(model)
     check_target(target, force=args.force)
     say = _progress(args.quiet)
     say("loading the compiler")
@@ -241,6 +248,15 @@ def _partition(argv: Sequence[str]) -> int:
         print(_safe(text(result.summary)))
         print(f"  written to  {target}")
     return 0
+
+
+def _check_model(model: Path) -> None:
+    try:
+        if not model.is_file():
+            why = ": no such file" if not model.exists() else " is not a file"
+            raise PartitionerError(f"{model}{why}")
+    except OSError as error:
+        raise PartitionerError(f"{model}: {error.strerror}") from None
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -300,7 +316,10 @@ def _show(argv: Sequence[str]) -> int:
     from partitioner.result import load
     from partitioner.show import show
 
-    print(_safe(show(load(args.directory), everything=args.all)))
+    result = load(args.directory)
+    for warning in result.warnings:
+        print(f"partition: warning: {_safe(warning)}", file=sys.stderr)
+    print(_safe(show(result, everything=args.all)))
     return 0
 
 
@@ -309,10 +328,6 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "verify": _verify,
     "show": _show,
 }
-
-
-def _input_error(message: str) -> PartitionerError:
-    return PartitionerError(message)
 
 
 def _progress(quiet: bool) -> Any:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
-from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.evaluate import one_device
 from partitioner.cost_model.schedule import schedule
+from partitioner.families import families
 from partitioner.frontends.onnx import Traced, load_onnx
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Plan, resolve
 from partitioner.lowering import lower
 from partitioner.result import Compiled, Source
@@ -61,16 +64,16 @@ def compile(  # noqa: A001 - the public name
         dims: Sizes of symbolic dims by symbol.
         shapes: Shapes of inputs by name.
         constraints: Pins, a plan whose decisions are kept, or the file of either.
-        time_limit_s: Limit of the search, in seconds.
-        gap: Relative gap between cost and lower bound at which the search may stop.
+        time_limit_s: Limit of the search, in seconds; above 0.
+        gap: Relative gap between cost and lower bound at which the search may stop; below 1.
         progress: Called with a line of text at each stage.
 
     Returns:
         The compiled model: `.plan`, `.cost`, `.run(inputs)`, `.verify()`, `.save(directory)`.
 
     Raises:
-        PartitionerError: The model, an option or the constraints are wrong; `Infeasible` if
-            no plan fits the devices' memory.
+        PartitionerError: The model or the constraints are wrong; `OptionError` for an option that
+            means nothing or contradicts another, `Infeasible` if no plan fits the devices' memory.
 
     >>> import partitioner
     >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
@@ -79,10 +82,11 @@ def compile(  # noqa: A001 - the public name
     say = progress or _silent
     clock = _Clock(say)
     target = _cluster(cluster, devices, memory)
+    request = Request(objective, strategy, mesh, _constraints(constraints), time_limit_s, gap)
+    families(strategy, len(target), mesh)  # refuses a mesh of another size before anything is read
     with clock("reading the model"):
         traced = load_onnx(model, dims or {}, shapes or {})
     source = Source.of(model, traced.graph, dims or {}, shapes or {})
-    request = Request(objective, strategy, mesh, _constraints(constraints), time_limit_s, gap)
     return compile_traced(traced, source, target, request, clock)
 
 
@@ -148,7 +152,9 @@ def _cluster(
     elif devices in (None, len(cluster)):
         found = cluster
     else:
-        raise CostError(f"cluster {cluster.name} has {len(cluster)} devices, not {devices}")
+        raise ClusterOptionError(
+            f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"
+        )
     return found if memory is None else found.with_memory(parse_bytes(memory))
 
 
@@ -157,7 +163,13 @@ def _constraints(given: Constraints | Plan | str | Path | None) -> Constraints:
         return Constraints()
     if isinstance(given, Constraints):
         return given
-    return Constraints(plan=given) if isinstance(given, Plan) else Constraints.read(Path(given))
+    if isinstance(given, Plan):
+        return Constraints(plan=given)
+    if not is_a(given, str, Path):
+        raise OptionError(
+            f"constraints is {given!r}; give Constraints, a Plan, or a file of either"
+        )
+    return Constraints.read(Path(given))
 
 
 def _opaque_notes(rules: Rules) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from partitioner.ir.errors import PartitionerError
 
 
 class DirectoryError(PartitionerError, ValueError):
-    """A folder that cannot be written."""
+    """A folder that cannot be written, or whose files are not of one another."""
 
 
 def replace_directory(target: Path, write: Callable[[Path], None], *, force: bool) -> None:
@@ -28,8 +28,8 @@ def replace_directory(target: Path, write: Callable[[Path], None], *, force: boo
     check_target(target, force=force)
     try:
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise DirectoryError(f"cannot write {target}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise DirectoryError(f"cannot write {target}: {_why(error)}") from None
     try:
         draft.chmod(0o755)
         write(draft)
@@ -47,6 +47,19 @@ def check_target(target: Path, *, force: bool) -> None:
         DirectoryError: See `replace_directory`. Only folders that look like one of ours, or
             empty ones, are replaced.
     """
+    try:
+        _check_target(target, force)
+    except DirectoryError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
+        raise DirectoryError(f"cannot write {target}: {_why(error)}") from None
+
+
+def _why(error: OSError | ValueError) -> object:
+    return error.strerror if isinstance(error, OSError) else error
+
+
+def _check_target(target: Path, force: bool) -> None:
     if not target.parent.is_dir():
         raise DirectoryError(f"cannot write {target}: there is no folder {target.parent}")
     if not target.exists():
@@ -60,16 +73,6 @@ def check_target(target: Path, *, force: bool) -> None:
         )
     if any(target.iterdir()) and not (target / "plan.json").is_file():
         raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
-
-
-def check_ranks(directory: Path) -> None:
-    """Refuse a folder that has a plan and no rank files.
-
-    Raises:
-        DirectoryError: It was written with `--plan-only`.
-    """
-    if (directory / "plan.json").is_file() and not (directory / "rank0.onnx").is_file():
-        raise DirectoryError(f"{directory} holds a plan only; partition again without --plan-only")
 
 
 def _swap(draft: Path, target: Path) -> None:

@@ -10,11 +10,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from partitioner.ir.errors import PartitionerError
+from partitioner.ir.checks import is_a, is_whole
+from partitioner.ir.errors import OptionError
 from partitioner.ir.mesh import DeviceMesh
 
 
-class SearchError(PartitionerError, ValueError):
+class SearchError(OptionError):
     """A request that names no possible search space."""
 
 
@@ -51,10 +52,10 @@ def families(
         mesh: Axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
 
     Raises:
-        SearchError: The mesh does not have as many devices.
+        SearchError: There is no such strategy, the mesh is none or does not have as many devices.
     """
-    if strategy not in ("auto", "intra", "inter"):
-        raise SearchError(f"strategy {strategy!r} is not auto, intra or inter")
+    check_strategy(strategy)
+    check_mesh(mesh)
     if mesh is not None and math.prod(mesh.values()) != devices:
         shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
         raise SearchError(f"mesh {shape} = {math.prod(mesh.values())} != {devices} devices")
@@ -71,6 +72,23 @@ def families(
     if not found:
         raise SearchError("--mesh shapes intra plans; leave it out with --strategy inter")
     return tuple(found)
+
+
+def check_strategy(strategy: str) -> None:
+    """Refuse what is no strategy."""
+    if strategy not in ("auto", "intra", "inter"):
+        raise SearchError(f"strategy {strategy!r} is not auto, intra or inter")
+
+
+def check_mesh(mesh: Mapping[str, int] | None) -> None:
+    """Refuse what is no mapping from axis names to sizes."""
+    if mesh is not None and not is_a(mesh, Mapping):
+        raise SearchError(f"mesh is {mesh!r}; give sizes by axis, as {{'dp': 2, 'tp': 2}}")
+    for axis, size in (mesh or {}).items():
+        if not is_a(axis, str) or not axis.isidentifier():
+            raise SearchError(f"mesh axis {axis!r}: axis names are letters, digits and _")
+        if not is_whole(size) or size < 1:
+            raise SearchError(f"mesh axis {axis!r} has size {size!r}, not a whole number above 0")
 
 
 def _meshes(devices: int, mesh: Mapping[str, int] | None) -> Iterator[Mapping[str, int]]:

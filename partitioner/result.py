@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,22 +22,25 @@ from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.directory import replace_directory
 from partitioner.frontends.onnx import Traced, load_onnx
-from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.plan import Certificate, Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
+from partitioner.saved import (
+    SOURCE_VERSION,
+    ResultError,
+    load_plan,
+    load_request,
+    load_summary,
+)
 from partitioner.summary import certificate_line
 from partitioner.verification import Verification, verify
 
 if TYPE_CHECKING:
     import onnx
 
-SOURCE_VERSION = 1
-
-
-class ResultError(PartitionerError, ValueError):
-    """A directory that is not a saved compilation, or whose model has moved or changed."""
+#: Relative difference of two sums of one plan's costs that is rounding.
+COST_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class Compiled:
         programs: One program a rank.
         summary: The facts that ``--json`` prints.
         seconds: Seconds that each stage of the compilation took.
+        warnings: What is wrong with a saved compilation, one line each, though it can be used.
     """
 
     traced: Traced
@@ -112,6 +117,7 @@ class Compiled:
     programs: Programs
     summary: Mapping[str, Any]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         certificate = self.plan.certificate
@@ -169,9 +175,12 @@ class Compiled:
             plan_only: Leave the rank files out.
 
         Raises:
-            DirectoryError: The folder is there and `force` is not set, or cannot be written.
+            DirectoryError: The folder is there and `force` is not set, it is not one of ours, or it
+                cannot be written.
+            BackendError: A rank's program cannot be written as an ONNX file.
         """
         from partitioner.backends.onnx.emit import emit
+        from partitioner.backends.onnx.header import Origin
 
         target = Path(directory)
 
@@ -183,45 +192,68 @@ class Compiled:
             (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
             self.source.write(folder, target)
             if not plan_only:
-                emit(self.programs, self.graph, folder)
+                origin = Origin(self.plan.digest, self.graph.weights_digest)
+                emit(self.programs, self.graph, folder, origin)
 
         replace_directory(target, write, force=force)
         return target
 
 
 def load(directory: str | Path) -> Compiled:
-    """A saved compilation.
+    """A saved compilation; its plan may have been edited.
+
+    The rank files are not looked at: `run` and `verify` of the result make their own, with the
+    weights that the model has now. ``partition run`` and ``partition verify`` use the files, and
+    refuse those that are not of the plan (and, for verify, of the model's weights).
 
     Args:
         directory: What `Compiled.save` or ``partition MODEL`` wrote.
 
+    Returns:
+        The compilation. Its plan has no certificate if the stored one is not of this plan, and
+        `warnings` says so.
+
     Raises:
-        ResultError: Not such a folder, or the model is gone or has changed.
+        ResultError: Not such a folder, the model is gone, or its structure, types or small
+            constants have changed.
+        FrontendError: The model cannot be read.
         PlanError: The plan was edited into something that does not fit the model.
+        CostError: Its cluster is none, or lacks a device that the plan uses.
     """
     folder = Path(directory)
-    data = _read_request(folder)
+    request = load_request(folder)
     traced = load_graph(folder)
-    plan = Plan.from_json(_read(folder, "plan.json"))
+    plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
     evaluation = evaluate(traced.graph, plan, cluster)
+    warnings = tuple(_stale(folder, plan.certificate, evaluation))
+    if warnings:
+        plan = replace(plan, certificate=None)
     tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
     return Compiled(
         traced=traced,
-        source=Source(
-            (folder / data["model"]).resolve(),
-            None,
-            traced.graph.digest,
-            data["dims"],
-            _shapes(data),
-        ),
+        source=Source(request.model, None, traced.graph.digest, request.dims, request.shapes),
         cluster=cluster,
         plan=plan,
         evaluation=evaluation,
         schedule=tasks,
         programs=lower(traced.graph, tasks, len(cluster)),
-        summary=_read_object(folder, "summary.json"),
+        summary=load_summary(folder),
+        warnings=warnings,
     )
+
+
+def _stale(folder: Path, cert: Certificate | None, found: Evaluation) -> Iterator[str]:
+    """Says that a certificate is not of the plan that it stands in, if so."""
+    if cert is None:
+        return
+    cost = found.cost(cert.objective)
+    if not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
+        yield (
+            f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
+            f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "
+            "version"
+        )
 
 
 def load_graph(folder: Path) -> Traced:
@@ -229,51 +261,16 @@ def load_graph(folder: Path) -> Traced:
 
     Raises:
         ResultError: See `load`.
+        FrontendError: The model cannot be read.
     """
-    data = _read_request(folder)
-    model = (folder / data["model"]).resolve()
+    request = load_request(folder)
+    model = request.model
     if not model.is_file():
         raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
-    traced = load_onnx(model, data["dims"], _shapes(data))
-    if traced.graph.digest != data["graph_digest"]:
+    traced = load_onnx(model, request.dims, request.shapes)
+    if traced.graph.digest != request.graph_digest:
         raise ResultError(f"{folder}: its model {model} has changed since; partition it again")
     return traced
-
-
-def _shapes(data: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in data["shapes"].items()}
-
-
-def _read_request(folder: Path) -> dict[str, Any]:
-    data = _read_object(folder, "request.json")
-    if data.get("version") != SOURCE_VERSION:
-        raise ResultError(
-            f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
-        )
-    for key, kind in (("model", str), ("graph_digest", str), ("dims", dict), ("shapes", dict)):
-        if not isinstance(data.get(key), kind):
-            raise ResultError(f"{folder}: request.json has {key} = {data.get(key)!r}")
-    return data
-
-
-def _read(folder: Path, name: str) -> str:
-    try:
-        return (folder / name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        raise ResultError(
-            f"{folder} is not a folder that `partition MODEL` wrote: no readable {name}"
-        ) from None
-
-
-def _read_object(folder: Path, name: str) -> dict[str, Any]:
-    text = _read(folder, name)
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
-    if not isinstance(data, dict):
-        raise ResultError(f"{folder}: {name} is not a JSON object")
-    return data
 
 
 def _pretty(data: Mapping[str, Any]) -> str:

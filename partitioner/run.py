@@ -22,9 +22,17 @@ from partitioner.backends.onnx.load import read_directory
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.process_group import TIMEOUT
 from partitioner.backends.rank import RankProcess, RankRun, threads_per_rank
-from partitioner.directory import check_ranks
 from partitioner.ir.errors import PartitionerError
-from partitioner.runner import draw_inputs, read_inputs, report, write_outputs
+from partitioner.rank_files import check_rank_files
+from partitioner.runner import (
+    check_outputs,
+    draw_inputs,
+    prediction,
+    read_inputs,
+    report,
+    write_outputs,
+)
+from partitioner.saved import load_plan
 
 #: Seconds that an error waits to be printed if another rank's may be its cause, or the same:
 #: torchrun ends all ranks within a second of the first that fails.
@@ -60,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 def _world_size(directory: Path) -> int:
     if "RANK" not in os.environ:
         raise BackendError("start it with torchrun, or use `partition run`")
-    check_ranks(directory)
+    if (directory / "plan.json").exists():  # without one there is nothing to be out of date
+        check_rank_files(directory, load_plan(directory))
     ranks, given = len(read_directory(directory)), int(os.environ["WORLD_SIZE"])
     if ranks != given:
         raise BackendError(f"{directory} holds {ranks} ranks, torchrun started {given}")
@@ -70,6 +79,8 @@ def _world_size(directory: Path) -> int:
 def _whole_inputs(args: argparse.Namespace, directory: Path) -> Mapping[str, np.ndarray]:
     if args.requests < 1:
         raise BackendError(f"--requests is {args.requests}; it must be at least 1")
+    if args.outputs:
+        check_outputs(Path(args.outputs))
     path = Path(args.inputs) if args.inputs else None
     inputs = draw_inputs(directory, args.seed) if path is None else read_inputs(path, directory)
     check_inputs(read_directory(directory)[0], inputs)
@@ -99,7 +110,8 @@ def _deliver(done: RankRun, directory: Path, path: Path | None, requests: int) -
     outputs = assemble(read_directory(directory), dict(enumerate(p or {} for p in parts)))
     if path is not None:
         write_outputs(path, outputs)
-    print(report(directory, done.seconds, requests, outputs))
+    expected = prediction(directory) if (directory / "plan.json").exists() else ""
+    print(report(done.seconds, requests, expected, outputs))
 
 
 def _fail(error: Exception) -> NoReturn:

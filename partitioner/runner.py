@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from partitioner import units
+from partitioner.backends.errors import one_line
 from partitioner.backends.launch import run_local
 from partitioner.backends.onnx.load import read_directory
-from partitioner.directory import check_ranks
+from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import numpy_dtype
+from partitioner.rank_files import check_rank_files
+from partitioner.saved import ResultError, load_plan, load_summary
 
 
 class RunError(PartitionerError, ValueError):
     """Inputs or outputs of a run that cannot be read or written."""
+
+
+#: What NumPy raises on a file that is no .npz, or a broken one.
+_NO_NPZ = (
+    *(OSError, ValueError, AttributeError, TypeError, KeyError, EOFError, MemoryError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def run_directory(
@@ -42,25 +52,49 @@ def run_directory(
         A few lines for people.
 
     Raises:
-        DirectoryError: The folder holds no rank files.
         RunError: A file cannot be read or written.
+        ResultError: Not such a folder.
+        DirectoryError: It has no rank files, or they are of another plan than its plan.json.
         BackendError: A wrong input, or a rank failed.
     """
-    check_ranks(directory)
+    check_rank_files(directory, load_plan(directory))
+    expected = prediction(directory)
+    if outputs is not None:
+        check_outputs(outputs)
     fed = read_inputs(inputs, directory) if inputs is not None else draw_inputs(directory, seed)
     done = run_local(directory, fed, requests)
     if outputs is not None:
         write_outputs(outputs, done.outputs)
-    return report(directory, done.seconds, requests, done.outputs)
+    return report(done.seconds, requests, expected, done.outputs)
 
 
-def report(
-    directory: Path, seconds: float, requests: int, outputs: Mapping[str, np.ndarray]
-) -> str:
-    """What a run took, beside the prediction, and the types of its outputs; a line each."""
-    lines = [_seconds_line(directory, seconds, requests)]
+def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, np.ndarray]) -> str:
+    """What a run took, what was predicted, and the types of its outputs; a line each."""
+    lines = [_measured(seconds, requests), *([expected] if expected else [])]
     lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
     return "\n".join(lines)
+
+
+def _measured(seconds: float, requests: int) -> str:
+    many = f"{requests} requests" if requests > 1 else "1 request"
+    rate = units.per_second(requests / seconds)
+    return f"measured on this machine: {many} in {units.seconds(seconds)}, {rate}"
+
+
+def prediction(directory: Path) -> str:
+    """What a saved plan should take on the cluster that it was made for, in a line.
+
+    Raises:
+        ResultError: Not such a folder.
+        PlanError: A malformed plan.
+    """
+    summary, plan = load_summary(directory), load_plan(directory)
+    latency, rate = summary["latency_s"], summary["throughput_per_s"]
+    shown = units.per_second(float("inf") if rate is None else rate)
+    count = len(Cluster.from_data(plan.cluster))
+    devices = f"{count} devices" if count > 1 else "1 device"
+    name = f"{plan.cluster.get('name')} ({devices})"
+    return f"predicted for the planned cluster {name}: latency {units.seconds(latency)}, {shown}"
 
 
 def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
@@ -92,11 +126,18 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             if isinstance(data, np.lib.npyio.NpzFile):
                 return {name: data[name] for name in data.files}
     except OSError as error:
-        raise RunError(f"inputs {path}: {error.strerror or error}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if zipfile.is_zipfile(path):
-            raise RunError(f"inputs {path}: {error}") from None
+        raise RunError(f"inputs {path}: {error.strerror or one_line(error)}") from None
+    except _NO_NPZ as error:
+        if _is_zip(path):
+            raise RunError(f"inputs {path}: {one_line(error)}") from None
     raise RunError(f"inputs {path}: not an .npz file (numpy.savez of arrays by input name)")
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except ValueError:  # a name that no file can have
+        return False
 
 
 def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -119,13 +160,35 @@ def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
         RunError: The model, which says what is valid, is gone or has changed.
     """
     from partitioner.frontends.inputs import random_inputs
-    from partitioner.result import ResultError, load_graph
+    from partitioner.result import load_graph
 
     try:
         graph = load_graph(directory).graph
     except ResultError as error:
         raise RunError(f"{error}; or give --inputs, which needs no model") from None
     return random_inputs(graph, seed)
+
+
+def check_outputs(path: Path) -> None:
+    """Refuse before a run what `write_outputs` would refuse after it.
+
+    Raises:
+        RunError: The path is a folder, or no file can be written there.
+    """
+    try:
+        if path.is_dir():
+            raise RunError(f"outputs {path}: it is a folder; name an .npz file")
+        if path.exists() and not path.is_file():
+            raise RunError(f"outputs {path}: it is not a regular file")
+        part = _part(path)
+        part.touch()
+        part.unlink()
+    except (OSError, ValueError) as error:
+        raise RunError(f"outputs {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -136,7 +199,7 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         RunError: The file cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = _part(path)
     try:
         with part.open("wb") as file:
             np.savez(file, **{name: _to_file(array) for name, array in arrays.items()})  # type: ignore[arg-type]
@@ -148,25 +211,3 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 def _to_file(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float32) if _is_foreign(array.dtype) else array
-
-
-def _seconds_line(directory: Path, seconds: float, requests: int) -> str:
-    many = f"{requests} requests" if requests > 1 else "1 request"
-    measured = f"{many} in {units.seconds(seconds)}, {units.per_second(requests / seconds)}"
-    return f"measured on this machine: {measured}\n{_prediction(directory)}"
-
-
-def _prediction(directory: Path) -> str:
-    """What the plan's own cluster would take, named: it is seldom the machine that ran."""
-    try:
-        summary = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
-        cluster = json.loads((directory / "plan.json").read_text(encoding="utf-8"))["cluster"]
-        rate = summary["throughput_per_s"]
-        latency = units.seconds(summary["latency_s"])
-        many = units.per_second(float("inf") if rate is None else rate)
-        name = cluster["name"]
-        count = sum(entry["count"] for entry in cluster["devices"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"no prediction: {directory} has no readable summary.json and plan.json"
-    devices = f"{count} devices" if count > 1 else "1 device"
-    return f"predicted for the planned cluster {name} ({devices}): latency {latency}, {many}"

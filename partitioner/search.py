@@ -17,11 +17,12 @@ from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
-from partitioner.families import Family, families
+from partitioner.families import Family, SearchError, check_mesh, check_strategy, families
+from partitioner.ir.checks import is_number
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
+from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.split import kind
@@ -44,8 +45,11 @@ class Request:
         strategy: "auto", "intra" or "inter".
         mesh: Axis sizes for intra plans; None searches them.
         constraints: Pins.
-        time_limit_s: For all families together.
-        gap: Relative gap at which a family's search stops.
+        time_limit_s: For all families together, in seconds; above 0 and finite.
+        gap: Relative gap at which a family's search stops; at least 0 and below 1.
+
+    Raises:
+        SearchError: A value is none of these.
     """
 
     objective: Objective = "throughput"
@@ -54,6 +58,18 @@ class Request:
     constraints: Constraints = field(default_factory=Constraints)
     time_limit_s: float = 30.0
     gap: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise SearchError(f"objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
+        check_strategy(self.strategy)
+        check_mesh(self.mesh)
+        if not (is_number(self.time_limit_s) and 0 < self.time_limit_s < math.inf):
+            raise SearchError(
+                f"time_limit_s is {self.time_limit_s!r}, not a number of seconds above 0"
+            )
+        if not (is_number(self.gap) and 0 <= self.gap < 1):
+            raise SearchError(f"gap is {self.gap!r}, not a number of at least 0 and below 1")
 
 
 class OutOfTime(PartitionerError):  # noqa: N818 - a verdict
@@ -99,8 +115,8 @@ def search(
         ConstraintError: The pins leave a node without a strategy in every family.
         SearchError: The request names no search space.
     """
-    request.constraints.check(graph, len(cluster))
     spaces = families(request.strategy, len(cluster), request.mesh)
+    request.constraints.check(graph, len(cluster))
     job = _Search(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
     found: list[Found] = []
     refused: list[Refused] = []

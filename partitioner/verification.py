@@ -17,7 +17,6 @@ import numpy as np
 from partitioner import units
 from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.schedule import schedule
-from partitioner.directory import check_ranks
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx import Traced
 from partitioner.ir.errors import PartitionerError
@@ -112,11 +111,18 @@ class Verification:
 
 
 def verify_directory(directory: Path, seed: int = 0) -> Verification:
-    """Verify the rank files of a saved compilation (see `verify`)."""
+    """Verify the rank files of a saved compilation (see `verify`).
+
+    Raises:
+        ResultError: See `partitioner.load`.
+        DirectoryError: There are no rank files, they are of another plan, or they hold other
+            weights than the model.
+    """
+    from partitioner.rank_files import check_rank_files
     from partitioner.result import load
 
     result = load(directory)
-    check_ranks(directory)
+    check_rank_files(directory, result.plan, result.graph)
     return verify(result.traced, result.programs, directory, seed)
 
 

@@ -14,7 +14,6 @@ import pytest
 from onnx import helper
 
 from partitioner import __version__, examples, runner
-from partitioner.backends.launch import LocalRun
 from partitioner.cli import main
 
 
@@ -60,6 +59,8 @@ def one_line(text: str) -> str:
         (["m.onnx", "--time-limit", "0"], "'0' is not a number of seconds above 0"),
         (["m.onnx", "--time-limit", "nan"], "'nan' is not a number of seconds"),
         (["m.onnx", "--gap", "100%"], "'100%' is not a gap like 1% or 0.01"),
+        (["m.onnx", "--memory", "much"], "size 'much' is not like '8GiB'"),
+        (["m.onnx", "--memory", "0"], "size '0' is not like '8GiB'"),
         (["run"], "partition run: the following arguments are required: DIR"),
         (["run", "d", "--requests", "0"], "'0' is not a whole number of at least 1"),
         (["verify", "d", "--seed", "-1"], "--seed"),
@@ -81,14 +82,33 @@ def test_wrong_usage_exits_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--cluster", "4xnone"], "cluster '4xnone': no device 'none'"),
+        (["--cluster", "!"], "cluster '!' is not like '4xh100'"),
+        (["--cluster", "9" * 5000 + "xh100"], "is not like '4xh100'"),
+        (["--cluster", "99999xh100"], "has more than 16384 devices"),
+        (["--cluster", "4xh100", "--devices", "2"], "has 4 devices, 2 were asked for"),
+        (["--devices", "99999"], "99999 devices were asked for; at most 16384"),
+        (["--devices", "4", "--mesh", "tp=3"], "mesh tp(3) = 3 != 4 devices"),
+        (["--mesh", "tp=2", "--devices", "2", "--strategy", "inter"], "--mesh shapes intra plans"),
+    ],
+)
+def test_options_that_mean_nothing_together_exit_2(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before the model is read: it is none."""
+    (tmp_path / "m.onnx").write_bytes(b"junk")
+    target = tmp_path / "x"
+    assert main([str(tmp_path / "m.onnx"), *arguments, "-q", "-o", str(target)]) == 2
+    assert message in one_line(capsys.readouterr().err)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["none.onnx"], "none.onnx: no such file"),
         (["."], ". is not a file"),
-        (["m.onnx", "--cluster", "4xnone"], "no device 'none'"),
-        (["m.onnx", "--cluster", "4xh100", "--devices", "2"], "has 4 devices, 2 were asked for"),
         (["m.onnx", "--cluster", "no.toml"], "cluster file no.toml: No such file or directory"),
-        (["m.onnx", "--memory", "much"], "'much'"),
-        (["m.onnx", "--devices", "4", "--mesh", "tp=3"], "mesh tp(3) = 3 != 4 devices"),
-        (["m.onnx", "--mesh", "tp=2", "--devices", "2", "--strategy", "inter"], "--mesh shapes"),
         (["m.onnx", "--constraints", "no.toml"], "constraints no.toml: No such file or directory"),
         (["m.onnx", "--dim", "nothing=3"], "nothing"),
         (["m.onnx", "--shape", "x=2,9"], "x"),
@@ -96,6 +116,11 @@ def test_wrong_usage_exits_2(
         (["m.onnx", "-o", "no/where"], "there is no folder no"),
         (["junk.onnx"], "junk.onnx"),
         (["run", "none"], "none"),
+        (["n" * 5000], "File name too long"),
+        (["m.onnx", "-o", "n" * 5000], "File name too long"),
+        (["m.onnx", "--cluster", "n" * 5000 + ".toml"], "File name too long"),
+        (["m.onnx", "--constraints", "n" * 5000], "File name too long"),
+        (["run", "n" * 5000], "is not a folder that `partition MODEL` wrote"),
         (["run", "m.partition", "--inputs", "junk.onnx"], "inputs junk.onnx: not an .npz file"),
         (["run", "m.partition", "--inputs", "no.npz"], "inputs no.npz: No such file or directory"),
         (["verify", "none"], "none is not a folder that `partition MODEL` wrote"),
@@ -154,6 +179,30 @@ def test_a_run_without_its_model(
     assert "; or give --inputs, which needs no model" in one_line(capsys.readouterr().err)
     np.savez(tmp_path / "in.npz", x=np.ones((4, 8), np.float32))
     assert main(["run", str(tmp_path / "p"), "--inputs", str(tmp_path / "in.npz")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (".", "outputs .: it is a folder; name an .npz file"),
+        ("no/out.npz", "outputs no/out.npz: No such file or directory"),
+        ("m.onnx/out.npz", "outputs m.onnx/out.npz: Not a directory"),
+        ("n" * 300, ": File name too long"),
+        ("/dev/null", "outputs /dev/null: it is not a regular file"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_found_before_the_run(
+    here: Path,
+    path: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "run_local", lambda *_: pytest.fail("it ran"))
+    before = sorted(here.iterdir())
+    assert main(["run", "m.partition", "--outputs", path]) == 1
+    assert message in one_line(capsys.readouterr().err)
+    assert sorted(here.iterdir()) == before
 
 
 def test_infeasible_exits_3(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,19 +344,3 @@ def test_outputs_that_no_node_makes(
     out = capsys.readouterr().out
     assert "equal: 2 ranks" in out
     assert "predicted for the planned cluster 2xideal (2 devices): latency" in out
-
-
-@pytest.mark.parametrize("summary", ["", "{}", '{"throughput_per_s": "fast", "latency_s": 1}'])
-def test_a_run_without_a_readable_prediction_says_so(
-    here: Path, tmp_path: Path, summary: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The prediction is read after the run, which is left out here."""
-    folder = tmp_path / "m.partition"
-    shutil.copytree(here / "m.partition", folder)
-    shutil.copy(here / "m.onnx", tmp_path)
-    (folder / "summary.json").write_text(summary)
-    monkeypatch.setattr(runner, "run_local", lambda *_: LocalRun({}, 1.0))
-    report = runner.run_directory(folder, None, None)
-    assert report.splitlines()[1] == (
-        f"no prediction: {folder} has no readable summary.json and plan.json"
-    )

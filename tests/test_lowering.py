@@ -58,17 +58,6 @@ def test_sizes_of_the_users_choice() -> None:
     assert_equal_to_whole(graph, hand_plan(graph, mm=(PAIR, {"m": "tp:2,1|1,3"})), 2)
 
 
-@pytest.mark.parametrize("cut", ["m", "k", "n"])
-def test_a_rank_without_elements(cut: str) -> None:
-    """2 over 3 devices: the last one runs on nothing."""
-    nodes = [Node("mm", "MatMul", ("x", "w"), ("h",)), Node("act", "Relu", ("h",), ("y",))]
-    graph = build(nodes, {"x": (2, 2), "h": (2, 2), "y": (2, 2)}, ["x"], ["y"], {"w": weight(2, 2)})
-    plan = hand_plan(
-        graph, mm=(TRIO, {cut: "tp"}), act=(TRIO, {rule(graph, "act").links[0][0]: "tp"})
-    )
-    assert_equal_to_whole(graph, plan, 3)
-
-
 def test_a_value_without_elements_crosses() -> None:
     nodes = [
         Node("cut", "Slice", ("x", "zero", "zero"), ("h",)),

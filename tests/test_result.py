@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,10 +11,13 @@ import pytest
 
 import partitioner
 from partitioner import examples
+from partitioner.cli import main
 from partitioner.cost_model.errors import CostError
 from partitioner.directory import DirectoryError, replace_directory
 from partitioner.ir.plan import PlanError
 from partitioner.result import Compiled, ResultError
+from partitioner.runner import run_directory
+from partitioner.verification import verify_directory
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +120,7 @@ Break = Callable[[Path], object]
         (
             lambda d: (d / "request.json").write_text('{"version": 1}'),
             ResultError,
-            "request.json has model = None",
+            "request.json has no model",
         ),
         (lambda d: (d / "plan.json").write_text("{}"), PlanError, "plan version is None"),
     ],
@@ -137,6 +141,72 @@ def test_an_edited_plan_is_used(saved: Path) -> None:
     again = partitioner.load(saved)
     assert again.evaluation.sharded_flops_share == 0
     assert again.verify().equal
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads((folder / "plan.json").read_text())
+    change(data)
+    (folder / "plan.json").write_text(json.dumps(data))
+
+
+def uncut(data: dict[str, Any]) -> None:
+    for node in data["nodes"].values():
+        node.pop("cuts", None)
+
+
+def test_rank_files_of_another_plan_are_refused(saved: Path) -> None:
+    assert verify_directory(saved).equal
+    edit(saved, uncut)
+    message = rf"rank0.onnx is not of its plan.json, which was edited; .*--constraints {saved}/plan"
+    for use in (lambda: verify_directory(saved), lambda: run_directory(saved, None, None)):
+        with pytest.raises(DirectoryError, match=message):
+            use()
+    options = ["--cluster", "2xideal", "--constraints", str(saved / "plan.json"), "-q"]
+    anew = [str(saved.parent / "m.onnx"), *options, "-o", str(saved), "--force"]
+    onnx.save(examples.build("mlp", layers=2, hidden=8, batch=4), saved.parent / "m.onnx")
+    assert main(anew) == 0
+    assert verify_directory(saved).equal
+
+
+def test_a_certificate_is_not_of_the_decisions(saved: Path) -> None:
+    """What is proven of a plan changes no rank file."""
+    edit(saved, lambda data: data.update(certificate=None))
+    assert verify_directory(saved).equal
+
+
+def test_rank_files_of_other_weights_are_refused(tmp_path: Path) -> None:
+    model = examples.build("mlp", layers=2, hidden=16, batch=4)
+    onnx.save(model, tmp_path / "m.onnx")
+    folder = partitioner.compile(tmp_path / "m.onnx", 1).save(tmp_path / "m.partition")
+    assert verify_directory(folder).equal
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    weight.raw_data = weight.raw_data[:-1] + bytes([weight.raw_data[-1] ^ 1])
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(DirectoryError, match=r"rank0\.onnx holds other weights than its model"):
+        verify_directory(folder)
+    assert partitioner.load(folder).verify().equal  # makes its own files
+
+
+def test_a_plan_alone_is_not_run(compiled: Compiled, tmp_path: Path) -> None:
+    folder = compiled.save(tmp_path / "p", plan_only=True)
+    for use in (lambda: verify_directory(folder), lambda: run_directory(folder, None, None)):
+        with pytest.raises(DirectoryError, match="holds a plan only; partition again without"):
+            use()
+
+
+def test_a_certificate_of_another_plan_is_left_out(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not partitioner.load(saved).warnings
+    edit(saved, lambda data: data["certificate"].update(cost=1e-9, bound=1e-9, gap=0.0))
+    again = partitioner.load(saved)
+    assert again.plan.certificate is None
+    (warning,) = again.warnings
+    assert "it says throughput cost 1e-09, but the plan costs" in warning
+    assert main(["show", str(saved)]) == 0
+    out, err = capsys.readouterr()
+    assert "bound" not in out
+    assert err == f"partition: warning: {warning}\n"
 
 
 def test_a_plan_edited_onto_a_device_that_is_not_there(saved: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.header import DOMAIN, write_header
+from partitioner.backends.onnx.header import DOMAIN, Origin, write_header
 from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
@@ -27,15 +27,17 @@ IR_VERSION = 10
 #: Keys of a node's metadata.
 PHASE_KEY = f"{DOMAIN}.phase"
 ORIGIN_KEY = f"{DOMAIN}.origin"
+_NO_ORIGIN = Origin()
 
 
-def emit(programs: Programs, graph: Graph, directory: Path) -> None:
+def emit(programs: Programs, graph: Graph, directory: Path, origin: Origin = _NO_ORIGIN) -> None:
     """Write `rank0.onnx`, ... and, for ranks with large constants, `rank0.weights`, ...
 
     Args:
         programs: What each rank runs.
         graph: Where the constants come from; they are read one at a time.
         directory: An existing folder.
+        origin: What they are made from, for readers that must tell whether they are up to date.
 
     Raises:
         ProgramError: The programs would deadlock or read what is not made.
@@ -44,17 +46,21 @@ def emit(programs: Programs, graph: Graph, directory: Path) -> None:
     programs.check()
     for program in programs.ranks:
         with FileStore(directory / f"rank{program.rank}.weights") as store:
-            model = _build(program, programs, graph, store)
+            model = _build(program, programs, graph, store, origin)
         (directory / f"rank{program.rank}.onnx").write_bytes(model.SerializeToString())
 
 
 def emit_models(programs: Programs, graph: Graph) -> tuple[ModelProto, ...]:
     """The rank files as messages with all constants inside: small models, without a folder."""
     programs.check()
-    return tuple(_build(program, programs, graph, InlineStore()) for program in programs.ranks)
+    return tuple(
+        _build(program, programs, graph, InlineStore(), _NO_ORIGIN) for program in programs.ranks
+    )
 
 
-def _build(program: RankProgram, programs: Programs, graph: Graph, store: Store) -> ModelProto:
+def _build(
+    program: RankProgram, programs: Programs, graph: Graph, store: Store, origin: Origin
+) -> ModelProto:
     opset = graph.opsets[""]
     body = GraphProto(name=f"{graph.name or 'model'}.rank{program.rank}")
     body.initializer.extend(_constants(program, graph, store))
@@ -74,7 +80,7 @@ def _build(program: RankProgram, programs: Programs, graph: Graph, store: Store)
         opset_imports=[helper.make_opsetid(*pair) for pair in _opsets(graph, bool(comms))],
         functions=[stub(name, node, opset) for name, node in sorted(functions.items())],
     )
-    write_header(model, program, programs, len(comms))
+    write_header(model, program, programs, len(comms), origin)
     return model
 
 

@@ -19,9 +19,22 @@ from partitioner.ir.types import TensorType
 #: Domain of the communication operators and of the keys in metadata.
 DOMAIN = "partitioner"
 #: Version of what rank files hold; files of another version are refused.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PROGRAM_KEY = f"{DOMAIN}.program"
 VERSION_KEY = f"{DOMAIN}.format_version"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What rank files were made from, so that a reader sees when they are out of date.
+
+    Attributes:
+        plan: `Plan.digest` of the plan; "" for programs that are of no stored plan.
+        weights: `Graph.weights_digest` of the model; "" likewise.
+    """
+
+    plan: str = ""
+    weights: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,6 +45,7 @@ class Header:
         rank: Which rank it is of.
         ranks: How many there are.
         programs: Digest of what all ranks exchange; the files of one folder have the same.
+        origin: What the files were made from; the same in all of a folder.
         comms: Communications that the file holds (local slices are ordinary nodes).
         inputs: Part of a whole input by local value.
         outputs: Parts of whole outputs that this rank delivers.
@@ -42,6 +56,7 @@ class Header:
     rank: int
     ranks: int
     programs: str
+    origin: Origin
     comms: int
     inputs: Mapping[str, Part]
     outputs: tuple[Output, ...]
@@ -59,12 +74,16 @@ def digest(programs: Programs) -> str:
     return found.hexdigest()
 
 
-def write_header(model: ModelProto, program: RankProgram, programs: Programs, comms: int) -> None:
+def write_header(
+    model: ModelProto, program: RankProgram, programs: Programs, comms: int, origin: Origin
+) -> None:
     """Add the description of one rank to its file's metadata (`model` is modified)."""
     data = {
         "rank": program.rank,
         "ranks": len(programs.ranks),
         "programs": digest(programs),
+        "plan": origin.plan,
+        "weights": origin.weights,
         "comms": comms,
         "inputs": {name: [part.whole, part.region] for name, part in program.inputs.items()},
         "outputs": [[output.value, output.whole, output.region] for output in program.outputs],
@@ -93,30 +112,53 @@ def read_header(model: ModelProto, where: str) -> Header:
         raise BackendError(f"{where} has format version {version}, this is {FORMAT_VERSION}")
     try:
         return _parse(json.loads(found[PROGRAM_KEY]))
-    except (KeyError, TypeError, ValueError, AttributeError, IRError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IRError) as error:
         raise BackendError(f"{where}: metadata {PROGRAM_KEY!r}: {one_line(error)}") from error
 
 
 def _parse(data: Any) -> Header:
+    inputs, outputs = _read_types(data["whole_inputs"]), _read_types(data["whole_outputs"])
     return Header(
-        rank=int(data["rank"]),
-        ranks=int(data["ranks"]),
-        programs=str(data["programs"]),
-        comms=int(data["comms"]),
+        rank=_count(data["rank"]),
+        ranks=_count(data["ranks"]),
+        programs=_text(data["programs"]),
+        origin=Origin(_text(data["plan"]), _text(data["weights"])),
+        comms=_count(data["comms"]),
         inputs={
-            name: Part(whole, parse_region(region))
+            name: Part(_text(whole), _region_of(inputs[_text(whole)], region))
             for name, (whole, region) in data["inputs"].items()
         },
         outputs=tuple(
-            Output(value, whole, parse_region(region)) for value, whole, region in data["outputs"]
+            Output(_text(value), _text(whole), _region_of(outputs[_text(whole)], region))
+            for value, whole, region in data["outputs"]
         ),
-        whole_inputs={
-            n: TensorType.of(kind, shape) for n, (kind, shape) in data["whole_inputs"].items()
-        },
-        whole_outputs={
-            n: TensorType.of(kind, shape) for n, (kind, shape) in data["whole_outputs"].items()
-        },
+        whole_inputs=inputs,
+        whole_outputs=outputs,
     )
+
+
+def _read_types(data: Any) -> dict[str, TensorType]:
+    return {n: TensorType.of(_text(kind), map(_count, shape)) for n, (kind, shape) in data.items()}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a whole number of at least 0")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _region_of(whole: TensorType, data: Any) -> Region | None:
+    """A region of a whole tensor, within its bounds."""
+    region = parse_region(data)
+    if region is not None and not fits(region, whole.shape):
+        raise ValueError(f"region {data} is not within {whole}")
+    return region
 
 
 def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -127,7 +169,16 @@ def parse_region(data: Any) -> Region | None:
     """A region from its JSON form."""
     if data is None:
         return None
-    return tuple(tuple((int(start), int(length)) for start, length in dim) for dim in data)
+    return tuple(tuple((_count(start), _count(length)) for start, length in dim) for dim in data)
+
+
+def fits(region: Region, shape: tuple[int, ...]) -> bool:
+    """Whether a region lies within a tensor of this shape."""
+    return len(region) == len(shape) and all(
+        start + length <= size
+        for dim, size in zip(region, shape, strict=True)
+        for start, length in dim
+    )
 
 
 def dump_transfers(transfers: Iterable[Transfer]) -> str:
@@ -141,6 +192,8 @@ def parse_transfers(text: str) -> tuple[Transfer, ...]:
     found = []
     for source, target, read, write in json.loads(text):
         found.append(
-            Transfer(int(source), int(target), parse_region(read) or (), parse_region(write) or ())
+            Transfer(
+                _count(source), _count(target), parse_region(read) or (), parse_region(write) or ()
+            )
         )
     return tuple(found)

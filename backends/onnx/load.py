@@ -11,9 +11,12 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.onnx.header import DOMAIN, Header, parse_transfers, read_header
+from partitioner.backends.onnx.agreement import check_agreement, check_delivery
+from partitioner.backends.onnx.header import DOMAIN, Header, fits, parse_transfers, read_header
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
+from partitioner.backends.regions import region_shape
 from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Transfer
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
@@ -22,19 +25,54 @@ _PHASE_KEY = f"{DOMAIN}.phase"
 
 
 def read_directory(directory: Path) -> tuple[Header, ...]:
-    """The headers alone of all rank files of a folder, in order of rank.
+    """The headers of all rank files of a folder, in order of rank; no weights are read.
 
     Raises:
-        BackendError: A file is missing or wrong, or they are of different plans.
+        BackendError: A file is missing or wrong, they are of different plans, or they disagree
+            about a communication.
     """
-    first = _read_file(directory / "rank0.onnx")[1]
-    rest = [_read_file(directory / f"rank{rank}.onnx")[1] for rank in range(1, first.ranks)]
-    for header in rest:
-        if header.programs != first.programs:
+    first, steps = _read_steps(directory / "rank0.onnx")
+    headers, files = [first], [steps]
+    for rank in range(1, first.ranks):
+        header, steps = _read_steps(directory / f"rank{rank}.onnx")
+        if _common(header) != _common(first):
             raise BackendError(
-                f"{directory}: rank{header.rank}.onnx is not of the plan that rank0.onnx is of"
+                f"{directory}: rank{rank}.onnx is not of the plan that rank0.onnx is of"
             )
-    return (first, *rest)
+        headers.append(header)
+        files.append(steps)
+    try:
+        check_agreement(files)
+        check_delivery(headers)
+    except BackendError as error:
+        raise BackendError(f"{directory}: {error}") from None
+    return tuple(headers)
+
+
+def _read_steps(path: Path) -> tuple[Header, tuple[Segment | Cut, ...]]:
+    proto, header = _read_file(path)
+    steps = tuple(_steps(proto, header))
+    _check_order(steps, header)
+    _check_parts(header, dict(_types(proto.graph)))
+    return header, steps
+
+
+def _common(header: Header) -> tuple[object, ...]:
+    """What all files of a folder have alike."""
+    return header.ranks, header.programs, header.origin, header.whole_inputs, header.whole_outputs
+
+
+def _check_parts(header: Header, types: Mapping[str, TensorType]) -> None:
+    """What a rank is fed and delivers is of the size that its values have."""
+    inputs, outputs = header.whole_inputs, header.whole_outputs
+    fed = [(name, inputs[part.whole], part.region) for name, part in header.inputs.items()]
+    got = [(out.value, outputs[out.whole], out.region) for out in header.outputs]
+    for name, whole, region in fed + got:
+        part = whole if region is None else TensorType.of(whole.dtype, region_shape(region))
+        if types.get(name) != part:
+            raise BackendError(
+                f"rank {header.rank}: {name!r} is {types.get(name)}, but its part is {part}"
+            )
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
@@ -91,7 +129,7 @@ def _steps(proto: ModelProto, header: Header) -> Iterator[Segment | Cut]:
             yield _parse_cut(node, header)
             run = []
             continue
-        own = _phase(node)
+        own = _phase(node, header)
         if run and own != phase:
             yield Segment(phase, tuple(run), (), (), ())
             run = []
@@ -101,11 +139,11 @@ def _steps(proto: ModelProto, header: Header) -> Iterator[Segment | Cut]:
         yield Segment(phase, tuple(run), (), (), ())
 
 
-def _phase(node: NodeProto) -> int:
-    for entry in node.metadata_props:
-        if entry.key == _PHASE_KEY:
-            return int(entry.value)
-    return 0
+def _phase(node: NodeProto, header: Header) -> int:
+    text = next((entry.value for entry in node.metadata_props if entry.key == _PHASE_KEY), "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise BackendError(f"rank {header.rank}: node {node.name!r} has phase {text!r}")
+    return int(text)
 
 
 def _parse_cut(node: NodeProto, header: Header) -> Cut:
@@ -127,11 +165,24 @@ def _parse_cut(node: NodeProto, header: Header) -> Cut:
         )
         types = [_local_type(found.get(key), dtype) for key in ("source_shape", "target_shape")]
         uniform = bool(found["uniform"])
+        _check_bounds(comm.transfers, header.rank, types[0], types[1])
         return Cut(header.rank, comm, tuple(found["active"]), uniform, types[0], types[1])
-    except (KeyError, ValueError, TypeError, AttributeError, IRError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError, IRError) as error:
         raise BackendError(
             f"rank {header.rank}: communication {node.name!r}: {one_line(error)}"
         ) from error
+
+
+def _check_bounds(
+    transfers: Iterable[Transfer], rank: int, source: TensorType | None, target: TensorType | None
+) -> None:
+    for transfer in transfers:
+        for end, region, kind in (
+            (transfer.source, transfer.read, source),
+            (transfer.target, transfer.write, target),
+        ):
+            if end == rank and not (kind is not None and fits(region, kind.shape)):
+                raise ValueError(f"region {region} is not within {kind or 'a local tensor'}")
 
 
 def _local_type(shape: onnx.TensorProto | None, dtype: str) -> TensorType | None:
@@ -168,7 +219,7 @@ def _value_type(value: ValueInfoProto) -> TensorType:
 
 def _link(model: RankModel) -> Iterator[Segment | Cut]:
     """Give each segment its inputs, outputs and constants."""
-    made = set(model.header.inputs)
+    made = dict.fromkeys(model.header.inputs, 0)  # the phase in which each value is made
     wanted_after = _wanted_after(model)
     for step, wanted in zip(model.steps, wanted_after, strict=True):
         reads = _reads(step)
@@ -176,7 +227,14 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
         if missing:
             raise BackendError(f"rank {model.rank}: {missing[0]!r} is read before it is made")
         writes = _writes(step)
-        made.update(writes)
+        phase, last = step.span
+        late = [name for name in reads if made.get(name, 0) > phase]
+        if late:
+            raise BackendError(
+                f"rank {model.rank}: {late[0]!r} is made in phase {made[late[0]]}, "
+                f"but read in phase {phase}"
+            )
+        made.update(dict.fromkeys(writes, last))
         if isinstance(step, Cut):
             yield step
             continue

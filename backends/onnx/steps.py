@@ -36,6 +36,11 @@ class Segment:
     outputs: tuple[str, ...]
     constants: tuple[str, ...]
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Phases in which it reads and writes."""
+        return self.phase, self.phase
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -63,6 +68,11 @@ class Cut:
     def reduces(self) -> bool:
         """Whether received parts are combined."""
         return self.comm.kind in _REDUCING
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Phases in which it reads and writes."""
+        return self.comm.phase, self.comm.target_phase
 
     @property
     def pipelined(self) -> bool:

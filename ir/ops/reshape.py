@@ -127,7 +127,12 @@ def _compounds(terms: Iterable[Iterable[str]]) -> list[str]:
 
 
 def local_reshape(view: OpView, local: LocalView) -> LocalOp:
-    """The new shape is the local result's."""
+    """The new shape is the local result's.
+
+    It has no 0, which Reshape may read as "copy the dim": no part of a cut dim is empty, and
+    tensors without elements share no factors (`refine`), so their Reshape runs as it is.
+    """
+    assert 0 not in local.out_shapes[0], f"{view.node.name!r}: {local.out_shapes[0]}"
     return with_constant(view, 1, np.array(local.out_shapes[0], np.int64))
 
 

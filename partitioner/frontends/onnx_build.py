@@ -12,7 +12,7 @@ from partitioner.frontends.onnx_captures import captured
 from partitioner.frontends.onnx_dims import Declared
 from partitioner.frontends.onnx_fold import fresh
 from partitioner.ir.errors import IRError
-from partitioner.ir.graph import Attr, Constant, FileSpan, Graph, Node, Opaque
+from partitioner.ir.graph import Attr, Constant, Graph, Node, Opaque
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import Dim, TensorType
 
@@ -117,14 +117,7 @@ def _add_constant(builder: _Builder, value: onnx_ir.Value, name: str) -> None:
         _dtype(builder, tensor.dtype, f"constant {value.name!r}"), tensor.shape.numpy()
     )
     builder.types[name] = kind
-    builder.constants[name] = Constant(kind, tensor.numpy, _span(tensor))
-
-
-def _span(tensor: onnx_ir.TensorProtocol) -> FileSpan | None:
-    if not isinstance(tensor, onnx_ir.ExternalTensor):
-        return None
-    length = tensor.nbytes if tensor.length is None else tensor.length
-    return FileSpan(str(tensor.path), tensor.offset or 0, length)
+    builder.constants[name] = Constant(kind, tensor.numpy)
 
 
 def _type(builder: _Builder, value: onnx_ir.Value) -> TensorType:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir
 
 from partitioner.frontends.errors import FrontendError
+from partitioner.ir.checks import is_a, is_whole
 
 #: A declared dim: a size, a symbol, or None where the model says nothing.
 Declared = int | str | None
@@ -103,20 +104,30 @@ def _check_names(
     dims: Mapping[str, int],
     shapes: Mapping[str, tuple[int, ...]],
 ) -> None:
+    for what, sizes_by_name in (("dims", dims), ("shapes", shapes)):
+        if not is_a(sizes_by_name, Mapping):
+            raise FrontendError(f"{what} is {sizes_by_name!r}; give sizes by name, as a dict")
     known = symbols_of(declared)
     names = {name for symbol in known for name in (symbol, *_free(symbol))}
     for symbol, size in dims.items():
         if symbol not in names:
             listed = ", ".join(known) or "none"
             raise FrontendError(f"--dim {symbol}={size}: no input has that dim (dims: {listed})")
-        if size < 0:
-            raise FrontendError(f"--dim {symbol}={size}: a size is at least 0")
+        if not _is_size(size):
+            raise FrontendError(f"--dim {symbol}={size}: a size is a whole number of at least 0")
     for name, sizes in shapes.items():
+        if not is_a(sizes, list, tuple):
+            raise FrontendError(f"shape of {name!r} is {sizes!r}; give its sizes, as (2, 16)")
         given = f"--shape {name}={','.join(map(str, sizes))}"
         if name not in declared:
             raise FrontendError(f"{given}: no input has that name (inputs: {', '.join(declared)})")
-        if any(size < 0 for size in sizes):
-            raise FrontendError(f"{given}: a size is at least 0")
+        if not all(map(_is_size, sizes)):
+            raise FrontendError(f"{given}: a size is a whole number of at least 0")
+
+
+def _is_size(size: int) -> bool:
+    """Whether ONNX can hold it as a dim."""
+    return is_whole(size) and 0 <= size < 2**63
 
 
 def _free(symbol: str) -> frozenset[str]:

@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx_checks import check_model, nested_graphs
 from partitioner.frontends.onnx_unused import name_results
+from partitioner.ir.checks import is_a
 
 #: A protobuf message holds at most 2 GiB; larger models keep their weights in files beside it.
 MAX_FILE_BYTES = 2**31 - 1
@@ -49,6 +50,8 @@ def read_source(model: str | Path | ModelProto) -> Source:
     Raises:
         FrontendError: Not a readable, valid ONNX model of a supported opset.
     """
+    if not is_a(model, str, Path, ModelProto):
+        raise FrontendError(f"the model is a {type(model).__name__}; pass a path or a ModelProto")
     path = None if isinstance(model, ModelProto) else Path(model)
     if isinstance(model, ModelProto):
         proto = ModelProto()
@@ -81,8 +84,9 @@ def _parse(path: Path) -> ModelProto:
                 "larger models keep their weights in external data files"
             )
         data = path.read_bytes()
-    except OSError as error:
-        raise FrontendError(f"{path}: cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FrontendError(f"{path}: cannot be read ({why})") from error
     proto = ModelProto()
     try:
         proto.ParseFromString(data)

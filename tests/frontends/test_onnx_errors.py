@@ -36,9 +36,13 @@ def refused(message: str) -> "pytest.RaisesExc[FrontendError]":
         ({}, {}, "input has dims without a size: x[b, s, 3]; pass --dim b=N --dim s=N"),
         ({"b": 2}, {}, "input has dims without a size: x[b, s, 3]; pass --dim s=N"),
         ({"q": 2}, {}, "--dim q=2: no input has that dim (dims: b, s)"),
-        ({"b": -1}, {}, "--dim b=-1: a size is at least 0"),
+        ({"b": 2.5}, {}, "--dim b=2.5: a size is a whole number of at least 0"),
+        ({}, {"x": 3}, "shape of 'x' is 3; give its sizes, as (2, 16)"),
+        ({}, {"x": (1, "2", 3)}, "--shape x=1,2,3: a size is a whole number of at least 0"),
+        (5, {}, "dims is 5; give sizes by name, as a dict"),
+        ({"b": -1}, {}, "--dim b=-1: a size is a whole number of at least 0"),
         ({}, {"z": (1,)}, "--shape z=1: no input has that name (inputs: x)"),
-        ({}, {"x": (1, -2, 3)}, "--shape x=1,-2,3: a size is at least 0"),
+        ({}, {"x": (1, -2, 3)}, "--shape x=1,-2,3: a size is a whole number of at least 0"),
         ({}, {"x": (1, 2)}, "--shape x=1,2: 2 dims, but the input is x[b, s, 3]"),
         ({}, {"x": (1, 2, 4)}, "--shape x=1,2,4: dim 2 is 4, but the model fixes it to 3"),
         ({"b": 4}, {"x": (1, 2, 3)}, "--shape x=1,2,3: dim 0 (b) is 1, but --dim b=4 makes it 4"),
@@ -275,7 +279,8 @@ def test_external_data_that_may_not_be_read(
 
 
 def test_external_data_that_may_be_read(tmp_path: Path) -> None:
-    assert load_onnx(_external(tmp_path, offset="0", length="16")).graph.constants["w"].span
+    graph = load_onnx(_external(tmp_path, offset="0", length="16")).graph
+    assert graph.constants["w"].load().nbytes == 16
 
 
 def test_external_data_of_a_model_in_memory(tmp_path: Path) -> None:

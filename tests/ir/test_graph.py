@@ -201,3 +201,13 @@ def test_a_constant_knows_the_names_of_small_floats() -> None:
     for dtype, name in ((ml_dtypes.float8_e5m2, "float8e5m2"), (ml_dtypes.bfloat16, "bfloat16")):
         assert str(Constant.of(np.zeros(3, dtype)).type) == f"{name}[3]"
     assert str(Constant.of(np.zeros(3, np.uint8), "uint4").type) == "uint4[3]"
+
+
+def test_the_weights_digest_is_of_names_types_and_contents() -> None:
+    arrays = [np.arange(4.0), np.arange(4.0)[::-1], np.arange(4), np.zeros(()), np.zeros((0, 4))]
+    arrays += [np.zeros(3, ml_dtypes.int4), np.zeros(3, ml_dtypes.bfloat16), np.zeros(3, bool)]
+    body = node("a", ("x",), "va")
+    digests = [graph(body, constants={"w": array}).weights_digest for array in arrays]
+    digests.append(graph(body, constants={"v": arrays[0]}).weights_digest)
+    assert len(set(digests)) == len(digests)
+    assert graph(body, constants={"w": np.arange(4.0).copy()}).weights_digest == digests[0]

@@ -220,7 +220,6 @@ def test_a_sharding_gives_local_types() -> None:
     assert local == ["float32[3,3]", "float32[3,3]", "float32[2,3]", "float32[2,3]"]
     assert sharding.shape == (5, 3)
     assert sharding.axes == {"dp", "tp"}
-    assert sharding.max_local_numel() == 9
     assert str(sharding) == "[dp, -] partial(sum:tp)"
     assert sharding.without_partial() == Sharding((cut, DimLayout.whole(3)))
 

@@ -66,6 +66,13 @@ def test_the_text_is_fixed() -> None:
     )
 
 
+def test_the_digest_is_of_the_decisions() -> None:
+    made = plan({"m": "tp"}, certificate=CERTIFICATE)
+    assert made.digest == plan({"m": "tp"}).digest == Plan.from_json(made.to_json()).digest
+    others = (plan(), plan({"m": "tp"}, cluster={}), plan({"m": "tp"}, graph_digest="other"))
+    assert len({made.digest, *(other.digest for other in others)}) == 4
+
+
 def test_the_order_of_nodes_is_kept() -> None:
     names = ["b", "c", "a"]
     made = plan(nodes={name: NodePlan(0) for name in names})
@@ -115,8 +122,16 @@ def test_text_that_is_no_plan(text: str, message: str) -> None:
         (lambda d: d["groups"][0].update(axes={"tp": 2.0}), "axes {'tp': 2.0}"),
         (lambda d: d["certificate"].update(more=1), "TypeError .*'more'"),
         (lambda d: d["certificate"].pop("cost"), "KeyError 'cost'"),
-        (lambda d: d["certificate"].pop("status"), "TypeError .*'status'"),
+        (lambda d: d["certificate"].pop("status"), "KeyError 'status'"),
         (lambda d: d["certificate"].update(cost="1"), "cost '1'"),
+        (lambda d: d["certificate"].update(cost=-1.0), "cost -1.0 is not a finite number"),
+        (lambda d: d["certificate"].update(cost=math.nan), "cost nan is not a finite number"),
+        (lambda d: d["certificate"].update(cost=10**400), "OverflowError"),
+        (lambda d: d["certificate"].update(bound=2.5), "bound 2.5 is above cost 2.0"),
+        (lambda d: d["certificate"].update(gap=0.0), r"gap 0.0 is not .*, which is 0.25"),
+        (lambda d: d["certificate"].update(status="best"), "status 'best' is not one of optimal"),
+        (lambda d: d["certificate"].update(objective="speed"), "objective 'speed' is not one of"),
+        (lambda d: d["certificate"].update(space=7), "space 7"),
     ],
 )
 def test_a_malformed_field(edit: Edit, message: str) -> None:
@@ -138,8 +153,13 @@ def test_a_malformed_field(edit: Edit, message: str) -> None:
         (plan({"m": "dp"}), r"'mm' \(MatMul\): cut dp names axis 'dp'"),
         (plan({"m": "tp:1,2"}), r"'mm' .*cut tp:1,2 does not fit size 64 over 2 parts"),
         (plan({"m": "tp", "n": "tp"}), r"'mm' .*an axis cuts two factors"),
+        (
+            plan({"n": "tp:256,0"}),
+            r"'mm' \(MatMul\): dim 1 of 'w' \(256\) is cut into parts of 256,0 over tp; every",
+        ),
+        (plan({"k": "dp*tp:1,0,100,27"}, mesh=GRID), r"dim 1 of 'x' .* of 1,0,100,27 over dp\*tp"),
     ],
-    ids=range(9),
+    ids=range(11),
 )
 def test_a_plan_that_does_not_fit(made: Plan, message: str) -> None:
     with pytest.raises(PlanError, match=message):

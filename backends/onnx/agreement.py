@@ -1,0 +1,117 @@
+"""Do the rank files of one folder mean the same communications? Asked before a process starts.
+
+Each file holds its own side only. Where two sides differ the ranks would wait for each other, or
+move the wrong parts, so a folder whose files disagree is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.onnx.header import Header
+from partitioner.backends.onnx.steps import Cut, Segment
+from partitioner.ir.exchange import Transfer, region_numel
+
+Steps = Sequence[Segment | Cut]
+
+
+def check_agreement(files: Sequence[Steps]) -> None:
+    """Compare the communications of all ranks.
+
+    Args:
+        files: Steps of each rank's file, by rank; they need not be linked.
+
+    Raises:
+        BackendError: A communication is missing in the file of a rank that takes part, two files
+            differ in one, or a step's phase is none that the files can reach.
+    """
+    _check_phases(files)
+    held: dict[int, dict[int, Cut]] = {}
+    for rank, steps in enumerate(files):
+        for step in steps:
+            if isinstance(step, Cut):
+                held.setdefault(step.comm.seq, {})[rank] = step
+    for seq, sides in sorted(held.items()):
+        _check_sides(seq, sides)
+
+
+def check_delivery(headers: Sequence[Header]) -> None:
+    """Do the parts that all ranks deliver make up every output?
+
+    Raises:
+        BackendError: They have more or fewer elements than the output.
+    """
+    for name, kind in headers[0].whole_outputs.items():
+        parts = [out.region for header in headers for out in header.outputs if out.whole == name]
+        found = sum(kind.numel if part is None else region_numel(part) for part in parts)
+        if found != kind.numel:
+            raise BackendError(
+                f"the ranks deliver {found} elements of output {name!r}, which is {kind}; "
+                "partition the model again"
+            )
+
+
+def _check_phases(files: Sequence[Steps]) -> None:
+    """A phase is a number of hops, of which there are no more than steps."""
+    most = sum(map(len, files))
+    for rank, step in ((rank, step) for rank, steps in enumerate(files) for step in steps):
+        first, last = step.span
+        if not 0 <= first <= last <= most:
+            raise BackendError(
+                f"rank{rank}.onnx: phases {first} to {last} of {_name(step)} are not in order "
+                f"within 0 to {most}; partition the model again"
+            )
+
+
+def _name(step: Segment | Cut) -> str:
+    return f"node {step.nodes[0].name!r}" if isinstance(step, Segment) else str(step)
+
+
+def _check_sides(seq: int, sides: Mapping[int, Cut]) -> None:
+    (first, cut), *rest = sides.items()
+    for rank, other in rest:
+        for what, value in _shared(other).items():
+            if value != _shared(cut)[what]:
+                raise BackendError(
+                    f"rank{rank}.onnx and rank{first}.onnx differ in communication {seq}: {what} "
+                    f"{value} and {_shared(cut)[what]}; partition the model again"
+                )
+    if sorted(sides) != sorted(cut.active):
+        raise BackendError(
+            f"communication {seq} is of ranks {sorted(cut.active)}, but is in the files of "
+            f"{sorted(sides)}; partition the model again"
+        )
+    _check_transfers(seq, {rank: side.comm.transfers for rank, side in sides.items()})
+
+
+def _shared(cut: Cut) -> dict[str, Any]:
+    """What both sides of a communication say alike."""
+    comm = cut.comm
+    return {
+        "kind": comm.kind.value,
+        "ranks": comm.ranks,
+        "type": comm.dtype,
+        "reduction": comm.reduce,
+        "phase": comm.phase,
+        "target phase": comm.target_phase,
+        "active ranks": cut.active,
+        "uniform": cut.uniform,
+    }
+
+
+def _check_transfers(seq: int, sides: Mapping[int, tuple[Transfer, ...]]) -> None:
+    """Both ends of a transfer have it, in the same order among those of the pair."""
+    pairs = {(t.source, t.target) for t in chain(*sides.values())}
+    for source, target in sorted(pairs):
+        sent, got = (
+            [t for t in sides.get(end, ()) if (t.source, t.target) == (source, target)]
+            for end in (source, target)
+        )
+        if sent != got:
+            raise BackendError(
+                f"rank{source}.onnx and rank{target}.onnx differ in communication {seq}: what goes "
+                f"from {source} to {target}; partition the model again"
+            )

@@ -1,0 +1,176 @@
+"""Reading the JSON files of a saved compilation; whatever is in them, it is checked here.
+
+This module loads neither front end nor solver.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan
+
+SOURCE_VERSION = 1
+
+
+class ResultError(PartitionerError, ValueError):
+    """A directory that is not a saved compilation, or whose model has moved or changed."""
+
+
+@dataclass(frozen=True)
+class SavedRequest:
+    """What `request.json` says.
+
+    Attributes:
+        model: The model's file, absolute; it need not be there.
+        graph_digest: Of the traced graph.
+        dims: Sizes bound to symbols.
+        shapes: Shapes bound to inputs.
+    """
+
+    model: Path
+    graph_digest: str
+    dims: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def load_request(folder: Path) -> SavedRequest:
+    """`request.json` of a saved compilation.
+
+    Raises:
+        ResultError: It is missing, of another version, or a field is not what it should be.
+    """
+    data = _read_object(folder, "request.json")
+    if data.get("version") != SOURCE_VERSION:
+        raise ResultError(
+            f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
+        )
+    _check_fields(folder, "request.json", data, _REQUEST)
+    try:
+        model = (folder / data["model"]).resolve()
+        model.is_file()  # a name that no file can have is refused
+    except (OSError, ValueError) as error:
+        raise ResultError(
+            f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
+        ) from None
+    shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+    return SavedRequest(model, data["graph_digest"], data["dims"], shapes)
+
+
+def load_plan(folder: Path) -> Plan:
+    """`plan.json` of a saved compilation, not resolved against its model.
+
+    Raises:
+        ResultError: There is none that can be read.
+        PlanError: It is malformed.
+    """
+    return Plan.from_json(_read(folder, "plan.json"))
+
+
+def load_summary(folder: Path) -> dict[str, Any]:
+    """`summary.json` of a saved compilation: what ``--json`` printed, and the stages' seconds.
+
+    Raises:
+        ResultError: It is missing, or a field is not what it should be.
+    """
+    data = _read_object(folder, "summary.json")
+    _check_fields(folder, "summary.json", data, _SUMMARY)
+    return data
+
+
+def _read(folder: Path, name: str) -> str:
+    try:
+        return (folder / name).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        raise ResultError(
+            f"{folder} is not a folder that `partition MODEL` wrote: no readable {name}"
+        ) from None
+
+
+def _read_object(folder: Path, name: str) -> dict[str, Any]:
+    text = _read(folder, name)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise ResultError(f"{folder}: {name} is not a JSON object")
+    return data
+
+
+Check = Callable[[Any], bool]
+
+
+def _check_fields(
+    folder: Path, name: str, data: Mapping[str, Any], fields: Mapping[str, Check]
+) -> None:
+    for key, good in fields.items():
+        if key not in data:
+            raise ResultError(f"{folder}: {name} has no {key}")
+        if not good(data[key]):
+            raise ResultError(f"{folder}: {name} has {key} = {_shown(data[key])}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_figure(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= _MOST
+
+
+def _is_rate(value: Any) -> bool:
+    return value is None or _is_figure(value)
+
+
+def _list_of(good: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(good, value))
+
+
+def _table_of(good: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(good, value.values()))
+
+
+def _one_of(*known: str) -> Check:
+    return lambda value: _is_text(value) and value in known
+
+
+#: Above what a float holds there is no figure (JSON's numbers have no limit).
+_MOST = math.nextafter(math.inf, 0.0)
+_REQUEST: Mapping[str, Check] = {
+    "model": _is_text,
+    "graph_digest": _is_text,
+    "dims": _table_of(_is_size),
+    "shapes": _table_of(_list_of(_is_size)),
+}
+_SUMMARY: Mapping[str, Check] = {
+    "objective": _one_of(*OBJECTIVES),
+    "status": _one_of(*STATUSES),
+    **dict.fromkeys(("strategy", "searched", "solver"), _is_text),
+    **dict.fromkeys(("cost", "bound", "gap", "sharded_flops_share"), _is_figure),
+    **dict.fromkeys(("latency_s", "latency_s_one_device"), _is_figure),
+    **dict.fromkeys(("throughput_per_s", "throughput_per_s_one_device"), _is_rate),
+    **dict.fromkeys(("devices", "devices_used", "peak_bytes_one_device"), _is_size),
+    **dict.fromkeys(("nodes", "cut_nodes", "replicated_nodes"), _is_size),
+    **dict.fromkeys(("cut_over", "replicated_on"), _list_of(_is_text)),
+    "pinned": lambda value: type(value) is bool,
+    "load_s": _list_of(_is_figure),
+    "peak_bytes": _list_of(_is_size),
+    "not_searched": _table_of(_is_text),
+    "notes": _list_of(_is_text),
+    "fewer_devices": lambda value: value is None or _table_of(_is_figure)(value),
+}

@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible. Results go to stdout, prog
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import sys
@@ -212,7 +213,20 @@ def _partition_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Name a command that there is not, where the first argument can be nothing else."""
+    word = argv[0] if argv else ""
+    if not word.isalpha() or os.path.lexists(word):
+        return
+    near = difflib.get_close_matches(word, _COMMANDS, n=1)
+    two = len(argv) > 1 and not argv[1].startswith("-")
+    if near or two:
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        parser.error(f"unknown command {word!r} (there are {', '.join(_COMMANDS)}){hint}")
+
+
 def _partition(argv: Sequence[str]) -> int:
+    _check_command(_partition_parser(), argv)
     args = _partition_parser().parse_args(argv)
     from partitioner.directory import check_target
 
@@ -252,6 +266,10 @@ def _partition(argv: Sequence[str]) -> int:
 
 def _check_model(model: Path) -> None:
     try:
+        if (model / "plan.json").is_file():
+            raise PartitionerError(
+                f"{model} is a partition, not a model; look at it with: partition show {model}"
+            )
         if not model.is_file():
             why = ": no such file" if not model.exists() else " is not a file"
             raise PartitionerError(f"{model}{why}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partitioner.backends.errors import BackendError
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
@@ -160,7 +161,7 @@ class Compiled:
         """
         from partitioner.backends.simulator import run_lockstep
 
-        return dict(run_lockstep(self._emitted, dict(inputs)))
+        return dict(run_lockstep(self._emitted, _by_name(inputs, self.graph.inputs)))
 
     def verify(self, seed: int = 0) -> Verification:
         """Compare all ranks with the whole model on random valid inputs."""
@@ -197,6 +198,15 @@ class Compiled:
 
         replace_directory(target, write, force=force)
         return target
+
+
+def _by_name(inputs: object, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    if not isinstance(inputs, Mapping):
+        known = ", ".join(map(repr, names))
+        raise BackendError(
+            f"inputs is a {type(inputs).__name__}, not a dict of arrays by name ({known})"
+        )
+    return dict(inputs)
 
 
 def load(directory: str | Path) -> Compiled:

@@ -117,6 +117,8 @@ def search(
     """
     spaces = families(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
+    axes = {axis for family in spaces for group in family.groups for axis in group.names}
+    request.constraints.check_axes(sorted(axes))
     job = _Search(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
     found: list[Found] = []
     refused: list[Refused] = []

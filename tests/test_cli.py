@@ -61,6 +61,9 @@ def one_line(text: str) -> str:
         (["m.onnx", "--gap", "100%"], "'100%' is not a gap like 1% or 0.01"),
         (["m.onnx", "--memory", "much"], "size 'much' is not like '8GiB'"),
         (["m.onnx", "--memory", "0"], "size '0' is not like '8GiB'"),
+        (["verfiy", "d"], "unknown command 'verfiy' (there are run, verify, show); did you mean"),
+        (["shwo"], "did you mean 'show'?"),
+        (["inspect", "d"], "unknown command 'inspect' (there are run, verify, show) (see"),
         (["run"], "partition run: the following arguments are required: DIR"),
         (["run", "d", "--requests", "0"], "'0' is not a whole number of at least 1"),
         (["verify", "d", "--seed", "-1"], "--seed"),
@@ -108,6 +111,8 @@ def test_options_that_mean_nothing_together_exit_2(
     [
         (["none.onnx"], "none.onnx: no such file"),
         (["."], ". is not a file"),
+        (["model"], "model: no such file"),
+        (["m.partition"], "m.partition is a partition, not a model; look at it with: partition"),
         (["m.onnx", "--cluster", "no.toml"], "cluster file no.toml: No such file or directory"),
         (["m.onnx", "--constraints", "no.toml"], "constraints no.toml: No such file or directory"),
         (["m.onnx", "--dim", "nothing=3"], "nothing"),

@@ -164,7 +164,18 @@ class Compiled:
         return dict(run_lockstep(self._emitted, _by_name(inputs, self.graph.inputs)))
 
     def verify(self, seed: int = 0) -> Verification:
-        """Compare all ranks with the whole model on random valid inputs."""
+        """Compare all ranks with the whole model on random valid inputs.
+
+        Args:
+            seed: Of the inputs.
+
+        Returns:
+            What was found, true where all outputs are equal. A difference is no exception.
+
+        Raises:
+            VerificationError: It would not fit this machine's free memory.
+            BackendError: A rank fails.
+        """
         return verify(self.traced, self.programs, self._emitted, seed)
 
     def save(self, directory: str | Path, *, force: bool = False, plan_only: bool = False) -> Path:

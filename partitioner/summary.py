@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Gap below which a proven plan is called optimal, whatever gap was asked for.
 OPTIMAL_GAP = 1e-4
+#: Most peaks that the summary prints one by one.
+MAX_PEAKS = 8
 
 
 def facts(
@@ -146,8 +148,14 @@ def _beside(found: Mapping[str, Any], key: str, show: Any) -> str:
 
 
 def _peaks(found: Mapping[str, Any]) -> str:
-    runs = [(size, len(list(same))) for size, same in groupby(map(units.size, found["peak_bytes"]))]
-    peaks = ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
+    """The peaks in order of device, equal neighbours counted; their range where that is long."""
+    sizes = list(map(units.size, found["peak_bytes"]))
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    if len(runs) > MAX_PEAKS:
+        least, most = (units.size(end(found["peak_bytes"])) for end in (min, max))
+        peaks = f"{least} to {most} on {len(sizes)} devices"
+    else:
+        peaks = ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
     return f"{peaks} (one device: {units.size(found['peak_bytes_one_device'])})"
 
 

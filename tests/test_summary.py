@@ -119,6 +119,8 @@ def test_equal_peaks_are_counted(model: onnx.ModelProto) -> None:
     found = partitioner.compile(model, 2).summary
     line = text({**found, "peak_bytes": [2048] * 63 + [1024]})
     assert "peak memory 63 x 2 KiB, 1 KiB (one device" in line
+    many = text({**found, "peak_bytes": [1024, 3072] * 32})
+    assert "peak memory 1 KiB to 3 KiB on 64 devices (one device" in many
 
 
 def test_families_without_a_plan_share_a_line(model: onnx.ModelProto, tmp_path: Path) -> None:

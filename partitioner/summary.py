@@ -103,7 +103,7 @@ def text(found: Mapping[str, Any]) -> str:
     fewer, kind = found["fewer_devices"], found["objective"]
     if fewer:
         lines.append(
-            f"  note: {fewer['devices']} device(s) would do better by {kind}: "
+            f"  note: {_devices(fewer['devices'])} would do better by {kind}: "
             f"{_cost(kind, fewer['cost'])} against {_cost(kind, fewer['cost_here'])} here"
         )
     lines += [f"  note: {note}" for note in _without(found["not_searched"])]
@@ -117,6 +117,10 @@ def _without(failed: Mapping[str, str]) -> list[str]:
     for family, why in failed.items():
         by_reason.setdefault(why.removesuffix(f" in {family}"), []).append(family)
     return [f"no plan in {', '.join(some)}: {why}" for why, some in by_reason.items()]
+
+
+def _devices(count: int) -> str:
+    return f"{count} devices" if count > 1 else "one device"
 
 
 def _cost(objective: str, value: float) -> str:

@@ -123,6 +123,14 @@ def test_equal_peaks_are_counted(model: onnx.ModelProto) -> None:
     assert "peak memory 1 KiB to 3 KiB on 64 devices (one device" in many
 
 
+def test_fewer_devices_are_named(model: onnx.ModelProto) -> None:
+    found = partitioner.compile(model, 2).summary
+    for count, words in ((1, "note: one device would do better"), (2, "note: 2 devices would")):
+        assert words in text(
+            {**found, "fewer_devices": {"devices": count, "cost": 1, "cost_here": 2}}
+        )
+
+
 def test_families_without_a_plan_share_a_line(model: onnx.ModelProto, tmp_path: Path) -> None:
     pins = tmp_path / "pins.toml"
     pins.write_text('[[pin]]\nop = "Gemm"\ndevice = 1\n')

@@ -32,6 +32,11 @@ def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
         if name not in wanted:
             raise BackendError(f"input {name!r} is not one of the model's: {_names(wanted)}")
         kind = wanted[name]
+        if not isinstance(array, np.ndarray | np.generic):
+            raise BackendError(
+                f"input {name!r} is a {type(array).__name__}, not a NumPy array; "
+                "numpy.asarray(...) makes one"
+            )
         if tuple(array.shape) != kind.shape:
             raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {kind.shape}")
         if array.dtype != numpy_dtype(kind.dtype):

@@ -80,7 +80,9 @@ def read_cluster(path: Path) -> Cluster:
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CostError(f"cluster file {path}: {error.strerror or error}") from None
+    except ValueError as error:
         raise CostError(f"cluster file {path}: {error}") from None
     try:
         return Cluster.from_data(_filled(data, path.stem))

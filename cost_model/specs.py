@@ -190,8 +190,9 @@ class Cluster:
         for key in ("devices", "levels"):
             if not isinstance(data[key], list):
                 raise CostError(f"cluster {data['name']!r}: {key} is {data[key]!r}, not a list")
-        devices = [spec for entry in data["devices"] for spec in _devices(entry)]
-        return cls(str(data["name"]), tuple(devices), tuple(map(_level, data["levels"])))
+        devices = [s for entry in enumerate(data["devices"], 1) for s in _devices(*entry)]
+        levels = tuple(_level(*entry) for entry in enumerate(data["levels"], 1))
+        return cls(str(data["name"]), tuple(devices), levels)
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -212,15 +213,24 @@ def _number(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-def _keys(what: str, entry: Any, needed: set[str], known: set[str]) -> None:
+#: Keys that cluster files may leave out of a table.
+_DEFAULTED = {"size"}
+
+
+def _keys(what: str, entry: Any, needed: set[str], known: set[str], number: int = 0) -> None:
+    """Check the keys of a table: the `number`-th of its kind, if it counts."""
     if not isinstance(entry, Mapping):
         raise CostError(f"{what} is {entry!r}, not a table of figures")
-    name = entry.get("name", "")
+    title = repr(entry["name"]) if "name" in entry else str(number or "")
+    label = f"{what} {title}".rstrip()
     missing, unknown = sorted(needed - set(entry)), sorted(set(entry) - known)
     if missing:
-        raise CostError(f"{what} {name!r} has no {missing[0]!r}; it has {_list(entry)}")
+        stray = f" (it has an unknown key {unknown[0]!r})" if unknown else ""
+        raise CostError(
+            f"{label} has no {missing[0]!r}{stray}; a {what} needs {_list(needed - _DEFAULTED)}"
+        )
     if unknown:
-        raise CostError(f"{what} {name!r} has an unknown key {unknown[0]!r}; known: {_list(known)}")
+        raise CostError(f"{label} has an unknown key {unknown[0]!r}; known: {_list(known)}")
 
 
 def _list(names: Iterable[str]) -> str:
@@ -236,9 +246,9 @@ def _float(what: str, value: Any) -> float:
     raise CostError(f"{what} is {value!r}, not a number")
 
 
-def _devices(entry: Any) -> tuple[DeviceSpec, ...]:
+def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
     needed = {item.name for item in fields(DeviceSpec)}
-    _keys("device", entry, needed, needed | {"count"})
+    _keys("device", entry, needed, needed | {"count"}, number)
     rates, count, name = entry["peak_flops_per_s"], entry.get("count", 1), entry["name"]
     if not isinstance(rates, Mapping):
         raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
@@ -257,9 +267,9 @@ def _devices(entry: Any) -> tuple[DeviceSpec, ...]:
     return (spec,) * count
 
 
-def _level(entry: Any) -> LinkLevel:
+def _level(number: int, entry: Any) -> LinkLevel:
     known = {item.name for item in fields(LinkLevel)}
-    _keys("level", entry, known - {"reduce_bytes_per_s"}, known)
+    _keys("level", entry, known - {"reduce_bytes_per_s"}, known, number)
     if type(entry["size"]) is not int or not 1 <= entry["size"] <= MAX_DEVICES:
         raise CostError(
             f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number of at least 1 "

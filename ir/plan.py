@@ -48,8 +48,9 @@ class Certificate:
         objective: "throughput", "latency" (seconds) or "memory" (bytes).
         cost: The plan's value of the objective, as `evaluate` gives it.
         bound: No plan of the searched space costs less.
-        status: "optimal" (within the gap asked for), "feasible", or "time_limit".
-        strategy: Family that the plan came from: "intra", "inter", or "hybrid".
+        status: "optimal" (proven within the gap asked for), "feasible" (not proven within it), or
+            "time_limit" (stopped before it was).
+        strategy: Kind of the plan: "single", "inter", "intra" or "hybrid" (`partitioner.split`).
         solver: Name and version.
         space: What the bound covers, in words.
     """

@@ -61,6 +61,16 @@ def parse_tensor(text: str) -> Dims | None:
     return tuple(parse_dim(dim) for dim in re.findall(r"\([^)]*\)|\S+", text))
 
 
+def dim_text(expr: DimExpr) -> str:
+    """Inverse of `parse_dim`."""
+    terms = [f"({' '.join(term)})" if len(term) > 1 else "".join(term) or "1" for term in expr]
+    return " + ".join(terms)
+
+
+def _dims_text(dims: Dims | None) -> str:
+    return "_" if dims is None else f"({', '.join(map(dim_text, dims))})"
+
+
 @dataclass(frozen=True)
 class Rule:
     """The factor rule of one node.
@@ -149,6 +159,16 @@ class Rule:
         )
         rule._check()
         return rule
+
+    def __str__(self) -> str:
+        """``"m=4 k=6 (reduction) n=8: (m, k), (k, n) -> (m, n)"``."""
+        names = {Kind.PASS: "", Kind.REDUCE: " (reduction)", Kind.WHOLE: " (whole)"}
+        factors = [
+            f"{name}={factor.size}{names.get(factor.kind, f' ({factor.kind})')}"
+            for name, factor in self.factors.items()
+        ]
+        sides = [", ".join(map(_dims_text, side)) for side in (self.operands, self.results)]
+        return f"{' '.join(factors) or 'no factors'}: {' -> '.join(sides)}"
 
     @cached_property
     def links(self) -> tuple[tuple[str, ...], ...]:

@@ -14,13 +14,37 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partitioner.compiler import compile
-    from partitioner.result import load
+    from partitioner.constraints import Constraints
+    from partitioner.cost_model.cluster import Cluster
+    from partitioner.ir.errors import PartitionerError
+    from partitioner.ir.plan import Plan
+    from partitioner.result import Compiled, load
+    from partitioner.solver import Infeasible
+    from partitioner.verification import Verification
 
-__all__ = ["__version__", "compile", "load"]
+__all__ = [
+    "Cluster",
+    "Compiled",
+    "Constraints",
+    "Infeasible",
+    "PartitionerError",
+    "Plan",
+    "Verification",
+    "__version__",
+    "compile",
+    "load",
+]
 
 __version__ = "0.1.0.dev0"
 
 _HOME = {
+    "Cluster": "partitioner.cost_model.cluster",
+    "Compiled": "partitioner.result",
+    "Constraints": "partitioner.constraints",
+    "Infeasible": "partitioner.solver",
+    "PartitionerError": "partitioner.ir.errors",
+    "Plan": "partitioner.ir.plan",
+    "Verification": "partitioner.verification",
     "compile": "partitioner.compiler",
     "load": "partitioner.result",
 }

@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible. Results go to stdout, prog
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import sys
@@ -31,7 +32,7 @@ from partitioner.ir.errors import PartitionerError
 _EPILOG = """commands on a folder that `partition MODEL` wrote:
   partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N]
   partition verify DIR [--seed N]
-  partition show DIR
+  partition show DIR [--all]
   partition explain DIR [NODE]
   partition report DIR [-o FILE]
   partition diff DIR_A DIR_B [-o FILE]
@@ -104,7 +105,20 @@ def _partition_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Name a command that there is not, where the first argument can be nothing else."""
+    word = argv[0] if argv else ""
+    if not word.isalpha() or os.path.lexists(word):
+        return
+    near = difflib.get_close_matches(word, _COMMANDS, n=1)
+    two = len(argv) > 1 and not argv[1].startswith("-")
+    if near or two:
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        parser.error(f"unknown command {word!r} (there are {', '.join(_COMMANDS)}){hint}")
+
+
 def _partition(argv: Sequence[str]) -> int:
+    _check_command(_partition_parser(), argv)
     args = _partition_parser().parse_args(argv)
     from partitioner.directory import check_target
 
@@ -190,6 +204,11 @@ def _verify(argv: Sequence[str]) -> int:
 def _show(argv: Sequence[str]) -> int:
     parser = Parser(prog="partition show", description="A plan as text.", allow_abbrev=False)
     parser.add_argument("directory", metavar="DIR")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="a line for each node, names in full, the factors of each operator, all tensors",
+    )
     args = parser.parse_args(argv)
     from partitioner.result import load
     from partitioner.show import show
@@ -197,7 +216,7 @@ def _show(argv: Sequence[str]) -> int:
     result = load(args.directory)
     for warning in result.warnings:
         print(f"partition: warning: {safe(warning)}", file=sys.stderr)
-    print(safe(show(result)))
+    print(safe(show(result, everything=args.all)))
     return 0
 
 

@@ -165,12 +165,16 @@ def model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_model(model: Path) -> None:
-    """Refuse a path that is no file.
+    """Refuse a path that is no model file.
 
     Raises:
         PartitionerError: It is not one.
     """
     try:
+        if (model / "plan.json").is_file():
+            raise PartitionerError(
+                f"{model} is a partition, not a model; look at it with: partition show {model}"
+            )
         if not model.is_file():
             why = ": no such file" if not model.exists() else " is not a file"
             raise PartitionerError(f"{model}{why}")

@@ -104,7 +104,8 @@ def compile_traced(
         tasks = schedule(graph, resolve(graph, outcome.plan), cluster)
         programs = lower(graph, tasks, len(cluster))
     notes = (*traced.notes, *_opaque_notes(rules))
-    found = facts(outcome, one_device(graph, cluster), len(cluster.devices), notes)
+    pinned = bool(request.constraints.pins) or request.constraints.plan is not None
+    found = facts(outcome, one_device(graph, cluster), len(cluster), notes, pinned=pinned)
     return Compiled(
         traced=traced,
         source=source,

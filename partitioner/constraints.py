@@ -76,7 +76,9 @@ class Constraints:
         """
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
+        except UnicodeDecodeError as error:
             raise ConstraintError(f"constraints {path}: {error}") from None
         if path.suffix == ".json":
             return cls(plan=Plan.from_json(text))
@@ -119,6 +121,17 @@ class Constraints:
                 )
         if self.plan is not None:
             _check_plan(self.plan, graph, devices)
+
+    def check_axes(self, axes: Sequence[str]) -> None:
+        """Every axis that a pin names must be one of the meshes searched.
+
+        Raises:
+            ConstraintError: It is not; says which there are.
+        """
+        for pin in self.pins:
+            if pin.axis and pin.axis not in axes:
+                known = f"the axes are {', '.join(axes)}" if axes else "no mesh has axes here"
+                raise ConstraintError(f"{pin.text}: no axis {pin.axis!r}; {known}")
 
     def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour every pin."""

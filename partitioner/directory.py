@@ -67,7 +67,10 @@ def _check_target(target: Path, force: bool) -> None:
     if not target.is_dir() or target.is_symlink():
         raise DirectoryError(f"cannot write {target}: it is there and is not a folder")
     if not force:
-        raise DirectoryError(f"{target} is there already; pass --force to replace it, or -o DIR")
+        raise DirectoryError(
+            f"{target} is there already; pass --force (Python: force=True) to replace it, "
+            "or name another folder"
+        )
     if any(target.iterdir()) and not (target / "plan.json").is_file():
         raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
 

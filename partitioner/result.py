@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partitioner.backends.errors import BackendError
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
@@ -34,6 +35,7 @@ from partitioner.saved import (
     load_request,
     load_summary,
 )
+from partitioner.summary import certificate_line
 from partitioner.verification import Verification, verify
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Source:
         (directory / "request.json").write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled:
     """A plan with everything made from it.
 
@@ -118,6 +120,11 @@ class Compiled:
     summary: Mapping[str, Any]
     seconds: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        certificate = self.plan.certificate
+        how = certificate_line(certificate) if certificate else "plan without a certificate"
+        return f"<Compiled {self.graph.name!r} on {self.cluster.name}: {how}>"
 
     @property
     def graph(self) -> Graph:
@@ -155,10 +162,21 @@ class Compiled:
         """
         from partitioner.backends.simulator import run_lockstep
 
-        return dict(run_lockstep(self._emitted, dict(inputs)))
+        return dict(run_lockstep(self._emitted, _by_name(inputs, self.graph.inputs)))
 
     def verify(self, seed: int = 0) -> Verification:
-        """Compare all ranks with the whole model on random valid inputs."""
+        """Compare all ranks with the whole model on random valid inputs.
+
+        Args:
+            seed: Of the inputs.
+
+        Returns:
+            What was found, true where all outputs are equal. A difference is no exception.
+
+        Raises:
+            VerificationError: It would not fit this machine's free memory.
+            BackendError: A rank fails.
+        """
         return verify(self.traced, self.programs, self._emitted, seed)
 
     def report(self, path: str | Path) -> Path:
@@ -221,6 +239,15 @@ class Compiled:
 
         replace_directory(target, write, force=force)
         return target
+
+
+def _by_name(inputs: object, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    if not isinstance(inputs, Mapping):
+        known = ", ".join(map(repr, names))
+        raise BackendError(
+            f"inputs is a {type(inputs).__name__}, not a dict of arrays by name ({known})"
+        )
+    return dict(inputs)
 
 
 def load(directory: str | Path) -> Compiled:

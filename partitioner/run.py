@@ -8,22 +8,35 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch.distributed as dist
 
-from partitioner import units
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
-from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.onnx.load import read_directory
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.process_group import TIMEOUT
 from partitioner.backends.rank import RankProcess, RankRun, threads_per_rank
+from partitioner.ir.errors import PartitionerError
 from partitioner.rank_files import check_rank_files
-from partitioner.runner import check_outputs, draw_inputs, read_inputs, write_outputs
+from partitioner.runner import (
+    check_outputs,
+    draw_inputs,
+    prediction,
+    read_inputs,
+    report,
+    write_outputs,
+)
 from partitioner.saved import load_plan
+
+#: Seconds that an error waits to be printed if another rank's may be its cause, or the same:
+#: torchrun ends all ranks within a second of the first that fails.
+_GRACE_S = 3.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -97,14 +110,29 @@ def _deliver(done: RankRun, directory: Path, path: Path | None, requests: int) -
     outputs = assemble(read_directory(directory), dict(enumerate(p or {} for p in parts)))
     if path is not None:
         write_outputs(path, outputs)
-    print(f"measured: {requests} request(s) in {units.seconds(done.seconds)}")
-    for name, array in outputs.items():
-        print(f"  {name}: {array.dtype}{list(array.shape)}")
+    expected = prediction(directory) if (directory / "plan.json").exists() else ""
+    print(report(done.seconds, requests, expected, outputs))
+
+
+def _fail(error: Exception) -> NoReturn:
+    """One line on stderr and exit code 1; torchrun stops the other ranks.
+
+    Rank 0's own mistakes speak at once. What may only echo another rank's end waits first, so
+    that in most runs one rank speaks.
+    """
+    first = os.environ.get("RANK", "0") == "0"
+    own = isinstance(error, PartitionerError) and not isinstance(error, CommunicationError)
+    if not (first and own):
+        time.sleep(_GRACE_S)
+    message = one_line(error)
+    rank = f"rank {os.environ.get('RANK', '?')}"
+    said = message if message.startswith(f"{rank}:") else f"{rank}: {message}"
+    print(said, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except Exception as error:  # noqa: BLE001 (one line, and torchrun stops the other ranks)
-        print(f"rank {os.environ.get('RANK', '?')}: {one_line(error)}", file=sys.stderr, flush=True)
-        os._exit(1)
+    except Exception as error:  # noqa: BLE001 (whatever it is, one line)
+        _fail(error)

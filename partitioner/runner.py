@@ -6,7 +6,6 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from partitioner.backends.launch import run_local
 from partitioner.backends.onnx.load import read_directory
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.plan import Plan
 from partitioner.ir.types import numpy_dtype
 from partitioner.rank_files import check_rank_files
-from partitioner.saved import load_plan, load_summary
+from partitioner.saved import ResultError, load_plan, load_summary
 
 
 class RunError(PartitionerError, ValueError):
@@ -56,19 +54,24 @@ def run_directory(
     Raises:
         RunError: A file cannot be read or written.
         ResultError: Not such a folder.
-        DirectoryError: Its rank files are of another plan than its plan.json.
+        DirectoryError: It has no rank files, or they are of another plan than its plan.json.
         BackendError: A wrong input, or a rank failed.
     """
-    plan, summary = load_plan(directory), load_summary(directory)
-    check_rank_files(directory, plan)
+    check_rank_files(directory, load_plan(directory))
+    expected = prediction(directory)
     if outputs is not None:
         check_outputs(outputs)
     fed = read_inputs(inputs, directory) if inputs is not None else draw_inputs(directory, seed)
     done = run_local(directory, fed, requests)
     if outputs is not None:
         write_outputs(outputs, done.outputs)
-    lines = [_measured(done.seconds, requests), _predicted(summary, plan)]
-    lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in done.outputs.items()]
+    return report(done.seconds, requests, expected, done.outputs)
+
+
+def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, np.ndarray]) -> str:
+    """What a run took, what was predicted, and the types of its outputs; a line each."""
+    lines = [_measured(seconds, requests), *([expected] if expected else [])]
+    lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
     return "\n".join(lines)
 
 
@@ -78,7 +81,14 @@ def _measured(seconds: float, requests: int) -> str:
     return f"measured on this machine: {many} in {units.seconds(seconds)}, {rate}"
 
 
-def _predicted(summary: Mapping[str, Any], plan: Plan) -> str:
+def prediction(directory: Path) -> str:
+    """What a saved plan should take on the cluster that it was made for, in a line.
+
+    Raises:
+        ResultError: Not such a folder.
+        PlanError: A malformed plan.
+    """
+    summary, plan = load_summary(directory), load_plan(directory)
     latency, rate = summary["latency_s"], summary["throughput_per_s"]
     shown = units.per_second(float("inf") if rate is None else rate)
     count = len(Cluster.from_data(plan.cluster))
@@ -101,16 +111,33 @@ def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
         RunError: Not an .npz file of plain arrays.
         BackendError: The rank files cannot be read.
     """
-    try:
-        with np.load(path, allow_pickle=False) as data:
-            arrays = {name: data[name] for name in data.files}
-    except _NO_NPZ as error:
-        raise RunError(f"inputs {path}: {one_line(error)}") from None
+    arrays = _read_arrays(path)
     kinds = read_directory(directory)[0].whole_inputs
     return {
         name: _from_file(array, numpy_dtype(kinds[name].dtype)) if name in kinds else array
         for name, array in arrays.items()
     }
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as file:
+            data = np.load(file, allow_pickle=False)
+            if isinstance(data, np.lib.npyio.NpzFile):
+                return {name: data[name] for name in data.files}
+    except OSError as error:
+        raise RunError(f"inputs {path}: {error.strerror or one_line(error)}") from None
+    except _NO_NPZ as error:
+        if _is_zip(path):
+            raise RunError(f"inputs {path}: {one_line(error)}") from None
+    raise RunError(f"inputs {path}: not an .npz file (numpy.savez of arrays by input name)")
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except ValueError:  # a name that no file can have
+        return False
 
 
 def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -127,11 +154,19 @@ def _is_foreign(dtype: np.dtype) -> bool:
 
 
 def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
-    """Valid random inputs of a saved compilation's model."""
+    """Valid random inputs of a saved compilation's model.
+
+    Raises:
+        RunError: The model, which says what is valid, is gone or has changed.
+    """
     from partitioner.frontends.inputs import random_inputs
     from partitioner.result import load_graph
 
-    return random_inputs(load_graph(directory).graph, seed)
+    try:
+        graph = load_graph(directory).graph
+    except ResultError as error:
+        raise RunError(f"{error}; or give --inputs, which needs no model") from None
+    return random_inputs(graph, seed)
 
 
 def check_outputs(path: Path) -> None:

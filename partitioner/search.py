@@ -25,6 +25,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.split import kind
 from partitioner.strategies import Rules, strategies
 
 #: The least time that a family is searched for.
@@ -116,6 +117,8 @@ def search(
     """
     spaces = families(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
+    axes = {axis for family in spaces for group in family.groups for axis in group.names}
+    request.constraints.check_axes(sorted(axes))
     job = _Search(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
     found: list[Found] = []
     refused: list[Refused] = []
@@ -181,7 +184,7 @@ def _certified(
             cost=cost,
             bound=bound,
             status="optimal" if within else _stopped(found),
-            strategy=best.family.name,
+            strategy=kind(best.plan),
             solver=best.solution.solver,
             space=", ".join(map(str, tried)),
         ),

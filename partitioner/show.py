@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from partitioner import units
 from partitioner.cost_model.schedule import Task
-from partitioner.ir.graph import Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.result import Compiled
 from partitioner.summary import certificate_line
 
+Row = tuple[str, str, str, str, str]
+_STEP_HEAD = ("devices", "step", "what", "seconds", "sent")
+#: Kinds of which every rank both gives and takes.
+_COLLECTIVE = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 
-def show(result: Compiled) -> str:
-    """The whole plan as text."""
-    parts = [_head(result), _devices(result), _steps(result)]
+_LEGEND = """\
+load     of one request: compute + communication; "at" is the node that the peak is reached at
+devices  2: one device; tp=2 on 0,1: a mesh and its devices; 1 -> 2: from sender to receiver
+what     n/tp: factor n is cut over axis tp; -> [tp, -]: of each dim of a result, the axes that cut
+         it; partial(sum:tp): not yet summed over tp; whole: on one device; replicated: every
+         device computes all of it; of a communication: the tensor that moves
+seconds  of the busiest device, of one request
+sent     bytes that cross between devices (a reduction counts its tensor once a device)"""
+
+
+def show(result: Compiled, *, everything: bool = False) -> str:
+    """The whole plan as text.
+
+    Args:
+        result: The plan.
+        everything: A line for each node, names in full, each operator's rule, and all tensors.
+    """
+    parts = [_head(result), _devices(result), _steps(result, everything=everything)]
+    if everything:
+        parts += [_tensors(result.graph)]
+    parts.append([_LEGEND])
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def _head(result: Compiled) -> list[str]:
     graph, plan, cluster = result.graph, result.plan, result.cluster
-    lines = [
-        f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {len(cluster.devices)} devices"
-    ]
+    lines = [f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {len(cluster)} devices"]
     if plan.certificate is not None:
         lines.append(certificate_line(plan.certificate))
     lines += [f"group {index}: {mesh}" for index, mesh in enumerate(plan.groups)]
@@ -51,49 +71,91 @@ def _devices(result: Compiled) -> list[str]:
     return table(rows)
 
 
-def _steps(result: Compiled) -> list[str]:
-    head = ("where", "step", "cut / parts", "seconds", "sent")
-    return table([head, *_joined(result.schedule.tasks)])
+def _steps(result: Compiled, *, everything: bool) -> list[str]:
+    """The tasks in order: each, or runs of uncut nodes on one group and of equal slices joined."""
+    tasks = [task for task in result.schedule.tasks if task.placed or task.comm]
+    if everything:
+        rows = [_row(task, str) for task in tasks]
+        return table([(*_STEP_HEAD, "factors: operands -> results"), *_with_rules(rows, tasks)])
+    return table([_STEP_HEAD, *_joined(tasks)])
 
 
-def _joined(tasks: Sequence[Task]) -> Iterator[tuple[str, str, str, str, str]]:
-    """Tasks in order; runs of uncut nodes on one group become one line."""
+def _with_rules(rows: Sequence[Row], tasks: Sequence[Task]) -> Iterator[tuple[str, ...]]:
+    for row, task in zip(rows, tasks, strict=True):
+        rule = task.placed.rule if task.placed is not None else None
+        yield (*row, "" if rule is None else str(rule))
+
+
+def _joined(tasks: Sequence[Task]) -> Iterator[Row]:
     for key, run in itertools.groupby(tasks, key=_run_key):
         entries = list(run)
-        if key is None or len(entries) < 3:
-            yield from (_row(task) for task in entries if task.placed or task.comm)
-            continue
-        first, last = entries[0].placed, entries[-1].placed
-        assert first is not None
-        assert last is not None
-        busy = sum(max(task.devices.values(), default=0.0) for task in entries)
-        what = f"{clean(first.node.name)} ... {clean(last.node.name)} ({len(entries)} nodes)"
-        yield str(first.mesh), what, "whole", units.seconds(busy), ""
+        first, last = entries[0], entries[-1]
+        busy = [max(task.devices.values(), default=0.0) for task in entries]
+        if isinstance(key, tuple):
+            devices = sorted(rank for task in entries for rank in task.devices)
+            _, what, text, _, _ = _row(first, clean)
+            yield _commas(devices), what, text, units.seconds(max(busy)), ""
+        elif key is None or len(entries) < 3:
+            yield from (_row(task, clean) for task in entries)
+        else:
+            assert first.placed is not None
+            assert last.placed is not None
+            names = f"{clean(first.placed.node.name)} ... {clean(last.placed.node.name)}"
+            step = f"{names} ({len(entries)} nodes)"
+            yield _where(first.placed), step, _uncut(first.placed), units.seconds(sum(busy)), ""
 
 
 def _run_key(task: Task) -> object:
-    """Groups uncut nodes of one device group; None for anything that gets a line of its own."""
-    return task.placed.mesh if task.placed is not None and not task.placed.layouts else None
+    """What makes tasks one line: a group for uncut nodes, a tensor for slices; None for others."""
+    if task.comm is not None:
+        slices = task.comm.kind is CommKind.SLICE
+        return (task.comm.source, task.comm.why) if slices else None
+    assert task.placed is not None
+    return task.placed.mesh if not task.placed.layouts else None
 
 
-def _row(task: Task) -> tuple[str, str, str, str, str]:
+def _row(task: Task, shown: Callable[[str], str]) -> Row:
     busy = units.seconds(max(task.devices.values(), default=0.0))
     if task.comm is not None:
-        return _comm_row(task.comm, task, busy)
+        kind = task.comm.kind.replace("_", "-")
+        sent = units.size(comm_bytes(task)) if task.comm.kind is not CommKind.SLICE else ""
+        return _direction(task.comm), f"  {kind}", shown(task.comm.source), busy, sent
     placed = task.placed
     assert placed is not None
-    return str(placed.mesh), _node(placed.node), _cuts(placed), busy, ""
+    step = f"{shown(placed.node.name)} ({shown(placed.node.op)})"
+    return _where(placed), step, _cuts(placed), busy, ""
 
 
-def _comm_row(comm: Comm, task: Task, busy: str) -> tuple[str, str, str, str, str]:
-    ranks = ",".join(map(str, comm.ranks))
-    return (
-        f"ranks {ranks}",
-        f"  {comm.kind}",
-        clean(comm.source),
-        busy,
-        units.size(comm_bytes(task)),
-    )
+def _where(placed: PlacedNode) -> str:
+    return str(placed.mesh) if placed.mesh.axes else str(placed.mesh.devices[0])
+
+
+def _direction(comm: Comm) -> str:
+    """``"1 -> 2"``, or all devices of a collective."""
+    if comm.kind in _COLLECTIVE or comm.kind is CommKind.SLICE:
+        return _commas(comm.ranks)
+    moves = [transfer for transfer in comm.transfers if transfer.source != transfer.target]
+    sources = sorted({transfer.source for transfer in moves})
+    targets = sorted({transfer.target for transfer in moves})
+    both = sources == targets or not moves
+    return _commas(comm.ranks) if both else f"{_commas(sources)} -> {_commas(targets)}"
+
+
+def _commas(devices: Iterable[int]) -> str:
+    return ",".join(map(str, devices))
+
+
+def _tensors(graph: Graph) -> list[str]:
+    """Every value of the model with its type: what pins of tensors may name."""
+    outputs = set(graph.outputs)
+    rows = [("tensor", "what", "type")]
+    rows += [(name, "input", str(graph.types[name])) for name in graph.inputs]
+    rows += [(name, "constant", str(graph.types[name])) for name in graph.constants]
+    for node in graph.nodes:
+        for name in node.writes:
+            what = "output" if name in outputs else "result"
+            rows.append((name, f"{what} of {node.name}", str(graph.types[name])))
+    return table(rows)
 
 
 def comm_bytes(task: Task) -> int:
@@ -106,16 +168,17 @@ def comm_bytes(task: Task) -> int:
     return (numel * DTYPE_BITS[comm.dtype] + 7) // 8
 
 
-def _node(node: Node) -> str:
-    return f"{clean(node.name)} ({clean(node.op)})"
-
-
 def _cuts(placed: PlacedNode) -> str:
+    if not placed.layouts:
+        return _uncut(placed)
+    cuts = " ".join(f"{name}/{layout}" for name, layout in placed.layouts.items())
+    return f"{cuts} -> {', '.join(str(at.sharding) for _, at in placed.results())}"
+
+
+def _uncut(placed: PlacedNode) -> str:
     if placed.rule is None:
         return "whole (no rule)"
-    cuts = " ".join(f"{name}/{layout}" for name, layout in placed.layouts.items()) or "whole"
-    results = ", ".join(str(at.sharding) for _, at in placed.results())
-    return f"{cuts} -> {results}"
+    return "replicated" if placed.mesh.axes else "whole"
 
 
 def clean(text: str) -> str:

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
-from partitioner import units
+from partitioner import split, units
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Certificate
-from partitioner.search import Outcome
+
+if TYPE_CHECKING:
+    from partitioner.search import Outcome
+
+
+#: Gap below which a proven plan is called optimal, whatever gap was asked for.
+OPTIMAL_GAP = 1e-4
+#: Most peaks that the summary prints one by one.
+MAX_PEAKS = 8
 
 
 def facts(
-    outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, ...]
+    outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, ...], *, pinned: bool
 ) -> dict[str, Any]:
     """The facts of a plan, each figure beside one device's.
+
+    Args:
+        outcome: What the search gave.
+        single: The whole model on one device.
+        devices: Number of devices of the cluster.
+        notes: What else a user should be told.
+        pinned: Whether constraints were given.
 
     Seconds, bytes and FLOP shares are predictions of the cost model; infinite throughput (a free
     cluster) is given as null, since JSON has no infinity.
@@ -39,6 +55,8 @@ def facts(
         "devices": devices,
         "devices_used": got.devices_used,
         "sharded_flops_share": got.sharded_flops_share,
+        **split.facts(plan),
+        "pinned": pinned,
         "load_s": _by_device(got.load_s, devices),
         "peak_bytes": [got.held_bytes.get(device, 0) for device in range(devices)],
         "peak_bytes_one_device": max(peak.bytes for peak in single.peak.values()),
@@ -80,19 +98,29 @@ def text(found: Mapping[str, Any]) -> str:
         f"  latency     {_beside(found, 'latency_s', units.seconds)}",
         f"  throughput  {_beside(found, 'throughput_per_s', _rate)}",
         f"  peak memory {_peaks(found)}",
-        f"  split       {_split(found)}",
+        f"  split       {split.sentence(found)}",
     ]
     fewer, kind = found["fewer_devices"], found["objective"]
     if fewer:
         lines.append(
-            f"  note: {fewer['devices']} device(s) would do better by {kind}: "
+            f"  note: {_devices(fewer['devices'])} would do better by {kind}: "
             f"{_cost(kind, fewer['cost'])} against {_cost(kind, fewer['cost_here'])} here"
         )
-    lines += [
-        f"  note: no plan in {family}: {why}" for family, why in found["not_searched"].items()
-    ]
+    lines += [f"  note: {note}" for note in _without(found["not_searched"])]
     lines += [f"  note: {note}" for note in found["notes"]]
     return "\n".join(lines)
+
+
+def _without(failed: Mapping[str, str]) -> list[str]:
+    """Families without a plan, one line a reason."""
+    by_reason: dict[str, list[str]] = {}
+    for family, why in failed.items():
+        by_reason.setdefault(why.removesuffix(f" in {family}"), []).append(family)
+    return [f"no plan in {', '.join(some)}: {why}" for why, some in by_reason.items()]
+
+
+def _devices(count: int) -> str:
+    return f"{count} devices" if count > 1 else "one device"
 
 
 def _cost(objective: str, value: float) -> str:
@@ -104,8 +132,15 @@ def _verdict(found: Mapping[str, Any]) -> str:
     return (
         f"{found['strategy']} plan on {found['devices_used']} of {found['devices']} devices: "
         f"{kind} cost {_cost(kind, found['cost'])}, bound {_cost(kind, found['bound'])}, "
-        f"gap {units.share(found['gap'])}, {found['status']}"
+        f"gap {units.share(found['gap'])}, {_status(found['status'], found['gap'])}"
     )
+
+
+def _status(status: str, gap: float) -> str:
+    """The status in words; "optimal" alone only where the bound is met."""
+    if status == "optimal" and gap > OPTIMAL_GAP:
+        return "within the gap asked for"
+    return "stopped by the time limit" if status == "time_limit" else status
 
 
 def _rate(value: float | None) -> str:
@@ -117,19 +152,15 @@ def _beside(found: Mapping[str, Any], key: str, show: Any) -> str:
 
 
 def _peaks(found: Mapping[str, Any]) -> str:
-    peaks = ", ".join(units.size(peak) for peak in found["peak_bytes"])
+    """The peaks in order of device, equal neighbours counted; their range where that is long."""
+    sizes = list(map(units.size, found["peak_bytes"]))
+    runs = [(size, len(list(same))) for size, same in groupby(sizes)]
+    if len(runs) > MAX_PEAKS:
+        least, most = (units.size(end(found["peak_bytes"])) for end in (min, max))
+        peaks = f"{least} to {most} on {len(sizes)} devices"
+    else:
+        peaks = ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
     return f"{peaks} (one device: {units.size(found['peak_bytes_one_device'])})"
-
-
-def _split(found: Mapping[str, Any]) -> str:
-    share = units.share(found["sharded_flops_share"])
-    used = found["devices_used"]
-    if found["sharded_flops_share"] == 0 and (used == 1 or found["strategy"] == "intra"):
-        why = "communication and launches would cost more than the split saves"
-        return f"nothing was split because {why}"
-    if found["strategy"] == "inter":
-        return f"whole operators placed on {used} devices; no operator is cut"
-    return f"{share} of the splittable FLOPs are sharded over {used} devices"
 
 
 def certificate_line(cert: Certificate) -> str:
@@ -137,5 +168,6 @@ def certificate_line(cert: Certificate) -> str:
     return (
         f"{cert.strategy} plan by {cert.solver}: "
         f"{cert.objective} cost {_cost(cert.objective, cert.cost)}, "
-        f"bound {_cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, {cert.status}"
+        f"bound {_cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, "
+        f"{_status(cert.status, cert.gap)}"
     )

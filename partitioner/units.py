@@ -31,10 +31,14 @@ def size(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """``0.123 -> "12.3 %"``."""
-    return f"{100 * value:.3g} %"
+    """``0.123 -> "12.3 %"``; rounding errors are 0."""
+    if 1e-9 < value < 1e-4:
+        return "< 0.01 %"
+    return f"{100 * value if value >= 1e-4 else 0:.3g} %"
 
 
 def per_second(value: float) -> str:
-    """Requests a second."""
-    return f"{value:.4g}/s" if value < float("inf") else "unlimited"
+    """Requests a second: ``60627.3 -> "60,627/s"``."""
+    if value == float("inf"):
+        return "unlimited"
+    return f"{value:,.0f}/s" if value >= 1000 else f"{value:.4g}/s"

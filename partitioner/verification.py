@@ -74,7 +74,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification found.
+    """What a verification found; true if every output is equal (``assert result.verify()``).
 
     Attributes:
         ranks: Number of ranks run.
@@ -94,6 +94,9 @@ class Verification:
     def equal(self) -> bool:
         """Whether every output is equal within its tolerance."""
         return all(output.equal for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.equal
 
     def __str__(self) -> str:
         verdict = "equal" if self.equal else "DIFFERENT"

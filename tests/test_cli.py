@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,9 @@ def one_line(text: str) -> str:
         (["m.onnx", "--gap", "100%"], "'100%' is not a gap like 1% or 0.01"),
         (["m.onnx", "--memory", "much"], "size 'much' is not like '8GiB'"),
         (["m.onnx", "--memory", "0"], "size '0' is not like '8GiB'"),
+        (["verfiy", "d"], "unknown command 'verfiy' (there are run, verify, show); did you mean"),
+        (["shwo"], "did you mean 'show'?"),
+        (["inspect", "d"], "unknown command 'inspect' (there are run, verify, show) (see"),
         (["run"], "partition run: the following arguments are required: DIR"),
         (["run", "d", "--requests", "0"], "'0' is not a whole number of at least 1"),
         (["verify", "d", "--seed", "-1"], "--seed"),
@@ -107,8 +111,10 @@ def test_options_that_mean_nothing_together_exit_2(
     [
         (["none.onnx"], "none.onnx: no such file"),
         (["."], ". is not a file"),
-        (["m.onnx", "--cluster", "none.toml"], "cluster file none.toml"),
-        (["m.onnx", "--constraints", "none.toml"], "constraints none.toml"),
+        (["model"], "model: no such file"),
+        (["m.partition"], "m.partition is a partition, not a model; look at it with: partition"),
+        (["m.onnx", "--cluster", "no.toml"], "cluster file no.toml: No such file or directory"),
+        (["m.onnx", "--constraints", "no.toml"], "constraints no.toml: No such file or directory"),
         (["m.onnx", "--dim", "nothing=3"], "nothing"),
         (["m.onnx", "--shape", "x=2,9"], "x"),
         (["m.onnx", "-o", "m.partition"], "m.partition is there already; pass --force"),
@@ -120,8 +126,8 @@ def test_options_that_mean_nothing_together_exit_2(
         (["m.onnx", "--cluster", "n" * 5000 + ".toml"], "File name too long"),
         (["m.onnx", "--constraints", "n" * 5000], "File name too long"),
         (["run", "n" * 5000], "is not a folder that `partition MODEL` wrote"),
-        (["run", "m.partition", "--inputs", "junk.onnx"], "inputs junk.onnx"),
-        (["run", "m.partition", "--inputs", "none.npz"], "inputs none.npz: "),
+        (["run", "m.partition", "--inputs", "junk.onnx"], "inputs junk.onnx: not an .npz file"),
+        (["run", "m.partition", "--inputs", "no.npz"], "inputs no.npz: No such file or directory"),
         (["verify", "none"], "none is not a folder that `partition MODEL` wrote"),
         (["show", "none"], "none is not a folder that `partition MODEL` wrote"),
     ],
@@ -138,6 +144,46 @@ def test_bad_input_exits_1(
     assert message in one_line(err)
     assert err.startswith("partition: ")
     assert sorted(path.name for path in here.iterdir()) == ["junk.onnx", "m.onnx", "m.partition"]
+
+
+@pytest.mark.parametrize("name", ["one.npy", "object.npz", "cut.npz"])
+def test_inputs_that_are_no_plain_npz(
+    here: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    array = np.array([None], dtype=object) if name == "object.npz" else np.ones(3)
+    with path.open("wb") as file:
+        np.save(file, array) if name == "one.npy" else np.savez(file, x=array)
+    if name == "cut.npz":
+        path.write_bytes(path.read_bytes()[:50])
+    assert main(["run", str(here / "m.partition"), "--inputs", str(path)]) == 1
+    said = one_line(capsys.readouterr().err)
+    wrong = "allow_pickle=False" if name == "object.npz" else "not an .npz file"
+    assert said.startswith(f"partition: inputs {path}: ")
+    assert wrong in said
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_a_folder_with_a_plan_only(
+    here: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = str(tmp_path / "p")
+    assert main([str(here / "m.onnx"), "--plan-only", "-q", "-o", target]) == 0
+    assert main([command, target]) == 1
+    assert one_line(capsys.readouterr().err) == (
+        f"partition: {target} holds a plan only; partition again without --plan-only\n"
+    )
+
+
+def test_a_run_without_its_model(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Inputs cannot be drawn then, but may be given."""
+    shutil.copytree(home / "m.partition", tmp_path / "p")
+    assert main(["run", str(tmp_path / "p")]) == 1
+    assert "; or give --inputs, which needs no model" in one_line(capsys.readouterr().err)
+    np.savez(tmp_path / "in.npz", x=np.ones((4, 8), np.float32))
+    assert main(["run", str(tmp_path / "p"), "--inputs", str(tmp_path / "in.npz")]) == 0
 
 
 @pytest.mark.parametrize(

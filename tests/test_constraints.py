@@ -180,3 +180,13 @@ def test_a_pin_that_no_family_can_meet(tmp_path: Path) -> None:
     pins = written(tmp_path, '[[pin]]\ntensor = "x"\ndim = 0\n')
     with pytest.raises(ConstraintError, match=r"pin 1 leaves .* 'layer0\.out' .* inter"):
         solved(pins, "inter")
+
+
+def test_an_axis_that_no_mesh_has(tmp_path: Path) -> None:
+    pins = written(tmp_path, '[[pin]]\ntensor = "y"\ndim = 1\naxis = "pp"\n')
+    with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; the axes are tp$"):
+        solved(pins)
+    with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; the axes are dp, tp$"):
+        solved(pins, "intra", devices=4)
+    with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; no mesh has axes here$"):
+        solved(pins, "inter")

@@ -1,5 +1,6 @@
 """A model over one device's memory: four parts fit, also when measured; two do not."""
 
+import re
 from pathlib import Path
 
 import onnx
@@ -51,5 +52,6 @@ def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
     said = capsys.readouterr().err
     assert "bytes are short on device" in said
     assert "at '" in said
+    assert re.search(r"limit 12582912: [\d.]+ MiB against 12 MiB\)", said)
     assert said.count("\n") == 1
     assert sorted(path.name for path in model.parent.iterdir()) == ["mlp.onnx"]

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import partitioner
 from partitioner import examples
+from partitioner.backends.errors import BackendError
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.directory import DirectoryError
 from partitioner.frontends.errors import FrontendError
@@ -66,6 +68,25 @@ def test_an_option_that_means_nothing(options: dict[str, Any], message: str) -> 
 def test_a_model_that_no_file_can_be(model: Any, message: str) -> None:
     with pytest.raises(FrontendError, match=message):
         partitioner.compile(model)
+
+
+def test_a_torch_module_is_told_to_export() -> None:
+    module: Any = torch.nn.Linear(3, 3)
+    with pytest.raises(FrontendError, match=r"the model is a Linear; .* torch\.onnx\.export"):
+        partitioner.compile(module, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([np.ones((2, 4))], r"inputs is a list, not a dict of arrays by name \('x'\)"),
+        ({"x": [[1.0] * 4] * 2}, r"input 'x' is a list, not a NumPy array; numpy\.asarray"),
+        ({"x": torch.ones(2, 4)}, "input 'x' is a Tensor, not a NumPy array"),
+    ],
+)
+def test_inputs_that_are_no_arrays(inputs: Any, message: str) -> None:
+    with pytest.raises(BackendError, match=message):
+        partitioner.compile(MODEL, 2).run(inputs)
 
 
 @pytest.mark.parametrize("memory", [True, -1, "much", [8], math.inf, math.nan, 0])

@@ -13,8 +13,18 @@ HEAVY = ("highspy", "networkx", "numpy", "onnx", "onnxruntime", "pulp", "scipy",
 
 
 def test_public_names_are_sorted_and_few() -> None:
-    assert partitioner.__all__ == ["__version__", "compile", "load"]
+    assert partitioner.__all__ == sorted(partitioner.__all__)
+    assert len(partitioner.__all__) == 10
     assert set(partitioner.__all__) <= set(dir(partitioner))
+
+
+@pytest.mark.parametrize("name", partitioner.__all__)
+def test_every_public_name_can_be_had_and_is_documented(name: str) -> None:
+    value = getattr(partitioner, name)
+    if name != "__version__":
+        assert value.__name__ == name
+        page = (ROOT / "docs/reference/python.md").read_text(encoding="utf-8")
+        assert f"::: {value.__module__}.{name}\n" in page
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

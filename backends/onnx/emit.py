@@ -66,9 +66,8 @@ def _build(
     body.initializer.extend(_constants(program, graph, store))
     for step in program.steps:
         _add_step(body, step, program, opset)
-    outputs = dict.fromkeys(output.value for output in program.outputs)
     body.input.extend(value_info(name, program.types[name]) for name in program.inputs)
-    body.output.extend(value_info(name, program.types[name]) for name in outputs)
+    body.output.extend(_outputs(body, program))
     body.value_info.extend(_inner_values(body, program))
     if not body.node:
         _add_idle(body)
@@ -121,7 +120,16 @@ def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opse
         if reads or writes:
             source = program.types[step.source] if reads else None
             target = program.types[step.target] if writes else None
-            body.node.append(comm_node(step, program.rank, source, target, opset))
+            result = step.target if writes else _sent_name(step, program)
+            body.node.append(comm_node(step, program.rank, source, target, result, opset))
+
+
+def _sent_name(comm: Comm, program: RankProgram) -> str:
+    """Name of the graph output of a tensor that leaves; none of the program's own."""
+    name = f"{DOMAIN}.sent{comm.seq}"
+    while name in program.types:
+        name += "'"
+    return name
 
 
 def _local_node(step: Compute) -> NodeProto:
@@ -138,6 +146,19 @@ def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> Non
     if origin and origin != node.name:
         node.metadata_props.add(key=ORIGIN_KEY, value=origin)
     body.node.append(node)
+
+
+def _outputs(body: GraphProto, program: RankProgram) -> list[ValueInfoProto]:
+    """What is delivered and what is sent; on a rank that does neither, what no node reads."""
+    types = {output.value: program.types[output.value] for output in program.outputs}
+    for node in body.node:
+        if node.domain == DOMAIN and node.output[0] not in program.types:
+            types[node.output[0]] = program.types[node.input[0]]
+    if not types:
+        read = {name for node in body.node for name in node.input}
+        made = [name for node in body.node for name in node.output]
+        types = {n: program.types[n] for n in made if n in program.types and n not in read}
+    return [value_info(name, kind) for name, kind in types.items()]
 
 
 def _inner_values(body: GraphProto, program: RankProgram) -> Iterator[ValueInfoProto]:

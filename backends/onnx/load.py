@@ -155,7 +155,7 @@ def _parse_cut(node: NodeProto, header: Header) -> Cut:
             kind=CommKind(found["kind"].decode()),
             ranks=tuple(found["ranks"]),
             source=node.input[0] if node.input else "",
-            target=node.output[0] if node.output else "",
+            target=node.output[0] if "target_shape" in found else "",
             dtype=dtype,
             transfers=parse_transfers(found["transfers"].decode()),
             reduce=found["reduce"].decode(),

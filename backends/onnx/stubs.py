@@ -6,7 +6,6 @@ ONNX Runtime loads it; what it computes is one rank's view (its own tensor, or z
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,12 @@ _ATTRIBUTES = (
 
 
 def comm_node(
-    comm: Comm, rank: int, source: TensorType | None, target: TensorType | None, opset: int
+    comm: Comm,
+    rank: int,
+    source: TensorType | None,
+    target: TensorType | None,
+    result: str,
+    opset: int,
 ) -> NodeProto:
     """One rank's side of a communication.
 
@@ -35,6 +39,8 @@ def comm_node(
         rank: The rank whose file it is for.
         source: Type of the local value that is read; None if the rank only receives.
         target: Type of the local value that is written; None if the rank only sends.
+        result: Name of the node's result: the value that is written or, if the rank only sends,
+            the tensor that leaves.
         opset: Version of the default domain.
     """
     own = tuple(t for t in comm.transfers if rank in (t.source, t.target))
@@ -61,7 +67,7 @@ def comm_node(
     return helper.make_node(
         stub_name(comm.kind, source is not None, target is not None),
         [] if source is None else [comm.source],
-        [] if target is None else [comm.target],
+        [result],
         name=f"{DOMAIN}.comm{comm.seq}",
         domain=DOMAIN,
         **attributes,
@@ -104,16 +110,14 @@ def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
         node: One node that calls it.
         opset: Version of the default domain; a function must import the model's own.
     """
-    inputs, outputs = ["X"] * len(node.input), ["Y"] * len(node.output)
-    if not outputs:
-        body: Sequence[NodeProto] = [helper.make_node("Identity", ["X"], ["unused"])]
-    elif name == stub_name(CommKind.ALL_REDUCE, reads=True, writes=True):
+    sends_only = all(attribute.name != "target_shape" for attribute in node.attribute)
+    if sends_only or name == stub_name(CommKind.ALL_REDUCE, reads=True, writes=True):
         body = [helper.make_node("Identity", ["X"], ["Y"])]
     else:
         body = _zeros(opset)
     opsets = [helper.make_opsetid("", opset)]
     return helper.make_function(
-        DOMAIN, name, inputs, outputs, body, opsets, attributes=list(_ATTRIBUTES)
+        DOMAIN, name, ["X"] * len(node.input), ["Y"], body, opsets, attributes=list(_ATTRIBUTES)
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -120,5 +121,22 @@ def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         if any(isinstance(value, Opaque) for value in node.attrs.values()):
             yield f"node {node.name!r} ({node.op}) holds subgraphs and is kept whole"
-        elif "::" in node.op:
-            yield f"node {node.name!r} ({node.op}) is of a custom domain"
+    for op, name in _unknown_ops(graph).items():
+        yield f"stock ONNX Runtime has no operator {op} ({name!r}): verify and run will fail"
+
+
+def _unknown_ops(graph: Graph) -> Mapping[str, str]:
+    """Custom operators that ONNX Runtime does not have, and the first node of each."""
+    custom: dict[str, str] = {}
+    for node in graph.nodes:
+        if "::" in node.op:
+            custom.setdefault(node.op, node.name)
+    return {op: name for op, name in custom.items() if op not in _runtime_ops()} if custom else {}
+
+
+@cache
+def _runtime_ops() -> frozenset[str]:
+    """`domain::name` of the operators that ONNX Runtime comes with."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    return frozenset(f"{schema.domain}::{schema.name}" for schema in get_all_operator_schema())

@@ -51,7 +51,10 @@ def read_source(model: str | Path | ModelProto) -> Source:
         FrontendError: Not a readable, valid ONNX model of a supported opset.
     """
     if not is_a(model, str, Path, ModelProto):
-        raise FrontendError(f"the model is a {type(model).__name__}; pass a path or a ModelProto")
+        raise FrontendError(
+            f"the model is a {type(model).__name__}; pass a path or a ModelProto "
+            "(a PyTorch module goes through torch.onnx.export first)"
+        )
     path = None if isinstance(model, ModelProto) else Path(model)
     if isinstance(model, ModelProto):
         proto = ModelProto()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from partitioner import units
 from partitioner.solver.formulation import formulate
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.milp import solve_milp
@@ -125,7 +126,10 @@ def _message(*, proven: bool, least: bool, where: str, short: int, held: int, li
     verdict = "no plan fits" if proven else "no plan was found that fits"
     of = "" if least else "in the nearest one found "
     figure = f"{short} bytes are short {where}"
-    return f"{verdict}: {of}{figure} ({held} bytes held, limit {limit})"
+    return (
+        f"{verdict}: {of}{figure} ({held} bytes held, limit {limit}: "
+        f"{units.size(held)} against {units.size(limit)})"
+    )
 
 
 def _reduced(reduced: Reduced, chosen: Sequence[int]) -> tuple[int, ...]:

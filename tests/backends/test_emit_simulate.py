@@ -11,6 +11,11 @@ from rank_cases import CASES, check
 
 from partitioner.backends.onnx.emit import emit, emit_models
 from partitioner.backends.simulator import Simulator, run_lockstep
+from partitioner.ir.exchange import Transfer
+from partitioner.ir.graph import Graph
+from partitioner.ir.program import Comm, CommKind, Output, Part, Programs
+
+ONE = Part("one", None)
 
 
 @pytest.fixture(params=CASES)
@@ -32,6 +37,53 @@ def test_files_pass_the_checker_and_load_in_stock_onnx_runtime(
         for output in program.outputs:
             shapes = {value.name: tuple(value.shape) for value in session.get_outputs()}
             assert shapes[output.value] == program.types[output.value].shape
+        assert session.get_outputs()
+
+
+def stages() -> tuple[Programs, Graph]:
+    """Three ranks in a row: the middle one neither reads an input nor delivers an output."""
+    kind = hand.f32(2, 3)
+    types = dict.fromkeys(("x", "a", "b", "y", "partitioner.sent0"), kind)
+
+    def send(seq: int, value: str, source: int) -> Comm:
+        move = Transfer(source, source + 1, hand.rows(0, 2, 3), hand.rows(0, 2, 3))
+        ranks = (source, source + 1)
+        return Comm(seq, CommKind.SEND, ranks, value, value, "float32", (move,))
+
+    first = [hand.op("Neg", "x", "partitioner.sent0"), hand.op("Abs", "partitioner.sent0", "a")]
+    ranks = (
+        hand.rank(0, [*first, send(0, "a", 0)], types, {"x": Part("x", None)}),
+        hand.rank(1, [send(0, "a", 0), hand.op("Exp", "a", "b"), send(1, "b", 1)], types),
+        hand.rank(
+            2,
+            [send(1, "b", 1), hand.op("Neg", "b", "y")],
+            types,
+            outputs=[Output("y", "y", None)],
+        ),
+        hand.rank(3, [hand.op("Neg", "x", "a"), hand.op("Exp", "a", "b")], types, {}, {"x": ONE}),
+    )
+    return Programs(ranks, {"x": kind}, {"y": kind}), hand.graph(
+        {"one": np.ones((2, 3), np.float32)}
+    )
+
+
+def test_ranks_without_inputs_and_outputs_of_the_model_load_in_stock_onnx_runtime(
+    tmp_path: Path,
+) -> None:
+    """At its default options, which drop every node that leads to no graph output."""
+    programs, graph = stages()
+    emit(programs, graph, tmp_path)
+    names = []
+    for rank in range(4):
+        path = tmp_path / f"rank{rank}.onnx"
+        onnx.checker.check_model(path, full_check=True)
+        session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names.append([value.name for value in session.get_outputs()])
+        session.run(None, {v.name: np.zeros(v.shape, np.float32) for v in session.get_inputs()})
+    assert names == [["partitioner.sent0'"], ["partitioner.sent1"], ["y"], ["b"]]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    got = run_lockstep(tmp_path, {"x": x})["y"]
+    np.testing.assert_allclose(got, -np.exp(x), rtol=1e-6)
 
 
 def test_lockstep_gives_the_expected_outputs(case: hand.Case, tmp_path: Path) -> None:

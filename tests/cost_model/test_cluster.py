@@ -159,7 +159,19 @@ DEVICE = '[[devices]]\npreset="h100"\n'
         ("devices = 3" + LEVEL, r"it needs at least one \[\[devices\]\] table"),
         (DEVICE, r"it needs at least one \[\[levels\]\] table"),
         ('[[devices]]\npreset="h101"\n' + LEVEL, "no preset 'h101'; there are a100"),
-        ('[[devices]]\nname="a"\n' + LEVEL, "device 'a' has no 'launch_s'; it has name"),
+        (
+            '[[devices]]\nname="a"\n' + LEVEL,
+            "device 'a' has no 'launch_s'; a device needs",
+        ),
+        (
+            DEVICE + LEVEL + "[[levels]]\nlatency_s=0\n",
+            "level 2 has no '.*'; a level needs bandwidth_bytes_per_s, latency_s, name$",
+        ),
+        (DEVICE + LEVEL.replace('name="l"', ""), "level 1 has no 'name'; a level needs"),
+        (
+            DEVICE + LEVEL.replace("bandwidth", "bandwith"),
+            r"'l' has no 'bandwidth_bytes_per_s' \(it has an unknown key 'bandwith_bytes_per_s'",
+        ),
         (DEVICE + "speed=3\n" + LEVEL, "device 'h100' has an unknown key 'speed'; known: count"),
         (DEVICE + 'memory_bytes="8G"\n' + LEVEL, "size '8G' is not like"),
         (DEVICE + "launch_s=-1.0\n" + LEVEL, "device 'h100': launch_s is -1.0"),

@@ -320,7 +320,15 @@ def test_custom_ops_are_kept_with_their_declared_shapes() -> None:
     assert traced.graph.nodes[0].attrs == {"speed": 2}
     assert traced.graph.types["y"].shape == (3, 7)
     assert traced.graph.opsets == {"": 17, "acme": 1}
-    assert "node 'Twirl_0' (acme::Twirl) is of a custom domain" in traced.notes
+    assert [note for note in traced.notes if "ONNX Runtime" in note] == [
+        "stock ONNX Runtime has no operator acme::Twirl ('Twirl_0'): verify and run will fail"
+    ]
+
+
+def test_operators_that_onnx_runtime_adds_are_not_called_unknown() -> None:
+    gelu = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
+    proto = om.model([gelu], {"x": (F32, [2])}, {"y": (F32, [2])}, domains=["com.microsoft"])
+    assert not any("ONNX Runtime" in note for note in load_onnx(proto).notes)
 
 
 def test_the_long_name_of_the_default_domain() -> None:

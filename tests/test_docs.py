@@ -1,0 +1,76 @@
+"""What the documentation prints is run: snippets, pins, commands on the tutorial's model."""
+
+import re
+import shlex
+from pathlib import Path
+
+import onnx
+import pytest
+
+import partitioner
+from partitioner import examples
+from partitioner.cli import main
+from partitioner.constraints import Constraints
+
+ROOT = Path(partitioner.__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tutorial's llama.onnx."""
+    folder = tmp_path_factory.mktemp("docs")
+    onnx.save(examples.build("llama", layers=2, hidden=256), folder / "llama.onnx")
+    return folder
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "reference/python.md"])
+def test_python_snippets_run(home: Path, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    (snippet,) = blocks(page, "python")
+    exec(compile(snippet, page, "exec"), {})
+
+
+def test_the_pins_and_commands_of_the_constraints_page(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    pins = blocks("how-to/constraints.md", "toml")
+    for name, text in zip(("pins.toml", "cut.toml"), pins, strict=True):
+        Path(name).write_text(text)
+        assert Constraints.read(Path(name)).pins
+    for block in blocks("how-to/constraints.md", "console"):
+        for line in block.splitlines():
+            command = shlex.split(line, comments=True)
+            if command[0] == "cp":
+                Path(command[2]).write_bytes(Path(command[1]).read_bytes())
+            else:
+                assert command[0] == "partition"
+                assert main([*command[1:], "--time-limit", "10"]) == 0, line
+    assert "no plan in intra (tp=4)" in capsys.readouterr().out
+
+
+def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    assert listed == pages
+    for page in pages:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#:]+\.md)(?:#[\w-]+)?\)", text):
+            assert ((DOCS / page).parent / link).is_file(), f"{page}: {link}"
+
+
+@pytest.mark.parametrize("command", ["partition", "partition run", "partition show"])
+def test_every_option_of_the_command_line_is_documented(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command.split()[1:], "--help"])
+    options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    page = (DOCS / "reference/cli.md").read_text(encoding="utf-8")
+    assert {o for o in options if o not in page} <= {"--help", "--output", "--quiet"}

@@ -1,7 +1,6 @@
 // Sizes and places of what the graph shows: dagre computes them, cytoscape draws.
 
 const GRAPH_FONT = "12px system-ui, sans-serif";
-const SLOW_LAYOUT_ABOVE = 250; // items, above which a quicker ranking is used
 const measure = document.createElement("canvas").getContext("2d");
 
 function textWidth(text) {
@@ -44,42 +43,118 @@ function shortName({ name, op }) {
   return short(parts.slice(-2).join("/"), 26);
 }
 
-/** Places of items and bends of edges; opened blocks are clusters. */
+/**
+ * Places of items and bends of edges.
+ *
+ * Every opened block is laid out by itself and is one box to the level around it, which is much
+ * quicker than one layout with clusters. Edges that leave a block pass a port on its border, so
+ * that they are led around what is inside.
+ */
 function layoutGraph(plan, view, direction) {
-  const graph = new graphs.Graph({ compound: true });
-  const many = view.items.length > SLOW_LAYOUT_ABOVE;
-  graph.setGraph({
-    rankdir: direction, nodesep: 26, ranksep: 40, edgesep: 14, marginx: 20, marginy: 20,
-    ranker: many ? "longest-path" : "network-simplex",
-  });
-  const faces = new Map();
-  for (const item of view.items) {
-    const face = itemFace(plan, item);
-    faces.set(item.id, face);
-    graph.setNode(item.id, { width: face.w, height: face.h });
-    if (item.parent >= 0) clusterPath(plan, graph, item);
-  }
+  const faces = new Map(view.items.map((item) => [item.id, itemFace(plan, item)]));
+  for (const edge of view.edges) edge.label = edge.comms.size ? commsLabel(plan, [...edge.comms]) : "";
+  const levels = levelsOf(plan, view);
+  const places = new Map();
+  const routes = new Map(view.edges.map((edge) => [edge.id, []]));
+  placeLevel(layoutLevel(levels, "top", faces, direction), 0, 0, places, routes);
   for (const edge of view.edges) {
-    const label = edge.comms.size ? commsLabel(plan, [...edge.comms]) : "";
-    edge.label = label;
-    const room = label ? { width: textWidth(label) + 12, height: 34, labelpos: "c" } : {};
-    graph.setEdge(edge.source, edge.target, room);
+    const route = routes.get(edge.id).sort((a, b) => a.order - b.order);
+    edge.bends = route.flatMap(({ points }) => points);
+    edge.labelAt = edge.label ? route.find(({ order }) => order === 0).label : null;
   }
-  graphs.layout(graph);
-  const places = new Map(view.items.map((item) => [item.id, graph.node(item.id)]));
-  for (const edge of view.edges) edge.bends = graph.edge(edge.source, edge.target).points.slice(1, -1);
   return { faces, places };
 }
 
-function clusterPath(plan, graph, item) {
-  let child = item.id;
-  for (let at = item.parent; at >= 0; at = plan.blocks[at].parent) {
-    const id = `b${at}`;
-    const known = graph.hasNode(id);
-    if (!known) graph.setNode(id, {});
-    graph.setParent(child, id);
-    if (known) return;
-    child = id;
+/** The boxes around an item from outside, then the item itself. */
+function chainOf(plan, item) {
+  return ["top", ...blocksAround(plan, item.parent).map((block) => `b${block}`), item.id];
+}
+
+/** What each level holds, and which parts of which edges; deeper parts have a larger order. */
+function levelsOf(plan, view) {
+  const levels = new Map();
+  const chains = new Map(view.items.map((item) => [item.id, chainOf(plan, item)]));
+  const levelAt = (id) => {
+    if (!levels.has(id)) levels.set(id, { children: new Set(), parts: [] });
+    return levels.get(id);
+  };
+  for (const chain of chains.values()) chain.slice(1).forEach((id, depth) => levelAt(chain[depth]).children.add(id));
+  for (const edge of view.edges) {
+    const [from, to] = [chains.get(edge.source), chains.get(edge.target)];
+    let depth = 1;
+    while (from[depth] === to[depth]) depth += 1;
+    levelAt(from[depth - 1]).parts.push({ edge, from: from[depth], to: to[depth], order: 0 });
+    for (let at = depth + 1; at < from.length; at += 1) {
+      levelAt(from[at - 1]).parts.push({ edge, from: from[at], to: `out ${edge.target}`, order: -at });
+    }
+    for (let at = depth + 1; at < to.length; at += 1) {
+      levelAt(to[at - 1]).parts.push({ edge, from: `in ${edge.source}`, to: to[at], order: at });
+    }
+  }
+  return levels;
+}
+
+const BOX_PADDING = 26;
+
+/** One level: places and routes relative to its upper left corner, and its size. */
+function layoutLevel(levels, id, faces, direction) {
+  const { children, parts } = levels.get(id);
+  const graph = new graphs.Graph({ multigraph: true });
+  graph.setGraph({ rankdir: direction, nodesep: 26, ranksep: 40, edgesep: 14 });
+  const inner = new Map();
+  for (const child of children) {
+    if (levels.has(child)) inner.set(child, layoutLevel(levels, child, faces, direction));
+    const size = inner.get(child) ?? faces.get(child);
+    graph.setNode(child, { width: size.w, height: size.h });
+  }
+  for (const { edge, from, to, order } of parts) {
+    if (order > 0) setPort(graph, from, ["first", from]);
+    if (order < 0) setPort(graph, to, [to, "last"]);
+    const room = order === 0 && edge.label ? { width: textWidth(edge.label) + 12, height: 34, labelpos: "c" } : {};
+    graph.setEdge(from, to, room, edge.id);
+  }
+  graphs.layout(graph);
+  const routes = parts.map((part) => routeOf(graph, part));
+  const nodes = [...children].map((child) => ({ id: child, inner: inner.get(child), ...graph.node(child) }));
+  return bounded(nodes, routes);
+}
+
+/** A port, held at the border by a heavy edge. */
+function setPort(graph, port, anchor) {
+  if (graph.hasNode(port)) return;
+  for (const id of new Set([port, ...anchor])) if (!graph.hasNode(id)) graph.setNode(id, { width: 1, height: 1 });
+  graph.setEdge(...anchor, { weight: 1000 });
+}
+
+function routeOf(graph, { edge, from, to, order }) {
+  const { points, x, y } = graph.edge(from, to, edge.id);
+  const port = order ? graph.node(order > 0 ? from : to) : null;
+  const bends = points.slice(1, -1);
+  if (order > 0) bends.unshift(port);
+  if (order < 0) bends.push(port);
+  return { edge: edge.id, order, points: bends, label: order || x === undefined ? null : { x, y } };
+}
+
+/** Moves a level's upper left corner to 0, 0, with room for its border. */
+function bounded(nodes, routes) {
+  const points = routes.flatMap((route) => (route.label ? [...route.points, route.label] : route.points));
+  const xs = [...nodes.flatMap(({ x, width }) => [x - width / 2, x + width / 2]), ...points.map(({ x }) => x)];
+  const ys = [...nodes.flatMap(({ y, height }) => [y - height / 2, y + height / 2]), ...points.map(({ y }) => y)];
+  const least = (values) => values.reduce((a, b) => Math.min(a, b));
+  const most = (values) => values.reduce((a, b) => Math.max(a, b));
+  const [left, top] = [least(xs) - BOX_PADDING, least(ys) - BOX_PADDING];
+  return { nodes, routes, left, top, w: most(xs) + BOX_PADDING - left, h: most(ys) + BOX_PADDING - top };
+}
+
+function placeLevel(level, x, y, places, routes) {
+  const moved = (point) => ({ x: point.x - level.left + x, y: point.y - level.top + y });
+  for (const node of level.nodes) {
+    const centre = moved(node);
+    if (node.inner) placeLevel(node.inner, centre.x - node.inner.w / 2, centre.y - node.inner.h / 2, places, routes);
+    else places.set(node.id, centre);
+  }
+  for (const { edge, order, points, label } of level.routes) {
+    routes.get(edge).push({ order, points: points.map(moved), label: label && moved(label) });
   }
 }
 

@@ -26,13 +26,14 @@ function graphStyle() {
       selector: "node.terminal",
       style: { "background-color": now.raised, color: now.ink, "border-width": 1, "border-color": now.soft },
     },
-    ...stripeStyles(now),
+    { selector: "node.striped", style: stripedStyle(now) },
     {
       selector: "node.opened",
       style: {
         shape: "round-rectangle", "background-color": now.raised, "background-opacity": 0.5,
         "border-width": 1, "border-color": now.soft, "border-style": "solid", color: now.ink,
-        "text-valign": "top", "text-margin-y": 18, padding: 24, ghost: "no", "font-size": 12,
+        "text-valign": "top", "text-margin-y": 19, "text-halign": "left",
+        "text-margin-x": "data(shift)", "min-width": "data(shift)", padding: 24, ghost: "no", "font-size": 12,
       },
     },
     {
@@ -57,6 +58,7 @@ function graphStyle() {
         "font-family": now.font, "font-weight": 600, "line-height": 1.2, "text-wrap": "wrap",
         "text-background-color": now.surface, "text-background-opacity": 1,
         "text-background-padding": 2, "min-zoomed-font-size": 5, "z-index": 5,
+        "text-margin-x": "data(labelX)", "text-margin-y": "data(labelY)",
       },
     },
     { selector: "node:selected", style: selected },
@@ -64,41 +66,30 @@ function graphStyle() {
   ];
 }
 
-/** Stripes of the devices' colours with the label on a plate, by the number of devices. */
-function stripeStyles(now) {
-  const styles = [{
-    selector: "node.striped",
-    style: {
-      "stripe-size": "100%", "stripe-direction": "horizontal", color: now.ink,
-      "text-background-color": now.surface, "text-background-opacity": 0.9,
-      "text-background-padding": 2, "text-background-shape": "round-rectangle",
-    },
-  }];
-  for (let stripes = 2; stripes <= 8; stripes += 1) {
-    const style = {};
-    for (let at = 1; at <= stripes; at += 1) {
-      style[`stripe-${at}-background-color`] = `data(stripe${at})`;
-      style[`stripe-${at}-background-size`] = 100 / stripes;
-    }
-    styles.push({ selector: `node[stripes = ${stripes}]`, style });
-  }
-  return styles;
+/** Stripes of the devices' colours, with the label on a plate. */
+function stripedStyle(now) {
+  const stops = (count) => Array.from({ length: count }, (_, at) => [(100 * at) / count, (100 * (at + 1)) / count]).flat();
+  return {
+    "background-fill": "linear-gradient", "background-gradient-direction": "to-right",
+    "background-gradient-stop-colors": (node) => node.data("stripes").flatMap((colour) => [colour, colour]).join(" "),
+    "background-gradient-stop-positions": (node) => stops(node.data("stripes").length).map((stop) => `${stop}%`).join(" "),
+    color: now.ink, "text-background-color": now.surface, "text-background-opacity": 0.9,
+    "text-background-padding": 2, "text-background-shape": "round-rectangle",
+  };
 }
 
 const KIND_SHAPES = { whole: "round-rectangle", sharded: "cut-rectangle", replicated: "round-rectangle" };
 
 /** Colours of an item: one fill, or stripes. */
 function fillOf(plan, item) {
-  if (item.type === "terminals") return { fill: "#808080", ink: "#000000", stripes: 0 };
+  if (item.type === "terminals") return { fill: "#808080", ink: "#000000", stripes: [] };
   const used = item.type === "node" ? [plan.nodes[item.index].group] : blockSums(plan, item.index).groups;
   const colours = [...new Set(used.flatMap((group) => plan.fills[group].colours))].slice(0, 8);
-  const data = { fill: colours[0], ink: inkOn(colours[0]), stripes: colours.length > 1 ? colours.length : 0 };
-  colours.forEach((colour, at) => (data[`stripe${at + 1}`] = colour));
-  return data;
+  return { fill: colours[0], ink: inkOn(colours[0]), stripes: colours };
 }
 
 function classesOf(plan, item, fill) {
-  const classes = fill.stripes ? ["striped"] : [];
+  const classes = fill.stripes.length > 1 ? ["striped"] : [];
   if (item.type === "terminals") classes.push("terminal");
   if (item.type === "block") classes.push("block");
   if (item.type === "node") classes.push(plan.nodes[item.index].kind);

@@ -56,7 +56,9 @@ function drawGraph(view) {
   const visible = visibleGraph(plan, view.open);
   view.owner = visible.owner;
   view.items = new Map(visible.items.map((item) => [item.id, item]));
-  for (const block of view.open) view.items.set(`b${block}`, { id: `b${block}`, type: "block", index: block, opened: true });
+  for (const block of view.open) {
+    view.items.set(`b${block}`, { id: `b${block}`, type: "block", index: block, opened: true });
+  }
   const { faces, places } = layoutGraph(plan, visible, view.direction);
   const elements = [...openedElements(plan, view.open)];
   for (const item of visible.items) elements.push(itemElement(plan, item, faces, places));
@@ -65,14 +67,19 @@ function drawGraph(view) {
     cy.elements().remove();
     cy.add(elements);
   });
+  placeLabels(cy, visible.edges);
 }
 
+/** Boxes of the opened blocks, outer before inner. */
 function openedElements(plan, open) {
-  const order = [...open].sort((a, b) => plan.blocks[a].last - plan.blocks[a].first < plan.blocks[b].last - plan.blocks[b].first ? 1 : -1);
-  return order.filter((block) => blocksAround(plan, block).every((at) => open.has(at))).map((block) => {
-    const { label, parent } = plan.blocks[block];
-    const data = { id: `b${block}`, label: `− ${short(label, 40)}`, parent: parent < 0 ? undefined : `b${parent}` };
-    return { group: "nodes", data: { ...data, shape: "round-rectangle", w: 10, h: 10, fill: "#808080", ink: "#000000" }, classes: "opened" };
+  const shown = [...open].filter((block) => blocksAround(plan, block).every((at) => open.has(at)));
+  const length = (block) => plan.blocks[block].last - plan.blocks[block].first;
+  return shown.sort((a, b) => length(b) - length(a)).map((block) => {
+    const { parent } = plan.blocks[block];
+    const label = `− ${short(plan.blocks[block].label, 40)}`;
+    const face = { label, shift: textWidth(label) + 12, shape: "round-rectangle", w: 10, h: 10 };
+    const data = { id: `b${block}`, parent: parent < 0 ? undefined : `b${parent}`, fill: "#808080", ink: "#000000", ...face };
+    return { group: "nodes", data, classes: "opened" };
   });
 }
 
@@ -88,7 +95,15 @@ function edgeElement(edge, places) {
   const bends = segments(places.get(edge.source), places.get(edge.target), edge.bends);
   const classes = [edge.comms.size ? "comm" : "", bends.weights.length ? "bent" : ""].join(" ");
   const { id, source, target, label, values } = edge;
-  return { group: "edges", data: { id, source, target, label, values, comms: [...edge.comms], ...bends }, classes };
+  return { group: "edges", data: { id, source, target, label, values, comms: [...edge.comms], labelX: 0, labelY: 0, ...bends }, classes };
+}
+
+/** Moves labels from the middle of an edge to where the layout made room for them. */
+function placeLabels(cy, edges) {
+  const labelled = edges.filter((edge) => edge.labelAt).map(({ id, labelAt }) => [cy.getElementById(id), labelAt]);
+  const middles = labelled.map(([edge]) => edge.midpoint());
+  cy.batch(() => labelled.forEach(([edge, at], index) =>
+    edge.data({ labelX: at.x - middles[index].x, labelY: at.y - middles[index].y })));
 }
 
 function visibleCount(plan, open) {

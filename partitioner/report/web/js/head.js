@@ -20,7 +20,7 @@ function startHead(data) {
     tile("Latency", seconds(head.latency_s), one(head.latency_s_one)),
     tile("Communication", share(head.communication), "of busy seconds"),
     tile("Balance", share(head.balance), "mean / largest load"),
-    tile("Memory free", share(head.headroom), "on the fullest device", head.headroom < 0),
+    tile("Memory free", share(head.headroom), "fullest device", head.headroom < 0),
     tile("Devices", `${head.devices_used} of ${head.devices}`, "used"),
     tile("Cost", cost(head.cost), `bound ${cost(head.bound)}, gap ${share(head.gap)}`),
   );

@@ -42,7 +42,7 @@ function startPlan(data) {
     { id: "nodes", label: "Nodes", show: startNodes(plan) },
   ]);
   startSearch(plan, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
-  return { plan, graph, timeline, memory, traffic, select, selection };
+  return { plan, graph, timeline, memory, traffic, select, selection, open, setOpen: (blocks) => setOpen(graph, new Set(blocks)) };
 }
 
 function timelineLegend(plan) {
@@ -68,6 +68,7 @@ function startPage() {
   requestAnimationFrame(() => setTimeout(() => {
     document.documentElement.dataset.ready = "1";
     window.__ready = true;
+    window.__readyMs = performance.now(); // since the start of navigation
   }));
 }
 

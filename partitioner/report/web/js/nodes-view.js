@@ -4,12 +4,12 @@ function startNodes(plan) {
   const rows = plan.nodes.map((_, index) => index);
   const node = (index) => plan.nodes[index];
   const table = makeTable({
-    label: "Nodes", minWidth: 860, rows,
+    label: "Nodes", minWidth: 890, rows,
     text: (index) => `${node(index).op} ${plain(node(index).name)} ${node(index).kind} ${node(index).cut} @${plan.groupNames[node(index).group]}`,
     onRow: (index) => select({ type: "node", id: index }, "nodes"),
     columns: [
       { title: "#", value: (index) => index, number: true, width: "48px" },
-      { title: "Type", value: (index) => node(index).op, cell: (index, letters) => nameOf(node(index).op, letters), width: "minmax(80px,1fr)" },
+      { title: "Type", value: (index) => node(index).op, cell: (index, letters) => nameOf(node(index).op, letters), width: "minmax(104px,1.2fr)" },
       { title: "Name", value: (index) => node(index).name, cell: (index, letters) => nameOf(node(index).name, letters), width: "minmax(150px,3fr)" },
       { title: "Devices", value: (index) => node(index).group, cell: (index) => `@${short(plan.groupNames[node(index).group], 12)}`, width: "66px" },
       { title: "Sharding", value: (index) => node(index).kind, width: "80px" },

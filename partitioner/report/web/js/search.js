@@ -38,7 +38,7 @@ function startSearch(plan, reveal) {
   };
   input.addEventListener("input", find);
   input.addEventListener("focus", find);
-  input.addEventListener("blur", () => setTimeout(close, 150));
+  input.addEventListener("blur", () => setTimeout(() => document.activeElement !== input && close(), 150));
   input.addEventListener("keydown", (event) => {
     const shown = list.children.length;
     if (event.key === "Escape") return close();

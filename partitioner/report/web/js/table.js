@@ -1,7 +1,7 @@
 // A table of any length: sorted by its heads, filtered by text, only the rows in sight are made.
 
 const ROW_HEIGHT = 28; // also of the heads
-const LETTER_PX = 7.4; // of the table's font, about
+const LETTER_PX = 7.8; // of the table's font, about
 
 /**
  * Columns are {title, value(row), cell(row, letters)?, number?, width}; rows any values.

@@ -137,8 +137,22 @@ class _Folder:
     def level(self, first: int, stop: int) -> list[Block]:
         """Blocks of one level: of the nodes first .. stop - 1."""
         found = [block for repeat in self._repeats(first, stop) for block in self._parts(repeat)]
-        shown = stop - first - sum(len(block) - 1 for block in found)
-        return found if shown <= MAX_ENTRIES else self._chunks(first, stop, found)
+        if len(_entries(first, stop, found)) > MAX_ENTRIES:
+            found = self._between(first, stop, found)
+        if len(_entries(first, stop, found)) > MAX_ENTRIES:
+            found = self._chunks(first, stop, found)
+        return found
+
+    def _between(self, first: int, stop: int, found: Sequence[Block]) -> list[Block]:
+        """Fold the stretches of nodes between repeats."""
+        folded: list[Block] = []
+        at = first
+        for block in [*found, Block(stop, stop)]:
+            if found and block.first - at >= MIN_HIDDEN:
+                folded += self._chunks(at, block.first, [])
+            folded.append(block)
+            at = block.last + 1
+        return folded[:-1]
 
     def _repeats(self, first: int, stop: int) -> Iterator[Repeat]:
         for repeat in repeats(self.row[first:stop], self.width[first:stop]):

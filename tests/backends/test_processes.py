@@ -187,7 +187,9 @@ def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals)
     inputs = endless(folder)
     np.savez(folder / "in.npz", x=inputs["x"])
     code = (
-        "import sys, numpy as np; from pathlib import Path\n"
+        "import signal, sys, numpy as np; from pathlib import Path\n"
+        # a shell starts its background jobs, and CI may start the tests, with SIGINT ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from partitioner.backends.launch import run_local\n"
         "run_local(Path(sys.argv[1]), dict(np.load(sys.argv[1] + '/in.npz')), 1_000_000)\n"
     )
@@ -197,7 +199,10 @@ def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals)
         env={**os.environ, "TMPDIR": str(folder / "tmp")},
     )
     thread = when_running(folder, lambda _: caller.send_signal(how))
-    assert caller.wait(60) != 0
+    try:
+        assert caller.wait(60) != 0
+    finally:
+        caller.kill()
     thread.join()
     for _ in range(100):  # after SIGTERM the worker notices that its caller is gone
         if not mine(folder / "tmp") and not list((folder / "tmp").iterdir()):

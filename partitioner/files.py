@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from partitioner.ir.errors import PartitionerError
+
+_COPY_BYTES = 2**24  #: Copied at a time.
 
 
 class FileError(PartitionerError, ValueError):
@@ -19,27 +24,50 @@ def write_file(path: Path, data: bytes) -> None:
     Raises:
         FileError: It cannot be written; what was there stays.
     """
-    check_file(path)
+    write_files({path: data})
+
+
+def write_files(contents: Mapping[Path, bytes | Path]) -> None:
+    """Write files that belong together; none is put in place before all are complete.
+
+    Args:
+        contents: For each file its bytes, or a file to copy. They are put in place in this order.
+
+    Raises:
+        FileError: One cannot be written.
+    """
+    drafts: dict[Path, Path] = {}
+    path = Path()
     try:
-        handle, draft = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        publish(Path(draft), path)
+        for path, content in contents.items():
+            check_file(path)
+            handle, draft = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+            drafts[path] = Path(draft)
+            with os.fdopen(handle, "wb") as file:
+                _fill(file, content)
+        for path, draft_path in drafts.items():
+            draft_path.chmod(0o666 & ~_umask())
+            draft_path.replace(path)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
-        Path(draft).unlink(missing_ok=True)
+        for draft_path in drafts.values():
+            draft_path.unlink(missing_ok=True)
 
 
-def publish(draft: Path, path: Path) -> None:
-    """Move a finished file of `mkstemp` into place, with the rights of an ordinary new file."""
+def _fill(file: BinaryIO, content: bytes | Path) -> None:
+    if isinstance(content, Path):
+        with content.open("rb") as source:
+            shutil.copyfileobj(source, file, _COPY_BYTES)
+    else:
+        file.write(content)
+
+
+def _umask() -> int:
+    """Rights that new files do not get; it can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
-    draft.chmod(0o666 & ~mask)
-    draft.replace(path)
+    return mask
 
 
 def check_file(path: Path) -> None:

@@ -21,7 +21,7 @@ from onnx_ir.passes.common import InlinePass
 
 from partitioner.annotation_check import annotation_problems
 from partitioner.external_data import relocate
-from partitioner.files import FileError, write_files
+from partitioner.files import FileError, refuse_to_replace, write_files
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.layout import Placement
 from partitioner.ir.plan import PlacedNode
@@ -101,7 +101,8 @@ def annotate(result: Compiled, path: str | Path) -> Annotated:
         FileError: The file cannot be written, or is the model itself.
     """
     target = Path(path)
-    refuse_the_model(result.source.path, target)
+    if result.source.path is not None:
+        refuse_to_replace(result.source.path, target)
     model, left_out = annotated_model(result)
     copies = relocate(model, result.traced.folder, target)
     try:
@@ -111,16 +112,6 @@ def annotate(result: Compiled, path: str | Path) -> Annotated:
     write_files({**copies, target: data})
     nodes = sum(bool(_own(node)) for node in model.graph.node)
     return Annotated(target, nodes, len(result.cluster.devices), left_out)
-
-
-def refuse_the_model(model: Path | None, target: Path) -> None:
-    """The annotated copy never replaces the model.
-
-    Raises:
-        FileError: `target` is the model's file.
-    """
-    if model is not None and target.exists() and target.samefile(model):
-        raise FileError(f"cannot write {target}: it is the model itself; name another file")
 
 
 def annotated_model(result: Compiled) -> tuple[ModelProto, tuple[LeftOut, ...]]:

@@ -84,11 +84,18 @@ def check_model(model: str | Path | ModelProto) -> Checked:
 
 
 def _shapes(proto: ModelProto) -> Shapes:
-    """Shapes of the main graph's tensors, inferred; the model has passed the front end's checks.
+    """Shapes of the main graph's tensors, inferred; `proto` has passed the front end's checks.
+
+    Args:
+        proto: Loses its annotations.
 
     Raises:
         FrontendError: Shapes contradict each other.
     """
+    for node in annotated_nodes(proto):
+        node.ClearField(
+            "device_configurations"
+        )  # onnx_ir would resolve their names, right or wrong
     read = onnx_ir.from_proto(proto)
     try:
         infer_symbolic_shapes(read, warn_on_missing=False)

@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from partitioner import __version__
+from partitioner import __version__, cli_pictures
 from partitioner.ir.errors import PartitionerError
 
 _EPILOG = """commands on a folder that `partition MODEL` wrote:
   partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N]
   partition verify DIR [--seed N]
   partition show DIR
+  partition draw DIR [--dot F] [--graph F] [--timeline F] [--annotate F]
+
+on an annotated model:
+  partition check FILE
 
 A model file called like a command: partition ./run
 """
@@ -196,6 +200,7 @@ def _partition_parser() -> argparse.ArgumentParser:
     add(
         "-o", "--output", metavar="DIR", help="folder to write (default: MODEL's stem + .partition)"
     )
+    cli_pictures.add_pictures(parser)
     add("--json", action="store_true", help="print the facts as JSON")
     add("-q", "--quiet", action="store_true", help="no progress and no summary")
     add("--version", action="version", version=f"partition {__version__}")
@@ -203,7 +208,8 @@ def _partition_parser() -> argparse.ArgumentParser:
 
 
 def _partition(argv: Sequence[str]) -> int:
-    args = _partition_parser().parse_args(argv)
+    parser = _partition_parser()
+    args = parser.parse_args(argv)
     from partitioner.directory import check_target
 
     model = Path(args.model)
@@ -213,6 +219,7 @@ def _partition(argv: Sequence[str]) -> int:
             f"{model}: no such file" if not model.exists() else f"{model} is not a file"
         )
     check_target(target, force=args.force)
+    cli_pictures.check_pictures(parser, args, model)
     say = _progress(args.quiet)
     say("loading the compiler")
     from partitioner.compiler import compile as compile_model
@@ -235,6 +242,7 @@ def _partition(argv: Sequence[str]) -> int:
     )
     say(f"writing {target}")
     result.save(target, force=args.force, plan_only=args.plan_only)
+    cli_pictures.write_pictures(result, args, say, _aside)
     if args.json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
@@ -299,10 +307,30 @@ def _show(argv: Sequence[str]) -> int:
     return 0
 
 
+def _draw(argv: Sequence[str]) -> int:
+    parser = _Parser(prog="partition draw", description="Draw a plan.", allow_abbrev=False)
+    return cli_pictures.draw(parser, _positive, argv, _progress(quiet=False), _aside)
+
+
+def _check(argv: Sequence[str]) -> int:
+    parser = _Parser(
+        prog="partition check",
+        description="Check a model's multi-device annotations.",
+        allow_abbrev=False,
+    )
+    return cli_pictures.check(parser, argv, lambda line: print(_safe(line)))
+
+
+def _aside(line: str) -> None:
+    print(f"partition: {_safe(line)}", file=sys.stderr)
+
+
 _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "verify": _verify,
     "show": _show,
+    "draw": _draw,
+    "check": _check,
 }
 
 

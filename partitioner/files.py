@@ -82,3 +82,13 @@ def check_file(path: Path) -> None:
         raise FileError(f"cannot write {path}: it is there and is not a file")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise FileError(f"cannot write {path}: the folder {path.parent} is not writable")
+
+
+def refuse_to_replace(source: Path, path: Path) -> None:
+    """A result never replaces what it was made from.
+
+    Raises:
+        FileError: The two are one file.
+    """
+    if path.exists() and source.exists() and path.samefile(source):
+        raise FileError(f"cannot write {path}: it is the model itself; name another file")

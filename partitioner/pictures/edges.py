@@ -10,6 +10,7 @@ from partitioner import units
 from partitioner.cost_model.schedule import Key, Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import CommKind
 from partitioner.result import Compiled
 from partitioner.show import comm_bytes
 
@@ -25,7 +26,7 @@ class Edge:
         source: Its producer.
         target: Its reader.
         value: Its name.
-        comms: Communications that carry it, in order.
+        comms: Communications between devices that carry it, in order (slices are local).
         new: Those of them that carry no earlier edge.
     """
 
@@ -72,7 +73,7 @@ class _Edges:
         pairs = [(task.writes[0][1], task.reads[0][1])] if task.writes and task.reads else []
         for after, before in [*pairs, *((new[1], old[1]) for new, old in task.aliases)]:
             self.before[after] = before
-            if task.comm is not None:
+            if task.comm is not None and task.comm.kind is not CommKind.SLICE:
                 self.comms[after].append(task)
 
     def run(self) -> Iterator[Edge]:

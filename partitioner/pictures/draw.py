@@ -32,7 +32,7 @@ _ROW_INCHES = 0.42  #: From layer to layer.
 _BOX_SHARE = 0.58  #: Of a layer's height, that a box fills.
 _ASPECT = 1.25  #: Height over width that the picture aims at.
 _FONT, _SMALL = 6.0, 5.0  #: In points.
-_OP_CHARACTERS, _CHARACTERS = 32, 36  #: Of the first and the second line in a box.
+_OP_CHARACTERS, _CHARACTERS = 30, 36  #: Of the first and the second line in a box.
 _CORNER_INCHES = 0.25  #: From where on a corner of an edge is round.
 _MIN_INCHES = 3.5  #: Width of the smallest picture: a column of a page.
 
@@ -185,7 +185,7 @@ class _Picture:
             entries.append(Patch(facecolor=pale, edgecolor=INK, linestyle="--", label="replicated"))
         if any(arc.needs_comm for arc in self.folded.arcs):
             entries.append(Line2D([], [], color=COMM, linewidth=1.3, label="communication"))
-        columns = max(1, min(len(entries), int(figure.get_figwidth() / 1.3)))
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / 1.1)))
         figure.legend(
             handles=entries, loc="lower center", ncols=columns, fontsize=_FONT, frameon=False
         )

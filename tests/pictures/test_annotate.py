@@ -101,7 +101,7 @@ def test_specs_say_what_the_plan_does(name: str, tmp_path: Path) -> None:
 
 
 MODELS = {
-    "llama": dict(layers=1, hidden=32, heads=4, kv_heads=2, intermediate=48, vocab=64, seq=8),
+    "llama": {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 64, "seq": 8},
     "tiny": {},
 }
 
@@ -139,7 +139,7 @@ def test_the_models_own_content_is_not_touched() -> None:
     assert model == result.traced.whole
 
 
-def test_annotating_again_replaces_ours_and_keeps_others(tmp_path: Path) -> None:
+def test_annotating_again_replaces_ours_and_keeps_others() -> None:
     first, _ = annotated_model(drawn_plans.hybrid())
     first.configuration.add(name="other", num_devices=1)
     first.graph.node[0].device_configurations.add(configuration_id="other")

@@ -76,8 +76,7 @@ BROKEN: list[tuple[Break, str]] = [
     (lambda m: setattr(at(m), "pipeline_stage", -1), "node 'layer0.out': pipeline stage -1 is"),
     (
         lambda m: setattr(at(m), "pipeline_stage", 2),
-        "node 'layer0.relu', tensor 'layer0.out': is made in pipeline stage 2 by 'layer0.out', but "
-        "read in stage 0",
+        "node 'layer0.relu', tensor 'layer0.out': is made in pipeline stage 2 by 'layer0.out', ",
     ),
     (rename, "node 'layer0.out', tensor 'y': is neither an input nor an output of the node"),
     (lambda m: at(m).sharding_spec.append(weight(m)), W + "has 2 sharding specs; one is possible"),

@@ -127,7 +127,8 @@ def test_what_is_left_out_is_told_even_when_quiet(
     assert line.endswith("'y' of 'y': a pending sum over tp")
 
 
-def test_check_prints_every_problem(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("here")
+def test_check_prints_every_problem(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["draw", "saved", "--annotate", "a.onnx"]) == 0
     model = onnx.load("a.onnx")
     for node in model.graph.node[:2]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 
 from partitioner.pictures.canvas import draw_file, drawable
-from partitioner.pictures.edges import INPUT, OUTPUT, Terminal, comm_lines, group_indices
-from partitioner.pictures.fold import Arc, Box, Folded, fold
+from partitioner.pictures.edges import INPUT, OUTPUT, comm_lines, group_indices
+from partitioner.pictures.fold import Arc, Box, End, Folded, fold
+from partitioner.pictures.labels import box_lines, terminal_lines
 from partitioner.pictures.layers import Layout, Point, arrange
-from partitioner.pictures.palette import COMM, INK, LIGHT, PAPER, QUIET, STRONG, group_colour, tint
-from partitioner.pictures.text import ELISION, MAX_CHARACTERS
+from partitioner.pictures.palette import (
+    COMM,
+    GROUPS,
+    INK,
+    LIGHT,
+    PAPER,
+    QUIET,
+    STRONG,
+    group_colour,
+    tint,
+)
 from partitioner.pictures.timeline import draw_timeline
 from partitioner.result import Compiled
 
@@ -32,11 +42,10 @@ _ROW_INCHES = 0.42  #: From layer to layer.
 _BOX_SHARE = 0.58  #: Of a layer's height, that a box fills.
 _ASPECT = 1.25  #: Height over width that the picture aims at.
 _FONT, _SMALL = 6.0, 5.0  #: In points.
-_OP_CHARACTERS, _CHARACTERS = 30, 36  #: Of the first and the second line in a box.
+_LABEL = 0.5  #: Room on the right for what edges tell, in boxes.
+_MAX_LEGEND = 24  #: Device groups in the legend.
 _CORNER_INCHES = 0.25  #: From where on a corner of an edge is round.
 _MIN_INCHES = 3.5  #: Width of the smallest picture: a column of a page.
-
-End = int | Terminal
 
 
 def draw_graph(result: Compiled, path: str | Path, *, boxes: int = MAX_BOXES) -> None:
@@ -67,9 +76,9 @@ class _Picture:
     @classmethod
     def of(cls, result: Compiled, folded: Folded) -> _Picture:
         graph = nx.DiGraph()
-        graph.add_nodes_from((INPUT, value) for value in result.graph.inputs)
+        graph.add_nodes_from(end for end in folded.terminals if end[0] == INPUT)
         graph.add_nodes_from(range(len(folded.boxes)))
-        graph.add_nodes_from((OUTPUT, value) for value in result.graph.outputs)
+        graph.add_nodes_from(end for end in folded.terminals if end[0] == OUTPUT)
         graph.add_edges_from(_downward(arc) for arc in folded.arcs)
         return cls(result, folded, arrange(graph, _ASPECT * _BOX_INCHES / _ROW_INCHES))
 
@@ -77,29 +86,27 @@ class _Picture:
         from matplotlib.figure import Figure
 
         layout = self.layout
-        wide = max(_MIN_INCHES, (layout.width + 0.2) * _BOX_INCHES)
+        label = _LABEL if any(arc.comms for arc in self.folded.arcs) else 0.0
+        wide = max(_MIN_INCHES, (layout.width + 0.2 + label) * _BOX_INCHES)
         figure = Figure(figsize=(wide, (layout.rows + 2.6) * _ROW_INCHES))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        spare = (wide / _BOX_INCHES - layout.width) / 2
-        axes.set_xlim(-spare, layout.width + spare)
+        spare = (wide / _BOX_INCHES - layout.width - label) / 2
+        axes.set_xlim(-spare, layout.width + label + spare)
         axes.set_ylim(layout.rows + 0.9, -1.7)
         axes.axis("off")
         for arc in self.folded.arcs:
             self._draw_arc(axes, arc)
         for index, box in enumerate(self.folded.boxes):
             self._draw_box(axes, box, layout.at[index])
-        for kind, values in (
-            (INPUT, self.result.graph.inputs),
-            (OUTPUT, self.result.graph.outputs),
-        ):
-            for value in values:
-                self._draw_terminal(axes, value, layout.at[kind, value])
+        for end, values in self.folded.terminals.items():
+            self._draw_terminal(axes, values, end[0], layout.at[end])
         self._title(figure)
         self._legend(figure)
         return figure
 
     def _draw_box(self, axes: Axes, box: Box, at: Point) -> None:
-        colour = group_colour(group_indices(self.result)[box.mesh])
+        index = group_indices(self.result)[box.mesh]
+        colour = group_colour(index)
         dashed = box.cut == "replicated"
         _rectangle(
             axes,
@@ -109,11 +116,17 @@ class _Picture:
             linestyle="--" if dashed else "-",
             linewidth=0.8,
         )
-        _two_lines(axes, at, _box_lines(box))
+        _two_lines(axes, at, box_lines(box, f"group {index}" if self._many_groups else ""))
 
-    def _draw_terminal(self, axes: Axes, value: str, at: Point) -> None:
+    @property
+    def _many_groups(self) -> bool:
+        """Colours repeat, so that boxes tell their group."""
+        return len(self.result.plan.groups) > len(GROUPS)
+
+    def _draw_terminal(self, axes: Axes, values: Sequence[str], kind: str, at: Point) -> None:
         _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
-        _two_lines(axes, at, [drawable(value, _CHARACTERS), str(self.result.graph.types[value])])
+        about = str(self.result.graph.types[values[0]])
+        _two_lines(axes, at, terminal_lines(values, kind, about))
 
     def _draw_arc(self, axes: Axes, arc: Arc) -> None:
         from matplotlib.patches import FancyArrowPatch
@@ -171,13 +184,14 @@ class _Picture:
         from matplotlib.patches import Patch
 
         used = {box.mesh for box in self.folded.boxes}
+        groups = [(mesh, i) for mesh, i in group_indices(self.result).items() if mesh in used]
         entries: list[Any] = [
-            Patch(
-                facecolor=tint(group_colour(i), STRONG), edgecolor=group_colour(i), label=str(mesh)
-            )
-            for mesh, i in group_indices(self.result).items()
-            if mesh in used
+            Patch(facecolor=tint(group_colour(i), STRONG), edgecolor=group_colour(i), label=name)
+            for mesh, i in groups[:_MAX_LEGEND]
+            for name in (f"{i}: {mesh}" if self._many_groups else str(mesh),)
         ]
+        if len(groups) > _MAX_LEGEND:
+            entries.append(Patch(visible=False, label=f"and {len(groups) - _MAX_LEGEND} more"))
         if any(box.is_cut for box in self.folded.boxes):
             entries.append(Patch(facecolor=tint(INK, 0.35), edgecolor=INK, label="cut"))
         if any(box.cut == "replicated" for box in self.folded.boxes):
@@ -189,31 +203,6 @@ class _Picture:
         figure.legend(
             handles=entries, loc="lower center", ncols=columns, fontsize=_FONT, frameon=False
         )
-
-
-def _box_lines(box: Box) -> tuple[str, str]:
-    """Op and cut, and the name; of several nodes the first and the last, and their number."""
-    first, last, count = box.nodes[0].node, box.nodes[-1].node, len(box.nodes)
-    cut = "" if box.cut == "replicated" else drawable(box.cut, 16)
-    if count == 1:
-        return f"{_clipped_op(first.op, 18)} {cut}".strip(), drawable(first.name, _CHARACTERS)
-    number = f" ({count} nodes)"
-    ops = _pair(_clipped_op, first.op, last.op, _OP_CHARACTERS - len(number)) + number
-    room = _CHARACTERS - (len(cut) + 2 if cut else 0)
-    names = _pair(drawable, first.name, last.name, room)
-    return ops, f"{cut}: {names}" if cut else names
-
-
-def _pair(shorten: Callable[[str, int], str], first: str, last: str, limit: int) -> str:
-    room = limit - len(" ... ")
-    pairs = (first, last), (last, first)
-    return " ... ".join(shorten(one, max(room // 2, room - len(other))) for one, other in pairs)
-
-
-def _clipped_op(op: str, limit: int) -> str:
-    """An op is known by its start, a name by its end."""
-    text = drawable(op, MAX_CHARACTERS)
-    return text if len(text) <= limit else text[: limit - 1] + ELISION
 
 
 def _downward(arc: Arc) -> tuple[End, End]:

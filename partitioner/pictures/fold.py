@@ -11,8 +11,22 @@ from dataclasses import dataclass
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
-from partitioner.pictures.edges import Edge, Terminal, edges, how_cut, placed_nodes
+from partitioner.pictures.edges import (
+    INPUT,
+    OUTPUT,
+    Edge,
+    Terminal,
+    edges,
+    how_cut,
+    placed_nodes,
+)
 from partitioner.result import Compiled
+
+MAX_TERMINALS = 12  #: More inputs, or outputs, are joined where they go to the same boxes.
+MAX_JOINED = 60  #: If that leaves more, all are.
+
+End = int | Terminal  #: Index of a box, or a terminal.
+Home = dict[Terminal, End]  #: Where nodes, inputs and outputs are drawn.
 
 
 @dataclass(frozen=True)
@@ -37,15 +51,15 @@ class Arc:
     """All values from one box, input or output to another.
 
     Attributes:
-        source: Index of a box, or a terminal.
+        source: Index of a box, or a terminal that is drawn.
         target: Likewise.
         values: Their names, in order, each once.
         comms: Communications that carry them and no earlier arc.
         needs_comm: Whether any value needs communications, these or an earlier arc's.
     """
 
-    source: int | Terminal
-    target: int | Terminal
+    source: End
+    target: End
     values: tuple[str, ...]
     comms: tuple[Task, ...]
     needs_comm: bool
@@ -53,10 +67,17 @@ class Arc:
 
 @dataclass(frozen=True)
 class Folded:
-    """The boxes and what runs between them."""
+    """The boxes and what runs between them.
+
+    Attributes:
+        boxes: In the plan's order.
+        arcs: Between boxes and terminals.
+        terminals: Inputs and outputs that are drawn, with the values that each stands for.
+    """
 
     boxes: tuple[Box, ...]
     arcs: tuple[Arc, ...]
+    terminals: Mapping[Terminal, tuple[str, ...]]
 
 
 #: What must be equal for neighbours to share a box, from the gentlest folding to the hardest.
@@ -82,7 +103,14 @@ def fold(result: Compiled, limit: int) -> Folded:
         placed, limit
     )
     boxes = [_box(run) for run in runs]
-    return Folded(tuple(boxes), _arcs(boxes, edges(result)))
+    drawn = edges(result)
+    home: Home = {("node", p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
+    terminals: dict[Terminal, tuple[str, ...]] = {}
+    for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
+        for run in _joined(kind, values, drawn, home):
+            terminals[kind, run[0]] = run
+            home.update({(kind, value): (kind, run[0]) for value in run})
+    return Folded(tuple(boxes), _arcs(drawn, home), terminals)
 
 
 def _foldings(placed: Sequence[PlacedNode]) -> Iterator[list[list[PlacedNode]]]:
@@ -112,11 +140,32 @@ def _box(run: Sequence[PlacedNode]) -> Box:
     return Box(tuple(run), run[0].mesh, cut, is_cut)
 
 
-def _arcs(boxes: Sequence[Box], drawn: Sequence[Edge]) -> tuple[Arc, ...]:
-    home = {placed.node.name: i for i, box in enumerate(boxes) for placed in box.nodes}
-    found: dict[tuple[int | Terminal, int | Terminal], list[Edge]] = defaultdict(list)
+def _joined(
+    kind: str, values: Sequence[str], drawn: Sequence[Edge], home: Home
+) -> Sequence[tuple[str, ...]]:
+    """Runs of inputs, or outputs, that are drawn as one: none if they are few.
+
+    Those of the same boxes are joined and, if that leaves too many, all.
+    """
+    near: dict[str, set[End]] = {value: set() for value in values}
     for edge in drawn:
-        ends = _end(edge.source, home), _end(edge.target, home)
+        for here, other in ((edge.source, edge.target), (edge.target, edge.source)):
+            if here[0] == kind and other in home:
+                near[here[1]].add(home[other])
+    if len(values) <= MAX_TERMINALS:
+        return [(value,) for value in values]
+    runs: dict[frozenset[End], list[str]] = defaultdict(list)
+    for value in values:
+        runs[frozenset(near[value])].append(value)
+    if len(runs) > MAX_JOINED:
+        return [tuple(values)]
+    return [tuple(run) for run in runs.values()]
+
+
+def _arcs(drawn: Sequence[Edge], home: Home) -> tuple[Arc, ...]:
+    found: dict[tuple[End, End], list[Edge]] = defaultdict(list)
+    for edge in drawn:
+        ends = home[edge.source], home[edge.target]
         if ends[0] != ends[1]:
             found[ends].append(edge)
     return tuple(
@@ -129,7 +178,3 @@ def _arcs(boxes: Sequence[Box], drawn: Sequence[Edge]) -> tuple[Arc, ...]:
         )
         for (source, target), run in found.items()
     )
-
-
-def _end(terminal: Terminal, home: Mapping[str, int]) -> int | Terminal:
-    return home[terminal[1]] if terminal[0] == "node" else terminal

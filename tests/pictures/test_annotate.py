@@ -290,3 +290,25 @@ def test_symbols_of_inputs_are_kept() -> None:
     at = Placement(TP2, Sharding((DimLayout.even(4, ("tp",), TP2),)))
     spec = sharding_spec("t", TensorType("float32", (Dim(4, "batch"),)), at)
     assert spec.sharded_dim[0].simple_sharding[0].dim_param == "batch"
+
+
+def test_a_model_with_symbols_keeps_them(tmp_path: Path) -> None:
+    import partitioner
+
+    model = mlp()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    (tmp_path / "pins.toml").write_text("[[pin]]\ntensor = 'x'\ndim = 0\n")
+    result = partitioner.compile(
+        model,
+        cluster="2xideal",
+        strategy="intra",
+        dims={"batch": 4},
+        constraints=tmp_path / "pins.toml",
+    )
+    annotate(result, tmp_path / "a.onnx")
+    assert check(tmp_path / "a.onnx") == []
+    written = onnx.load(tmp_path / "a.onnx")
+    assert written.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    (dim,) = specs(written.graph.node[0])["x"].sharded_dim
+    assert [(part.dim_param, part.num_shards) for part in dim.simple_sharding] == [("batch", 2)]

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import drawn_plans
 import networkx as nx
+import onnx
 import pytest
+from onnx import helper
 
 from partitioner import examples
 from partitioner.cost_model.simulate import simulate
@@ -205,3 +207,59 @@ def test_without_matplotlib_one_line_says_what_to_install(
 def test_placed_nodes_are_all_nodes(tiny: Compiled) -> None:
     found: tuple[PlacedNode, ...] = placed_nodes(tiny)
     assert [placed.node.name for placed in found] == [node.name for node in tiny.graph.nodes]
+
+
+def many_inputs(count: int, *, apart: bool) -> Compiled:
+    """Sums of pairs of inputs in a chain, or Relus that have nothing to do with each other."""
+    names = [f"x{i}" for i in range(count)]
+    if apart:
+        nodes = [helper.make_node("Relu", [n], [f"r{n}"], name=f"r{n}") for n in names]
+        outs = [f"r{n}" for n in names]
+    else:
+        nodes = [helper.make_node("Sum", names, ["y"], name="sum")]
+        outs = ["y"]
+    value = {
+        n: helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, (2,)) for n in names + outs
+    }
+    graph = helper.make_graph(nodes, "g", [value[n] for n in names], [value[n] for n in outs])
+    opset = [helper.make_opsetid("", 17)]
+    return drawn_plans.compiled(helper.make_model(graph, ir_version=8, opset_imports=opset), 1, _=0)
+
+
+@pytest.mark.parametrize(("count", "drawn"), [(12, 12), (13, 1)])
+def test_many_inputs_of_one_box_are_drawn_as_one(count: int, drawn: int) -> None:
+    found = fold(many_inputs(count, apart=False), 60)
+    kinds = [kind for kind, _ in found.terminals]
+    assert (kinds.count("input"), kinds.count("output")) == (drawn, 1)
+
+
+@pytest.mark.parametrize(("count", "drawn"), [(60, 60), (61, 1)])
+def test_too_many_inputs_are_drawn_as_one(count: int, drawn: int, tmp_path: Path) -> None:
+    result = many_inputs(count, apart=True)
+    found = fold(result, 100)
+    kinds = [kind for kind, _ in found.terminals]
+    assert (kinds.count("input"), kinds.count("output")) == (drawn, drawn)
+    draw_graph(result, tmp_path / "g.svg", boxes=100)
+    assert (f"{count} inputs" in texts(tmp_path / "g.svg")) == (drawn == 1)
+
+
+def test_boxes_name_their_group_where_colours_repeat(tmp_path: Path) -> None:
+    model = examples.build("tiny")
+    names = [node.name for node in drawn_plans.load_onnx(model).graph.nodes]
+    result = drawn_plans.compiled(model, 7, **{n: min(i, 6) for i, n in enumerate(names)})
+    draw_graph(result, tmp_path / "g.svg")
+    drawn = texts(tmp_path / "g.svg")
+    assert {"group 0: stem.conv", "group 6: logits", "6: device 6"} <= {*drawn}
+
+
+def test_a_graph_without_anything_to_do(tmp_path: Path) -> None:
+    """One Identity: no seconds of communication, one box."""
+    value = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, (2,)) for n in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])], "g", *[[v] for v in value]
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    result = drawn_plans.compiled(model, 1, _=0)
+    draw_graph(result, tmp_path / "g.svg")
+    draw_timeline(result, tmp_path / "t.svg")
+    assert "Identity" in texts(tmp_path / "g.svg")

@@ -187,13 +187,14 @@ def _stages(nodes: Iterable[NodeProto]) -> Iterator[Problem]:
     Values pass through nodes without a stage.
     """
     made: dict[tuple[str, str], tuple[int, str]] = {}
+    names: set[str] = set()
     for node in nodes:
         stages = {
             item.configuration_id: item.pipeline_stage
             for item in node.device_configurations
             if item.HasField("pipeline_stage")
         }
-        names = {config for config, _ in made} | set(stages)
+        names.update(stages)
         for config in sorted(names):
             reads = [(*made[config, v], v) for v in node.input if (config, v) in made]
             latest = max(reads, default=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -80,7 +79,7 @@ def _style() -> Iterator[None]:
     """Matplotlib's own defaults and ours, whatever the user's matplotlibrc says."""
     from matplotlib import style
 
-    with style.context(["default", _STYLE]), warnings.catch_warnings():
+    with style.context(["default", _STYLE]):
         yield
 
 

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from partitioner import __version__
+from partitioner import __version__, cli_pictures
 from partitioner.cli_options import (
     Parser,
+    aside,
     check_model,
     memory,
     mesh,
@@ -36,8 +37,11 @@ _EPILOG = """commands on a folder that `partition MODEL` wrote:
   partition explain DIR [NODE]
   partition report DIR [-o FILE]
   partition diff DIR_A DIR_B [-o FILE]
+  partition draw DIR [--dot F] [--graph F] [--timeline F] [--annotate F]
 
+on a model:
   partition sweep MODEL --devices 1,2,4,8 [--memory SIZE,...] [--clusters NAME,...] [-o FILE]
+  partition check FILE
 
 A model file called like a command: partition ./run
 """
@@ -99,6 +103,7 @@ def _partition_parser() -> argparse.ArgumentParser:
     add(
         "-o", "--output", metavar="DIR", help="folder to write (default: MODEL's stem + .partition)"
     )
+    cli_pictures.add_pictures(parser)
     add("--json", action="store_true", help="print the facts as JSON")
     add("-q", "--quiet", action="store_true", help="no progress and no summary")
     add("--version", action="version", version=f"partition {__version__}")
@@ -118,14 +123,16 @@ def _check_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None
 
 
 def _partition(argv: Sequence[str]) -> int:
-    _check_command(_partition_parser(), argv)
-    args = _partition_parser().parse_args(argv)
+    parser = _partition_parser()
+    _check_command(parser, argv)
+    args = parser.parse_args(argv)
     from partitioner.directory import check_target
 
     model = Path(args.model)
     target = Path(args.output) if args.output else Path(f"{model.stem}.partition")
     check_model(model)
     check_target(target, force=args.force)
+    cli_pictures.check_pictures(parser, args, model)
     say = progress(args.quiet)
     say("loading the compiler")
     from partitioner.compiler import compile as compile_model
@@ -148,6 +155,7 @@ def _partition(argv: Sequence[str]) -> int:
     )
     say(f"writing {target}")
     result.save(target, force=args.force, plan_only=args.plan_only)
+    cli_pictures.write_pictures(result, args, say, aside)
     if args.json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
@@ -228,6 +236,8 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "report": report,
     "diff": diff,
     "sweep": sweep,
+    "draw": cli_pictures.draw,
+    "check": cli_pictures.check,
 }
 
 

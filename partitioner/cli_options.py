@@ -182,6 +182,11 @@ def check_model(model: Path) -> None:
         raise PartitionerError(f"{model}: {error.strerror}") from None
 
 
+def aside(line: str) -> None:
+    """Print a remark on stderr."""
+    print(f"partition: {safe(line)}", file=sys.stderr)
+
+
 def progress(quiet: bool) -> Callable[[str], None]:
     """A printer of stages on stderr; silent with -q."""
 

@@ -114,9 +114,9 @@ def sweep(argv: Sequence[str]) -> int:
     from partitioner.sweep import sweep as search_all
 
     if args.output:
-        from partitioner.report.write import check_page
+        from partitioner.files import check_file
 
-        check_page(Path(args.output))
+        check_file(Path(args.output))
     axes = Axis(args.devices or (), args.clusters or (None,), args.memory or (None,))
     request = Request(args.objective, args.strategy, time_limit_s=args.time_limit, gap=args.gap)
     traced = load_onnx(Path(args.model), dict(args.dim), dict(args.shape))
@@ -128,7 +128,7 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def _write(path: Path, data: Diff | Sweep) -> None:
+    from partitioner.files import write_file
     from partitioner.report.page import render
-    from partitioner.report.write import write_page
 
-    write_page(path, render(data))
+    write_file(path, render(data).encode())

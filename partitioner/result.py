@@ -186,12 +186,12 @@ class Compiled:
             path: File to write; one that is there is replaced.
 
         Raises:
-            ReportError: It cannot be written.
+            FileError: It cannot be written.
         """
-        from partitioner.report.write import write_page
+        from partitioner.files import write_file
 
         target = Path(path)
-        write_page(target, self._page())
+        write_file(target, self._page().encode())
         return target
 
     def _page(self) -> str:

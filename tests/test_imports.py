@@ -9,7 +9,18 @@ import pytest
 import partitioner
 from partitioner import examples
 
-HEAVY = ("torch", "onnx", "onnx_ir", "onnxruntime", "pulp", "highspy", "scipy", "numpy", "networkx")
+HEAVY = (
+    "torch",
+    "matplotlib",
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+    "pulp",
+    "highspy",
+    "scipy",
+    "numpy",
+    "networkx",
+)
 
 
 def loaded(code: str) -> set[str]:

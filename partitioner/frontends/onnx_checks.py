@@ -96,7 +96,7 @@ def _check_opset(proto: ModelProto, where: str) -> None:
 
 
 def _check_external_data(proto: ModelProto, where: str, folder: Path | None) -> None:
-    for tensor in _tensors(proto):
+    for tensor in all_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             what = f"{where}: tensor {tensor.name!r}"
             if folder is None:
@@ -107,7 +107,8 @@ def _check_external_data(proto: ModelProto, where: str, folder: Path | None) -> 
             _check_span(tensor, what, folder)
 
 
-def _tensors(proto: ModelProto) -> Iterator[TensorProto]:
+def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a model: initializers and attributes, at any depth and in functions."""
     nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
     inner = list(nested_graphs(nodes))
     for graph in (proto.graph, *inner):

@@ -61,7 +61,7 @@ def read_source(model: str | Path | ModelProto) -> Source:
         proto.CopyFrom(model)
         where = f"model {model.graph.name!r}"
     else:
-        proto, where = _parse(Path(model)), str(model)
+        proto, where = parse_file(Path(model)), str(model)
     _default_domain(proto)
     check_model(proto, where, path)
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
@@ -76,7 +76,12 @@ def read_source(model: str | Path | ModelProto) -> Source:
     return Source(proto, where, None if path is None else path.parent, name, notes)
 
 
-def _parse(path: Path) -> ModelProto:
+def parse_file(path: Path) -> ModelProto:
+    """The message in a file, not checked yet.
+
+    Raises:
+        FrontendError: Not a readable file of at most 2 GiB, or no protobuf message of a model.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from report import browser as headless
+from report import synthetic
 from selenium.webdriver import ActionChains, Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from partitioner.report import page
-from report import browser as headless
-from report import synthetic
 
 pytestmark = pytest.mark.xdist_group("browser")
 needs_chromium = pytest.mark.skipif(headless.binary() is None, reason="no chromium is installed")

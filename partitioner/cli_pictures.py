@@ -1,0 +1,180 @@
+"""Pictures on the command line: `partition MODEL --dot F`, `partition draw` and `check`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partitioner.cli_options import Parser, aside, positive, progress, safe
+
+if TYPE_CHECKING:
+    from partitioner.result import Compiled
+
+Say = Callable[[str], None]
+
+_IMAGES = (".svg", ".png", ".pdf")
+_SUFFIXES = {
+    "dot": (".dot", ".gv"),
+    "graph": _IMAGES,
+    "timeline": (*_IMAGES, ".json"),
+    "annotate": (".onnx",),
+}
+_HELP = {
+    "dot": "write the partitioned graph as Graphviz source",
+    "graph": "draw the partitioned graph (.svg, .png, .pdf)",
+    "timeline": "draw the timeline (.svg, .png, .pdf), or Perfetto's .json",
+    "annotate": "write the model with ONNX's multi-device annotations",
+}
+
+
+def add_pictures(parser: argparse.ArgumentParser) -> None:
+    """Add --dot, --graph, --timeline and --annotate."""
+    for name, suffixes in _SUFFIXES.items():
+        parser.add_argument(
+            f"--{name}", type=_file(suffixes), metavar="FILE", help=_HELP[name], default=None
+        )
+
+
+def _file(suffixes: Sequence[str]) -> Callable[[str], Path]:
+    def parse(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise argparse.ArgumentTypeError(f"{text!r} does not end in {' or '.join(suffixes)}")
+        return path
+
+    return parse
+
+
+def check_pictures(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, model: Path | None
+) -> None:
+    """Refuse, before any work, what could not be written after it.
+
+    Args:
+        parser: Where a wrong usage is reported.
+        args: What `add_pictures` parsed.
+        model: The model's file, which is never replaced; None where that is not known yet.
+
+    Raises:
+        PartitionerError: A file cannot be written, or matplotlib is not installed.
+    """
+    from partitioner.files import check_file, refuse_to_replace
+
+    targets = list(_targets(args))
+    places = [path.resolve() for _, path in targets]
+    for (name, path), place in zip(targets, places, strict=True):
+        if places.count(place) > 1:
+            parser.error(f"argument --{name}: {path} is given twice")
+        check_file(path)
+    if args.annotate is not None and model is not None:
+        refuse_to_replace(model, args.annotate)
+    if any(path.suffix.lower() in _IMAGES for _, path in targets):
+        from partitioner.pictures.canvas import require_matplotlib
+
+        require_matplotlib()
+
+
+def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: Say) -> None:
+    """Write what was asked for.
+
+    Args:
+        result: A compiled model.
+        args: What `add_pictures` parsed.
+        say: Is told each file.
+        warn: Is told what a file does not hold of the plan.
+
+    Raises:
+        PartitionerError: A file cannot be written.
+    """
+    for name, path in _targets(args):
+        say(f"writing {path}")
+        for line in _WRITERS[name](result, path, args):
+            warn(line)
+
+
+def _targets(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    for name in _SUFFIXES:
+        path = getattr(args, name)
+        if path is not None:
+            yield name, path
+
+
+def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+    from partitioner.files import write_file
+    from partitioner.pictures.dot import dot
+
+    write_file(path, dot(result).encode())
+    return ()
+
+
+def _write_graph(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+    from partitioner.pictures.draw import MAX_BOXES, draw_graph
+
+    draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
+    return ()
+
+
+def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+    requests = getattr(args, "requests", 1)
+    if path.suffix.lower() == ".json":
+        from partitioner.cost_model.simulate import simulate, timeline_json
+        from partitioner.files import write_file
+
+        write_file(path, timeline_json(simulate(result.schedule, requests)).encode())
+    else:
+        from partitioner.pictures.timeline import draw_timeline
+
+        draw_timeline(result, path, requests=requests)
+    return ()
+
+
+def _write_annotated(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+    from partitioner.annotate import annotate
+
+    return tuple(annotate(result, path).lines())
+
+
+_WRITERS: dict[str, Callable[[Compiled, Path, argparse.Namespace], Sequence[str]]] = {
+    "dot": _write_dot,
+    "graph": _write_graph,
+    "timeline": _write_timeline,
+    "annotate": _write_annotated,
+}
+
+
+def draw(argv: Sequence[str]) -> int:
+    """``partition draw DIR``."""
+    parser = Parser(prog="partition draw", description="Draw a plan.", allow_abbrev=False)
+    parser.add_argument("directory", metavar="DIR")
+    add_pictures(parser)
+    parser.add_argument(
+        "--requests", type=positive, default=1, metavar="N", help="requests in the timeline"
+    )
+    parser.add_argument("--boxes", type=positive, metavar="N", help="most boxes in the graph")
+    args = parser.parse_args(argv)
+    if not list(_targets(args)):
+        parser.error(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")
+    check_pictures(parser, args, None)
+    from partitioner.result import load
+
+    write_pictures(load(args.directory), args, progress(quiet=False), aside)
+    return 0
+
+
+def check(argv: Sequence[str]) -> int:
+    """``partition check FILE``: 0 if the annotations are valid, 1 otherwise."""
+    parser = Parser(
+        prog="partition check",
+        description="Check a model's multi-device annotations.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("file", metavar="FILE", help="an .onnx file with annotations")
+    args = parser.parse_args(argv)
+    from partitioner.check import check_model
+
+    found = check_model(Path(args.file))
+    for line in str(found).splitlines():
+        print(safe(line))
+    return 1 if found.problems else 0

@@ -1,0 +1,94 @@
+"""Writing a file whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from partitioner.ir.errors import PartitionerError
+
+_COPY_BYTES = 2**24  #: Copied at a time.
+
+
+class FileError(PartitionerError, ValueError):
+    """A file that cannot be written."""
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Put `data` into a file; one that is there is replaced in one step.
+
+    Raises:
+        FileError: It cannot be written; what was there stays.
+    """
+    write_files({path: data})
+
+
+def write_files(contents: Mapping[Path, bytes | Path]) -> None:
+    """Write files that belong together; none is put in place before all are complete.
+
+    Args:
+        contents: For each file its bytes, or a file to copy. They are put in place in this order.
+
+    Raises:
+        FileError: One cannot be written.
+    """
+    drafts: dict[Path, Path] = {}
+    path = Path()
+    try:
+        for path, content in contents.items():
+            check_file(path)
+            handle, draft = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+            drafts[path] = Path(draft)
+            with os.fdopen(handle, "wb") as file:
+                _fill(file, content)
+        for path, draft_path in drafts.items():
+            draft_path.chmod(0o666 & ~_umask())
+            draft_path.replace(path)
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        for draft_path in drafts.values():
+            draft_path.unlink(missing_ok=True)
+
+
+def _fill(file: BinaryIO, content: bytes | Path) -> None:
+    if isinstance(content, Path):
+        with content.open("rb") as source:
+            shutil.copyfileobj(source, file, _COPY_BYTES)
+    else:
+        file.write(content)
+
+
+def _umask() -> int:
+    """Rights that new files do not get; it can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def check_file(path: Path) -> None:
+    """Refuse early what `write_file` would refuse.
+
+    Raises:
+        FileError: There is no such folder, it cannot be written into, or the path is a folder.
+    """
+    if not path.parent.is_dir():
+        raise FileError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        raise FileError(f"cannot write {path}: it is there and is not a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FileError(f"cannot write {path}: the folder {path.parent} is not writable")
+
+
+def refuse_to_replace(source: Path, path: Path) -> None:
+    """A result never replaces what it was made from.
+
+    Raises:
+        FileError: The two are one file.
+    """
+    if path.exists() and source.exists() and path.samefile(source):
+        raise FileError(f"cannot write {path}: it is the model itself; name another file")

@@ -1,0 +1,251 @@
+"""Where boxes go: layers from top to bottom, few crossings, no edge through a box.
+
+Sugiyama's method in short: layers are topological generations; an edge over several layers gets
+a waypoint in each; barycentre sweeps order the layers; then every item moves towards its
+neighbours as far as its layer allows. Long stacks of layers continue in further columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import networkx as nx
+
+Item = Hashable  #: A node, or a waypoint (edge, layer).
+Point = tuple[float, float]
+
+_SWEEPS = 12
+_WAYPOINT = 0.16  #: Width of a waypoint, in boxes.
+_GUTTER = 0.35  #: Between columns, in boxes.
+_MAX_COLUMNS = 8
+_CENTRE = 0.3  #: Pull of the middle line, against 2 of a neighbour.
+_MAX_WIDE = 6  #: Boxes side by side; wider generations take several layers.
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions: x to the right in boxes, y down in layers.
+
+    Attributes:
+        at: Centre of each node.
+        routes: Points of each edge from its source's centre to its target's.
+        width: Of everything, in boxes.
+        rows: Layers in the longest column.
+    """
+
+    at: Mapping[Item, Point]
+    routes: Mapping[tuple[Item, Item], tuple[Point, ...]]
+    width: float
+    rows: int
+
+
+def arrange(graph: nx.DiGraph, shape: float) -> Layout:
+    """Positions for a graph without cycles.
+
+    Args:
+        graph: Nodes in an order that settles ties.
+        shape: Rows for each box of width that the picture should have.
+    """
+    layers = _layers(graph)
+    chains = _chains(graph, layers)
+    grid = _Grid(graph, layers, chains)
+    grid.sweep()
+    x = grid.place()
+    return _wrap(grid, x, shape)
+
+
+def _layers(graph: nx.DiGraph) -> list[list[Item]]:
+    """Generations, each of at most `_MAX_WIDE` nodes; sources sink to their first reader."""
+    order = {node: index for index, node in enumerate(graph)}
+    depth: dict[Item, int] = {}
+    for index, generation in enumerate(nx.topological_generations(graph)):
+        depth.update(dict.fromkeys(generation, index))
+    for node in reversed(list(nx.topological_sort(graph))):
+        readers = [depth[reader] for reader in graph.successors(node)]
+        if readers and not graph.in_degree(node):
+            depth[node] = min(readers) - 1
+    rows: dict[int, list[Item]] = defaultdict(list)
+    for node in sorted(depth, key=lambda node: order[node]):
+        rows[depth[node]].append(node)
+    return [
+        row[start : start + _MAX_WIDE]
+        for _, row in sorted(rows.items())
+        for start in range(0, len(row), _MAX_WIDE)
+    ]
+
+
+def _chains(
+    graph: nx.DiGraph, layers: Sequence[Sequence[Item]]
+) -> dict[tuple[Item, Item], tuple[Item, ...]]:
+    """Each edge as a chain of items, one a layer; adds its waypoints nowhere yet."""
+    depth = {node: index for index, row in enumerate(layers) for node in row}
+    return {
+        (u, v): (u, *(((u, v), layer) for layer in range(depth[u] + 1, depth[v])), v)
+        for u, v in graph.edges
+    }
+
+
+@dataclass
+class _Grid:
+    graph: nx.DiGraph
+    layers: list[list[Item]]
+    chains: Mapping[tuple[Item, Item], tuple[Item, ...]]
+    up: dict[Item, list[Item]] = field(default_factory=lambda: defaultdict(list))
+    down: dict[Item, list[Item]] = field(default_factory=lambda: defaultdict(list))
+    depth: dict[Item, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.depth = {node: index for index, row in enumerate(self.layers) for node in row}
+        for chain in self.chains.values():
+            first = self.depth[chain[0]]
+            for offset, item in enumerate(chain[1:-1], 1):
+                self.layers[first + offset].append(item)
+                self.depth[item] = first + offset
+            for above, below in itertools.pairwise(chain):
+                self.down[above].append(below)
+                self.up[below].append(above)
+
+    def sweep(self) -> None:
+        """Order the layers by the mean place of the neighbours, down and up in turn."""
+        best = self._crossings(), [list(row) for row in self.layers]
+        for turn in range(_SWEEPS):
+            rows = self.layers if turn % 2 == 0 else self.layers[::-1]
+            toward = self.up if turn % 2 == 0 else self.down
+            for row in rows:
+                self._order(row, toward)
+            crossings = self._crossings()
+            if crossings < best[0]:
+                best = crossings, [list(row) for row in self.layers]
+        self.layers = best[1]
+
+    def _order(self, row: list[Item], toward: Mapping[Item, Sequence[Item]]) -> None:
+        place = self._places()
+        mean = {
+            item: sum(place[n] for n in toward[item]) / len(toward[item])
+            if toward.get(item)
+            else place[item]
+            for item in row
+        }
+        row.sort(key=lambda item: mean[item])
+
+    def _places(self) -> dict[Item, float]:
+        """0 .. 1 in its layer."""
+        return {
+            item: (index + 0.5) / len(row) for row in self.layers for index, item in enumerate(row)
+        }
+
+    def _crossings(self) -> int:
+        place = {item: index for row in self.layers for index, item in enumerate(row)}
+        total = 0
+        for row in self.layers:
+            ends = [(place[a], place[b]) for a in row for b in self.down[a]]
+            ends.sort()
+            total += sum(
+                ends[i][1] > ends[j][1] for i in range(len(ends)) for j in range(i + 1, len(ends))
+            )
+        return total
+
+    def width(self, item: Item) -> float:
+        """In boxes."""
+        return 1.0 if item in self.graph else _WAYPOINT
+
+    def place(self) -> dict[Item, float]:
+        """Centres, in boxes: near the mean of the neighbours, in order and without overlap."""
+        x: dict[Item, float] = {}
+        for row in self.layers:
+            x.update(self._spread(row, [0.0] * len(row)))
+        for turn in range(4 * _SWEEPS):
+            rows = self.layers if turn % 2 == 0 else self.layers[::-1]
+            for row in rows:
+                x.update(self._spread(row, [self._pull(item, x) for item in row]))
+        return x
+
+    def _pull(self, item: Item, x: Mapping[Item, float]) -> float:
+        near = [*self.up[item], *self.down[item]]
+        if not near:
+            return x[item]
+        weights = [self._weight(item, other) for other in near]
+        pull = sum(w * x[n] for w, n in zip(weights, near, strict=True))
+        return pull / (sum(weights) + _CENTRE)
+
+    def _weight(self, item: Item, other: Item) -> float:
+        """Chains of boxes are to be straight, long edges too; where the two meet matters little."""
+        boxes = (item in self.graph) + (other in self.graph)
+        return (4.0, 0.4, 2.0)[boxes]
+
+    def _spread(self, row: Sequence[Item], wanted: Sequence[float]) -> dict[Item, float]:
+        """The places nearest to the wanted ones that keep order and distance (least squares).
+
+        Pool adjacent violators: blocks of items that touch move as one.
+        """
+        offsets, reach = [], 0.0
+        for index, item in enumerate(row):
+            gap = (self.width(row[index - 1]) + self.width(item)) / 2 + 0.12 if index else 0.0
+            reach += gap
+            offsets.append(reach)
+        blocks: list[tuple[float, int]] = []  # (mean of wanted - offset, items)
+        for target, offset in zip(wanted, offsets, strict=True):
+            blocks.append((target - offset, 1))
+            while len(blocks) > 1 and blocks[-2][0] >= blocks[-1][0]:
+                (mean, count), (last, more) = blocks[-2], blocks[-1]
+                blocks[-2:] = [((mean * count + last * more) / (count + more), count + more)]
+        starts = [mean for mean, count in blocks for _ in range(count)]
+        return {i: s + o for i, s, o in zip(row, starts, offsets, strict=True)}
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The stack of layers cut into columns of `rows` layers, each as wide as it needs to be."""
+
+    rows: int
+    lefts: tuple[float, ...]  #: In the picture, of each column.
+    firsts: tuple[float, ...]  #: The same in the stack.
+    width: float
+
+    @classmethod
+    def of(cls, grid: _Grid, x: Mapping[Item, float], count: int) -> _Columns:
+        rows = math.ceil(len(grid.layers) / count)
+        lefts, firsts, reach = [], [], 0.0
+        for start in range(0, len(grid.layers), rows):
+            items = [item for row in grid.layers[start : start + rows] for item in row]
+            firsts.append(min(x[item] - grid.width(item) / 2 for item in items))
+            lefts.append(reach)
+            reach += max(x[item] + grid.width(item) / 2 for item in items) - firsts[-1] + _GUTTER
+        return cls(rows, tuple(lefts), tuple(firsts), reach - _GUTTER)
+
+    def spot(self, depth: int, x: float) -> Point:
+        column, row = divmod(depth, self.rows)
+        return x - self.firsts[column] + self.lefts[column], float(row)
+
+    def route(self, stops: Sequence[tuple[int, float]]) -> Iterator[Point]:
+        """Through (layer, x) stops; from a column's foot to the next one's head in a gutter."""
+        for index, (depth, x) in enumerate(stops):
+            here = self.spot(depth, x)
+            if index and depth % self.rows == 0:
+                before = self.spot(*stops[index - 1])
+                left = self.lefts[depth // self.rows]
+                # Where it starts keeps it apart from others in the gutter.
+                inside = (before[0] - self.lefts[depth // self.rows - 1]) / left
+                gutter = left - _GUTTER * (0.15 + 0.6 * inside)
+                low, high = self.rows - 0.5 + 0.25 * inside, -0.75 + 0.25 * inside
+                yield from ((before[0], low), (gutter, low), (gutter, high), (here[0], high))
+            yield here
+
+
+def _wrap(grid: _Grid, x: Mapping[Item, float], shape: float) -> Layout:
+    """The columns whose picture comes nearest to the shape."""
+    counts = range(1, min(len(grid.layers), _MAX_COLUMNS) + 1)
+    columns = min(
+        (_Columns.of(grid, x, count) for count in counts),
+        key=lambda found: abs(math.log(found.rows / (found.width * shape))),
+    )
+    at = {node: columns.spot(grid.depth[node], x[node]) for node in grid.graph}
+    routes = {
+        edge: tuple(columns.route([(grid.depth[item], x[item]) for item in chain]))
+        for edge, chain in grid.chains.items()
+    }
+    return Layout(at, routes, columns.width, columns.rows)

@@ -66,7 +66,7 @@ def report(
     names: tuple[str, ...] = (),
     overlapping: bool = False,
 ) -> Report:
-    """Stages of two devices each, or groups that overlap; `names` replace the first nodes' names."""
+    """Stages of two devices each, or groups that overlap; `names` replace those of nodes."""
     groups = _groups(devices, overlapping)
     made = Made()
     last = _node(made, "Gather", "embed_tokens", [], 0, groups, 1e6, "")
@@ -91,7 +91,13 @@ def report(
         "nodes": made.nodes,
         "edges": made.edges,
         "terminals": [
-            {"name": "input_ids", "kind": "input", "shape": [8, 512], "dtype": "int64", "nodes": [0]},
+            {
+                "name": "input_ids",
+                "kind": "input",
+                "shape": [8, 512],
+                "dtype": "int64",
+                "nodes": [0],
+            },
             {
                 "name": "logits",
                 "kind": "output",
@@ -121,7 +127,9 @@ def _groups(devices: int, overlapping: bool) -> list[GroupRow]:
 
 def _top(groups: list[GroupRow]) -> int:
     """The group of the last stage."""
-    return max(index for index, group in enumerate(groups) if len(group["devices"]) > 1 or not index)
+    return max(
+        index for index, group in enumerate(groups) if len(group["devices"]) > 1 or not index
+    )
 
 
 def _layer(
@@ -135,7 +143,9 @@ def _layer(
         group = stage
         if overlapping and not cut:
             group = stages + groups[stage]["devices"][layer % len(groups[stage]["devices"])]
-        node = _node(made, op, f"/model/layers.{layer}/{name}/{op}", inputs, group, groups, flops, cut)
+        node = _node(
+            made, op, f"/model/layers.{layer}/{name}/{op}", inputs, group, groups, flops, cut
+        )
         if at in REDUCED and len(groups[group]["devices"]) > 1:
             _comm(made, "all-reduce", node, node + 1, groups[group]["devices"])
     last = len(made.nodes) - 1
@@ -296,14 +306,16 @@ def _critical(starts: list[float], durations: list[float]) -> list[int]:
 
 def _memory(made: Made, groups: list[GroupRow], device: int) -> Memory:
     here = [
-        index
-        for index, node in enumerate(made.nodes)
-        if device in groups[node["group"]]["devices"]
+        index for index, node in enumerate(made.nodes) if device in groups[node["group"]]["devices"]
     ]
     weights = 4 * HIDDEN * HIDDEN * max(1, sum(made.nodes[at]["op"] == "MatMul" for at in here))
     position, activations, buffers = [0], [0], [0]
     for at, ref in enumerate(made.tasks):
-        ranks = made.comms[-1 - ref]["ranks"] if ref < 0 else groups[made.nodes[ref]["group"]]["devices"]
+        ranks = (
+            made.comms[-1 - ref]["ranks"]
+            if ref < 0
+            else groups[made.nodes[ref]["group"]]["devices"]
+        )
         mine = device in ranks
         value = 16 * 2**20 * (1 + ref % 4) if mine and ref >= 0 else 2**20
         if (value, 16 * 2**20 * int(ref < 0 and mine)) != (activations[-1], buffers[-1]):
@@ -336,9 +348,7 @@ def _devices(made: Made, groups: list[GroupRow], memory: list[Memory]) -> list[D
             "name": f"accelerator {device}",
             "limit_bytes": row["limit_bytes"],
             "compute_s": sum(
-                node["seconds"]
-                for node in made.nodes
-                if device in groups[node["group"]]["devices"]
+                node["seconds"] for node in made.nodes if device in groups[node["group"]]["devices"]
             ),
             "comm_s": sum(comm["seconds"] for comm in made.comms if device in comm["ranks"]),
             "peak_bytes": row["peak_bytes"],
@@ -373,7 +383,10 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
         "devices_used": len(rows),
         "limit": "Device 1 is the busiest: matrix products take 71 % of its time, all-reduce 18 %.",
         "worth": "Splitting over these devices is worth it: 3.1 times the throughput of one.",
-        "notes": ["Seconds are the cost model's, not measured.", "Two ops have no row: kept whole."],
+        "notes": [
+            "Seconds are the cost model's, not measured.",
+            "Two ops have no row: kept whole.",
+        ],
     }
 
 

@@ -52,7 +52,7 @@ function shortName({ name, op }) {
  */
 function layoutGraph(plan, view, direction) {
   const faces = new Map(view.items.map((item) => [item.id, itemFace(plan, item)]));
-  for (const edge of view.edges) edge.label = edge.comms.size ? commsLabel(plan, [...edge.comms]) : "";
+  for (const edge of view.edges) edge.label = edgeLabel(plan, edge, view.owner);
   const levels = levelsOf(plan, view);
   const places = new Map();
   const routes = new Map(view.edges.map((edge) => [edge.id, []]));

@@ -66,7 +66,7 @@ def report(
     names: tuple[str, ...] = (),
     overlapping: bool = False,
 ) -> Report:
-    """Stages of two devices each, or groups that overlap; `names` replace the first nodes' names."""
+    """Stages of two devices each, or groups that overlap; `names` replace those of nodes."""
     groups = _groups(devices, overlapping)
     made = Made()
     last = _node(made, "Gather", "embed_tokens", [], 0, groups, 1e6, "")

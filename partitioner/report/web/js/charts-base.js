@@ -37,8 +37,7 @@ function zoomLook(now) {
   return {
     borderColor: now.line, backgroundColor: "transparent", fillerColor: now.accent + "33",
     handleStyle: { color: now.accent }, moveHandleStyle: { color: now.soft },
-    dataBackground: { lineStyle: { opacity: 0 }, areaStyle: { opacity: 0 } },
-    textStyle: { color: now.ink, fontSize: 11 }, brushSelect: false,
+    textStyle: { color: now.ink, fontSize: 11 }, brushSelect: false, showDataShadow: false,
   };
 }
 

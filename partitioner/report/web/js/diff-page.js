@@ -51,7 +51,7 @@ function movedPanel(panel, data) {
     label: "Moved nodes", minWidth: 900, rows: data.moved,
     text: (row) => `${plain(row.name)} ${row.op} ${row.before} ${row.after}`,
     columns: [
-      { title: "Type", value: (row) => row.op, cell: (row) => nameOf(row.op, 20), width: "minmax(80px,1fr)" },
+      { title: "Type", value: (row) => row.op, cell: (row, letters) => nameOf(row.op, letters), width: "minmax(130px,1fr)" },
       { title: "Name", value: (row) => row.name, cell: (row, letters) => nameOf(row.name, letters), width: "minmax(140px,3fr)" },
       { title: "Before", value: (row) => row.before, cell: (row, letters) => nameOf(row.before, letters), width: "minmax(110px,2fr)" },
       { title: "After", value: (row) => row.after, cell: (row, letters) => nameOf(row.after, letters), width: "minmax(110px,2fr)" },

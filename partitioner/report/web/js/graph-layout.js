@@ -52,7 +52,7 @@ function shortName({ name, op }) {
  */
 function layoutGraph(plan, view, direction) {
   const faces = new Map(view.items.map((item) => [item.id, itemFace(plan, item)]));
-  for (const edge of view.edges) edge.label = edge.comms.size ? commsLabel(plan, [...edge.comms]) : "";
+  for (const edge of view.edges) edge.label = edgeLabel(plan, edge, view.owner);
   const levels = levelsOf(plan, view);
   const places = new Map();
   const routes = new Map(view.edges.map((edge) => [edge.id, []]));
@@ -111,7 +111,7 @@ function layoutLevel(levels, id, faces, direction) {
     if (order > 0) setPort(graph, from, ["first", from]);
     if (order < 0) setPort(graph, to, [to, "last"]);
     const room = order === 0 && edge.label ? { width: textWidth(edge.label) + 12, height: 34, labelpos: "c" } : {};
-    graph.setEdge(from, to, room, edge.id);
+    graph.setEdge(from, to, room, edgeName(edge, order));
   }
   graphs.layout(graph);
   const routes = parts.map((part) => routeOf(graph, part));
@@ -126,8 +126,13 @@ function setPort(graph, port, anchor) {
   graph.setEdge(...anchor, { weight: 1000 });
 }
 
+/** Edges with a label are led apart; others between the same two boxes go the same way. */
+function edgeName(edge, order) {
+  return order === 0 && edge.label ? edge.id : "plain";
+}
+
 function routeOf(graph, { edge, from, to, order }) {
-  const { points, x, y } = graph.edge(from, to, edge.id);
+  const { points, x, y } = graph.edge(from, to, edgeName(edge, order));
   const port = order ? graph.node(order > 0 ? from : to) : null;
   const bends = points.slice(1, -1);
   if (order > 0) bends.unshift(port);

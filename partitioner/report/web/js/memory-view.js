@@ -89,13 +89,16 @@ function memoryCurve(view, now) {
   const memory = view.plan.memory[view.device];
   const end = view.plan.tasks.length;
   const xs = [...memory.position, end];
-  const columns = { activations: memory.activations, buffers: memory.buffers };
-  const values = (part) => xs.map((x, at) => [x, part === "weights" ? memory.weights_bytes : columns[part][Math.min(at, columns[part].length - 1)] ?? 0]);
+  const at = (column, index) => column[Math.min(index, column.length - 1)] ?? 0;
+  const held = xs.map((x, index) => ({ x, weights: memory.weights_bytes, activations: at(memory.activations, index), buffers: at(memory.buffers, index) }));
+  view.held = held;
   const withLimit = byId("memory-limit").checked;
   const top = 1.18 * Math.max(memory.peak_bytes, withLimit ? memory.limit_bytes : 0, 1);
   const lines = positionsOf(view).map((at) => ({ xAxis: at + 0.5, lineStyle: { color: now.accent, width: 2 }, label: { show: false } }));
   if (withLimit) lines.push({ yAxis: memory.limit_bytes, lineStyle: { color: now.warn, width: 2, type: "dashed" }, label: { show: true, formatter: `limit ${size(memory.limit_bytes)}`, position: "insideEndTop", color: now.ink } });
-  const area = (part) => ({ name: part, type: "line", step: "end", stack: "held", symbol: "none", data: values(part), lineStyle: { width: 1, color: now[part] }, itemStyle: { color: now[part] }, areaStyle: { color: now[part], opacity: 0.85 } });
+  // Sums from the top down, each area over the one before: what shows of an area is its part.
+  const sums = { buffers: (row) => row.weights + row.activations + row.buffers, activations: (row) => row.weights + row.activations, weights: (row) => row.weights };
+  const area = (part) => ({ name: part, type: "line", step: "end", symbol: "none", data: held.map((row) => [row.x, sums[part](row)]), lineStyle: { width: 1, color: now[part] }, itemStyle: { color: now[part] }, areaStyle: { color: now[part], opacity: 1 } });
   return {
     ...baseOption(now),
     tooltip: { ...baseOption(now).tooltip, trigger: "axis", formatter: (rows) => curveTip(view, rows) },
@@ -105,7 +108,7 @@ function memoryCurve(view, now) {
     yAxis: { type: "value", max: top, interval: byteInterval(top, 6), ...axisLook(now), axisLabel: { color: now.ink, formatter: size, showMaxLabel: false } },
     dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", bottom: 8, height: 20, labelFormatter: (value) => count(Math.round(value)), ...zoomLook(now) }],
     series: [
-      ...PARTS.map((part, at) => ({ ...area(part), ...(at ? {} : { markLine: { silent: true, symbol: "none", data: lines } }) })),
+      area("buffers"), area("activations"), { ...area("weights"), markLine: { silent: true, symbol: "none", data: lines } },
       { name: "peak", type: "scatter", symbol: "diamond", symbolSize: 15, data: [[memory.peak_position, memory.peak_bytes]], z: 9, itemStyle: { color: now.warn, borderColor: now.surface, borderWidth: 1.5 },
         label: { show: true, formatter: `peak ${size(memory.peak_bytes)}`, position: peakSide(memory.peak_position / end), color: now.ink, fontWeight: "bold", backgroundColor: now.surface, padding: [2, 4] } },
     ],
@@ -129,13 +132,14 @@ function positionsOf(view) {
 }
 
 function curveTip(view, rows) {
-  const held = rows.filter(({ seriesName }) => PARTS.includes(seriesName));
-  if (!held.length) return "";
-  const at = held[0].value[0];
-  const ref = view.plan.tasks[at];
-  const task = ref === undefined ? "" : ref >= 0 ? [short(view.plan.nodes[ref].op, 30), " ", nameOf(view.plan.nodes[ref].name, 40)] : plain(view.plan.comms[-1 - ref].kind);
-  const total = held.reduce((sum, { value }) => sum + value[1], 0);
-  return tip(`From position ${at}`, [...held.map(({ seriesName, value }) => [seriesName, size(value[1])]), ["Together", size(total)], ["Task", task === "" ? "" : el("span", {}, task)]]);
+  const row = view.held[rows.find(({ seriesName }) => PARTS.includes(seriesName))?.dataIndex];
+  if (!row) return "";
+  const ref = view.plan.tasks[row.x];
+  const total = row.weights + row.activations + row.buffers;
+  return tip(`From position ${count(row.x)}`, [
+    ...PARTS.map((part) => [part, size(row[part])]), ["Together", size(total)],
+    ["Task", ref === undefined ? "" : el("span", {}, taskLabel(view.plan, ref))],
+  ]);
 }
 
 /** The live set of the device's peak. */

@@ -184,12 +184,24 @@ function terminalComms(plan, terminal, target, owner) {
   });
 }
 
-/** "all-reduce 1.5 MiB 12 us", or sums of several. */
-function commsLabel(plan, comms) {
-  const rows = comms.map((index) => plan.comms[index]);
+/**
+ * "all-reduce 1.5 MiB 12 us", or sums of several; "" if there is none.
+ *
+ * A communication that several edges wait for is counted where its first consumer is.
+ */
+function edgeLabel(plan, edge, owner) {
+  if (!edge.comms.size) return "";
+  const all = [...edge.comms];
+  const own = all.filter((index) => owner[plan.comms[index].consumer] === edge.target || plan.comms[index].consumer < 0);
+  if (own.length) return commsLabel(own.map((index) => plan.comms[index]));
+  const kinds = [...new Set(all.map((index) => plan.comms[index].kind))];
+  return `${plain(kinds.join(", "))}\nshared`;
+}
+
+function commsLabel(rows) {
   const kinds = [...new Set(rows.map((row) => row.kind))];
   const bytes = rows.reduce((sum, row) => sum + row.bytes, 0);
   const time = rows.reduce((sum, row) => sum + row.seconds, 0);
   const what = kinds.length === 1 ? kinds[0] : "communications";
-  return `${rows.length > 1 ? `${rows.length}× ` : ""}${what}\n${size(bytes)} ${seconds(time)}`;
+  return `${rows.length > 1 ? `${rows.length}× ` : ""}${plain(what)}\n${size(bytes)} ${seconds(time)}`;
 }

@@ -155,6 +155,12 @@ function taskName(plan, ref) {
   return ref >= 0 ? plan.nodes[ref].op : plan.comms[-1 - ref].kind;
 }
 
+/** Type and name of a task, as parts of an element. */
+function taskLabel(plan, ref) {
+  const { name, value } = ref >= 0 ? plan.nodes[ref] : plan.comms[-1 - ref];
+  return [short(taskName(plan, ref), 40), " ", nameOf(name ?? value, 60)];
+}
+
 function stepShape(now, api) {
   const [x1, y1] = api.coord([api.value(0), api.value(1)]);
   const [x2, y2] = api.coord([api.value(2), api.value(3)]);
@@ -169,8 +175,7 @@ function pieceTip(view, piece) {
     return tip(`${count(piece.many)} short events`, [["Device", `@${device}`], ["From", seconds(piece.from)], ["To", seconds(piece.to)], ["", "click to zoom in"]]);
   }
   const ref = line.ref[piece.event];
-  const title = ref >= 0 ? [short(plan.nodes[ref].op, 40), " ", nameOf(plan.nodes[ref].name, 60)] : [plain(plan.comms[-1 - ref].kind), " ", nameOf(plan.comms[-1 - ref].value, 60)];
-  return tip(el("span", {}, title), [
+  return tip(el("span", {}, taskLabel(plan, ref)), [
     ["Device", `@${device}`], ["Start", seconds(piece.from)], ["Duration", seconds(piece.to - piece.from)],
     ["Bytes", ref >= 0 ? "" : size(plan.comms[-1 - ref].bytes)],
     ["Request", line.requests > 1 ? String(line.request[piece.event]) : ""],

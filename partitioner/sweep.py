@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,7 +65,7 @@ def sweep(
     ]
     points = []
     for index, (limit, cluster) in enumerate(targets, 1):
-        title = _title(len(cluster), cluster.name, limit)
+        title = _title(len(cluster), _kind(cluster), limit)
         progress(f"point {index} of {len(targets)}: {title}")
         points.append(_point(traced.graph, rules, cluster, limit, request))
     _mark(points)
@@ -148,7 +149,7 @@ def _entry(
     rate = got.throughput_per_s if got else None
     return Point(
         devices=count,
-        cluster=cluster.name,
+        cluster=_kind(cluster),
         memory_bytes=limit,
         strategy=cert.strategy if cert else "",
         latency_s=got.latency_s if got else None,
@@ -219,6 +220,11 @@ def _answer(points: Sequence[Point], objective: str) -> str:
         f"device ({one['cluster']}, {show(before)}), {units.share(gain / best['devices'])} of "
         f"the ideal {best['devices']} times."
     )
+
+
+def _kind(cluster: Cluster) -> str:
+    """A cluster's name without its count: ``"4xh100" -> "h100"``; ``"2x4xh100"`` stays."""
+    return re.sub(r"^\d+x(?=[a-z])", "", cluster.name)
 
 
 def _title(devices: int, cluster: str, limit: int | None) -> str:

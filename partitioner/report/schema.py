@@ -283,7 +283,7 @@ class Point(TypedDict):
     """One request of a sweep."""
 
     devices: int
-    cluster: str
+    cluster: str  #: Without its count: "h100"; points of one cluster and limit are a series.
     memory_bytes: int | None  #: The limit asked for, null for the cluster's own.
     strategy: str  #: "" if there is no plan.
     latency_s: float | None

@@ -112,7 +112,7 @@ def test_sweep_over_clusters_with_their_own_counts(
 ) -> None:
     args = ("sweep", plans / "m.onnx", "--clusters", "1xcpu,2xcpu", "--json", "-q")
     found = json.loads(_said(capsys, *args, "--time-limit", "3"))
-    assert [p["cluster"] for p in found["points"]] == ["1xcpu", "2xcpu"]
+    assert [(p["devices"], p["cluster"]) for p in found["points"]] == [(1, "cpu"), (2, "cpu")]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from partitioner.report import page
+from partitioner.report.schema import Report
 
 needs_chromium = pytest.mark.skipif(headless.binary() is None, reason="no chromium is installed")
 
@@ -61,12 +62,24 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "overlapping": synthetic.report(layers=2, overlapping=True),
         "hostile": synthetic.report(layers=2, names=HOSTILE),
         "large": synthetic.report(layers=357, devices=8, requests=(1, 2)),
+        "one": synthetic.report(layers=0, devices=1),
+        "empty": empty(),
+        "flat": synthetic.report(layers=20, devices=64) | {"blocks": []},
         "diff": synthetic.diff(),
         "sweep": synthetic.sweep(),
     }
     for name, data in made.items():
         (folder / f"{name}.html").write_text(page.render(data), "utf-8")
     return folder
+
+
+def empty() -> Report:
+    """A report of a graph without nodes."""
+    return synthetic.report(layers=0, devices=1) | {
+        "nodes": [], "edges": [], "terminals": [], "comms": [], "blocks": [], "tasks": [],
+        "devices": [], "groups": [], "timelines": [], "memory": [],
+        "traffic": {"source": [], "target": [], "bytes": [], "links": []},
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -179,6 +192,24 @@ class TestPlan:
         tab(driver, "nodes")
         assert "Gather" in driver.find_element(By.ID, "nodes-table").text
 
+    @pytest.mark.parametrize("name", ["one", "empty", "flat"])
+    def test_odd_plans_open(self, opened: Opener, name: str) -> None:
+        driver = opened(name)
+        for view in ("graph", "timeline", "memory", "traffic", "nodes"):
+            tab(driver, view)
+        tab(driver, "graph")
+        message = driver.find_element(By.ID, "graph-message").text
+        assert message == ("The graph has no nodes." if name == "empty" else "")
+
+    def test_colours_switch(self, opened: Opener) -> None:
+        driver = opened("plan")
+        for view in ("graph", "timeline", "memory", "traffic"):
+            tab(driver, view)
+        driver.find_element(By.ID, "theme").click()
+        assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
+        tab(driver, "timeline")
+        headless.wait(driver, f"{PAINTED.replace('return', 'return 5 <')}", "#panel-timeline")
+
     def test_head_has_the_verdict(self, opened: Opener) -> None:
         text = opened("plan").find_element(By.TAG_NAME, "header").text
         for part in ("Step time", "3.08\u00d7", "gap 3 %", "matrix products take 71 %", "worth it"):
@@ -234,6 +265,14 @@ class TestPlan:
             "return page.graph.cy.edges('.comm').map((edge) => edge.data('label'))"
         )
         assert "all-reduce\n16 MiB 31 us" in labels
+
+    def test_a_shared_communication_is_counted_once(self, opened: Opener) -> None:
+        driver = opened("overlapping")
+        assert "send\nshared" in driver.execute_script(
+            "page.plan.edges.forEach((edge) => { if (edge.u === 0) edge.comms = [0]; });"
+            "page.setOpen(page.plan.blocks.keys());"
+            "return page.graph.cy.edges('.comm').map((edge) => edge.data('label'))"
+        )
 
     def test_views_are_linked(self, opened: Opener) -> None:
         driver = opened("plan")
@@ -406,6 +445,24 @@ class TestHostileNames:
 def page_text(name: str) -> str:
     """A name as the page shows it: what cannot be seen is escaped."""
     return re.sub("[\x00-\x1f\u202e\u2066\ud800]", lambda mark: f"\\u{ord(mark[0]):04x}", name)
+
+
+@needs_chromium
+class TestPolicy:
+    def test_foreign_scripts_and_requests_are_refused(self, chromium: Chrome, pages: Path) -> None:
+        headless.open_page(chromium, pages / "plan.html")
+        headless.complaints(chromium)
+        chromium.execute_script(
+            "const script = document.createElement('script');"
+            "script.textContent = 'window.hacked = 6';"
+            "document.body.append(script);"
+            "fetch('https://example.com/').catch(() => (window.refused = true));"
+        )
+        headless.wait(chromium, "return window.refused")
+        assert chromium.execute_script("return window.hacked") is None
+        said = " ".join(headless.complaints(chromium))
+        assert "script-src" in said
+        assert "connect" in said
 
 
 @needs_chromium

@@ -52,6 +52,7 @@ async function bundle(name, globalName) {
 }
 
 const used = [];
-for (const [name, globalName] of Object.entries(BUNDLES)) used.push(...(await bundle(name, globalName)));
+for (const [name, globalName] of Object.entries(BUNDLES))
+  used.push(...(await bundle(name, globalName)));
 const texts = used.sort().map(licence).join("\n\n");
 writeFileSync(`${folder}LICENSES.txt`, `The libraries in vendor/*.js.\n\n${texts}`);

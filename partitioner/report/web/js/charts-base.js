@@ -16,8 +16,11 @@ function baseOption(now) {
     backgroundColor: "transparent",
     textStyle: { fontFamily: now.font, color: now.ink, fontSize: 12 },
     tooltip: {
-      confine: true, backgroundColor: now.raised, borderColor: now.line,
-      textStyle: { color: now.ink, fontSize: 12 }, extraCssText: "max-width:420px;white-space:normal",
+      confine: true,
+      backgroundColor: now.raised,
+      borderColor: now.line,
+      textStyle: { color: now.ink, fontSize: 12 },
+      extraCssText: "max-width:420px;white-space:normal",
     },
     aria: { enabled: false },
   };
@@ -35,20 +38,40 @@ function axisLook(now) {
 
 function zoomLook(now) {
   return {
-    borderColor: now.line, backgroundColor: "transparent", fillerColor: now.accent + "33",
-    handleStyle: { color: now.accent }, moveHandleStyle: { color: now.soft },
-    textStyle: { color: now.ink, fontSize: 11 }, brushSelect: false, showDataShadow: false,
+    borderColor: now.line,
+    backgroundColor: "transparent",
+    fillerColor: now.accent + "33",
+    handleStyle: { color: now.accent },
+    moveHandleStyle: { color: now.soft },
+    textStyle: { color: now.ink, fontSize: 11 },
+    brushSelect: false,
+    showDataShadow: false,
   };
 }
 
 /** A tooltip out of a title and pairs; as DOM nodes, so that names stay text. */
 function tip(title, pairs) {
-  return el("div", { class: "tip" }, el("b", {}, title),
-    el("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)])));
+  return el(
+    "div",
+    { class: "tip" },
+    el("b", {}, title),
+    el(
+      "dl",
+      { class: "facts" },
+      pairs
+        .filter(([, value]) => value !== null && value !== "")
+        .flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]),
+    ),
+  );
 }
 
 function key(colour, label, extra = "") {
-  return el("span", { class: "key" }, el("span", { class: `swatch ${extra}`, style: colour ? `background:${colour}` : null }), label);
+  return el(
+    "span",
+    { class: "key" },
+    el("span", { class: `swatch ${extra}`, style: colour ? `background:${colour}` : null }),
+    label,
+  );
 }
 
 function saveBlob(blob, name) {

@@ -1,7 +1,14 @@
 // Colours: Okabe and Ito's eight, which colour-blind people can tell apart, and the page's own.
 
 const DEVICE_COLOURS = [
-  "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e442", "#8f8f8f",
+  "#0072b2",
+  "#e69f00",
+  "#009e73",
+  "#cc79a7",
+  "#56b4e9",
+  "#d55e00",
+  "#f0e442",
+  "#8f8f8f",
 ];
 
 function deviceColour(device) {
@@ -41,7 +48,7 @@ function theme() {
 /**
  * Fills of groups of devices.
  *
- * Groups that share no device are plain: each has the colour of its first device. Where groups
+ * Groups that share no device are plain, each with the next of the colours. Where groups
  * overlap, a group of several devices shows the colours of all of them as stripes.
  */
 function groupFills(groups, used) {
@@ -53,9 +60,14 @@ function groupFills(groups, used) {
       seen.add(device);
     }
   }
-  return groups.map(({ devices }) => {
+  const order = [...used].sort((a, b) => groups[a].devices[0] - groups[b].devices[0]);
+  return groups.map(({ devices }, index) => {
     const striped = overlap && devices.length > 1;
-    return { striped, colours: striped ? devices.slice(0, 8).map(deviceColour) : [deviceColour(devices[0])] };
+    if (striped) return { striped, colours: devices.slice(0, 8).map(deviceColour) };
+    return {
+      striped,
+      colours: [deviceColour(overlap ? devices[0] : Math.max(0, order.indexOf(index)))],
+    };
   });
 }
 

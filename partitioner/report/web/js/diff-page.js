@@ -3,7 +3,11 @@
 const FIGURE_UNITS = { s: seconds, bytes: size, share, per_s: perSecond, count };
 
 function startDiff(data) {
-  byId("subtitle").append(el("bdi", {}, short(data.before, 80)), " → ", el("bdi", {}, short(data.after, 80)));
+  byId("subtitle").append(
+    el("bdi", {}, short(data.before, 80)),
+    " → ",
+    el("bdi", {}, short(data.after, 80)),
+  );
   const views = [
     { id: "figures", label: "Figures", build: figuresPanel },
     { id: "moved", label: `Moved nodes (${count(data.moved.length)})`, build: movedPanel },
@@ -21,7 +25,8 @@ function startBuiltTabs(views, data) {
     shown.set(id, build(byId(`panel-${id}`), data));
     shown.get(id)?.();
   };
-  for (const { id } of views) byId("main").append(el("section", { id: `panel-${id}`, class: "panel column" }));
+  for (const { id } of views)
+    byId("main").append(el("section", { id: `panel-${id}`, class: "panel column" }));
   startTabs(views.map((view) => ({ ...view, show: () => show(view) })));
 }
 
@@ -35,29 +40,95 @@ function figuresPanel(panel, data) {
   const rows = data.figures.map(({ name, unit, before, after }) => {
     const format = FIGURE_UNITS[unit];
     const both = before !== null && after !== null;
-    return [plain(name), format(before), format(after), both ? change(after - before, format) : "–", relative(before, after)];
+    return [
+      plain(name),
+      format(before),
+      format(after),
+      both ? change(after - before, format) : "–",
+      relative(before, after),
+    ];
   });
-  const only = (title, names) => (names.length ? [el("h3", {}, `${title} (${count(names.length)})`), el("ul", { class: "names" }, names.slice(0, 200).map((name) => el("li", {}, nameOf(name, 90)))) ] : []);
+  const only = (title, names) =>
+    names.length
+      ? [
+          el("h3", {}, `${title} (${count(names.length)})`),
+          el(
+            "ul",
+            { class: "names" },
+            names.slice(0, 200).map((name) => el("li", {}, nameOf(name, 90))),
+          ),
+        ]
+      : [];
   panel.append(
     plainTable(["Figure", "Before", "After", "Change", "Relative"], rows, [1, 2, 3, 4]),
-    el("p", {}, `${count(data.same)} nodes are treated alike, ${count(data.moved.length)} otherwise; ${count(data.only_before.length)} only before, ${count(data.only_after.length)} only after.`),
-    ...only("Only before", data.only_before), ...only("Only after", data.only_after),
+    el(
+      "p",
+      {},
+      `${count(data.same)} nodes are treated alike, ${count(data.moved.length)} otherwise; ${count(data.only_before.length)} only before, ${count(data.only_after.length)} only after.`,
+    ),
+    ...only("Only before", data.only_before),
+    ...only("Only after", data.only_after),
   );
 }
 
 function movedPanel(panel, data) {
-  const filter = el("input", { type: "search", placeholder: "filter by name, type or place", "aria-label": "Filter moved nodes", class: "filter" });
+  const filter = el("input", {
+    type: "search",
+    placeholder: "filter by name, type or place",
+    "aria-label": "Filter moved nodes",
+    class: "filter",
+  });
   const table = makeTable({
-    label: "Moved nodes", minWidth: 900, rows: data.moved,
+    label: "Moved nodes",
+    minWidth: 900,
+    rows: data.moved,
     text: (row) => `${plain(row.name)} ${row.op} ${row.before} ${row.after}`,
     columns: [
-      { title: "Type", value: (row) => row.op, cell: (row, letters) => nameOf(row.op, letters), width: "minmax(130px,1fr)" },
-      { title: "Name", value: (row) => row.name, cell: (row, letters) => nameOf(row.name, letters), width: "minmax(140px,3fr)" },
-      { title: "Before", value: (row) => row.before, cell: (row, letters) => nameOf(row.before, letters), width: "minmax(110px,2fr)" },
-      { title: "After", value: (row) => row.after, cell: (row, letters) => nameOf(row.after, letters), width: "minmax(110px,2fr)" },
-      { title: "Seconds before", value: (row) => row.seconds_before, cell: (row) => seconds(row.seconds_before), number: true, width: "120px" },
-      { title: "After", value: (row) => row.seconds_after, cell: (row) => seconds(row.seconds_after), number: true, width: "90px" },
-      { title: "Change", value: (row) => row.seconds_after - row.seconds_before, cell: (row) => change(row.seconds_after - row.seconds_before, seconds), number: true, width: "100px" },
+      {
+        title: "Type",
+        value: (row) => row.op,
+        cell: (row, letters) => nameOf(row.op, letters),
+        width: "minmax(130px,1fr)",
+      },
+      {
+        title: "Name",
+        value: (row) => row.name,
+        cell: (row, letters) => nameOf(row.name, letters),
+        width: "minmax(140px,3fr)",
+      },
+      {
+        title: "Before",
+        value: (row) => row.before,
+        cell: (row, letters) => nameOf(row.before, letters),
+        width: "minmax(110px,2fr)",
+      },
+      {
+        title: "After",
+        value: (row) => row.after,
+        cell: (row, letters) => nameOf(row.after, letters),
+        width: "minmax(110px,2fr)",
+      },
+      {
+        title: "Seconds before",
+        value: (row) => row.seconds_before,
+        cell: (row) => seconds(row.seconds_before),
+        number: true,
+        width: "120px",
+      },
+      {
+        title: "After",
+        value: (row) => row.seconds_after,
+        cell: (row) => seconds(row.seconds_after),
+        number: true,
+        width: "90px",
+      },
+      {
+        title: "Change",
+        value: (row) => row.seconds_after - row.seconds_before,
+        cell: (row) => change(row.seconds_after - row.seconds_before, seconds),
+        number: true,
+        width: "100px",
+      },
     ],
   });
   filter.addEventListener("input", () => table.show(filter.value));
@@ -67,11 +138,27 @@ function movedPanel(panel, data) {
 
 /** Bars before and after, beside each other. */
 function pairOption(now, names, parts, format) {
-  const bars = parts.flatMap(({ name, stack, data, colour, faint }) => ({ name, type: "bar", stack, data, barMaxWidth: 26, itemStyle: { color: colour, opacity: faint ? 0.5 : 1 } }));
-  const tips = (rows) => tip(names[rows[0].dataIndex], rows.map(({ seriesName, value }) => [seriesName, format(value ?? 0)]));
+  const bars = parts.flatMap(({ name, stack, data, colour, faint }) => ({
+    name,
+    type: "bar",
+    stack,
+    data,
+    barMaxWidth: 26,
+    itemStyle: { color: colour, opacity: faint ? 0.5 : 1 },
+  }));
+  const tips = (rows) =>
+    tip(
+      names[rows[0].dataIndex],
+      rows.map(({ seriesName, value }) => [seriesName, format(value ?? 0)]),
+    );
   return {
     ...baseOption(now),
-    tooltip: { ...baseOption(now).tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: tips },
+    tooltip: {
+      ...baseOption(now).tooltip,
+      trigger: "axis",
+      axisPointer: { type: "shadow" },
+      formatter: tips,
+    },
     legend: { top: 0, textStyle: { color: now.ink } },
     grid: { left: 84, right: 16, top: 34, bottom: 30 },
     xAxis: { type: "category", data: names, ...axisLook(now) },
@@ -81,24 +168,91 @@ function pairOption(now, names, parts, format) {
 }
 
 function diffTrafficPanel(panel, data) {
-  const rows = data.traffic.map((row) => [plain(row.kind), count(row.count_before), count(row.count_after), size(row.bytes_before), size(row.bytes_after), change(row.bytes_after - row.bytes_before, size)]);
+  const rows = data.traffic.map((row) => [
+    plain(row.kind),
+    count(row.count_before),
+    count(row.count_after),
+    size(row.bytes_before),
+    size(row.bytes_after),
+    change(row.bytes_after - row.bytes_before, size),
+  ]);
   const canvas = el("div", { class: "chart half" });
-  panel.append(plainTable(["Kind", "Count before", "After", "Bytes before", "After", "Change"], rows, [1, 2, 3, 4, 5]), canvas);
-  makeChart(canvas, (now) => pairOption(now, data.traffic.map((row) => plain(row.kind)), [
-    { name: "before", data: data.traffic.map((row) => row.bytes_before), colour: DEVICE_COLOURS[4] },
-    { name: "after", data: data.traffic.map((row) => row.bytes_after), colour: DEVICE_COLOURS[0] },
-  ], size));
+  panel.append(
+    plainTable(
+      ["Kind", "Count before", "After", "Bytes before", "After", "Change"],
+      rows,
+      [1, 2, 3, 4, 5],
+    ),
+    canvas,
+  );
+  makeChart(canvas, (now) =>
+    pairOption(
+      now,
+      data.traffic.map((row) => plain(row.kind)),
+      [
+        {
+          name: "before",
+          data: data.traffic.map((row) => row.bytes_before),
+          colour: DEVICE_COLOURS[4],
+        },
+        {
+          name: "after",
+          data: data.traffic.map((row) => row.bytes_after),
+          colour: DEVICE_COLOURS[0],
+        },
+      ],
+      size,
+    ),
+  );
 }
 
 function diffDevicesPanel(panel, data) {
-  const both = (column, format) => ([before, after]) => `${before ? format(before[column]) : "–"} → ${after ? format(after[column]) : "–"}`;
-  const cells = [["compute_s", seconds], ["comm_s", seconds], ["peak_bytes", size], ["weights_bytes", size], ["sent_bytes", size]];
-  const rows = data.devices.map((pair, device) => [`${device}`, ...cells.map(([column, format]) => both(column, format)(pair))]);
+  const both =
+    (column, format) =>
+    ([before, after]) =>
+      `${before ? format(before[column]) : "–"} → ${after ? format(after[column]) : "–"}`;
+  const cells = [
+    ["compute_s", seconds],
+    ["comm_s", seconds],
+    ["peak_bytes", size],
+    ["weights_bytes", size],
+    ["sent_bytes", size],
+  ];
+  const rows = data.devices.map((pair, device) => [
+    `${device}`,
+    ...cells.map(([column, format]) => both(column, format)(pair)),
+  ]);
   const canvas = el("div", { class: "chart half" });
-  panel.append(canvas, plainTable(["Device", "Compute", "Communication", "Peak memory", "Weights", "Sent"], rows, [1, 2, 3, 4, 5]));
+  panel.append(
+    canvas,
+    plainTable(
+      ["Device", "Compute", "Communication", "Peak memory", "Weights", "Sent"],
+      rows,
+      [1, 2, 3, 4, 5],
+    ),
+  );
   const column = (side, name) => data.devices.map((pair) => pair[side]?.[name] ?? 0);
-  makeChart(canvas, (now) => pairOption(now, data.devices.map((_, device) => `device ${device}`), ["before", "after"].flatMap((when, side) => [
-    { name: `compute ${when}`, stack: when, data: column(side, "compute_s"), colour: now.activations, faint: !side },
-    { name: `communication ${when}`, stack: when, data: column(side, "comm_s"), colour: now.comm, faint: !side },
-  ]), seconds));
+  makeChart(canvas, (now) =>
+    pairOption(
+      now,
+      data.devices.map((_, device) => `device ${device}`),
+      ["before", "after"].flatMap((when, side) => [
+        {
+          name: `compute ${when}`,
+          stack: when,
+          data: column(side, "compute_s"),
+          colour: now.activations,
+          faint: !side,
+        },
+        {
+          name: `communication ${when}`,
+          stack: when,
+          data: column(side, "comm_s"),
+          colour: now.comm,
+          faint: !side,
+        },
+      ]),
+      seconds,
+    ),
+  );
 }

@@ -49,15 +49,20 @@ function neighbour(view, node, move) {
   const across = view.direction === "TB" ? "x" : "y";
   const along = view.direction === "TB" ? "y" : "x";
   const here = node.position();
-  const distance = (other) => Math.hypot(other.position("x") - here.x, other.position("y") - here.y);
+  const distance = (other) =>
+    Math.hypot(other.position("x") - here.x, other.position("y") - here.y);
   const nearest = (nodes) => nodes.sort((a, b) => distance(a) - distance(b))[0];
   if (move === "next") return nearest(node.outgoers("node"));
   if (move === "previous") return nearest(node.incomers("node"));
   const sign = move === "left" ? -1 : 1;
   return nearest(
-    view.cy.nodes(":childless").filter((other) =>
-      sign * (other.position(across) - here[across]) > 1 && Math.abs(other.position(along) - here[along]) < 60,
-    ),
+    view.cy
+      .nodes(":childless")
+      .filter(
+        (other) =>
+          sign * (other.position(across) - here[across]) > 1 &&
+          Math.abs(other.position(along) - here[along]) < 60,
+      ),
   );
 }
 
@@ -72,5 +77,6 @@ function closeAround(view) {
   const item = view.items.get(view.current ?? "none");
   if (!item) return;
   const block = item.opened ? item.index : item.parent;
-  if (block >= 0 && view.open.has(block)) toggleBlock(view, { id: `b${block}`, type: "block", index: block });
+  if (block >= 0 && view.open.has(block))
+    toggleBlock(view, { id: `b${block}`, type: "block", index: block });
 }

@@ -78,14 +78,20 @@ function levelsOf(plan, view) {
     if (!levels.has(id)) levels.set(id, { children: new Set(), parts: [] });
     return levels.get(id);
   };
-  for (const chain of chains.values()) chain.slice(1).forEach((id, depth) => levelAt(chain[depth]).children.add(id));
+  for (const chain of chains.values())
+    chain.slice(1).forEach((id, depth) => levelAt(chain[depth]).children.add(id));
   for (const edge of view.edges) {
     const [from, to] = [chains.get(edge.source), chains.get(edge.target)];
     let depth = 1;
     while (from[depth] === to[depth]) depth += 1;
     levelAt(from[depth - 1]).parts.push({ edge, from: from[depth], to: to[depth], order: 0 });
     for (let at = depth + 1; at < from.length; at += 1) {
-      levelAt(from[at - 1]).parts.push({ edge, from: from[at], to: `out ${edge.target}`, order: -at });
+      levelAt(from[at - 1]).parts.push({
+        edge,
+        from: from[at],
+        to: `out ${edge.target}`,
+        order: -at,
+      });
     }
     for (let at = depth + 1; at < to.length; at += 1) {
       levelAt(to[at - 1]).parts.push({ edge, from: `in ${edge.source}`, to: to[at], order: at });
@@ -110,19 +116,27 @@ function layoutLevel(levels, id, faces, direction) {
   for (const { edge, from, to, order } of parts) {
     if (order > 0) setPort(graph, from, ["first", from]);
     if (order < 0) setPort(graph, to, [to, "last"]);
-    const room = order === 0 && edge.label ? { width: textWidth(edge.label) + 12, height: 34, labelpos: "c" } : {};
+    const room =
+      order === 0 && edge.label
+        ? { width: textWidth(edge.label) + 12, height: 34, labelpos: "c" }
+        : {};
     graph.setEdge(from, to, room, edgeName(edge, order));
   }
   graphs.layout(graph);
   const routes = parts.map((part) => routeOf(graph, part));
-  const nodes = [...children].map((child) => ({ id: child, inner: inner.get(child), ...graph.node(child) }));
+  const nodes = [...children].map((child) => ({
+    id: child,
+    inner: inner.get(child),
+    ...graph.node(child),
+  }));
   return bounded(nodes, routes);
 }
 
 /** A port, held at the border by a heavy edge. */
 function setPort(graph, port, anchor) {
   if (graph.hasNode(port)) return;
-  for (const id of new Set([port, ...anchor])) if (!graph.hasNode(id)) graph.setNode(id, { width: 1, height: 1 });
+  for (const id of new Set([port, ...anchor]))
+    if (!graph.hasNode(id)) graph.setNode(id, { width: 1, height: 1 });
   graph.setEdge(...anchor, { weight: 1000 });
 }
 
@@ -142,20 +156,42 @@ function routeOf(graph, { edge, from, to, order }) {
 
 /** Moves a level's upper left corner to 0, 0, with room for its border. */
 function bounded(nodes, routes) {
-  const points = routes.flatMap((route) => (route.label ? [...route.points, route.label] : route.points));
-  const xs = [...nodes.flatMap(({ x, width }) => [x - width / 2, x + width / 2]), ...points.map(({ x }) => x)];
-  const ys = [...nodes.flatMap(({ y, height }) => [y - height / 2, y + height / 2]), ...points.map(({ y }) => y)];
+  const points = routes.flatMap((route) =>
+    route.label ? [...route.points, route.label] : route.points,
+  );
+  const xs = [
+    ...nodes.flatMap(({ x, width }) => [x - width / 2, x + width / 2]),
+    ...points.map(({ x }) => x),
+  ];
+  const ys = [
+    ...nodes.flatMap(({ y, height }) => [y - height / 2, y + height / 2]),
+    ...points.map(({ y }) => y),
+  ];
   const least = (values) => values.reduce((a, b) => Math.min(a, b));
   const most = (values) => values.reduce((a, b) => Math.max(a, b));
   const [left, top] = [least(xs) - BOX_PADDING, least(ys) - BOX_PADDING];
-  return { nodes, routes, left, top, w: most(xs) + BOX_PADDING - left, h: most(ys) + BOX_PADDING - top };
+  return {
+    nodes,
+    routes,
+    left,
+    top,
+    w: most(xs) + BOX_PADDING - left,
+    h: most(ys) + BOX_PADDING - top,
+  };
 }
 
 function placeLevel(level, x, y, places, routes) {
   const moved = (point) => ({ x: point.x - level.left + x, y: point.y - level.top + y });
   for (const node of level.nodes) {
     const centre = moved(node);
-    if (node.inner) placeLevel(node.inner, centre.x - node.inner.w / 2, centre.y - node.inner.h / 2, places, routes);
+    if (node.inner)
+      placeLevel(
+        node.inner,
+        centre.x - node.inner.w / 2,
+        centre.y - node.inner.h / 2,
+        places,
+        routes,
+      );
     else places.set(node.id, centre);
   }
   for (const { edge, order, points, label } of level.routes) {

@@ -6,10 +6,18 @@ const START_ZOOM = 0.95;
 
 function startGraph(plan) {
   const view = {
-    plan, open: new Set(), direction: "TB", cy: null, owner: [], items: new Map(), current: null,
+    plan,
+    open: new Set(),
+    direction: "TB",
+    cy: null,
+    owner: [],
+    items: new Map(),
+    current: null,
   };
   byId("graph-legend").append(...graphLegend(plan));
-  byId("graph-fit").addEventListener("click", () => view.cy.animate({ fit: { padding: 24 }, duration: 150 }));
+  byId("graph-fit").addEventListener("click", () =>
+    view.cy.animate({ fit: { padding: 24 }, duration: 150 }),
+  );
   byId("graph-in").addEventListener("click", () => zoomGraph(view, 1.3));
   byId("graph-out").addEventListener("click", () => zoomGraph(view, 1 / 1.3));
   byId("graph-turn").addEventListener("click", () => turnGraph(view));
@@ -26,8 +34,13 @@ function startGraph(plan) {
 function showGraph(view) {
   if (view.cy) return view.cy.resize();
   view.cy = graphs.cytoscape({
-    container: byId("graph-canvas"), style: graphStyle(), minZoom: 0.02, maxZoom: 3,
-    boxSelectionEnabled: false, selectionType: "single", autoungrabify: true,
+    container: byId("graph-canvas"),
+    style: graphStyle(),
+    minZoom: 0.02,
+    maxZoom: 3,
+    boxSelectionEnabled: false,
+    selectionType: "single",
+    autoungrabify: true,
   });
   view.cy.on("tap", (event) => tapGraph(view, event));
   view.cy.on("dbltap", "node", (event) => toggleBlock(view, view.items.get(event.target.id())));
@@ -39,6 +52,7 @@ function showGraph(view) {
 /** Fits a small graph; of a large one shows the beginning at a size that can be read. */
 function startZoom(view) {
   const { cy } = view;
+  if (cy.nodes().empty()) return;
   cy.fit(undefined, 24);
   if (cy.zoom() > 1.2) cy.zoom(1.2);
   cy.center();
@@ -46,13 +60,15 @@ function startZoom(view) {
   cy.zoom(START_ZOOM);
   const box = cy.elements().boundingBox();
   const first = cy.nodes()[0].position();
-  if (view.direction === "TB") cy.pan({ x: cy.width() / 2 - START_ZOOM * first.x, y: 24 - START_ZOOM * box.y1 });
+  if (view.direction === "TB")
+    cy.pan({ x: cy.width() / 2 - START_ZOOM * first.x, y: 24 - START_ZOOM * box.y1 });
   else cy.pan({ x: 24 - START_ZOOM * box.x1, y: cy.height() / 2 - START_ZOOM * first.y });
 }
 
 /** Lays out and draws what is visible now. */
 function drawGraph(view) {
   const { plan, cy } = view;
+  if (!plan.nodes.length) return graphMessage("The graph has no nodes.");
   const visible = visibleGraph(plan, view.open);
   view.owner = visible.owner;
   view.items = new Map(visible.items.map((item) => [item.id, item]));
@@ -74,13 +90,21 @@ function drawGraph(view) {
 function openedElements(plan, open) {
   const shown = [...open].filter((block) => blocksAround(plan, block).every((at) => open.has(at)));
   const length = (block) => plan.blocks[block].last - plan.blocks[block].first;
-  return shown.sort((a, b) => length(b) - length(a)).map((block) => {
-    const { parent } = plan.blocks[block];
-    const label = `− ${short(plan.blocks[block].label, 40)}`;
-    const face = { label, shift: textWidth(label) + 12, shape: "round-rectangle", w: 10, h: 10 };
-    const data = { id: `b${block}`, parent: parent < 0 ? undefined : `b${parent}`, fill: "#808080", ink: "#000000", ...face };
-    return { group: "nodes", data, classes: "opened" };
-  });
+  return shown
+    .sort((a, b) => length(b) - length(a))
+    .map((block) => {
+      const { parent } = plan.blocks[block];
+      const label = `− ${short(plan.blocks[block].label, 40)}`;
+      const face = { label, shift: textWidth(label) + 12, shape: "round-rectangle", w: 10, h: 10 };
+      const data = {
+        id: `b${block}`,
+        parent: parent < 0 ? undefined : `b${parent}`,
+        fill: "#808080",
+        ink: "#000000",
+        ...face,
+      };
+      return { group: "nodes", data, classes: "opened" };
+    });
 }
 
 function itemElement(plan, item, faces, places) {
@@ -95,21 +119,43 @@ function edgeElement(edge, places) {
   const bends = segments(places.get(edge.source), places.get(edge.target), edge.bends);
   const classes = [edge.comms.size ? "comm" : "", bends.weights.length ? "bent" : ""].join(" ");
   const { id, source, target, label, values } = edge;
-  return { group: "edges", data: { id, source, target, label, values, comms: [...edge.comms], labelX: 0, labelY: 0, ...bends }, classes };
+  return {
+    group: "edges",
+    data: {
+      id,
+      source,
+      target,
+      label,
+      values,
+      comms: [...edge.comms],
+      labelX: 0,
+      labelY: 0,
+      ...bends,
+    },
+    classes,
+  };
 }
 
 /** Moves labels from the middle of an edge to where the layout made room for them. */
 function placeLabels(cy, edges) {
-  const labelled = edges.filter((edge) => edge.labelAt).map(({ id, labelAt }) => [cy.getElementById(id), labelAt]);
+  const labelled = edges
+    .filter((edge) => edge.labelAt)
+    .map(({ id, labelAt }) => [cy.getElementById(id), labelAt]);
   const middles = labelled.map(([edge]) => edge.midpoint());
-  cy.batch(() => labelled.forEach(([edge, at], index) =>
-    edge.data({ labelX: at.x - middles[index].x, labelY: at.y - middles[index].y })));
+  cy.batch(() =>
+    labelled.forEach(([edge, at], index) =>
+      edge.data({ labelX: at.x - middles[index].x, labelY: at.y - middles[index].y }),
+    ),
+  );
 }
 
 function visibleCount(plan, open) {
-  const inside = (level) => plan.children[level + 1].reduce(
-    (sum, item) => sum + (item.block !== undefined && open.has(item.block) ? inside(item.block) : 1), 0,
-  );
+  const inside = (level) =>
+    plan.children[level + 1].reduce(
+      (sum, item) =>
+        sum + (item.block !== undefined && open.has(item.block) ? inside(item.block) : 1),
+      0,
+    );
   return inside(-1);
 }
 
@@ -117,7 +163,9 @@ function visibleCount(plan, open) {
 function setOpen(view, open, keep = null) {
   const visible = visibleCount(view.plan, open);
   if (visible > VISIBLE_LIMIT) {
-    graphMessage(`${count(visible)} nodes would be visible, more than ${count(VISIBLE_LIMIT)}: open fewer blocks.`);
+    graphMessage(
+      `${count(visible)} nodes would be visible, more than ${count(VISIBLE_LIMIT)}: open fewer blocks.`,
+    );
     return false;
   }
   graphMessage("");
@@ -143,7 +191,8 @@ function toggleBlock(view, item) {
   if (item?.type !== "block") return;
   const open = new Set(view.open);
   if (open.has(item.index)) {
-    for (const block of view.open) if (blocksAround(view.plan, block).includes(item.index)) open.delete(block);
+    for (const block of view.open)
+      if (blocksAround(view.plan, block).includes(item.index)) open.delete(block);
   } else open.add(item.index);
   const opened = open.has(item.index);
   if (!setOpen(view, open, item.id)) return;
@@ -158,7 +207,8 @@ function openAll(view) {
 /** Opens the blocks around a node and moves to it. */
 function revealNode(view, node) {
   const path = blocksAround(view.plan, view.plan.holder[node]);
-  if (path.some((block) => !view.open.has(block))) setOpen(view, new Set([...view.open, ...path]), "none");
+  if (path.some((block) => !view.open.has(block)))
+    setOpen(view, new Set([...view.open, ...path]), "none");
   centreOn(view, view.cy.getElementById(view.owner[node]));
 }
 
@@ -174,7 +224,10 @@ function elementsOf(view, item) {
   const get = (id) => cy.getElementById(id ?? "none");
   if (!item) return cy.collection();
   if (item.type === "node") return get(owner[item.id]);
-  if (item.type === "terminals") return cy.nodes(".terminal").filter((node) => view.items.get(node.id()).ids.includes(item.ids[0]));
+  if (item.type === "terminals")
+    return cy
+      .nodes(".terminal")
+      .filter((node) => view.items.get(node.id()).ids.includes(item.ids[0]));
   if (item.type === "edge") return get(item.id);
   if (item.type === "comm") {
     const edges = cy.edges(".comm").filter((edge) => edge.data("comms").includes(item.id));
@@ -218,7 +271,10 @@ function tapGraph(view, event) {
 
 function zoomGraph(view, factor) {
   const { cy } = view;
-  cy.zoom({ level: cy.zoom() * factor, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } });
+  cy.zoom({
+    level: cy.zoom() * factor,
+    renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 },
+  });
 }
 
 function turnGraph(view) {
@@ -232,5 +288,8 @@ function graphMessage(text) {
 }
 
 function saveGraph(view) {
-  saveBlob(view.cy.png({ output: "blob", bg: theme().surface, scale: 2, maxWidth: 8000, maxHeight: 8000 }), "graph.png");
+  saveBlob(
+    view.cy.png({ output: "blob", bg: theme().surface, scale: 2, maxWidth: 8000, maxHeight: 8000 }),
+    "graph.png",
+  );
 }

@@ -20,7 +20,8 @@ function startPlan(data) {
     toggle: (block) => {
       open("graph");
       const around = blocksAround(plan, plan.blocks[block].parent);
-      if (around.some((at) => !graph.open.has(at))) setOpen(graph, new Set([...graph.open, ...around]), "none");
+      if (around.some((at) => !graph.open.has(at)))
+        setOpen(graph, new Set([...graph.open, ...around]), "none");
       toggleBlock(graph, { id: `b${block}`, type: "block", index: block });
       select({ type: "block", id: block }, "details");
     },
@@ -42,14 +43,30 @@ function startPlan(data) {
     { id: "nodes", label: "Nodes", show: startNodes(plan) },
   ]);
   startSearch(plan, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
-  return { plan, graph, timeline, memory, traffic, select, selection, open, setOpen: (blocks) => setOpen(graph, new Set(blocks)) };
+  return {
+    plan,
+    graph,
+    timeline,
+    memory,
+    traffic,
+    select,
+    selection,
+    open,
+    setOpen: (blocks) => setOpen(graph, new Set(blocks)),
+  };
 }
 
 function timelineLegend(plan) {
   const solid = plan.fills.every((fill) => !fill.striped);
   byId("timeline-legend").append(
-    key("", solid ? "compute, in the colour of its devices" : "compute, in the colour of the device", "devices"),
-    key("var(--comm)", "communication"), key("", "idle", "idle"), key("var(--warn)", "critical path", "thin"),
+    key(
+      "",
+      solid ? "compute, in the colour of its devices" : "compute, in the colour of the device",
+      "devices",
+    ),
+    key("var(--comm)", "communication"),
+    key("", "idle", "idle"),
+    key("var(--warn)", "critical path", "thin"),
   );
 }
 
@@ -65,11 +82,13 @@ function startPage() {
   byId("licences-open").addEventListener("click", () => byId("licences").showModal());
   byId("licences-text").textContent = byId("licence-texts").textContent;
   window.page = STARTERS[data.kind](data); // for the console and the tests
-  requestAnimationFrame(() => setTimeout(() => {
-    document.documentElement.dataset.ready = "1";
-    window.__ready = true;
-    window.__readyMs = performance.now(); // since the start of navigation
-  }));
+  requestAnimationFrame(() =>
+    setTimeout(() => {
+      document.documentElement.dataset.ready = "1";
+      window.__ready = true;
+      window.__readyMs = performance.now(); // since the start of navigation
+    }),
+  );
 }
 
 startPage();

@@ -3,11 +3,19 @@
 const PARTS = ["weights", "activations", "buffers"];
 
 function startMemory(plan) {
-  const fullest = plan.memory.reduce((best, row, device) =>
-    row.peak_bytes / (row.limit_bytes || 1) > plan.memory[best].peak_bytes / (plan.memory[best].limit_bytes || 1) ? device : best, 0);
+  const fullest = plan.memory.reduce(
+    (best, row, device) =>
+      row.peak_bytes / (row.limit_bytes || 1) >
+      plan.memory[best].peak_bytes / (plan.memory[best].limit_bytes || 1)
+        ? device
+        : best,
+    0,
+  );
   const view = { plan, device: fullest, bars: null, curve: null };
   const choice = byId("memory-device");
-  choice.append(...plan.devices.map((_, device) => el("option", { value: String(device) }, `device ${device}`)));
+  choice.append(
+    ...plan.devices.map((_, device) => el("option", { value: String(device) }, `device ${device}`)),
+  );
   choice.addEventListener("change", () => chooseDevice(view, Number(choice.value)));
   byId("memory-limit").addEventListener("change", () => chooseDevice(view, view.device));
   byId("memory-peak").addEventListener("click", () => showLive(view, true));
@@ -20,11 +28,16 @@ function startMemory(plan) {
 
 function showMemory(view) {
   if (view.bars || !view.plan.memory.length) return;
-  byId("memory-limit").checked = view.plan.memory.some((row) => row.peak_bytes > 0.1 * row.limit_bytes);
+  byId("memory-limit").checked = view.plan.memory.some(
+    (row) => row.peak_bytes > 0.1 * row.limit_bytes,
+  );
   view.bars = makeChart(byId("memory-bars"), (now) => memoryBars(view, now));
   view.curve = makeChart(byId("memory-curve"), (now) => memoryCurve(view, now));
   view.bars.chart.getZr().on("click", (event) => {
-    const [, at] = view.bars.chart.convertFromPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY]);
+    const [, at] = view.bars.chart.convertFromPixel({ gridIndex: 0 }, [
+      event.offsetX,
+      event.offsetY,
+    ]);
     if (at >= 0 && at < view.plan.devices.length) chooseDevice(view, at);
   });
   view.curve.chart.getZr().on("click", (event) => tapMemory(view, event));
@@ -46,15 +59,21 @@ function tapMemory(view, event) {
   const [at] = chart.convertFromPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY]);
   const memory = view.plan.memory[view.device];
   const peak = chart.convertToPixel({ gridIndex: 0 }, [memory.peak_position, memory.peak_bytes]);
-  if (Math.hypot(peak[0] - event.offsetX, peak[1] - event.offsetY) < 14) return showLive(view, true);
+  if (Math.hypot(peak[0] - event.offsetX, peak[1] - event.offsetY) < 14)
+    return showLive(view, true);
   const ref = view.plan.tasks[Math.max(0, Math.floor(at))];
   if (ref !== undefined) select(itemOfRef(ref), "memory");
 }
 
 function atPeak(memory) {
   let at = 0;
-  while (at + 1 < memory.position.length && memory.position[at + 1] <= memory.peak_position) at += 1;
-  return { weights: memory.weights_bytes, activations: memory.activations[at] ?? 0, buffers: memory.buffers[at] ?? 0 };
+  while (at + 1 < memory.position.length && memory.position[at + 1] <= memory.peak_position)
+    at += 1;
+  return {
+    weights: memory.weights_bytes,
+    activations: memory.activations[at] ?? 0,
+    buffers: memory.buffers[at] ?? 0,
+  };
 }
 
 function memoryBars(view, now) {
@@ -62,27 +81,85 @@ function memoryBars(view, now) {
   const peaks = memory.map(atPeak);
   const labels = devices.map((_, device) => `${device}`);
   const room = Math.floor(byId("memory-bars").clientHeight / 22);
-  const zoom = devices.length > room ? [{ type: "slider", yAxisIndex: 0, right: 4, width: 14, startValue: 0, endValue: room, showDetail: false, ...zoomLook(now) }] : [];
+  const zoom =
+    devices.length > room
+      ? [
+          {
+            type: "slider",
+            yAxisIndex: 0,
+            right: 4,
+            width: 14,
+            startValue: 0,
+            endValue: room,
+            showDetail: false,
+            ...zoomLook(now),
+          },
+        ]
+      : [];
   const withLimit = byId("memory-limit").checked;
-  const most = 1.04 * Math.max(...memory.map((row) => Math.max(row.peak_bytes, withLimit ? row.limit_bytes : 0)), 1);
-  const limits = { name: "limit", type: "scatter", symbol: "rect", symbolSize: [3, 20], itemStyle: { color: now.warn }, data: withLimit ? memory.map((row, device) => [row.limit_bytes, device]) : [] };
+  const most =
+    1.04 *
+    Math.max(...memory.map((row) => Math.max(row.peak_bytes, withLimit ? row.limit_bytes : 0)), 1);
+  const limits = {
+    name: "limit",
+    type: "scatter",
+    symbol: "rect",
+    symbolSize: [3, 20],
+    itemStyle: { color: now.warn },
+    data: withLimit ? memory.map((row, device) => [row.limit_bytes, device]) : [],
+  };
   return {
     ...baseOption(now),
-    tooltip: { ...baseOption(now).tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: ([first]) => memoryTip(view, first.dataIndex, peaks[first.dataIndex]) },
+    tooltip: {
+      ...baseOption(now).tooltip,
+      trigger: "axis",
+      axisPointer: { type: "shadow" },
+      formatter: ([first]) => memoryTip(view, first.dataIndex, peaks[first.dataIndex]),
+    },
     grid: { left: 44, right: zoom.length ? 30 : 16, top: 8, bottom: 26 },
-    xAxis: { type: "value", max: most, interval: byteInterval(most, 3), ...axisLook(now), axisLabel: { color: now.ink, formatter: size, hideOverlap: true, showMaxLabel: false } },
-    yAxis: { type: "category", data: labels, inverse: true, ...axisLook(now), axisLabel: { color: now.ink, formatter: (label) => (Number(label) === view.device ? `▸ ${label}` : label) } },
+    xAxis: {
+      type: "value",
+      max: most,
+      interval: byteInterval(most, 3),
+      ...axisLook(now),
+      axisLabel: { color: now.ink, formatter: size, hideOverlap: true, showMaxLabel: false },
+    },
+    yAxis: {
+      type: "category",
+      data: labels,
+      inverse: true,
+      ...axisLook(now),
+      axisLabel: {
+        color: now.ink,
+        formatter: (label) => (Number(label) === view.device ? `▸ ${label}` : label),
+      },
+    },
     dataZoom: zoom,
-    series: [limits, ...PARTS.map((part) => ({
-      name: part, type: "bar", stack: "peak", barMaxWidth: 18,
-      data: peaks.map((peak, device) => ({ value: peak[part], itemStyle: { opacity: device === view.device ? 1 : 0.65 } })), itemStyle: { color: now[part] },
-    }))],
+    series: [
+      limits,
+      ...PARTS.map((part) => ({
+        name: part,
+        type: "bar",
+        stack: "peak",
+        barMaxWidth: 18,
+        data: peaks.map((peak, device) => ({
+          value: peak[part],
+          itemStyle: { opacity: device === view.device ? 1 : 0.65 },
+        })),
+        itemStyle: { color: now[part] },
+      })),
+    ],
   };
 }
 
 function memoryTip(view, device, peak) {
   const { limit_bytes: limit, peak_bytes: total } = view.plan.memory[device];
-  return tip(`Device ${device} at its peak`, [...PARTS.map((part) => [part, size(peak[part])]), ["Peak", size(total)], ["Limit", size(limit)], ["Free", share(1 - total / limit)]]);
+  return tip(`Device ${device} at its peak`, [
+    ...PARTS.map((part) => [part, size(peak[part])]),
+    ["Peak", size(total)],
+    ["Limit", size(limit)],
+    ["Free", share(1 - total / limit)],
+  ]);
 }
 
 function memoryCurve(view, now) {
@@ -90,27 +167,106 @@ function memoryCurve(view, now) {
   const end = view.plan.tasks.length;
   const xs = [...memory.position, end];
   const at = (column, index) => column[Math.min(index, column.length - 1)] ?? 0;
-  const held = xs.map((x, index) => ({ x, weights: memory.weights_bytes, activations: at(memory.activations, index), buffers: at(memory.buffers, index) }));
+  const held = xs.map((x, index) => ({
+    x,
+    weights: memory.weights_bytes,
+    activations: at(memory.activations, index),
+    buffers: at(memory.buffers, index),
+  }));
   view.held = held;
   const withLimit = byId("memory-limit").checked;
   const top = 1.18 * Math.max(memory.peak_bytes, withLimit ? memory.limit_bytes : 0, 1);
-  const lines = positionsOf(view).map((at) => ({ xAxis: at + 0.5, lineStyle: { color: now.accent, width: 2 }, label: { show: false } }));
-  if (withLimit) lines.push({ yAxis: memory.limit_bytes, lineStyle: { color: now.warn, width: 2, type: "dashed" }, label: { show: true, formatter: `limit ${size(memory.limit_bytes)}`, position: "insideEndTop", color: now.ink } });
+  const lines = positionsOf(view).map((at) => ({
+    xAxis: at + 0.5,
+    lineStyle: { color: now.accent, width: 2 },
+    label: { show: false },
+  }));
+  if (withLimit)
+    lines.push({
+      yAxis: memory.limit_bytes,
+      lineStyle: { color: now.warn, width: 2, type: "dashed" },
+      label: {
+        show: true,
+        formatter: `limit ${size(memory.limit_bytes)}`,
+        position: "insideEndTop",
+        color: now.ink,
+      },
+    });
   // Sums from the top down, each area over the one before: what shows of an area is its part.
-  const sums = { buffers: (row) => row.weights + row.activations + row.buffers, activations: (row) => row.weights + row.activations, weights: (row) => row.weights };
-  const area = (part) => ({ name: part, type: "line", step: "end", symbol: "none", data: held.map((row) => [row.x, sums[part](row)]), lineStyle: { width: 1, color: now[part] }, itemStyle: { color: now[part] }, areaStyle: { color: now[part], opacity: 1 } });
+  const sums = {
+    buffers: (row) => row.weights + row.activations + row.buffers,
+    activations: (row) => row.weights + row.activations,
+    weights: (row) => row.weights,
+  };
+  const area = (part) => ({
+    name: part,
+    type: "line",
+    step: "end",
+    symbol: "none",
+    data: held.map((row) => [row.x, sums[part](row)]),
+    lineStyle: { width: 1, color: now[part] },
+    itemStyle: { color: now[part] },
+    areaStyle: { color: now[part], opacity: 1 },
+  });
   return {
     ...baseOption(now),
-    tooltip: { ...baseOption(now).tooltip, trigger: "axis", formatter: (rows) => curveTip(view, rows) },
+    tooltip: {
+      ...baseOption(now).tooltip,
+      trigger: "axis",
+      formatter: (rows) => curveTip(view, rows),
+    },
     legend: { data: PARTS, top: 2, left: 60, textStyle: { color: now.ink } },
     grid: { left: 78, right: 24, top: 36, bottom: 76 },
-    xAxis: { type: "value", min: 0, max: end, name: "task position in the schedule", nameLocation: "middle", nameGap: 24, ...axisLook(now), minInterval: 1 },
-    yAxis: { type: "value", max: top, interval: byteInterval(top, 6), ...axisLook(now), axisLabel: { color: now.ink, formatter: size, showMaxLabel: false } },
-    dataZoom: [{ type: "inside", filterMode: "none" }, { type: "slider", filterMode: "none", bottom: 8, height: 20, labelFormatter: (value) => count(Math.round(value)), ...zoomLook(now) }],
+    xAxis: {
+      type: "value",
+      min: 0,
+      max: end,
+      name: "task position in the schedule",
+      nameLocation: "middle",
+      nameGap: 24,
+      ...axisLook(now),
+      minInterval: 1,
+    },
+    yAxis: {
+      type: "value",
+      max: top,
+      interval: byteInterval(top, 6),
+      ...axisLook(now),
+      axisLabel: { color: now.ink, formatter: size, showMaxLabel: false },
+    },
+    dataZoom: [
+      { type: "inside", filterMode: "none" },
+      {
+        type: "slider",
+        filterMode: "none",
+        bottom: 8,
+        height: 20,
+        labelFormatter: (value) => count(Math.round(value)),
+        ...zoomLook(now),
+      },
+    ],
     series: [
-      area("buffers"), area("activations"), { ...area("weights"), markLine: { silent: true, symbol: "none", data: lines } },
-      { name: "peak", type: "scatter", symbol: "diamond", symbolSize: 15, data: [[memory.peak_position, memory.peak_bytes]], z: 9, itemStyle: { color: now.warn, borderColor: now.surface, borderWidth: 1.5 },
-        label: { show: true, formatter: `peak ${size(memory.peak_bytes)}`, position: peakSide(memory.peak_position / end), color: now.ink, fontWeight: "bold", backgroundColor: now.surface, padding: [2, 4] } },
+      area("buffers"),
+      area("activations"),
+      { ...area("weights"), markLine: { silent: true, symbol: "none", data: lines } },
+      {
+        name: "peak",
+        type: "scatter",
+        symbol: "diamond",
+        symbolSize: 15,
+        data: [[memory.peak_position, memory.peak_bytes]],
+        z: 9,
+        itemStyle: { color: now.warn, borderColor: now.surface, borderWidth: 1.5 },
+        label: {
+          show: true,
+          formatter: `peak ${size(memory.peak_bytes)}`,
+          position: peakSide(memory.peak_position / end),
+          color: now.ink,
+          fontWeight: "bold",
+          backgroundColor: now.surface,
+          padding: [2, 4],
+        },
+      },
     ],
   };
 }
@@ -127,8 +283,12 @@ function peakSide(at) {
 
 /** Positions of the selected tasks; of a block its first and last. */
 function positionsOf(view) {
-  const at = [...refsOf(view.plan, selection.current)].map((ref) => view.plan.position.get(ref)).filter((position) => position !== undefined);
-  return at.length > 2 ? [at.reduce((a, b) => Math.min(a, b)), at.reduce((a, b) => Math.max(a, b))] : at;
+  const at = [...refsOf(view.plan, selection.current)]
+    .map((ref) => view.plan.position.get(ref))
+    .filter((position) => position !== undefined);
+  return at.length > 2
+    ? [at.reduce((a, b) => Math.min(a, b)), at.reduce((a, b) => Math.max(a, b))]
+    : at;
 }
 
 function curveTip(view, rows) {
@@ -137,7 +297,8 @@ function curveTip(view, rows) {
   const ref = view.plan.tasks[row.x];
   const total = row.weights + row.activations + row.buffers;
   return tip(`From position ${count(row.x)}`, [
-    ...PARTS.map((part) => [part, size(row[part])]), ["Together", size(total)],
+    ...PARTS.map((part) => [part, size(row[part])]),
+    ["Together", size(total)],
     ["Task", ref === undefined ? "" : el("span", {}, taskLabel(view.plan, ref))],
   ]);
 }
@@ -147,16 +308,41 @@ function showLive(view, focus) {
   const { peak_bytes: peak, peak_position: at, live } = view.plan.memory[view.device];
   const rows = live.name.map((_, index) => index);
   const table = makeTable({
-    label: "Held at the peak", rows,
+    label: "Held at the peak",
+    rows,
     columns: [
-      { title: "Held", value: (row) => live.name[row], cell: (row, letters) => nameOf(live.name[row], letters), width: "minmax(120px,1fr)" },
+      {
+        title: "Held",
+        value: (row) => live.name[row],
+        cell: (row, letters) => nameOf(live.name[row], letters),
+        width: "minmax(120px,1fr)",
+      },
       { title: "Kind", value: (row) => live.kind[row], width: "100px" },
-      { title: "Bytes", value: (row) => live.bytes[row], cell: (row) => size(live.bytes[row]), number: true, width: "90px" },
-      { title: "Share", value: (row) => live.bytes[row], cell: (row) => share(live.bytes[row] / (peak || 1)), number: true, width: "70px" },
+      {
+        title: "Bytes",
+        value: (row) => live.bytes[row],
+        cell: (row) => size(live.bytes[row]),
+        number: true,
+        width: "90px",
+      },
+      {
+        title: "Share",
+        value: (row) => live.bytes[row],
+        cell: (row) => share(live.bytes[row] / (peak || 1)),
+        number: true,
+        width: "70px",
+      },
     ],
   });
   const more = live.more ? ` and ${count(live.more)} more of ${size(live.more_bytes)}` : "";
-  byId("memory-live").replaceChildren(el("h3", {}, `Device ${view.device} at its peak: ${size(peak)} at position ${count(at)}; the largest ${count(rows.length)}${more}`), table.element);
+  byId("memory-live").replaceChildren(
+    el(
+      "h3",
+      {},
+      `Device ${view.device} at its peak: ${size(peak)} at position ${count(at)}; the largest ${count(rows.length)}${more}`,
+    ),
+    table.element,
+  );
   table.draw();
   if (focus) table.element.focus();
   if (focus) byId("memory-live").scrollIntoView({ block: "nearest" });

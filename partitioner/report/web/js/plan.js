@@ -33,7 +33,11 @@ function childrenOf(blocks, nodes) {
   const innermost = new Int32Array(nodes).fill(-1);
   const order = blocks.map((_, index) => index).sort((a, b) => depth[a] - depth[b]);
   for (const index of order) innermost.fill(index, blocks[index].first, blocks[index].last + 1);
-  const items = blocks.map((block, index) => ({ block: index, at: block.first, level: block.parent }));
+  const items = blocks.map((block, index) => ({
+    block: index,
+    at: block.first,
+    level: block.parent,
+  }));
   innermost.forEach((level, node) => items.push({ node, at: node, level }));
   for (const item of items) children[item.level + 1].push(item);
   for (const level of children) level.sort((a, b) => a.at - b.at);
@@ -58,7 +62,10 @@ function foldLevel(plan, level) {
       label: `${itemLabel(plan, run[0])} … ${itemLabel(plan, last)}`,
       first: run[0].at,
       last: last.block === undefined ? last.node : plan.blocks[last.block].last,
-      parent: level, kind: -1, index: 0, count: 1,
+      parent: level,
+      kind: -1,
+      index: 0,
+      count: 1,
     });
     for (const item of run) if (item.block !== undefined) plan.blocks[item.block].parent = index;
     plan.children[index + 1] = run;
@@ -97,7 +104,15 @@ function sumBlock(plan, index) {
   const { first, last } = plan.blocks[index];
   const groups = new Set();
   const ops = new Map();
-  const sums = { nodes: last - first + 1, seconds: 0, flops: 0, bytes: 0, sharded: 0, comms: 0, commSeconds: 0 };
+  const sums = {
+    nodes: last - first + 1,
+    seconds: 0,
+    flops: 0,
+    bytes: 0,
+    sharded: 0,
+    comms: 0,
+    commSeconds: 0,
+  };
   for (let node = first; node <= last; node += 1) {
     const row = plan.nodes[node];
     groups.add(row.group);
@@ -108,7 +123,11 @@ function sumBlock(plan, index) {
     sums.sharded += row.kind === "sharded" ? 1 : 0;
   }
   for (const comm of plan.comms) {
-    const inside = comm.producer >= first && comm.producer <= last && comm.consumer >= first && comm.consumer <= last;
+    const inside =
+      comm.producer >= first &&
+      comm.producer <= last &&
+      comm.consumer >= first &&
+      comm.consumer <= last;
     sums.comms += inside ? 1 : 0;
     sums.commSeconds += inside ? comm.seconds : 0;
   }
@@ -174,7 +193,8 @@ function terminalItems(plan, owner, merged) {
 }
 
 function terminalComms(plan, terminal, target, owner) {
-  const [far, near] = terminal.kind === "input" ? ["producer", "consumer"] : ["consumer", "producer"];
+  const [far, near] =
+    terminal.kind === "input" ? ["producer", "consumer"] : ["consumer", "producer"];
   plan.terminalComms ??= plan.comms.flatMap((comm, index) =>
     comm.producer < 0 || comm.consumer < 0 ? [index] : [],
   );
@@ -192,7 +212,9 @@ function terminalComms(plan, terminal, target, owner) {
 function edgeLabel(plan, edge, owner) {
   if (!edge.comms.size) return "";
   const all = [...edge.comms];
-  const own = all.filter((index) => owner[plan.comms[index].consumer] === edge.target || plan.comms[index].consumer < 0);
+  const own = all.filter(
+    (index) => owner[plan.comms[index].consumer] === edge.target || plan.comms[index].consumer < 0,
+  );
   if (own.length) return commsLabel(own.map((index) => plan.comms[index]));
   const kinds = [...new Set(all.map((index) => plan.comms[index].kind))];
   return `${plain(kinds.join(", "))}\nshared`;

@@ -19,7 +19,9 @@ function startSearch(plan, reveal) {
   };
   const point = (at) => {
     state.at = at;
-    [...list.children].forEach((row, index) => row.setAttribute("aria-selected", String(index === at)));
+    [...list.children].forEach((row, index) =>
+      row.setAttribute("aria-selected", String(index === at)),
+    );
     const row = list.children[at];
     if (!row) return;
     row.scrollIntoView({ block: "nearest" });
@@ -29,7 +31,9 @@ function startSearch(plan, reveal) {
     const text = input.value.trim().toLowerCase();
     if (!text) return close();
     state.hits = searchHits(names, text);
-    list.replaceChildren(...state.hits.slice(0, SEARCH_SHOWN).map((node, index) => searchRow(plan, node, index, take)));
+    list.replaceChildren(
+      ...state.hits.slice(0, SEARCH_SHOWN).map((node, index) => searchRow(plan, node, index, take)),
+    );
     const more = state.hits.length > SEARCH_SHOWN ? `, the first ${SEARCH_SHOWN} shown` : "";
     byId("search-count").textContent = `${count(state.hits.length)} found${more}`;
     list.hidden = !state.hits.length;
@@ -38,11 +42,14 @@ function startSearch(plan, reveal) {
   };
   input.addEventListener("input", find);
   input.addEventListener("focus", find);
-  input.addEventListener("blur", () => setTimeout(() => document.activeElement !== input && close(), 150));
+  input.addEventListener("blur", () =>
+    setTimeout(() => document.activeElement !== input && close(), 150),
+  );
   input.addEventListener("keydown", (event) => {
     const shown = list.children.length;
     if (event.key === "Escape") return close();
-    if (event.key === "Enter" && state.hits[state.at] !== undefined && !list.hidden) return take(state.hits[state.at]);
+    if (event.key === "Enter" && state.hits[state.at] !== undefined && !list.hidden)
+      return take(state.hits[state.at]);
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (!step || !shown) return;
     event.preventDefault();
@@ -64,11 +71,27 @@ function searchHits(names, text) {
     if (op.startsWith(text)) return [1, node];
     return name.includes(text) ? [2, node] : op.includes(text) ? [3, node] : [4, node];
   });
-  return ranked.filter(([rank]) => rank < 4).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, node]) => node);
+  return ranked
+    .filter(([rank]) => rank < 4)
+    .sort((a, b) => a[0] - b[0] || a[1] - b[1])
+    .map(([, node]) => node);
 }
 
 function searchRow(plan, node, index, take) {
   const row = plan.nodes[node];
-  return el("li", { role: "option", id: `hit-${index}`, "aria-selected": "false", mousedown: (event) => { event.preventDefault(); take(node); } },
-    el("b", {}, short(row.op, 20)), nameOf(row.name, 44), el("span", { class: "soft" }, `@${plan.groupNames[row.group]}`));
+  return el(
+    "li",
+    {
+      role: "option",
+      id: `hit-${index}`,
+      "aria-selected": "false",
+      mousedown: (event) => {
+        event.preventDefault();
+        take(node);
+      },
+    },
+    el("b", {}, short(row.op, 20)),
+    nameOf(row.name, 44),
+    el("span", { class: "soft" }, `@${plan.groupNames[row.group]}`),
+  );
 }

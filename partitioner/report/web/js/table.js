@@ -13,11 +13,19 @@ function makeTable({ label, columns, rows, onRow = null, text = null, minWidth =
   const grid = `grid-template-columns:${columns.map((column) => column.width ?? "1fr").join(" ")};min-width:${minWidth}px`;
   const heads = columns.map((column) => headCell(column, () => sortBy(column)));
   const header = el("div", { class: "row headers", role: "row", style: grid }, heads);
-  const body = el("div", { class: "table", role: "table", "aria-label": label, tabindex: "0" }, header, el("div", { class: "rows" }, spacer));
+  const body = el(
+    "div",
+    { class: "table", role: "table", "aria-label": label, tabindex: "0" },
+    header,
+    el("div", { class: "rows" }, spacer),
+  );
 
   const draw = () => {
     const first = Math.max(0, Math.floor(body.scrollTop / ROW_HEIGHT) - 4);
-    const last = Math.min(state.rows.length, first + Math.ceil((body.clientHeight || 600) / ROW_HEIGHT) + 8);
+    const last = Math.min(
+      state.rows.length,
+      first + Math.ceil((body.clientHeight || 600) / ROW_HEIGHT) + 8,
+    );
     spacer.style.cssText = `height:${state.rows.length * ROW_HEIGHT}px;min-width:${minWidth}px`;
     const letters = heads.map((head) => Math.floor((head.offsetWidth || 200) / LETTER_PX));
     const made = [];
@@ -27,10 +35,30 @@ function makeTable({ label, columns, rows, onRow = null, text = null, minWidth =
   };
   const makeRow = (row, at, letters) => {
     const cells = columns.map((column, index) =>
-      el("div", { role: "cell", class: column.number ? "number" : null }, column.cell ? column.cell(row, letters[index]) : String(column.value(row) ?? "–")));
-    const classes = ["row", onRow ? "click" : "", state.marked(row) ? "marked" : "", at === state.at ? "at" : ""].join(" ");
+      el(
+        "div",
+        { role: "cell", class: column.number ? "number" : null },
+        column.cell ? column.cell(row, letters[index]) : String(column.value(row) ?? "–"),
+      ),
+    );
+    const classes = [
+      "row",
+      onRow ? "click" : "",
+      state.marked(row) ? "marked" : "",
+      at === state.at ? "at" : "",
+    ].join(" ");
     const style = `${grid};top:${at * ROW_HEIGHT}px`;
-    return el("div", { role: "row", class: classes, style, "aria-rowindex": String(at + 2), click: () => choose(at) }, cells);
+    return el(
+      "div",
+      {
+        role: "row",
+        class: classes,
+        style,
+        "aria-rowindex": String(at + 2),
+        click: () => choose(at),
+      },
+      cells,
+    );
   };
   const choose = (at) => {
     state.at = at;
@@ -41,14 +69,19 @@ function makeTable({ label, columns, rows, onRow = null, text = null, minWidth =
     state.down = state.sort === column ? !state.down : Boolean(column.number);
     state.sort = column;
     heads.forEach((head, at) =>
-      head.setAttribute("aria-sort", columns[at] !== column ? "none" : state.down ? "descending" : "ascending"));
+      head.setAttribute(
+        "aria-sort",
+        columns[at] !== column ? "none" : state.down ? "descending" : "ascending",
+      ),
+    );
     show();
   };
   let filter = "";
   const show = (wanted = filter) => {
     filter = wanted;
     const needle = wanted.trim().toLowerCase();
-    state.rows = needle && text ? rows.filter((row) => text(row).toLowerCase().includes(needle)) : [...rows];
+    state.rows =
+      needle && text ? rows.filter((row) => text(row).toLowerCase().includes(needle)) : [...rows];
     if (state.sort) state.rows.sort(order(state.sort.value, state.down));
     state.at = -1;
     body.scrollTop = 0;
@@ -63,7 +96,14 @@ function makeTable({ label, columns, rows, onRow = null, text = null, minWidth =
   body.addEventListener("keydown", (event) => {
     const page = Math.max(1, Math.floor(body.clientHeight / ROW_HEIGHT) - 1);
     const last = state.rows.length - 1;
-    const to = { ArrowDown: state.at + 1, ArrowUp: state.at - 1, PageDown: state.at + page, PageUp: state.at - page, Home: 0, End: last }[event.key];
+    const to = {
+      ArrowDown: state.at + 1,
+      ArrowUp: state.at - 1,
+      PageDown: state.at + page,
+      PageUp: state.at - page,
+      Home: 0,
+      End: last,
+    }[event.key];
     if (to === undefined || last < 0) return;
     event.preventDefault();
     const at = Math.min(last, Math.max(0, to));
@@ -85,8 +125,11 @@ function makeTable({ label, columns, rows, onRow = null, text = null, minWidth =
 }
 
 function headCell(column, sort) {
-  return el("div", { role: "columnheader", "aria-sort": "none", class: column.number ? "number" : null },
-    el("button", { type: "button", click: sort }, column.title));
+  return el(
+    "div",
+    { role: "columnheader", "aria-sort": "none", class: column.number ? "number" : null },
+    el("button", { type: "button", click: sort }, column.title),
+  );
 }
 
 function order(value, down) {
@@ -102,8 +145,34 @@ function order(value, down) {
 
 /** A small table, all rows made at once: heads and rows of cells; text that is a number stands right. */
 function plainTable(heads, rows, numbers) {
-  const cell = (tag, at, content) => el(tag, { class: numbers.includes(at) ? "number" : null, scope: tag === "th" ? "col" : null }, content);
-  return el("table", {},
-    el("thead", {}, el("tr", {}, heads.map((head, at) => cell("th", at, head)))),
-    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((content, at) => cell("td", at, content ?? "–"))))));
+  const cell = (tag, at, content) =>
+    el(
+      tag,
+      { class: numbers.includes(at) ? "number" : null, scope: tag === "th" ? "col" : null },
+      content,
+    );
+  return el(
+    "table",
+    {},
+    el(
+      "thead",
+      {},
+      el(
+        "tr",
+        {},
+        heads.map((head, at) => cell("th", at, head)),
+      ),
+    ),
+    el(
+      "tbody",
+      {},
+      rows.map((row) =>
+        el(
+          "tr",
+          {},
+          row.map((content, at) => cell("td", at, content ?? "–")),
+        ),
+      ),
+    ),
+  );
 }

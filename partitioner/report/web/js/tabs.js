@@ -4,7 +4,11 @@
 function startTabs(views) {
   const list = byId("tabs");
   const tabs = views.map(({ id, label }) =>
-    el("button", { role: "tab", id: `tab-${id}`, "aria-controls": `panel-${id}`, type: "button" }, label),
+    el(
+      "button",
+      { role: "tab", id: `tab-${id}`, "aria-controls": `panel-${id}`, type: "button" },
+      label,
+    ),
   );
   const show = (index, focus = false) => {
     views.forEach(({ id }, at) => {
@@ -19,7 +23,12 @@ function startTabs(views) {
   list.addEventListener("keydown", (event) => {
     const at = tabs.indexOf(document.activeElement);
     const last = tabs.length - 1;
-    const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at ? at - 1 : last, Home: 0, End: last }[event.key];
+    const next = {
+      ArrowRight: at === last ? 0 : at + 1,
+      ArrowLeft: at ? at - 1 : last,
+      Home: 0,
+      End: last,
+    }[event.key];
     if (at < 0 || next === undefined) return;
     event.preventDefault();
     show(next, true);

@@ -8,13 +8,18 @@ const HIDDEN = /[\p{C}\p{Zl}\p{Zp}]/gu; // controls, bidi marks, zero width, lon
 /** A name with every character that cannot be seen, or that moves others, as \uXXXX. */
 function plain(name) {
   return String(name).replace(HIDDEN, (mark) =>
-    mark.split("").map((unit) => "\\u" + unit.charCodeAt(0).toString(16).padStart(4, "0")).join(""),
+    mark
+      .split("")
+      .map((unit) => "\\u" + unit.charCodeAt(0).toString(16).padStart(4, "0"))
+      .join(""),
   );
 }
 
 /** A plain name of at most `limit` characters, cut in the middle; names differ at their end. */
 function short(name, limit) {
-  const text = Array.from(plain(name.length > 4000 ? name.slice(0, 2000) + name.slice(-2000) : name));
+  const text = Array.from(
+    plain(name.length > 4000 ? name.slice(0, 2000) + name.slice(-2000) : name),
+  );
   if (text.length <= limit) return text.join("");
   const head = Math.floor((limit - 1) / 3);
   return text.slice(0, head).join("") + "…" + text.slice(text.length - (limit - 1 - head)).join("");
@@ -40,7 +45,11 @@ function scaled(value, units, step, unknown = "–") {
 /** 0.00123 -> "1.23 ms" */
 function seconds(value) {
   if (value === 0) return "0 s";
-  return scaled(value === null || value === undefined ? null : value * 1e9, ["ns", "us", "ms", "s"], 1000);
+  return scaled(
+    value === null || value === undefined ? null : value * 1e9,
+    ["ns", "us", "ms", "s"],
+    1000,
+  );
 }
 
 /** 1536 -> "1.5 KiB" */

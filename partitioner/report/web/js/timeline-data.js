@@ -6,7 +6,9 @@ const SMALLEST_PX = 1.5; // narrower events are drawn together
 /** Lanes (compute and communication of each device), idle spans and marks of a timeline. */
 function readTimeline(timeline, devices) {
   const lanes = Array.from({ length: 2 * devices }, () => []);
-  const order = timeline.start_s.map((_, event) => event).sort((a, b) => timeline.start_s[a] - timeline.start_s[b]);
+  const order = timeline.start_s
+    .map((_, event) => event)
+    .sort((a, b) => timeline.start_s[a] - timeline.start_s[b]);
   const byRef = new Map();
   for (const event of order) {
     lanes[laneOf(timeline, event)].push(event);
@@ -14,7 +16,9 @@ function readTimeline(timeline, devices) {
     if (byRef.has(ref)) byRef.get(ref).push(event);
     else byRef.set(ref, [event]);
   }
-  const idle = Array.from({ length: devices }, (_, device) => idleSpans(timeline, lanes[2 * device], lanes[2 * device + 1]));
+  const idle = Array.from({ length: devices }, (_, device) =>
+    idleSpans(timeline, lanes[2 * device], lanes[2 * device + 1]),
+  );
   return { ...timeline, lanes, idle, byRef, onPath: new Set(timeline.critical) };
 }
 
@@ -40,7 +44,9 @@ function idleSpans(timeline, compute, comm) {
 }
 
 function idleShare(line, device) {
-  return line.end_s ? line.idle[device].reduce((sum, [from, to]) => sum + to - from, 0) / line.end_s : 0;
+  return line.end_s
+    ? line.idle[device].reduce((sum, [from, to]) => sum + to - from, 0) / line.end_s
+    : 0;
 }
 
 /** Rectangles of one lane between two times: {from, to, event} or, of several events, {many}. */

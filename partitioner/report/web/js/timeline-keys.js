@@ -3,7 +3,12 @@
 function zoomTimeline(view, from, to) {
   const { line, chart } = view;
   view.span = [Math.max(0, from), Math.min(line.end_s, to)];
-  chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 0, startValue: view.span[0], endValue: view.span[1] });
+  chart.dispatchAction({
+    type: "dataZoom",
+    dataZoomIndex: 0,
+    startValue: view.span[0],
+    endValue: view.span[1],
+  });
   fillTimeline(view);
 }
 
@@ -20,7 +25,9 @@ function markTimeline(view, item, move) {
   if (!view.chart) return;
   const events = eventsOf(view);
   const [from, to] = view.span;
-  const seen = events.some((event) => endOf(view.line, event) >= from && view.line.start_s[event] <= to);
+  const seen = events.some(
+    (event) => endOf(view.line, event) >= from && view.line.start_s[event] <= to,
+  );
   if (move && events.length && !seen) {
     const middle = (view.line.start_s[events[0]] + endOf(view.line, events[0])) / 2;
     return zoomTimeline(view, middle - (to - from) / 2, middle + (to - from) / 2);
@@ -80,7 +87,8 @@ function stepLane(view, step) {
   const { line } = view;
   for (let lane = laneOf(line, at) + step; line.lanes[lane]; lane += step) {
     const events = line.lanes[lane];
-    const next = events[Math.min(events.length - 1, firstEndingAfter(line, events, line.start_s[at]))];
+    const next =
+      events[Math.min(events.length - 1, firstEndingAfter(line, events, line.start_s[at]))];
     if (next !== undefined) return goToEvent(view, next);
   }
 }
@@ -91,7 +99,10 @@ function goToEvent(view, event) {
   view.cursor = event;
   const [from, to] = view.span;
   const start = line.start_s[event];
-  if (start < from || start > to) zoomTimeline(view, start - (to - from) / 2, start + (to - from) / 2);
+  if (start < from || start > to)
+    zoomTimeline(view, start - (to - from) / 2, start + (to - from) / 2);
   select(itemOfRef(line.ref[event]), "timeline");
-  announce(`${short(taskName(plan, line.ref[event]), 40)} on device ${line.device[event]}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`);
+  announce(
+    `${short(taskName(plan, line.ref[event]), 40)} on device ${line.device[event]}, at ${seconds(start)} for ${seconds(line.duration_s[event])}`,
+  );
 }

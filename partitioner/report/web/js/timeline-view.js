@@ -4,11 +4,21 @@ const LANE_PX = 19; // least height of a lane
 
 function startTimeline(plan) {
   const view = {
-    plan, line: null, chart: null, pieces: [], span: [0, 1], chosen: new Set(), cursor: -1,
+    plan,
+    line: null,
+    chart: null,
+    pieces: [],
+    span: [0, 1],
+    chosen: new Set(),
+    cursor: -1,
     drawSoon: framed(() => fillTimeline(view)),
   };
   const choice = byId("timeline-choice");
-  choice.append(...plan.timelines.map((timeline, index) => el("option", { value: String(index) }, plain(timeline.label))));
+  choice.append(
+    ...plan.timelines.map((timeline, index) =>
+      el("option", { value: String(index) }, plain(timeline.label)),
+    ),
+  );
   choice.addEventListener("change", () => chooseTimeline(view, Number(choice.value)));
   byId("timeline-critical").addEventListener("change", view.drawSoon);
   byId("timeline-fit").addEventListener("click", () => zoomTimeline(view, 0, view.line.end_s));
@@ -21,7 +31,8 @@ function startTimeline(plan) {
 
 function showTimeline(view) {
   if (view.chart) return fillTimeline(view);
-  if (!view.plan.timelines.length) return byId("timeline-canvas").append("The plan has no timeline.");
+  if (!view.plan.timelines.length)
+    return byId("timeline-canvas").append("The plan has no timeline.");
   view.line = readTimeline(view.plan.timelines[0], view.plan.devices.length);
   view.span = [0, view.line.end_s];
   const { chart } = makeChart(byId("timeline-canvas"), (now) => timelineOption(view, now));
@@ -31,7 +42,10 @@ function showTimeline(view) {
     view.span = [startValue, endValue];
     view.drawSoon();
   });
-  chart.on("click", ({ seriesId, dataIndex }) => seriesId === "events" && tapPiece(view, view.pieces[dataIndex]));
+  chart.on(
+    "click",
+    ({ seriesId, dataIndex }) => seriesId === "events" && tapPiece(view, view.pieces[dataIndex]),
+  );
   chart.getZr().on("click", (event) => event.target || select(null, "timeline"));
   themeListeners.push(() => fillTimeline(view));
   new ResizeObserver(view.drawSoon).observe(byId("timeline-canvas"));
@@ -50,26 +64,77 @@ function timelineOption(view, now) {
   const lanes = plan.devices.flatMap((_, device) => [`${device} compute`, "comm"]);
   const room = Math.max(4, Math.floor((byId("timeline-canvas").clientHeight - 90) / LANE_PX));
   const crowded = lanes.length > room;
-  const yZoom = { type: "slider", yAxisIndex: 0, right: 6, width: 16, startValue: 0, endValue: room, showDetail: false, ...zoomLook(now) };
+  const yZoom = {
+    type: "slider",
+    yAxisIndex: 0,
+    right: 6,
+    width: 16,
+    startValue: 0,
+    endValue: room,
+    showDetail: false,
+    ...zoomLook(now),
+  };
   return {
     ...baseOption(now),
-    tooltip: { ...baseOption(now).tooltip, trigger: "item", formatter: ({ seriesId, dataIndex }) => (seriesId === "events" ? pieceTip(view, view.pieces[dataIndex]) : "") },
+    tooltip: {
+      ...baseOption(now).tooltip,
+      trigger: "item",
+      formatter: ({ seriesId, dataIndex }) =>
+        seriesId === "events" ? pieceTip(view, view.pieces[dataIndex]) : "",
+    },
     grid: { left: 132, right: crowded ? 34 : 18, top: 30, bottom: 52 },
     xAxis: {
-      type: "value", min: 0, max: line.end_s, position: "top", ...axisLook(now),
-      axisLabel: { color: now.ink, formatter: (value) => seconds(value), hideOverlap: true, showMaxLabel: false },
+      type: "value",
+      min: 0,
+      max: line.end_s,
+      position: "top",
+      ...axisLook(now),
+      axisLabel: {
+        color: now.ink,
+        formatter: (value) => seconds(value),
+        hideOverlap: true,
+        showMaxLabel: false,
+      },
     },
     yAxis: {
-      type: "category", data: lanes, inverse: true, ...axisLook(now),
-      axisLabel: { color: now.ink, interval: 0, formatter: (label, at) => laneLabel(line, label, at) },
+      type: "category",
+      data: lanes,
+      inverse: true,
+      ...axisLook(now),
+      axisLabel: {
+        color: now.ink,
+        interval: 0,
+        formatter: (label, at) => laneLabel(line, label, at),
+      },
       splitLine: { show: true, interval: (at) => at % 2 === 0, lineStyle: { color: now.line } },
     },
     dataZoom: [
-      { type: "inside", xAxisIndex: 0, filterMode: "none", startValue: view.span[0], endValue: view.span[1] },
-      { type: "slider", xAxisIndex: 0, filterMode: "none", bottom: 10, height: 22, labelFormatter: (value) => seconds(value), ...zoomLook(now) },
+      {
+        type: "inside",
+        xAxisIndex: 0,
+        filterMode: "none",
+        startValue: view.span[0],
+        endValue: view.span[1],
+      },
+      {
+        type: "slider",
+        xAxisIndex: 0,
+        filterMode: "none",
+        bottom: 10,
+        height: 22,
+        labelFormatter: (value) => seconds(value),
+        ...zoomLook(now),
+      },
       ...(crowded ? [yZoom] : []),
     ],
-    series: ["idle", "events", "path"].map((id) => ({ id, type: "custom", data: [], clip: true, silent: id !== "events", renderItem: () => null })),
+    series: ["idle", "events", "path"].map((id) => ({
+      id,
+      type: "custom",
+      data: [],
+      clip: true,
+      silent: id !== "events",
+      renderItem: () => null,
+    })),
   };
 }
 
@@ -85,10 +150,15 @@ function fillTimeline(view) {
   const [from, to] = view.span;
   const perPixel = (to - from) / Math.max(100, chart.getWidth() - 150);
   const pathOnly = byId("timeline-critical").checked;
-  const pieces = line.lanes.flatMap((_, lane) => lanePieces(line, lane, from, to, perPixel, view.chosen));
+  const pieces = line.lanes.flatMap((_, lane) =>
+    lanePieces(line, lane, from, to, perPixel, view.chosen),
+  );
   view.pieces = pieces;
   const idle = line.idle.flatMap((spans, device) =>
-    spans.filter(([start, end]) => end > from && start < to && end - start > perPixel).map(([start, end]) => [start, 2 * device, end]));
+    spans
+      .filter(([start, end]) => end > from && start < to && end - start > perPixel)
+      .map(([start, end]) => [start, 2 * device, end]),
+  );
   const steps = pathSteps(line, from, to);
   const fill = hatch(now.soft, now.idle);
   const dim = view.chosen.size > 0 && [...view.chosen].some((ref) => line.byRef.has(ref));
@@ -96,9 +166,19 @@ function fillTimeline(view) {
   chart.setOption({
     series: [
       { id: "idle", data: idle, renderItem: (_, api) => idleShape(api, fill) },
-      { id: "events", data: pieces.map((piece) => [piece.from, piece.lane, piece.to]), encode: { x: [0, 2], y: 1 },
-        renderItem: (params, api) => pieceShape(look, pieces[params.dataIndex], api) },
-      { id: "path", data: steps.length > 600 ? [] : steps, z: 5, encode: { x: [0, 2], y: [1, 3] }, renderItem: (_, api) => stepShape(now, api) },
+      {
+        id: "events",
+        data: pieces.map((piece) => [piece.from, piece.lane, piece.to]),
+        encode: { x: [0, 2], y: 1 },
+        renderItem: (params, api) => pieceShape(look, pieces[params.dataIndex], api),
+      },
+      {
+        id: "path",
+        data: steps.length > 600 ? [] : steps,
+        z: 5,
+        encode: { x: [0, 2], y: [1, 3] },
+        renderItem: (_, api) => stepShape(now, api),
+      },
     ],
   });
 }
@@ -111,7 +191,11 @@ function laneBox(api, from, lane, to, least = 1) {
 }
 
 function idleShape(api, fill) {
-  return { type: "rect", shape: laneBox(api, api.value(0), api.value(1), api.value(2)), style: { fill } };
+  return {
+    type: "rect",
+    shape: laneBox(api, api.value(0), api.value(1), api.value(2)),
+    style: { fill },
+  };
 }
 
 function pieceColour({ plan, line, now }, piece) {
@@ -128,12 +212,24 @@ function pieceShape(look, piece, api) {
   const colour = pieceColour(look, piece);
   const faint = (look.dim && !chosen) || (look.pathOnly && !piece.critical);
   const edge = { stroke: now.surface, lineWidth: box.width > 3 ? 0.5 : 0 };
-  const children = [{ type: "rect", shape: box, style: { fill: colour, opacity: faint ? 0.3 : 1, ...edge } }];
+  const children = [
+    { type: "rect", shape: box, style: { fill: colour, opacity: faint ? 0.3 : 1, ...edge } },
+  ];
   if (piece.critical) {
-    children.push({ type: "rect", shape: { ...box, height: Math.min(4, box.height / 4) }, style: { fill: now.warn } });
+    children.push({
+      type: "rect",
+      shape: { ...box, height: Math.min(4, box.height / 4) },
+      style: { fill: now.warn },
+    });
   }
-  if (chosen) children.push({ type: "rect", shape: box, style: { fill: "none", stroke: now.accent, lineWidth: 3 } });
-  if (box.width > 40 && piece.many === 1 && box.height > 11) children.push(pieceText(look, piece, box, faint ? now.ink : inkOf(colour, now)));
+  if (chosen)
+    children.push({
+      type: "rect",
+      shape: box,
+      style: { fill: "none", stroke: now.accent, lineWidth: 3 },
+    });
+  if (box.width > 40 && piece.many === 1 && box.height > 11)
+    children.push(pieceText(look, piece, box, faint ? now.ink : inkOf(colour, now)));
   return { type: "group", children };
 }
 
@@ -146,7 +242,18 @@ function pieceText({ plan, line, now }, piece, box, ink) {
   const left = Math.max(box.x, 132);
   return {
     type: "text",
-    style: { text, x: left + 4, y: box.y + box.height / 2 + 1, width: box.width - 8 - (left - box.x), overflow: "truncate", ellipsis: "…", fontFamily: now.font, verticalAlign: "middle", fill: ink, fontSize: 11 },
+    style: {
+      text,
+      x: left + 4,
+      y: box.y + box.height / 2 + 1,
+      width: box.width - 8 - (left - box.x),
+      overflow: "truncate",
+      ellipsis: "…",
+      fontFamily: now.font,
+      verticalAlign: "middle",
+      fill: ink,
+      fontSize: 11,
+    },
     silent: true,
   };
 }
@@ -164,7 +271,11 @@ function taskLabel(plan, ref) {
 function stepShape(now, api) {
   const [x1, y1] = api.coord([api.value(0), api.value(1)]);
   const [x2, y2] = api.coord([api.value(2), api.value(3)]);
-  return { type: "line", shape: { x1, y1, x2, y2 }, style: { stroke: now.warn, lineWidth: 1.2, opacity: 0.8 } };
+  return {
+    type: "line",
+    shape: { x1, y1, x2, y2 },
+    style: { stroke: now.warn, lineWidth: 1.2, opacity: 0.8 },
+  };
 }
 
 function pieceTip(view, piece) {
@@ -172,11 +283,18 @@ function pieceTip(view, piece) {
   const { plan, line } = view;
   const device = piece.lane >> 1;
   if (piece.many > 1) {
-    return tip(`${count(piece.many)} short events`, [["Device", `@${device}`], ["From", seconds(piece.from)], ["To", seconds(piece.to)], ["", "click to zoom in"]]);
+    return tip(`${count(piece.many)} short events`, [
+      ["Device", `@${device}`],
+      ["From", seconds(piece.from)],
+      ["To", seconds(piece.to)],
+      ["", "click to zoom in"],
+    ]);
   }
   const ref = line.ref[piece.event];
   return tip(el("span", {}, taskLabel(plan, ref)), [
-    ["Device", `@${device}`], ["Start", seconds(piece.from)], ["Duration", seconds(piece.to - piece.from)],
+    ["Device", `@${device}`],
+    ["Start", seconds(piece.from)],
+    ["Duration", seconds(piece.to - piece.from)],
     ["Bytes", ref >= 0 ? "" : size(plan.comms[-1 - ref].bytes)],
     ["Request", line.requests > 1 ? String(line.request[piece.event]) : ""],
     ["Critical path", piece.critical ? "yes" : "no"],

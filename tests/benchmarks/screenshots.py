@@ -9,6 +9,7 @@ about half a minute, transformers and a Chromium are needed.
 import argparse
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -17,14 +18,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 import browser as headless
 import torch
 import transformers
+from selenium.webdriver.common.keys import Keys
 
 import partitioner
 from partitioner import examples
 
 TOKENS = 128
+#: Of each model the node that is selected, and the views.
 SHOWN = {
-    "resnet50": ("graph", "memory"),
-    "gpt2": ("graph", "timeline", "traffic"),
+    "resnet50": ("n20", ("graph", "memory")),
+    "gpt2": ("node_MatMul_249", ("graph", "timeline", "traffic")),
 }
 
 
@@ -62,14 +65,15 @@ def main() -> None:
         gpt2(scratch / "gpt2.onnx")
         chrome = headless.start(scratch / "profile")
         try:
-            for model, views in SHOWN.items():
+            for model, (node, views) in SHOWN.items():
                 result = partitioner.compile(scratch / f"{model}.onnx", 4)
                 page = result.report(scratch / f"{model}.html")
                 headless.open_page(chrome, page)
+                chrome.find_element("id", "search").send_keys(node, Keys.ENTER)
                 for view in views:
                     tab = chrome.find_element("id", f"tab-{view}")
                     tab.click()
-                    chrome.implicitly_wait(1)
+                    time.sleep(1)  # animations
                     target = args.folder / f"{model}-{view}.png"
                     chrome.save_screenshot(str(target))
                     print(target, target.stat().st_size, "bytes")

@@ -205,10 +205,24 @@ class TestPlan:
         driver = opened("plan")
         for view in ("graph", "timeline", "memory", "traffic"):
             tab(driver, view)
-        driver.find_element(By.ID, "theme").click()
+        driver.find_element(By.ID, "theme").click()  # while the timeline is not shown
         assert driver.execute_script("return document.documentElement.dataset.theme") == "dark"
         tab(driver, "timeline")
         headless.wait(driver, f"{PAINTED.replace('return', 'return 5 <')}", "#panel-timeline")
+        headless.wait(driver, "return page.timeline.room === null")  # all lanes have room
+
+    def test_timeline_scrolls_to_the_lane_of_a_selection(self, opened: Opener) -> None:
+        driver = opened("flat")
+        tab(driver, "timeline")
+        select(driver, "node", 200)
+        lane = driver.execute_script(
+            "const {line} = page.timeline; return 2 * line.device[line.byRef.get(200)[0]]"
+        )
+        first, last = driver.execute_script(
+            "const zoom = page.timeline.chart.getOption().dataZoom[2];"
+            "return [zoom.startValue, zoom.endValue]"
+        )
+        assert 0 < first <= lane <= last
 
     def test_head_has_the_verdict(self, opened: Opener) -> None:
         text = opened("plan").find_element(By.TAG_NAME, "header").text

@@ -1,12 +1,28 @@
 // What all charts share: making, resizing, colours, tooltips as DOM nodes, saving.
 
-/** A chart in an element, made when first asked for and redrawn with the colours of the page. */
-function makeChart(element, option) {
+/**
+ * A chart in an element, redrawn with the colours of the page.
+ *
+ * What depends on the size waits until the element is shown; `after` runs after each drawing.
+ */
+function makeChart(element, option, after = () => {}) {
   const chart = charts.init(element, null, { renderer: "canvas" });
-  const draw = () => chart.setOption(option(theme()), { notMerge: true });
-  draw();
-  new ResizeObserver(framed(() => element.clientWidth && chart.resize())).observe(element);
+  const state = { stale: true };
+  const draw = () => {
+    state.stale = !element.clientWidth;
+    if (state.stale) return;
+    chart.setOption(option(theme()), { notMerge: true });
+    after();
+  };
+  const resized = () => {
+    if (!element.clientWidth) return;
+    chart.resize();
+    if (state.stale) draw();
+    else after();
+  };
+  new ResizeObserver(framed(resized)).observe(element);
   themeListeners.push(draw);
+  draw();
   return { chart, draw };
 }
 

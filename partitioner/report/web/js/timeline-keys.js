@@ -2,6 +2,7 @@
 
 function zoomTimeline(view, from, to) {
   const { line, chart } = view;
+  if (!chart) return;
   view.span = [Math.max(0, from), Math.min(line.end_s, to)];
   chart.dispatchAction({
     type: "dataZoom",
@@ -10,6 +11,17 @@ function zoomTimeline(view, from, to) {
     endValue: view.span[1],
   });
   fillTimeline(view);
+}
+
+/** Scrolls, where there are more lanes than room, to the lane of an event. */
+function showLane(view, event) {
+  if (!view.room) return;
+  const lane = laneOf(view.line, event);
+  const { startValue, endValue } = view.chart.getOption().dataZoom[2];
+  if (lane >= startValue && lane <= endValue) return;
+  const first = Math.max(0, Math.min(lane - 2, view.line.lanes.length - 1 - view.room));
+  const span = { startValue: first, endValue: first + view.room };
+  view.chart.dispatchAction({ type: "dataZoom", dataZoomIndex: 2, ...span });
 }
 
 function tapPiece(view, piece) {
@@ -24,6 +36,7 @@ function markTimeline(view, item, move) {
   view.chosen = refsOf(view.plan, item);
   if (!view.chart) return;
   const events = eventsOf(view);
+  if (move && events.length) showLane(view, events[0]);
   const [from, to] = view.span;
   const seen = events.some(
     (event) => endOf(view.line, event) >= from && view.line.start_s[event] <= to,
@@ -43,6 +56,7 @@ function eventsOf(view) {
 function zoomToSelection(view) {
   const events = eventsOf(view);
   if (!view.chart || !events.length) return;
+  showLane(view, events[0]);
   const { line } = view;
   const from = Math.min(...events.slice(0, 1000).map((event) => line.start_s[event]));
   const to = Math.max(...events.slice(0, 1000).map((event) => endOf(line, event)));
@@ -97,6 +111,7 @@ function goToEvent(view, event) {
   if (event === undefined) return;
   const { line, plan } = view;
   view.cursor = event;
+  showLane(view, event);
   const [from, to] = view.span;
   const start = line.start_s[event];
   if (start < from || start > to)

@@ -35,8 +35,14 @@ function showTimeline(view) {
     return byId("timeline-canvas").append("The plan has no timeline.");
   view.line = readTimeline(view.plan.timelines[0], view.plan.devices.length);
   view.span = [0, view.line.end_s];
-  const { chart } = makeChart(byId("timeline-canvas"), (now) => timelineOption(view, now));
+  const made = makeChart(
+    byId("timeline-canvas"),
+    (now) => timelineOption(view, now),
+    () => fillTimeline(view),
+  );
+  const { chart } = made;
   view.chart = chart;
+  view.draw = made.draw;
   chart.on("datazoom", () => {
     const { startValue, endValue } = chart.getOption().dataZoom[0];
     view.span = [startValue, endValue];
@@ -47,16 +53,13 @@ function showTimeline(view) {
     ({ seriesId, dataIndex }) => seriesId === "events" && tapPiece(view, view.pieces[dataIndex]),
   );
   chart.getZr().on("click", (event) => event.target || select(null, "timeline"));
-  themeListeners.push(() => fillTimeline(view));
-  new ResizeObserver(view.drawSoon).observe(byId("timeline-canvas"));
   markTimeline(view, selection.current, true);
 }
 
 function chooseTimeline(view, index) {
   view.line = readTimeline(view.plan.timelines[index], view.plan.devices.length);
   view.span = [0, view.line.end_s];
-  view.chart.setOption(timelineOption(view, theme()), { notMerge: true });
-  fillTimeline(view);
+  view.draw();
 }
 
 function timelineOption(view, now) {
@@ -64,6 +67,7 @@ function timelineOption(view, now) {
   const lanes = plan.devices.flatMap((_, device) => [`${device} compute`, "comm"]);
   const room = Math.max(4, Math.floor((byId("timeline-canvas").clientHeight - 90) / LANE_PX));
   const crowded = lanes.length > room;
+  view.room = crowded ? room : null;
   const yZoom = {
     type: "slider",
     yAxisIndex: 0,
@@ -91,7 +95,7 @@ function timelineOption(view, now) {
       ...axisLook(now),
       axisLabel: {
         color: now.ink,
-        formatter: (value) => seconds(value),
+        formatter: (value) => timeTick(value, view.span),
         hideOverlap: true,
         showMaxLabel: false,
       },
@@ -136,6 +140,18 @@ function timelineOption(view, now) {
       renderItem: () => null,
     })),
   };
+}
+
+/** A time in the unit of a span, with as many digits as tell its ticks apart. */
+function timeTick(value, [from, to]) {
+  const [unit, scale] = [
+    ["s", 1],
+    ["ms", 1e-3],
+    ["us", 1e-6],
+    ["ns", 1e-9],
+  ].find(([, scale]) => to >= scale) ?? ["ns", 1e-9];
+  const decimals = Math.max(0, Math.ceil(-Math.log10((to - from) / scale / 5)));
+  return `${(value / scale).toFixed(Math.min(decimals, 9))} ${unit}`;
 }
 
 function laneLabel(line, label, at) {

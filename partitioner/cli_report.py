@@ -120,7 +120,7 @@ def sweep(argv: Sequence[str]) -> int:
     axes = Axis(args.devices or (), args.clusters or (None,), args.memory or (None,))
     request = Request(args.objective, args.strategy, time_limit_s=args.time_limit, gap=args.gap)
     traced = load_onnx(Path(args.model), dict(args.dim), dict(args.shape))
-    found = search_all(traced, axes, request, say)
+    found = search_all(traced, axes, request, Path(args.model).stem, say)
     if args.output:
         _write(Path(args.output), found)
     print(json.dumps(found, indent=1) if args.json else safe(sweep_text(found)))

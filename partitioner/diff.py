@@ -52,7 +52,7 @@ def diff(before: Compiled, after: Compiled, names: tuple[str, str]) -> Diff:
     return Diff(
         version=VERSION,
         kind="diff",
-        title=after.graph.name,
+        title=after.name,
         before=names[0],
         after=names[1],
         figures=_figures(before, after),

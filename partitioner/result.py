@@ -132,6 +132,11 @@ class Compiled:
         return self.traced.graph
 
     @property
+    def name(self) -> str:
+        """The model file's name without its suffix, or the graph's if there is no file."""
+        return self.source.path.stem if self.source.path is not None else self.graph.name
+
+    @property
     def cost(self) -> float:
         """The plan's cost by its objective: seconds, or bytes for "memory"."""
         certificate = self.plan.certificate

@@ -43,6 +43,7 @@ def sweep(
     traced: Traced,
     axes: Axis,
     request: Request,
+    title: str,
     progress: Callable[[str], None] = lambda _text: None,
 ) -> Sweep:
     """Plan a model at every point of a grid.
@@ -51,6 +52,7 @@ def sweep(
         traced: The model.
         axes: The grid.
         request: What is asked at every point; the time limit is each point's own.
+        title: What to call the model.
         progress: Called with a line of text before each point.
 
     Raises:
@@ -65,14 +67,14 @@ def sweep(
     ]
     points = []
     for index, (limit, cluster) in enumerate(targets, 1):
-        title = _title(len(cluster), _kind(cluster), limit)
-        progress(f"point {index} of {len(targets)}: {title}")
+        what = _title(len(cluster), _kind(cluster), limit)
+        progress(f"point {index} of {len(targets)}: {what}")
         points.append(_point(traced.graph, rules, cluster, limit, request))
     _mark(points)
     return Sweep(
         version=VERSION,
         kind="sweep",
-        title=traced.graph.name,
+        title=title,
         objective=request.objective,
         answer=_answer(points, request.objective),
         points=points,

@@ -22,6 +22,8 @@ MIN_HIDDEN = 8
 #: A level with more entries than this is folded into about as many chunks as their root: what
 #: fits a screen and can be read there.
 MAX_ENTRIES = 40
+#: The same for what is inside a block, which somebody chose to open.
+MAX_INSIDE = 90
 #: Ranges up to this long are searched for repeats inside.
 MAX_NESTED = 400
 
@@ -134,12 +136,12 @@ class _Folder:
     groups: Sequence[int]
     kinds: dict[tuple[int, ...], int]
 
-    def level(self, first: int, stop: int) -> list[Block]:
-        """Blocks of one level: of the nodes first .. stop - 1."""
+    def level(self, first: int, stop: int, most: int = MAX_ENTRIES) -> list[Block]:
+        """Blocks of one level: of the nodes first .. stop - 1, in at most so many entries."""
         found = [block for repeat in self._repeats(first, stop) for block in self._parts(repeat)]
-        if len(_entries(first, stop, found)) > MAX_ENTRIES:
+        if len(_entries(first, stop, found)) > most:
             found = self._between(first, stop, found)
-        if len(_entries(first, stop, found)) > MAX_ENTRIES:
+        if len(_entries(first, stop, found)) > most:
             found = self._chunks(first, stop, found)
         return found
 
@@ -164,8 +166,9 @@ class _Folder:
         for index in range(repeat.count):
             first = repeat.start + index * repeat.period
             last = first + repeat.period - 1
-            inner = self.level(first, last + 1) if repeat.period <= MAX_NESTED else []
-            if repeat.period > MAX_NESTED:
+            if repeat.period <= MAX_NESTED:
+                inner = self.level(first, last + 1, MAX_INSIDE)
+            else:
                 inner = self._chunks(first, last + 1, [])
             yield Block(first, last, kind, index, repeat.count, inner)
 
@@ -179,7 +182,7 @@ class _Folder:
             end = self._end(starts, position, size)
             after = starts[end] if end < len(starts) else stop
             inside = [b for b in found if starts[position] <= b.first and b.last < after]
-            if end - position > MAX_ENTRIES:
+            if end - position > MAX_INSIDE:
                 inside = self._chunks(starts[position], after, inside)
             if end - position > 1:
                 chunks.append(Block(starts[position], after - 1, inner=inside))

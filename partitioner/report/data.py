@@ -97,7 +97,7 @@ class _Data:
         return Report(
             version=VERSION,
             kind="plan",
-            title=self.graph.name,
+            title=result.name,
             head=headline(result),
             devices=device_rows(result),
             groups=[GroupRow(devices=list(m.devices), mesh=str(m)) for m in self.plan.groups],

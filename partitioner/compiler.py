@@ -19,9 +19,10 @@ from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Plan, resolve
 from partitioner.lowering import lower
+from partitioner.relax import relaxations, relaxed
 from partitioner.result import Compiled, Source
 from partitioner.search import Request, search
-from partitioner.solver import Objective
+from partitioner.solver import Infeasible, Objective
 from partitioner.strategies import Rules
 from partitioner.summary import facts
 
@@ -99,7 +100,12 @@ def compile_traced(
     with timed("deriving strategies"):
         rules = Rules.of(graph)
     with timed("searching"):
-        outcome = search(graph, cluster, request, rules, timed.say)
+        try:
+            outcome = search(graph, cluster, request, rules, timed.say)
+        except Infeasible as error:
+            timed.say("looking for what would fit")
+            ways = relaxations(graph, cluster, request, error, rules)
+            raise relaxed(error, ways) from None
     with timed("lowering"):
         tasks = schedule(graph, resolve(graph, outcome.plan), cluster)
         programs = lower(graph, tasks, len(cluster))

@@ -1,5 +1,6 @@
 """A model over one device's memory: four parts fit, also when measured; two do not."""
 
+import math
 import re
 from pathlib import Path
 
@@ -44,14 +45,19 @@ def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
         partitioner.compile(model, 2, memory="12MiB", time_limit_s=10)
     error = refusal.value
     assert error.bytes_short > 0
-    enough = 12 * MIB + int(error.bytes_short) + 1024
+    memory, devices = error.relaxations
+    enough = int(re.fullmatch(r"with --memory (\d+) \(.*MiB\)", memory)[1])  # type: ignore[index]
+    assert enough == 12 * MIB + math.ceil(error.bytes_short)
     assert partitioner.compile(model, 2, memory=enough, time_limit_s=10).evaluation.fits
+    assert devices == "on 3 devices"
+    assert partitioner.compile(model, 3, memory="12MiB", time_limit_s=10).evaluation.fits
     target = model.parent / "two"
     code = main([str(model), "--devices", "2", "--memory", "12MiB", "-q", "-o", str(target)])
     assert code == 3
     said = capsys.readouterr().err
     assert "bytes are short on device" in said
     assert "at '" in said
+    assert "; it fits with --memory " in said
     assert re.search(r"limit 12582912: [\d.]+ MiB against 12 MiB\)", said)
     assert said.count("\n") == 1
     assert sorted(path.name for path in model.parent.iterdir()) == ["mlp.onnx"]

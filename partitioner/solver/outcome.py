@@ -49,6 +49,7 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         bytes_short: Its peak less its limit in the nearest plan known.
         proven: Whether it is certain that no plan fits; otherwise none was found in time.
         closest: The plan that is short of `bytes_short`, one choice index a node.
+        relaxations: What would make the request feasible, in words; each was tried.
     """
 
     exit_code = 3
@@ -63,6 +64,7 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         bytes_short: float = 0.0,
         proven: bool = True,
         closest: tuple[int, ...] | None = None,
+        relaxations: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
         self.device = device
@@ -71,3 +73,4 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         self.bytes_short = bytes_short
         self.proven = proven
         self.closest = closest
+        self.relaxations = relaxations

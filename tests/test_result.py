@@ -58,6 +58,7 @@ def test_the_files(saved: Path) -> None:
         "plan.json",
         "rank0.onnx",
         "rank1.onnx",
+        "report.html",
         "request.json",
         "summary.json",
         "timeline.json",

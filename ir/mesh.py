@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from partitioner.ir.errors import IRError
+
+RANGE = 5  #: So many consecutive devices are written as a range.
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,19 @@ class DeviceMesh:
 
     def __str__(self) -> str:
         shape = " ".join(f"{name}={size}" for name, size in self.axes)
-        return (
-            f"{shape} on {','.join(map(str, self.devices))}"
-            if shape
-            else f"device {self.devices[0]}"
-        )
+        return f"{shape} on {numbers(self.devices)}" if shape else f"device {self.devices[0]}"
+
+
+def numbers(devices: Iterable[int]) -> str:
+    """Devices in their order, runs of five and more as a range: ``"0,1,8-15"``."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and device == runs[-1][-1] + 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    parts = ([f"{run[0]}-{run[-1]}"] if len(run) >= RANGE else list(map(str, run)) for run in runs)
+    return ",".join(itertools.chain.from_iterable(parts))
 
 
 @lru_cache(maxsize=4096)

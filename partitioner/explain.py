@@ -12,6 +12,7 @@ from partitioner.cost_model.compute import node_limit
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
+from partitioner.ir.mesh import numbers
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.data import headline
 from partitioner.report.memory import memory
@@ -98,7 +99,7 @@ def _longest(result: Compiled) -> list[str]:
             where = str(task.placed.mesh)
         else:
             name, why = clean(task.name), "links"
-            where = "devices " + ",".join(map(str, sorted(task.devices)))
+            where = "devices " + numbers(sorted(task.devices))
         rows.append((name, units.seconds(task.devices[device]), where, why))
     return table(rows) if len(rows) > 1 else []
 

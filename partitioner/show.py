@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from partitioner import units
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import numbers
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
@@ -94,7 +95,7 @@ def _joined(tasks: Sequence[Task]) -> Iterator[Row]:
         if isinstance(key, tuple):
             devices = sorted(rank for task in entries for rank in task.devices)
             _, what, text, _, _ = _row(first, clean)
-            yield _commas(devices), what, text, units.seconds(max(busy)), ""
+            yield numbers(devices), what, text, units.seconds(max(busy)), ""
         elif key is None or len(entries) < 3:
             yield from (_row(task, clean) for task in entries)
         else:
@@ -133,16 +134,12 @@ def _where(placed: PlacedNode) -> str:
 def _direction(comm: Comm) -> str:
     """``"1 -> 2"``, or all devices of a collective."""
     if comm.kind in _COLLECTIVE or comm.kind is CommKind.SLICE:
-        return _commas(comm.ranks)
+        return numbers(comm.ranks)
     moves = [transfer for transfer in comm.transfers if transfer.source != transfer.target]
     sources = sorted({transfer.source for transfer in moves})
     targets = sorted({transfer.target for transfer in moves})
     both = sources == targets or not moves
-    return _commas(comm.ranks) if both else f"{_commas(sources)} -> {_commas(targets)}"
-
-
-def _commas(devices: Iterable[int]) -> str:
-    return ",".join(map(str, devices))
+    return numbers(comm.ranks) if both else f"{numbers(sources)} -> {numbers(targets)}"
 
 
 def _tensors(graph: Graph) -> list[str]:

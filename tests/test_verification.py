@@ -1,10 +1,12 @@
 """Verification: equal means equal, and a planted fault is found and named."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import numpy_helper
 
 import partitioner
@@ -97,3 +99,15 @@ def test_rank_files_of_two_plans_are_refused(saved: Path) -> None:
         BackendError, match=r"rank1\.onnx is not of the plan that rank0\.onnx is of"
     ):
         run_local(saved, {"x": np.zeros((8, 16), np.float32)})
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_both_sides_run_with_as_many_threads(threads: int, zoo: Callable[[str], Path]) -> None:
+    """DenseNet's last layer has other bits with one thread than with two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result = partitioner.compile(zoo("densenet121"), 1)
+        assert all(output.identical for output in result.verify(seed=1).outputs)
+    finally:
+        torch.set_num_threads(before)

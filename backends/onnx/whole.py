@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
+import torch
 from onnx import ModelProto
 
 from partitioner.backends.arrays import check_dtype
@@ -47,10 +48,20 @@ def run_whole(
 
 
 def open_whole(
-    model: ModelProto, folder: Path | None, *, optimization: str = "basic", threads: int = 0
+    model: ModelProto,
+    folder: Path | None,
+    *,
+    optimization: str = "basic",
+    threads: int | None = None,
 ) -> ort.InferenceSession:
-    """A session of the whole model (see `run_whole`); 0 threads takes all cores."""
-    options = session_options(SessionConfig(optimization=optimization, threads=threads), folder)
+    """A session of the whole model (see `run_whole`).
+
+    By default with as many threads as the simulator gives the ranks: how kernels share their work
+    out can change the last bits.
+    """
+    count = torch.get_num_threads() if threads is None else threads
+    config = SessionConfig(optimization=optimization, threads=count)
+    options = session_options(config, folder)
     return ort.InferenceSession(
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )

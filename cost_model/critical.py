@@ -46,8 +46,11 @@ class _Walk:
         if self._came_straight(at):
             return self.before[at]
         for side in self.sides[event.task, event.request]:
-            together = abs(self.events[side].end_s - event.end_s) <= self.slack
-            if side != at and together and self._came_straight(side):
+            other = self.events[side]
+            # one that started with it got there last; a sender's end is its receivers'
+            together = abs(other.start_s - event.start_s) <= self.slack
+            sent = abs(other.end_s - event.end_s) <= self.slack
+            if side != at and (together or sent) and self._came_straight(side):
                 return side
         return None
 

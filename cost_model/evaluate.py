@@ -115,14 +115,29 @@ def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
     return evaluate_placed(graph, resolve(graph, plan), cluster)
 
 
-def one_device(graph: Graph, cluster: Cluster) -> Evaluation:
-    """Cost of the whole graph on device 0, whether or not it fits."""
-    mesh = DeviceMesh.single(0)
+def one_device(graph: Graph, cluster: Cluster, device: int = 0) -> Evaluation:
+    """Cost of the whole graph on one device, whether or not it fits."""
+    mesh = DeviceMesh.single(device)
     placed = []
     for node in graph.nodes:
         rule = rule_of(graph, node)
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
     return evaluate_placed(graph, placed, cluster)
+
+
+def best_single(graph: Graph, cluster: Cluster, objective: str) -> tuple[int, Evaluation]:
+    """The device that does best alone, and the cost of the whole graph on it.
+
+    One that holds the graph goes first, then the least cost.
+    """
+    first = {spec: device for device, spec in reversed(list(enumerate(cluster.devices)))}
+    found = {device: one_device(graph, cluster, device) for device in sorted(first.values())}
+
+    def rank(device: int) -> tuple[bool, float]:
+        return not found[device].fits_exactly, found[device].cost(objective)
+
+    best = min(found, key=rank)
+    return best, found[best]
 
 
 def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Evaluation:

@@ -11,6 +11,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_limit
 from partitioner.cost_model.critical import critical_path
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.memory import MemoryPeak
 from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.simulate import simulate
 from partitioner.ir.graph import Graph
@@ -19,6 +20,8 @@ from partitioner.ir.graph import Graph
 MOST = 0.5
 #: Below this ratio of the mean load to the largest, the plan is said to be unbalanced.
 BALANCED = 0.8
+#: Gains over one device up to this ratio are not called worth the devices.
+WORTH = 1.05
 #: Less free memory than this share of a device is worth a word.
 TIGHT = 0.05
 
@@ -34,7 +37,7 @@ class Bottleneck:
         seconds: By "launches", "arithmetic", "memory bandwidth" and kind of communication
             ("all-reduce"), and "waiting" where nothing ran; adds up to `total_s`.
         counts: How many operators or communications each of them has.
-        balance: Mean load over the largest, of all devices.
+        balance: Mean load over the largest, of the devices that have any.
         largest: Name of the operator or communication that takes longest, and its seconds.
     """
 
@@ -49,9 +52,10 @@ class Bottleneck:
     @property
     def communication_s(self) -> float:
         """Seconds that are not computing."""
-        return sum(s for what, s in self.seconds.items() if what not in COMPUTING)
+        return sum(s for what, s in self.seconds.items() if what not in (*COMPUTING, WAITING))
 
 
+WAITING = "waiting"
 COMPUTING = ("launches", "arithmetic", "memory bandwidth")
 
 
@@ -61,7 +65,8 @@ def bottleneck(
     """Take a plan's time apart: the critical path for "latency", else the busiest device."""
     loads = evaluation.load_s
     largest = max(loads.values(), default=0.0)
-    balance = sum(loads.values()) / (len(loads) * largest) if largest else 1.0
+    used = [load for load in loads.values() if load]
+    balance = sum(used) / (len(used) * largest) if used else 1.0
     busiest = max(loads, key=loads.__getitem__)
     if objective == "latency":
         timeline = simulate(tasks)
@@ -87,12 +92,14 @@ def bottleneck(
             longest = (task.name, spent)
     idle = total - sum(seconds.values())
     if idle > 1e-9 * total:
-        seconds["waiting"] = idle
+        seconds[WAITING] = idle
     return Bottleneck(over, device, total, dict(seconds), dict(counts), balance, longest)
 
 
 def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) -> str:
     """One sentence: what limits the plan."""
+    if not evaluation.fits_exactly:
+        return _short_sentence(evaluation)
     if objective == "memory":
         return _memory_sentence(evaluation)
     if not found.total_s:
@@ -107,7 +114,7 @@ def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) ->
     tail = _tight(evaluation)
     if found.communication_s > MOST * found.total_s:
         share = units.share(found.communication_s / found.total_s)
-        kinds = {k: s for k, s in found.seconds.items() if k not in COMPUTING}
+        kinds = {k: s for k, s in found.seconds.items() if k not in (*COMPUTING, WAITING)}
         most = max(kinds, key=kinds.__getitem__)
         return (
             f"Communication: {subject}, {share} of it communicating, most in "
@@ -130,36 +137,50 @@ def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) ->
     )
 
 
-def worth_sentence(evaluation: Evaluation, single: Evaluation, objective: str) -> str:
-    """One sentence: is splitting worth it, beside the whole model on one device?"""
-    used = evaluation.devices_used
-    if used == 1:
+def worth_sentence(
+    evaluation: Evaluation, single: tuple[int, Evaluation], cluster: Cluster, objective: str
+) -> str:
+    """One sentence: is splitting worth it, beside the whole model on one device?
+
+    Args:
+        evaluation: The plan's.
+        single: The best single device and its evaluation, see `best_single`.
+        cluster: What the plan is for.
+        objective: Of the plan.
+    """
+    used, (device, alone) = evaluation.devices_used, single
+    alike = len(set(cluster.devices)) == 1
+    one = "one device alone" if alike else f"device {device} ({cluster.devices[device].name}) alone"
+    if used <= 1:
         return "The plan uses one device: nothing is split."
-    if not single.fits_exactly:
-        need = max(single.held_bytes.values())
-        have = single.limit_bytes[0]
+    if not alone.fits_exactly:
+        need, have = alone.held_bytes[device], alone.limit_bytes[device]
+        most = "a device has" if alike else "the largest device has"
         return (
             f"The split is needed: the whole model takes {units.size(need)}, "
-            f"a device has {units.size(have)}."
+            f"{most} {units.size(have)}."
         )
-    before, after = single.cost(objective), evaluation.cost(objective)
+    before, after = alone.cost(objective), evaluation.cost(objective)
     if not after:
         return "Nothing takes time on this cluster: splitting gains nothing."
     gain = before / after
-    figure = {"throughput": "the throughput", "latency": "shorter latency"}.get(objective)
+    show = units.size if objective == "memory" else units.seconds
+    if gain < WORTH:
+        return (
+            f"Splitting is not worth it here: {used} devices take {show(after)}, "
+            f"{one} {show(before)}."
+        )
     if objective == "memory":
+        speed = alone.step_s / evaluation.step_s if evaluation.step_s else 1.0
         return (
-            f"The fullest of {used} devices holds {units.size(after)}, "
-            f"one device alone {units.size(before)}."
+            f"The fullest of {used} devices holds {units.size(after)}, {one} "
+            f"{units.size(before)}; the throughput is {speed:.3g} times that of one."
         )
-    if gain <= 1:
-        return (
-            f"Splitting is not worth it here: {used} devices take {units.seconds(after)}, "
-            f"one device alone {units.seconds(before)}."
-        )
+    what = "latency" if objective == "latency" else "time between requests"
+    ideal = f", {units.share(gain / used)} of the ideal {used} times" if alike else ""
     return (
-        f"{used} devices give {gain:.3g} times {figure} of one "
-        f"({units.share(gain / used)} of the ideal {used} times)."
+        f"{used} devices are {gain:.3g} times as fast as {one} "
+        f"({what} {show(after)} against {show(before)}{ideal})."
     )
 
 
@@ -199,11 +220,11 @@ def kind_text(kind: str) -> str:
 
 
 def _counted(found: Bottleneck, what: str) -> str:
-    if what == "waiting":
-        return "waiting"
+    if what == WAITING:
+        return WAITING
     count = found.counts[what]
     if what in COMPUTING:
-        return f"{count} operators bound by {what}"
+        return f"{count} operator{'s' if count > 1 else ''} bound by {what}"
     return f"{count} {what} communications" if count > 1 else f"one {what}"
 
 
@@ -217,8 +238,23 @@ def _tight(evaluation: Evaluation) -> str:
 def _memory_sentence(evaluation: Evaluation) -> str:
     held = evaluation.held_bytes
     device = max(held, key=held.__getitem__)
-    peak = evaluation.peak[device]
+    peak = _peak(evaluation, device)
     return (
         f"Memory: device {device} holds {units.size(held[device])} at {peak.at}, "
         f"{units.size(peak.resident_bytes)} of it weights."
     )
+
+
+def _short_sentence(evaluation: Evaluation) -> str:
+    over = {d: held - evaluation.limit_bytes[d] for d, held in evaluation.held_bytes.items()}
+    device = max(over, key=over.__getitem__)
+    return (
+        f"Does not fit: device {device} holds {units.size(evaluation.held_bytes[device])} at "
+        f"{_peak(evaluation, device).at}, {units.size(over[device])} over its limit."
+    )
+
+
+def _peak(evaluation: Evaluation, device: int) -> MemoryPeak:
+    """The peak that `Evaluation.held_bytes` counts."""
+    peaks = evaluation.exact_peak if device in evaluation.over_bytes else evaluation.peak
+    return peaks[device]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.errors import ClusterOptionError
-from partitioner.cost_model.evaluate import one_device
+from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.schedule import schedule
 from partitioner.families import families
 from partitioner.frontends.onnx import Traced, load_onnx
@@ -111,7 +111,8 @@ def compile_traced(
         programs = lower(graph, tasks, len(cluster))
     notes = (*traced.notes, *_opaque_notes(rules))
     pinned = bool(request.constraints.pins) or request.constraints.plan is not None
-    found = facts(outcome, one_device(graph, cluster), len(cluster), notes, pinned=pinned)
+    _, single = best_single(graph, cluster, request.objective)
+    found = facts(outcome, single, len(cluster), notes, pinned=pinned)
     return Compiled(
         traced=traced,
         source=source,

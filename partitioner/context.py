@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from partitioner.build import Built, build
 from partitioner.cost_model.cluster import Cluster
@@ -16,6 +17,9 @@ from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.solver.state import State, Tables, tables
 from partitioner.strategies import Rules, strategies
+
+#: On more groups than these a node's strategies are looked at on the nearest ones only.
+MAX_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Context:
 
     def __init__(self, graph: Graph, plan: Plan, cluster: Cluster) -> None:
         self.graph, self.plan, self.cluster = graph, plan, cluster
+        self.evaluation = evaluate(graph, plan, cluster)
         self.rules = Rules.of(graph)
         self.placed = {placed.node.name: placed for placed in resolve(graph, plan)}
         self.built = self._build()
@@ -76,8 +81,20 @@ class Context:
 
     def runner_up(self, node: Node) -> Alternative | None:
         """The best other strategy: one that fits, of least step time, then of least work."""
-        others = [entry for entry in self.alternatives(node) if not entry.chosen]
-        return min(others, key=lambda a: (a.over_bytes > 0, a.step_s, a.work_s), default=None)
+        own, *others = self.alternatives(node)
+        return self.best_of(own, others)
+
+    def best_of(self, own: Alternative, others: Sequence[Alternative]) -> Alternative | None:
+        """The first of the others: what fits, if the plan itself does by the safe formula."""
+
+        def rank(entry: Alternative) -> tuple[bool, float, float]:
+            return own.over_bytes <= 0 < entry.over_bytes, entry.step_s, entry.work_s
+
+        return min(others, key=rank, default=None)
+
+    def fits(self, entry: Alternative) -> bool:
+        """Whether the changed plan fits, by the safe formula or exactly."""
+        return entry.over_bytes <= 0 or self.evaluated(entry).fits_exactly
 
     def evaluated(self, alternative: Alternative) -> Evaluation:
         """The referee's figures of the plan with this strategy in it."""
@@ -93,11 +110,12 @@ class Context:
 
     def _build(self) -> Built:
         meshes = dict.fromkeys(self.plan.groups)
-        offered = [strategies(self.graph, self.rules, mesh) for mesh in meshes]
+        offered = {mesh: strategies(self.graph, self.rules, mesh) for mesh in meshes}
         candidates: dict[str, tuple[PlacedNode, ...]] = {}
         for node in self.graph.nodes:
             own = self.placed[node.name]
-            options = [own, *(p for found in offered for p in found[node.name])]
+            near = self._near(node)
+            options = [own, *(p for mesh in near for p in offered[mesh][node.name])]
             if own.rule is None:
                 options += self._homes(node)
             candidates[node.name] = tuple(_distinct(options))
@@ -105,9 +123,25 @@ class Context:
         resharder = Resharder(self.cluster)
         return build(self.graph, tuple(meshes), candidates, self.cluster, resharder)
 
+    def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
+        """Groups that a node might move to: all; of many its own, its neighbours', the idlest."""
+        if len(self.plan.groups) <= MAX_GROUPS:
+            return self.plan.groups
+        graph = self.graph
+        made = [graph.producers[value] for value in node.reads if value in graph.producers]
+        read = [reader for value in node.writes for reader in graph.consumers[value]]
+        near = dict.fromkeys(self.placed[other.name].mesh for other in (node, *made, *read))
+        return tuple({**near, self._idlest: None})
+
+    @cached_property
+    def _idlest(self) -> DeviceMesh:
+        load = self.evaluation.load_s
+        return min(self.plan.groups, key=lambda mesh: max(load[d] for d in mesh.devices))
+
     def _homes(self, node: Node) -> Iterator[PlacedNode]:
         """A node without a rule may run on any device of the plan."""
-        for device in sorted({d for mesh in self.plan.groups for d in mesh.devices}):
+        devices = sorted({d for mesh in self.plan.groups for d in mesh.devices})
+        for device in devices if len(devices) <= MAX_GROUPS else ():
             yield place(self.graph, node, DeviceMesh.single(device), {}, None)
 
     def _tables(self) -> Tables:

@@ -52,7 +52,7 @@ def diff(before: Compiled, after: Compiled, names: tuple[str, str]) -> Diff:
     return Diff(
         version=VERSION,
         kind="diff",
-        title=after.name,
+        title=after.name if _same(before, after) else f"{before.name} and {after.name}",
         before=names[0],
         after=names[1],
         figures=_figures(before, after),
@@ -88,9 +88,15 @@ def diff_text(found: Diff) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
+def _same(before: Compiled, after: Compiled) -> bool:
+    return before.graph.digest == after.graph.digest
+
+
 def _moved(found: Diff) -> list[str]:
     moved = found["moved"]
     lines = [f"{len(moved)} nodes moved, {found['same']} are as they were"]
+    if not moved and not found["same"]:
+        lines = ["the two plans are of different models: they share no node"]
     for key, which in (("only_before", "first"), ("only_after", "second")):
         names: list[str] = found[key]  # type: ignore[literal-required]
         if names:
@@ -156,7 +162,7 @@ def _measures(result: Compiled) -> dict[tuple[str, str], float | None]:
         ("communication of them", "s"): sum(got.comm_s.values()),
         ("bytes sent", "bytes"): float(sum(got.sent_bytes.values())),
         ("fullest device", "bytes"): float(max(got.held_bytes.values())),
-        ("least free memory", "share"): tightest(got)[1],
+        ("fullest device, of its memory", "share"): 1 - tightest(got)[1],
         ("balance", "share"): found.balance,
         ("devices used", "count"): float(got.devices_used),
     }

@@ -71,6 +71,9 @@ def _verdict(head: Head) -> list[str]:
 
 def _time(found: Bottleneck) -> list[str]:
     where = f"device {found.device}" if found.device is not None else "the critical path"
+    title = f"time of {where}, {units.seconds(found.total_s)} a request"
+    if not found.total_s:
+        return [title]
     rows = [("of that", "seconds", "share", "tasks")]
     for what, spent in sorted(found.seconds.items(), key=lambda entry: -entry[1]):
         label = f"bound by {what}" if what in COMPUTING else what
@@ -83,8 +86,7 @@ def _time(found: Bottleneck) -> list[str]:
                 str(count) if count else "",
             )
         )
-    title = f"time of {where}, {units.seconds(found.total_s)} a request"
-    return [title, *table(rows)] if found.total_s else [title]
+    return [title, *table(rows)]
 
 
 def _longest(result: Compiled) -> list[str]:
@@ -174,14 +176,15 @@ def _choices(result: Compiled, context: Context, node: Node) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("", "strategy", "on", "step", "change", "latency", "fullest device")
     ]
-    rows += [_choice(entry, own, context.evaluated(entry)) for entry in shown]
+    evaluated = [(entry, context.evaluated(entry)) for entry in shown]
+    rows += [_choice(entry, own, got) for entry, got in evaluated]
     lines = [
         f"{len(alternatives)} strategies, all other nodes keeping theirs (* the plan's)",
         *table(rows),
     ]
     if len(alternatives) > len(shown):
         lines.append(f"and {len(alternatives) - len(shown)} dearer ones")
-    return lines + list(_why(result, shown))
+    return lines + list(_why(result, evaluated))
 
 
 def _choice(entry: Alternative, own: Alternative, got: Evaluation) -> tuple[str, ...]:
@@ -197,12 +200,12 @@ def _choice(entry: Alternative, own: Alternative, got: Evaluation) -> tuple[str,
     )
 
 
-def _why(result: Compiled, shown: Sequence[Alternative]) -> Iterator[str]:
+def _why(result: Compiled, shown: Sequence[tuple[Alternative, Evaluation]]) -> Iterator[str]:
     """Why a strategy that looks better alone was not taken."""
-    own, *others = shown
+    (own, _), *others = shown
     cert = result.plan.certificate
     kind = cert.objective if cert else "throughput"
-    better = [a for a in others if a.step_s < own.step_s * (1 - 1e-9) and a.over_bytes <= 0]
+    better = [a for a, got in others if got.fits_exactly and a.step_s < own.step_s * (1 - 1e-9)]
     if better and kind != "throughput":
         yield f"a shorter step was not asked for: the plan's objective is {kind}"
     elif better:

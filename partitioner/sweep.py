@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from partitioner import units
+from partitioner.bottleneck import WORTH
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
-from partitioner.cost_model.evaluate import Evaluation, one_device
+from partitioner.cost_model.evaluate import Evaluation, best_single
 from partitioner.ir.graph import Graph
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.search import Outcome, Request, search
@@ -19,9 +21,6 @@ from partitioner.strategies import Rules
 
 if TYPE_CHECKING:
     from partitioner.frontends.onnx import Traced
-
-#: Gains over one device up to this ratio are not called worth the devices.
-WORTH = 1.05
 
 
 @dataclass(frozen=True)
@@ -131,23 +130,29 @@ def _cluster(name: str | None, count: int | None, limit: int | None) -> Cluster:
 def _point(
     graph: Graph, rules: Rules, cluster: Cluster, limit: int | None, request: Request
 ) -> Point:
-    single = one_device(graph, cluster)
+    _, single = best_single(graph, cluster, request.objective)
     try:
         outcome = search(graph, cluster, request, rules)
     except Infeasible as error:
-        return _entry(cluster, limit, None, single, str(error))
-    return _entry(cluster, limit, outcome, single, "")
+        return _entry(cluster, limit, None, single, request.objective, str(error))
+    return _entry(cluster, limit, outcome, single, request.objective, "")
 
 
 def _entry(
-    cluster: Cluster, limit: int | None, outcome: Outcome | None, single: Evaluation, why: str
+    cluster: Cluster,
+    limit: int | None,
+    outcome: Outcome | None,
+    single: Evaluation,
+    objective: str,
+    why: str,
 ) -> Point:
     got = outcome.evaluation if outcome else None
     cert = outcome.plan.certificate if outcome else None
     count = len(cluster)
-    speedup = None
+    speedup = gain = None
     if got is not None and got.step_s and single.fits_exactly:
         speedup = single.step_s / got.step_s
+        gain = single.cost(objective) / got.cost(objective)
     rate = got.throughput_per_s if got else None
     return Point(
         devices=count,
@@ -161,7 +166,8 @@ def _entry(
         devices_used=got.devices_used if got else None,
         gap=cert.gap if cert else None,
         speedup=speedup,
-        efficiency=speedup / count if speedup is not None else None,
+        efficiency=speedup / count if speedup is not None and _alike(cluster) else None,
+        gain=gain,
         pareto=False,
         why=why,
     )
@@ -190,38 +196,63 @@ def _dominates(one: tuple[float, ...], two: tuple[float, ...]) -> bool:
 
 
 def _answer(points: Sequence[Point], objective: str) -> str:
-    """Is splitting worth it at all?"""
+    """Is splitting worth it at all? Each point beside one device of its own cluster."""
     planned = [point for point in points if point["latency_s"] is not None]
     if not planned:
         return "No point of the sweep has a plan: give more devices or more memory."
-    key = "latency_s" if objective == "latency" else "step_s"
-    what = "latency" if objective == "latency" else "time between requests"
-    if objective == "memory":
-        key, what = "peak_bytes", "fullest device"
-    best = min(planned, key=lambda point: (point[key], point["devices"]))  # type: ignore[literal-required]
-    show = units.size if objective == "memory" else units.seconds
-    value = show(best[key])  # type: ignore[literal-required]
-    title = _title(best["devices"], best["cluster"], best["memory_bytes"])
-    alone = [point for point in planned if point["devices"] == 1]
-    if not alone:
-        least = min(point["devices"] for point in planned)
-        asked = any(point["devices"] == 1 for point in points)
-        why = "one device does not hold the model" if asked else "one device was not in the sweep"
-        return f"Best {what}: {value} on {title}; {why}, the fewest that do here are {least}."
-    one = min(alone, key=lambda point: point[key])  # type: ignore[literal-required]
-    before: float = one[key]  # type: ignore[literal-required]
-    after: float = best[key]  # type: ignore[literal-required]
-    if not after or before / after < WORTH:
+    split = [point for point in planned if (point["devices_used"] or 1) > 1]
+    if not split:
+        tried = any(point["devices"] > 1 for point in points)
         return (
-            f"Splitting is not worth it: one device ({one['cluster']}) has a {what} of "
-            f"{show(before)}, the best of all points {value} ({title})."
+            "Splitting is not worth it: no plan of the sweep uses more than one device."
+            if tried
+            else "No split was tried: the sweep has one device only."
         )
-    gain = before / after
-    return (
-        f"Splitting pays: {title} has a {what} of {value}, {gain:.3g} times better than one "
-        f"device ({one['cluster']}, {show(before)}), {units.share(gain / best['devices'])} of "
-        f"the ideal {best['devices']} times."
-    )
+    gains = [point for point in split if point["gain"] is not None]
+    if not gains:
+        least = min(split, key=lambda point: point["devices"])
+        best = min(split, key=lambda point: _value(point, objective))
+        return (
+            f"Splitting is needed: one device does not hold the model; {_place(least)} do. "
+            f"Best {_figure(best, objective)}: {_place(best)}."
+        )
+    best = max(gains, key=lambda point: (point["gain"] or 0.0, -point["devices"]))
+    gain = best["gain"] or 0.0
+    one = f"{gain:.3g} times as good as one device of that cluster"
+    if gain < WORTH:
+        return (
+            f"Splitting is not worth it: the best split, {_place(best)}, has a "
+            f"{_figure(best, objective)}, {one}."
+        )
+    ideal = ""
+    if objective == "throughput" and best["efficiency"] is not None:
+        ideal = f", {units.share(best['efficiency'])} of the ideal {best['devices']} times"
+    elif objective == "memory" and best["speedup"] is not None:
+        ideal = f", at {best['speedup']:.3g} times its throughput"
+    return f"Splitting pays: {_place(best)} has a {_figure(best, objective)}, {one}{ideal}."
+
+
+def _value(point: Point, objective: str) -> float:
+    """The objective's value, infinite without a plan."""
+    keys = {"latency": point["latency_s"], "memory": point["peak_bytes"]}
+    value = keys.get(objective, point["step_s"])
+    return math.inf if value is None else value
+
+
+def _figure(point: Point, objective: str) -> str:
+    value = _value(point, objective)
+    if objective == "memory":
+        return f"peak of {units.size(value)} on its fullest device"
+    what = "latency" if objective == "latency" else "time between requests"
+    return f"{what} of {units.seconds(value)}"
+
+
+def _place(point: Point) -> str:
+    return _title(point["devices"], point["cluster"], point["memory_bytes"])
+
+
+def _alike(cluster: Cluster) -> bool:
+    return len(set(cluster.devices)) == 1
 
 
 def _kind(cluster: Cluster) -> str:

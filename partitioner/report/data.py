@@ -10,7 +10,7 @@ from typing import Any
 from partitioner.bottleneck import bottleneck, kind_text, limit_sentence, tightest, worth_sentence
 from partitioner.context import Alternative, Context, cut_text
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
-from partitioner.cost_model.evaluate import Evaluation, one_device
+from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import Key, Task
 from partitioner.ir.graph import Node
@@ -43,17 +43,13 @@ def report_data(result: Compiled) -> Report:
     return _Data(result).report()
 
 
-def headline(result: Compiled, single: Evaluation | None = None) -> Head:
-    """The verdict on a plan.
-
-    Args:
-        result: The compiled model.
-        single: The whole model on one device, if it is at hand.
-    """
+def headline(result: Compiled) -> Head:
+    """The verdict on a plan."""
     graph, got, cluster = result.graph, result.evaluation, result.cluster
-    one = single or one_device(graph, cluster)
     cert = result.plan.certificate
     objective = cert.objective if cert else "throughput"
+    single = best_single(graph, cluster, objective)
+    one = single[1]
     cost = cert.cost if cert else got.cost(objective)
     found = bottleneck(graph, result.schedule, got, cluster, objective)
     fits = one.fits_exactly
@@ -62,7 +58,7 @@ def headline(result: Compiled, single: Evaluation | None = None) -> Head:
         cluster=cluster.name,
         strategy=cert.strategy if cert else "",
         objective=objective,
-        status=cert.status if cert else "",
+        status="does not fit" if not got.fits_exactly else cert.status if cert else "",
         solver=cert.solver if cert else "",
         searched=cert.space if cert else "",
         cost=cost,
@@ -79,8 +75,8 @@ def headline(result: Compiled, single: Evaluation | None = None) -> Head:
         devices=len(cluster),
         devices_used=got.devices_used,
         limit=limit_sentence(found, got, objective),
-        worth=worth_sentence(got, one, objective),
-        notes=[str(note) for note in result.summary.get("notes", ())],
+        worth=worth_sentence(got, single, cluster, objective),
+        notes=[*result.warnings, *map(str, result.summary.get("notes", ()))],
     )
 
 
@@ -135,7 +131,7 @@ class _Data:
         placed = self.context.placed[node.name]
         alone = place(self.graph, node, DeviceMesh.single(0), {}, placed.rule)
         points = [point for _, point in placed.mesh.coords()]
-        alternatives = self.context.alternatives(node)
+        own, *others = self.context.alternatives(node)
         sharded = "sharded" if placed.layouts else "replicated"
         return NodeRow(
             name=node.name,
@@ -150,8 +146,21 @@ class _Data:
             seconds=max(self._seconds[node.name].values(), default=0.0),
             inputs=[self._tensor(v, at) for v, at in placed.operands()],
             outputs=[self._tensor(v, at) for v, at in placed.results()],
-            options=len(alternatives),
-            runner_up=_runner_up(alternatives),
+            options=1 + len(others),
+            runner_up=self._runner_up(own, others),
+        )
+
+    def _runner_up(self, own: Alternative, others: list[Alternative]) -> RunnerUp | None:
+        best = self.context.best_of(own, others)
+        if best is None:
+            return None
+        return RunnerUp(
+            group=str(best.placed.mesh),
+            cut=cut_text(best.placed),
+            step_s=best.step_s,
+            step_change_s=best.step_s - own.step_s,
+            work_change_s=best.work_s - own.work_s,
+            fits=self.context.fits(best),
         )
 
     @cached_property
@@ -275,21 +284,6 @@ def device_rows(result: Compiled) -> list[DeviceRow]:
         )
         for device, spec in enumerate(result.cluster.devices)
     ]
-
-
-def _runner_up(alternatives: list[Alternative]) -> RunnerUp | None:
-    own, *others = alternatives
-    if not others:
-        return None
-    best = min(others, key=lambda a: (a.over_bytes > 0, a.step_s, a.work_s))
-    return RunnerUp(
-        group=str(best.placed.mesh),
-        cut=cut_text(best.placed),
-        step_s=best.step_s,
-        step_change_s=best.step_s - own.step_s,
-        work_change_s=best.work_s - own.work_s,
-        fits=best.over_bytes <= 0,
-    )
 
 
 def _sharding(sharding: Sharding, mesh: DeviceMesh) -> str:

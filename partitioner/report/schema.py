@@ -293,7 +293,8 @@ class Point(TypedDict):
     devices_used: int | None
     gap: float | None
     speedup: float | None  #: Of throughput over one device of the same cluster.
-    efficiency: float | None  #: speedup / devices
+    efficiency: float | None  #: speedup / devices, if these are alike.
+    gain: float | None  #: Of the objective, over the best single device of the same cluster.
     pareto: bool  #: No other point is as good in devices, latency, throughput and peak at once.
     why: str  #: Why there is no plan, "" if there is one.
 

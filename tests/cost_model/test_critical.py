@@ -3,11 +3,15 @@
 import itertools
 
 import pytest
+from cost_cases import compute, tasks
 
 import partitioner
 from partitioner import examples
 from partitioner.cost_model.critical import critical_path
+from partitioner.cost_model.schedule import Task
 from partitioner.cost_model.simulate import Timeline, simulate
+from partitioner.ir.exchange import Transfer
+from partitioner.ir.program import Comm, CommKind
 
 
 def _explained(timeline: Timeline) -> None:
@@ -36,3 +40,21 @@ def test_the_path_covers_the_whole_timeline(strategy: str, requests: int) -> Non
 
 def test_nothing_ran() -> None:
     assert critical_path(Timeline(())) == ()
+
+
+def test_a_collective_that_takes_its_devices_different_times() -> None:
+    """Device 1 comes last and is done first: the path still goes back through it."""
+    ranks = (0, 1)
+    moves = tuple(Transfer(a, b, (((0, 1),),), (((0, 1),),)) for a, b in ((0, 1), (1, 0)))
+    comm = Comm(1, CommKind.ALL_TO_ALL, ranks, "p", "q", "float32", moves)
+    exchange = Task("all_to_all p", {0: 5.0, 1: 1.0}, (), (), None, comm)
+    found = tasks(
+        compute("a", 0, ("x",), {"p": 4}, seconds=1.0),
+        compute("b", 1, ("x",), {"r": 4}, seconds=3.0),
+        exchange,
+        compute("c", 0, ("p",), {"y": 4}, seconds=1.0),
+    )
+    timeline = simulate(found)
+    names = [(timeline.events[i].name, timeline.events[i].device) for i in critical_path(timeline)]
+    assert names == [("b", 1), ("all_to_all p", 1), ("all_to_all p", 0), ("c", 0)]
+    _explained(timeline)

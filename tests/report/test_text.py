@@ -1,15 +1,16 @@
 """explain, diff and sweep on the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import onnx
 import pytest
 import schema_check
 
-from partitioner import examples
+from partitioner import examples, sweep
 from partitioner.cli import main
-from partitioner.report.schema import Diff, Sweep
+from partitioner.report.schema import Diff, Point, Sweep
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,47 @@ def test_sweeps_that_mean_nothing(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def _points(*rows: tuple[int, str, float | None, float | None]) -> list[Point]:
+    """(devices, cluster, step seconds, gain over one device)."""
+    return [
+        Point(
+            devices=devices, cluster=cluster, memory_bytes=None, strategy="inter",
+            latency_s=step, throughput_per_s=None, step_s=step, peak_bytes=100,
+            devices_used=devices, gap=0.0, speedup=gain,
+            efficiency=None if gain is None else gain / devices, gain=gain, pareto=False, why="",
+        )
+        for devices, cluster, step, gain in rows
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer"),
+    [
+        ([(1, "cpu", 160.0, 1.0), (4, "h100", 1.0, 3.6)], "4 devices (h100) .* 3.6 times as good"),
+        ([(1, "h100", 1.0, 1.0)], "No split was tried"),
+        ([(1, "h100", 1.0, 1.0), (2, "h100", 1.0, 1.02)], "not worth it: the best split, 2"),
+        (
+            [(2, "h100", 1.0, None), (4, "h100", 0.5, None)],
+            "needed: .* 2 devices .* Best .*: 4",
+        ),
+        ([(65, "h100", 1.0, 1.0)], "not worth it"),
+        ([(2, "h100", None, None)], "No point of the sweep has a plan"),
+    ],
+)
+def test_the_answer_compares_with_one_device_of_the_same_cluster(
+    rows: list[tuple[int, str, float | None, float | None]], answer: str
+) -> None:
+    found = sweep._answer(_points(*rows), "throughput")
+    assert re.search(answer.replace("(", r"\(").replace(")", r"\)"), found), found
+    assert found.endswith(".")
+
+
+def test_a_diff_of_different_models_says_so(
+    plans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(examples.build("tiny"), tmp_path / "t.onnx")
+    assert main([str(tmp_path / "t.onnx"), "--plan-only", "-q", "-o", str(tmp_path / "t")]) == 0
+    text = _said(capsys, "diff", plans / "inter", tmp_path / "t")
+    assert "the two plans are of different models: they share no node" in text

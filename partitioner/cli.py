@@ -22,6 +22,10 @@ _EPILOG = """commands on a folder that `partition MODEL` wrote:
   partition verify DIR [--seed N]
   partition show DIR [--all]
 
+commands on a problem file of the contest on intra-operator parallelism (google/iopddl):
+  partition solve FILE [--time-limit S] [--gap P] [-o SOLUTION]
+  partition evaluate FILE SOLUTION
+
 A model file called like a command: partition ./run
 """
 
@@ -341,10 +345,24 @@ def _show(argv: Sequence[str]) -> int:
     return 0
 
 
+def _solve(argv: Sequence[str]) -> int:
+    from partitioner.cli_solve import solve_command
+
+    return solve_command(argv)
+
+
+def _evaluate(argv: Sequence[str]) -> int:
+    from partitioner.cli_solve import evaluate_command
+
+    return evaluate_command(argv)
+
+
 _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": _run,
     "verify": _verify,
     "show": _show,
+    "solve": _solve,
+    "evaluate": _evaluate,
 }
 
 

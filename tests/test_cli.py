@@ -61,7 +61,10 @@ def one_line(text: str) -> str:
         (["m.onnx", "--gap", "100%"], "'100%' is not a gap like 1% or 0.01"),
         (["m.onnx", "--memory", "much"], "size 'much' is not like '8GiB'"),
         (["m.onnx", "--memory", "0"], "size '0' is not like '8GiB'"),
-        (["verfiy", "d"], "unknown command 'verfiy' (there are run, verify, show); did you mean"),
+        (
+            ["verfiy", "d"],
+            "unknown command 'verfiy' (there are run, verify, show, solve, evaluate); did you mean",
+        ),
         (["shwo"], "did you mean 'show'?"),
         (["inspect", "d"], "unknown command 'inspect' (there are run, verify, show) (see"),
         (["run"], "partition run: the following arguments are required: DIR"),

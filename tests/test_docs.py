@@ -65,7 +65,9 @@ def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:
             assert ((DOCS / page).parent / link).is_file(), f"{page}: {link}"
 
 
-@pytest.mark.parametrize("command", ["partition", "partition run", "partition show"])
+@pytest.mark.parametrize(
+    "command", ["partition", "partition run", "partition show", "partition solve"]
+)
 def test_every_option_of_the_command_line_is_documented(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from partitioner.cli_options import (
     safe,
 )
 from partitioner.cli_report import diff, explain, report, sweep
+from partitioner.cli_solve import evaluate_command, solve_command
 from partitioner.ir.errors import PartitionerError
 
 _EPILOG = """commands on a folder that `partition MODEL` wrote:
@@ -42,6 +43,10 @@ _EPILOG = """commands on a folder that `partition MODEL` wrote:
 on a model:
   partition sweep MODEL --devices 1,2,4,8 [--memory SIZE,...] [--clusters NAME,...] [-o FILE]
   partition check FILE
+
+commands on a problem file of the contest on intra-operator parallelism (google/iopddl):
+  partition solve FILE [--time-limit S] [--gap P] [-o SOLUTION]
+  partition evaluate FILE SOLUTION
 
 A model file called like a command: partition ./run
 """
@@ -238,6 +243,8 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "sweep": sweep,
     "draw": cli_pictures.draw,
     "check": cli_pictures.check,
+    "solve": solve_command,
+    "evaluate": evaluate_command,
 }
 
 

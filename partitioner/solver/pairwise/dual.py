@@ -1,0 +1,109 @@
+"""A lower bound with prices on memory, and choices read off it.
+
+For prices y >= 0 of the memory rows no feasible choice costs less than
+
+    min over choices of (cost + sum_t y_t * usage_t)  -  sum_t y_t * capacity_t
+
+and the sweeps of `Messages` bound the minimum from below. Both ascend together: each sweep is
+followed by a step of the prices along the usage above capacity (Polyak's step length with a target
+a little above the best bound), halfway between that of the choice read off the messages and that
+of the strategies weighted by how near they are to each node's best.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from partitioner.solver.pairwise.messages import Messages
+from partitioner.solver.pairwise.model import Flags, Floats, Model
+
+#: The target is this much above the best bound, relative.
+TARGET = 0.05
+#: Sweeps before prices move, and sweeps without a better bound after which steps shrink.
+WARM_UP = 5
+PATIENCE = 20
+SHRINK = 0.8
+#: A strategy's weight falls by e for each this share of the bound, spread over the nodes.
+TEMPERATURE = 0.01
+#: Sweeps at the best prices before strategies are priced out.
+SETTLE = 40
+
+
+class Dual:
+    """Prices and messages of a model.
+
+    Attributes:
+        model: The model.
+        messages: Their state; `messages.chosen` is the choice of the last sweep.
+        bound: The best bound so far.
+        price: Price of each memory row at the best bound; (rows,).
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.messages = Messages(model.graph)
+        self.bound = -math.inf
+        self.price = np.zeros(len(model.rows.capacity))
+        self._now = self.price
+        self._step = 1.0
+        self._stalled = 0
+        self._swept = 0
+        self._sizes = np.diff(model.graph.offsets)
+
+    def priced(self, factor: float = 1.0) -> Floats:
+        """Cost of each strategy with memory at a multiple of the best prices; (strategies,)."""
+        return self._priced(self.price * factor)
+
+    def ascend(self, sweeps: int) -> None:
+        """Raise the bound."""
+        for _ in range(sweeps):
+            costs = self._priced(self._now)
+            bound = self._offer(costs)
+            self._swept += 1
+            if len(self.price) and self._swept > WARM_UP:
+                self._move(bound, costs)
+
+    def dear(self, cutoff: float) -> Flags:
+        """Strategies that no choice of at most this cost takes; (strategies,)."""
+        self._now = self.price
+        costs = self._priced(self._now)
+        for _ in range(SETTLE):
+            bound = self._offer(costs)
+        return bound + self.messages.surplus(costs) > cutoff + 1e-6 + 1e-9 * abs(cutoff)
+
+    def _priced(self, price: Floats) -> Floats:
+        each = np.repeat(self.model.rows.prices(price), self._sizes)
+        costs: Floats = self.model.graph.unary + self.model.usage * each
+        return costs
+
+    def _offer(self, costs: Floats) -> float:
+        """Sweep at the prices of now; the bound."""
+        bound = self.messages.sweep(costs) - float(self._now @ self.model.rows.capacity)
+        self._stalled += 1
+        if bound > self.bound:
+            self.bound, self.price, self._stalled = bound, self._now, 0
+        elif self._stalled >= PATIENCE:
+            self._step *= SHRINK
+            self._stalled = 0
+        return bound
+
+    def _move(self, bound: float, costs: Floats) -> None:
+        over = self.model.rows.load(self._usage(costs)) - self.model.rows.capacity
+        over = np.where((self._now > 0) | (over > 0), over, 0.0)
+        square = float(over @ over)
+        if square > 0:
+            climb = max(TARGET * abs(self.bound), self.bound - bound)
+            self._now = np.maximum(0.0, self._now + self._step * climb / square * over)
+
+    def _usage(self, costs: Floats) -> Floats:
+        """Usage of each node, halfway between decided and weighted; (nodes,)."""
+        first, usage = self.model.graph.offsets[:-1], self.model.usage
+        belief = self.messages.costs(costs)
+        above = belief - np.repeat(np.minimum.reduceat(belief, first), self._sizes)
+        width = TEMPERATURE * max(abs(self.bound), 1.0) / len(first)
+        weight = np.exp(-np.minimum(above / width, 50.0))
+        soft = np.add.reduceat(weight * usage, first) / np.add.reduceat(weight, first)
+        mean: Floats = (soft + usage[first + self.messages.chosen]) / 2
+        return mean

@@ -1,0 +1,130 @@
+"""The exact integer program of what is left, over the local polytope.
+
+    min   sum_v cost_v . x_v  +  sum_uv cost_uv . e_uv
+    (1)   sum_p x_v[p] = 1                                  every node
+    (2)   sum_q e_uv[p, q] = x_u[p],  sum_p e_uv[p, q] = x_v[q]   every edge
+    (3)   sum over live v of usage_v . x_v <= capacity      every memory row
+
+x is binary, e continuous and not negative; forbidden pairs have no column. (2) as equalities over
+continuous e is the tightest form of this size (Wainwright and Jordan, "Graphical models,
+exponential families, and variational inference", 2008).
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from partitioner.solver.milp import OPTIONS
+from partitioner.solver.pairwise.model import Floats, Model
+from partitioner.solver.pairwise.problem import Ints
+
+
+def columns(model: Model) -> int:
+    """Columns of the program."""
+    return len(model.usage) + int(np.isfinite(model.graph.entries).sum()) // 2
+
+
+def solve_exactly(model: Model, time_limit_s: float, gap: float) -> tuple[Ints | None, float]:
+    """Solve the program with HiGHS, one thread.
+
+    Args:
+        model: The model.
+        time_limit_s: Wall-clock limit.
+        gap: Relative gap at which to stop.
+
+    Returns:
+        The best strategies known to the solver, if any, and a lower bound: infinite if there are
+        none.
+    """
+    import highspy
+
+    cost, matrix, lower, upper = _program(model)
+    total, strategies = len(cost), len(model.usage)
+    scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.silent()
+    options = {**OPTIONS, "threads": 1, "time_limit": max(time_limit_s, 0.01)}
+    for name, value in {**options, "mip_rel_gap": gap, "mip_abs_gap": 1e-9}.items():
+        solver.setOptionValue(name, value)
+    program = highspy.HighsLp()
+    program.num_col_, program.num_row_ = total, len(lower)
+    program.col_cost_ = cost / scale
+    program.col_lower_, program.col_upper_ = np.zeros(total), np.full(total, 1.0)
+    program.row_lower_, program.row_upper_ = lower, upper
+    program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    program.a_matrix_.start_, program.a_matrix_.index_ = matrix.indptr, matrix.indices
+    program.a_matrix_.value_ = matrix.data
+    kinds = [highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger]
+    program.integrality_ = [kinds[k < strategies] for k in range(total)]
+    solver.passModel(program)
+    solver.run()
+    return _answer(model, solver, scale)
+
+
+def _answer(model: Model, solver: Any, scale: float) -> tuple[Ints | None, float]:
+    import highspy
+
+    info, verdict = solver.getInfo(), solver.getModelStatus()
+    if verdict == highspy.HighsModelStatus.kInfeasible:
+        return None, math.inf
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None, float(info.mip_dual_bound) * scale
+    values = np.array(solver.getSolution().col_value[: len(model.usage)])
+    offsets = model.graph.offsets
+    chosen = [int(values[a:b].argmax()) for a, b in pairwise(offsets)]
+    return np.array(chosen, dtype=np.int64), float(info.mip_dual_bound) * scale
+
+
+def _program(model: Model) -> tuple[Floats, Any, Floats, Floats]:
+    """Costs, matrix by columns, lower and upper sides of the rows."""
+    g, sizes = model.graph, np.diff(model.graph.offsets)
+    strategies = len(model.usage)
+    nodes = np.repeat(np.arange(g.nodes), sizes)
+    tails = np.repeat(np.arange(g.nodes), np.diff(g.starts))
+    forward = np.flatnonzero(tails < g.heads)
+    areas = sizes[tails[forward]] * sizes[g.heads[forward]]
+    arc = np.repeat(forward, areas)
+    inner = np.arange(len(arc)) - np.repeat(np.cumsum(areas) - areas, areas)
+    cost = g.entries[g.tables[arc] + inner]
+    kept = np.flatnonzero(np.isfinite(cost))
+    arc, inner, cost = arc[kept], inner[kept], cost[kept]
+    width = sizes[g.heads[arc]]
+    p, q = inner // width, inner % width
+    first = np.zeros(len(tails) + 1, dtype=np.int64)  # marginal rows of each arc's tail
+    first[1:] = np.cumsum(sizes[tails])
+    marginals = int(first[-1])
+    pair = strategies + np.arange(len(arc))
+    own = np.arange(marginals)
+    strategy = g.offsets[np.repeat(tails, sizes[tails])] + own - np.repeat(first[:-1], sizes[tails])
+    usage_rows, usage_columns, usage = _usage(model, nodes)
+    scale = np.maximum(model.rows.capacity, 1.0)
+    row = np.concatenate([
+        nodes, g.nodes + own, g.nodes + first[arc] + p, g.nodes + first[g.back[arc]] + q,
+        g.nodes + marginals + usage_rows,
+    ])  # fmt: skip
+    column = np.concatenate([np.arange(strategies), strategy, pair, pair, usage_columns])
+    value = np.concatenate([
+        np.ones(strategies), -np.ones(marginals), np.ones(2 * len(pair)), usage / scale[usage_rows]
+    ])  # fmt: skip
+    rows = len(model.rows.capacity)
+    shape = (g.nodes + marginals + rows, strategies + len(pair))
+    matrix = sp.csc_matrix((value, (row, column)), shape=shape)
+    sides = np.concatenate([np.ones(g.nodes), np.zeros(marginals)])
+    upper = np.concatenate([sides, model.rows.capacity / scale])
+    lower = np.concatenate([sides, np.full(rows, -np.inf)])
+    return np.concatenate([g.unary, cost]), matrix, lower, upper
+
+
+def _usage(model: Model, nodes: Ints) -> tuple[Ints, Ints, Floats]:
+    """Row, column and value of each usage in a memory row."""
+    rows = model.rows
+    spans = np.where(rows.last > rows.first, rows.last - rows.first, 0)[nodes]
+    spans = np.where(model.usage > 0, spans, 0)
+    column = np.repeat(np.arange(len(nodes)), spans)
+    inner = np.arange(len(column)) - np.repeat(np.cumsum(spans) - spans, spans)
+    return rows.first[nodes[column]] + inner, column, model.usage[column]

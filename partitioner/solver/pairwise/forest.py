@@ -1,0 +1,174 @@
+"""The best strategies of an induced forest, the other nodes fixed.
+
+Nodes are taken in a given order into a set in which no cycle closes; the set's best strategies
+given the rest follow exactly from min-sum dynamic programming (Hamze and de Freitas, "From fields
+to trees", UAI 2004).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from partitioner.solver.pairwise.jit import jit
+from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
+from partitioner.solver.pairwise.problem import Ints
+
+
+class Space(NamedTuple):
+    """Working space, one entry a node (`belief`: a strategy); flags are -1 between calls.
+
+    Attributes:
+        block: Nodes in hand.
+        order: Nodes of one tree, from its root outwards.
+        parent: The arc to the parent, stored as -3 - arc; -2 at a root.
+        root: Union-find over the forest.
+        inside: 1 in the forest.
+        seen: Last node that met a tree.
+        choice: Strategies proposed.
+        near: Flags of a search.
+        belief: Least cost of what hangs below each strategy.
+    """
+
+    block: Ints
+    order: Ints
+    parent: Ints
+    root: Ints
+    inside: Ints
+    seen: Ints
+    choice: Ints
+    near: Ints
+    belief: Floats
+
+
+def space(graph: Graph) -> Space:
+    """Empty working space for a graph."""
+    a, b, c, d, e, f, g, h = (np.full(graph.nodes, -1, dtype=np.int64) for _ in range(8))
+    return Space(a, b, c, d, e, f, g, h, np.zeros(len(graph.unary)))
+
+
+@jit
+def grow(count: int, s: Space, g: Graph) -> int:
+    """Keep, at the front of the block, the nodes that close no cycle; how many they are."""
+    kept = 0
+    for k in range(count):
+        v = s.block[k]
+        if not _joins(v, s, g):
+            continue
+        s.root[v], s.inside[v] = v, 1
+        for arc in range(g.starts[v], g.starts[v + 1]):
+            if s.inside[g.heads[arc]] == 1:
+                s.root[_find(s.root, g.heads[arc])] = v
+        s.block[kept] = v
+        kept += 1
+    return kept
+
+
+@jit
+def _joins(v: int, s: Space, g: Graph) -> bool:
+    for arc in range(g.starts[v], g.starts[v + 1]):
+        if s.inside[g.heads[arc]] == 1:
+            top = _find(s.root, g.heads[arc])
+            if s.seen[top] == v:
+                return False
+            s.seen[top] = v
+    return True
+
+
+@jit
+def _find(root: Ints, v: int) -> int:
+    while root[v] != v:
+        root[v] = root[root[v]]
+        v = root[v]
+    return v
+
+
+@jit
+def lay(top: int, s: Space, g: Graph) -> int:
+    """Put the nodes of a tree in order from its root outwards; how many they are."""
+    s.order[0] = top
+    s.parent[top] = -2
+    count, done = 1, 0
+    while done < count:
+        v = s.order[done]
+        done += 1
+        for arc in range(g.starts[v], g.starts[v + 1]):
+            w = g.heads[arc]
+            if s.inside[w] == 1 and s.parent[w] == -1:
+                s.parent[w] = -3 - g.back[arc]
+                s.order[count] = w
+                count += 1
+    return count
+
+
+@jit
+def plan(size: int, chosen: Ints, priced: Floats, s: Space, g: Graph) -> float:
+    """Write the best strategies of the tree in order to `choice`; what they save."""
+    before = 0.0
+    for k in range(size):
+        before += _local(s.order[k], chosen, priced, s, g)
+    for k in range(size - 1, 0, -1):
+        _pass_up(s.order[k], -3 - s.parent[s.order[k]], s, g)
+    top = s.order[0]
+    own = s.belief[g.offsets[top] : g.offsets[top + 1]]
+    best = own.argmin()
+    s.choice[top] = best if own[best] < own[chosen[top]] else chosen[top]
+    gain = before - own[best]
+    if gain <= 1e-9 * abs(before):
+        return 0.0
+    for k in range(1, size):
+        _pass_down(s.order[k], -3 - s.parent[s.order[k]], chosen, s, g)
+    return float(gain)
+
+
+@jit
+def _local(v: int, chosen: Ints, priced: Floats, s: Space, g: Graph) -> float:
+    """Start a node's beliefs with what is fixed; what its choice and the arc to its parent cost."""
+    own = s.belief[g.offsets[v] : g.offsets[v + 1]]
+    own[:] = priced[g.offsets[v] : g.offsets[v + 1]]
+    parent = 0.0
+    for arc in range(g.starts[v], g.starts[v + 1]):
+        w = g.heads[arc]
+        if s.inside[w] == -1:
+            at = g.tables[g.back[arc]] + chosen[w] * len(own)
+            row = g.entries[at : at + len(own)]
+            for p in range(len(own)):
+                own[p] += min(CONFLICT, row[p])
+        elif s.parent[v] == -3 - arc:
+            width = g.offsets[w + 1] - g.offsets[w]
+            parent = min(g.entries[g.tables[arc] + chosen[v] * width + chosen[w]], CONFLICT)
+    return float(own[chosen[v]] + parent)
+
+
+@jit
+def _pass_up(v: int, arc: int, s: Space, g: Graph) -> None:
+    """Add to each strategy of the parent what the subtree of a node costs at best."""
+    up = g.heads[arc]
+    own = s.belief[g.offsets[v] : g.offsets[v + 1]]
+    above = s.belief[g.offsets[up] : g.offsets[up + 1]]
+    best = np.full(len(above), np.inf)
+    for p in range(len(own)):
+        at = g.tables[arc] + p * len(above)
+        row = g.entries[at : at + len(above)]
+        for q in range(len(above)):
+            pair = min(CONFLICT, row[q])
+            value = own[p] + pair
+            best[q] = min(best[q], value)
+    for q in range(len(above)):
+        above[q] += best[q]
+
+
+@jit
+def _pass_down(v: int, arc: int, chosen: Ints, s: Space, g: Graph) -> None:
+    """Choose for a node given its parent's choice; what it has stays if nothing is better."""
+    own = s.belief[g.offsets[v] : g.offsets[v + 1]]
+    at = g.tables[g.back[arc]] + s.choice[g.heads[arc]] * len(own)
+    row = g.entries[at : at + len(own)]
+    best = chosen[v]
+    least = own[best] + min(row[best], CONFLICT)
+    for p in range(len(own)):
+        value = own[p] + min(row[p], CONFLICT)
+        if value < least:
+            best, least = p, value
+    s.choice[v] = best

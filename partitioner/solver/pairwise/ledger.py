@@ -1,0 +1,75 @@
+"""Memory in use while strategies change: a segment tree with range addition and a global maximum.
+
+An addition to consecutive rows costs O(log rows), the maximum is read in O(1).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from partitioner.solver.pairwise.jit import jit
+from partitioner.solver.pairwise.model import Floats
+from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.rows import Rows
+
+
+class Ledger(NamedTuple):
+    """Usage less capacity of the memory rows.
+
+    Attributes:
+        first: First row in which each node is live; (nodes,).
+        last: One past its last row; (nodes,).
+        tree: Largest excess below each tree node; the root is entry 1, the leaves are the second
+            half.
+        pending: What was added to all rows below each tree node.
+    """
+
+    first: Ints
+    last: Ints
+    tree: Floats
+    pending: Floats
+
+
+def ledger(rows: Rows, usage: Floats, offsets: Ints, chosen: Ints) -> Ledger:
+    """The ledger of a choice; the root is -inf where there is no row."""
+    excess = rows.load(usage[offsets[:-1] + chosen]) - rows.capacity
+    leaves = 1 << max(0, len(excess) - 1).bit_length()
+    tree, pending = np.full(2 * leaves, -np.inf), np.zeros(2 * leaves)
+    tree[leaves : leaves + len(excess)] = excess
+    _fill(tree)
+    return Ledger(rows.first, rows.last, tree, pending)
+
+
+@jit
+def _fill(tree: Floats) -> None:
+    for node in range(len(tree) // 2 - 1, 0, -1):
+        tree[node] = max(tree[2 * node], tree[2 * node + 1])
+
+
+@jit
+def add(book: Ledger, node: int, value: float) -> None:
+    """Add a value to the rows in which a node is live."""
+    leaves = len(book.tree) // 2
+    low, high = book.first[node] + leaves, book.last[node] + leaves
+    if value == 0.0 or low >= high:
+        return
+    ends = (low >> 1, (high - 1) >> 1)
+    while low < high:
+        if low & 1:
+            book.tree[low] += value
+            book.pending[low] += value
+            low += 1
+        if high & 1:
+            high -= 1
+            book.tree[high] += value
+            book.pending[high] += value
+        low >>= 1
+        high >>= 1
+    for start in ends:
+        above = start
+        while above >= 1:
+            below = max(book.tree[2 * above], book.tree[2 * above + 1])
+            book.tree[above] = below + book.pending[above]
+            above >>= 1

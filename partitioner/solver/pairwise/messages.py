@@ -1,0 +1,176 @@
+"""A lower bound and a first choice by sequential tree-reweighted message passing.
+
+TRW-S (Kolmogorov, "Convergent tree-reweighted message passing for energy minimization", PAMI 28,
+2006) ascends the dual of the local-polytope relaxation by blocks: nodes are visited in order, then
+in reverse, each sharing out its reparametrised cost over the chains of ascending nodes through it.
+
+A message is stored where it arrives: `inbox[arc]` is what the head of the arc says about the
+strategies of its tail. Every strategy has an allowed pair on every edge (arc consistency), so that
+all messages are finite. Forbidden pairs are infinite: no large number weakens the bound.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from partitioner.solver.pairwise.jit import jit
+from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
+from partitioner.solver.pairwise.problem import Ints
+
+
+class Messages:
+    """The messages of a graph, and sweeps over them.
+
+    Attributes:
+        graph: The graph.
+        places: First entry of each arc's message; (arcs + 1,).
+        inbox: All messages.
+        chosen: One strategy a node, decided in the order of the last forward sweep.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        sizes = np.diff(graph.offsets)
+        tails = np.repeat(np.arange(graph.nodes), np.diff(graph.starts))
+        self.places = np.concatenate([[0], np.cumsum(sizes[tails])]).astype(np.int64)
+        self.inbox = np.zeros(self.places[-1])
+        self.chosen = np.zeros(graph.nodes, dtype=np.int64)
+
+    def sweep(self, unary: Floats) -> float:
+        """One forward and one backward sweep at these node costs; the bound after it."""
+        _forward(self.inbox, self.places, unary, self.chosen, self.graph)
+        return _backward(self.inbox, self.places, unary, self.graph)
+
+    def costs(self, unary: Floats) -> Floats:
+        """What each strategy costs with what its neighbours say of it; (strategies,)."""
+        found = unary.copy()
+        _gather(found, self.inbox, self.places, self.graph)
+        return found
+
+    def surplus(self, unary: Floats) -> Floats:
+        """How far above the last sweep's bound every choice with a strategy is; (strategies,).
+
+        After the backward sweep the problem is the bound plus terms that are not negative; these
+        are the terms that a strategy alone makes certain.
+        """
+        found = np.empty(len(unary))
+        _surplus(found, self.inbox, self.places, unary, self.graph)
+        return found
+
+
+@jit
+def _gather(target: Floats, inbox: Floats, places: Ints, g: Graph) -> None:
+    for v in range(len(g.offsets) - 1):
+        own = target[g.offsets[v] : g.offsets[v + 1]]
+        for arc in range(g.starts[v], g.starts[v + 1]):
+            own += inbox[places[arc] : places[arc] + len(own)]
+
+
+@jit
+def _belief(theta: Floats, v: int, inbox: Floats, places: Ints, unary: Floats, g: Graph) -> float:
+    """Reparametrised cost of a node less its least, which is returned."""
+    theta[:] = unary[g.offsets[v] : g.offsets[v + 1]]
+    for arc in range(g.starts[v], g.starts[v + 1]):
+        message = inbox[places[arc] : places[arc] + len(theta)]
+        for p in range(len(theta)):
+            theta[p] += message[p]
+    least = theta[0]
+    for p in range(len(theta)):
+        least = min(least, theta[p])
+    for p in range(len(theta)):
+        theta[p] -= least
+    return float(least)
+
+
+@jit
+def _send(theta: Floats, share: float, arc: int, inbox: Floats, places: Ints, g: Graph) -> float:
+    """Write the message of a node to a neighbour, its least taken out and returned."""
+    size, width = len(theta), g.offsets[g.heads[arc] + 1] - g.offsets[g.heads[arc]]
+    own, target, table = places[arc], places[g.back[arc]], g.tables[arc]
+    out, mine = inbox[target : target + width], inbox[own : own + size]
+    out[:] = np.inf
+    for p in range(size):
+        base = share * theta[p] - mine[p]
+        row = g.entries[table + p * width : table + p * width + width]
+        for q in range(width):
+            value = base + row[q]
+            out[q] = min(out[q], value)
+    least = out[0]
+    for q in range(width):
+        least = min(least, out[q])
+    for q in range(width):
+        out[q] -= least
+    return float(least)
+
+
+@jit
+def _split(v: int, g: Graph) -> int:
+    """First arc of a node that leads to a later node."""
+    arc = g.starts[v]
+    while arc < g.starts[v + 1] and g.heads[arc] < v:
+        arc += 1
+    return int(arc)
+
+
+@jit
+def _forward(inbox: Floats, places: Ints, unary: Floats, chosen: Ints, g: Graph) -> None:
+    for v in range(len(g.offsets) - 1):
+        theta = np.empty(g.offsets[v + 1] - g.offsets[v])
+        later = _split(v, g)
+        chosen[v] = _decide(theta, v, later, inbox, places, unary, chosen, g)
+        _belief(theta, v, inbox, places, unary, g)
+        share = 1.0 / max(1, later - g.starts[v], g.starts[v + 1] - later)
+        for arc in range(later, g.starts[v + 1]):
+            _send(theta, share, arc, inbox, places, g)
+
+
+@jit
+def _decide(
+    theta: Floats, v: int, later: int, inbox: Floats, places: Ints, unary: Floats, chosen: Ints,
+    g: Graph,
+) -> int:  # fmt: skip
+    """The best strategy given the nodes before and the messages of the nodes after."""
+    size = len(theta)
+    theta[:] = unary[g.offsets[v] : g.offsets[v + 1]]
+    for arc in range(g.starts[v], later):
+        at = g.tables[g.back[arc]] + chosen[g.heads[arc]] * size
+        row = g.entries[at : at + size]
+        for p in range(size):
+            theta[p] += min(row[p], CONFLICT)
+    for arc in range(later, g.starts[v + 1]):
+        theta += inbox[places[arc] : places[arc] + size]
+    return int(theta.argmin())
+
+
+@jit
+def _backward(inbox: Floats, places: Ints, unary: Floats, g: Graph) -> float:
+    bound = 0.0
+    for v in range(len(g.offsets) - 2, -1, -1):
+        theta = np.empty(g.offsets[v + 1] - g.offsets[v])
+        later = _split(v, g)
+        bound += _belief(theta, v, inbox, places, unary, g)
+        share = 1.0 / max(1, later - g.starts[v], g.starts[v + 1] - later)
+        for arc in range(g.starts[v], later):
+            bound += _send(theta, share, arc, inbox, places, g)
+    return bound
+
+
+@jit
+def _surplus(target: Floats, inbox: Floats, places: Ints, unary: Floats, g: Graph) -> None:
+    for v in range(len(g.offsets) - 1):
+        own = target[g.offsets[v] : g.offsets[v + 1]]
+        theta = np.empty(len(own))
+        _belief(theta, v, inbox, places, unary, g)
+        later = _split(v, g)
+        before = later - g.starts[v]
+        share = 1.0 / max(1, before, g.starts[v + 1] - later)
+        for p in range(len(own)):
+            own[p] = (1.0 - before * share) * theta[p]
+        for arc in range(g.starts[v], later):
+            width = g.offsets[g.heads[arc] + 1] - g.offsets[g.heads[arc]]
+            other = inbox[places[g.back[arc]] : places[g.back[arc]] + width]
+            least = share * theta - inbox[places[arc] : places[arc] + len(own)]
+            for p in range(len(own)):
+                at = g.tables[arc] + p * width
+                least[p] += (g.entries[at : at + width] - other).min()
+            own += least - least.min()

@@ -1,0 +1,212 @@
+"""Moves on a choice of strategies that keep within memory.
+
+Two kinds of move. The trees of an induced forest in a ball of nodes are set to their best, each if
+it gains. And two choices are crossed: the nodes in which they differ fall into connected parts
+that do not touch, so that each part can be taken over on its own (partition crossover: Whitley,
+Hains and Howe, "A hybrid genetic algorithm for the traveling salesman problem using generalized
+partition crossover", PPSN 2010).
+
+The price of memory enters the node costs, so that a move may pay for room that another one needs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.solver.pairwise.forest import Space, grow, lay, plan, space
+from partitioner.solver.pairwise.jit import jit
+from partitioner.solver.pairwise.ledger import Ledger, add, ledger
+from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph, Model
+from partitioner.solver.pairwise.problem import Ints
+
+State = npt.NDArray[np.uint64]
+
+#: Arcs of one node that the search for a ball follows.
+FANOUT = 40
+
+
+class Mover:
+    """A choice of strategies and moves on it.
+
+    Attributes:
+        model: The model.
+        chosen: One strategy a node; changed in place.
+    """
+
+    def __init__(self, model: Model, chosen: Ints, seed: int) -> None:
+        self.model = model
+        self._random = np.array([2 * seed + 1], dtype=np.uint64)
+        self._space = space(model.graph)
+        self._open = np.flatnonzero(np.diff(model.graph.offsets) > 1)
+        self.restart(chosen)
+
+    def restart(self, chosen: Ints) -> None:
+        """Go on from another choice."""
+        model = self.model
+        self.chosen = chosen.copy()
+        self._ledger = ledger(model.rows, model.usage, model.graph.offsets, chosen)
+
+    @property
+    def excess(self) -> float:
+        """Largest usage above capacity; not positive if memory suffices."""
+        return float(self._ledger.tree[1])
+
+    def cost(self) -> float:
+        """Cost of the choice; each forbidden pair counts `CONFLICT`."""
+        return _cost(self.chosen, self.model.graph)
+
+    def improve(self, priced: Floats, rounds: int, ball: int) -> int:
+        """Set trees in random balls of nodes to their best; how many were changed.
+
+        Args:
+            priced: Cost of each strategy, price of memory included; (strategies,).
+            rounds: Balls.
+            ball: Nodes of each; the whole graph if there are no more.
+        """
+        if not len(self._open):
+            return 0
+        return _improve(
+            rounds, ball, self._random, self._open, self.chosen, priced, self.model.usage,
+            self._ledger, self._space, self.model.graph,
+        )  # fmt: skip
+
+    def cross(self, other: Ints, priced: Floats) -> int:
+        """Take over the parts of another choice that gain; how many."""
+        return _cross(
+            other, self.chosen, priced, self.model.usage, self._ledger, self._space,
+            self.model.graph,
+        )  # fmt: skip
+
+
+@jit
+def _cost(chosen: Ints, g: Graph) -> float:
+    total = 0.0
+    for v in range(len(chosen)):
+        total += g.unary[g.offsets[v] + chosen[v]]
+        for arc in range(g.starts[v], g.starts[v + 1]):
+            w = g.heads[arc]
+            if w > v:
+                width = g.offsets[w + 1] - g.offsets[w]
+                total += min(g.entries[g.tables[arc] + chosen[v] * width + chosen[w]], CONFLICT)
+    return total
+
+
+@jit
+def _draw(state: State, limit: int) -> int:
+    """A number below the limit (xorshift64*)."""
+    x = state[0]
+    x ^= x >> np.uint64(12)
+    x ^= x << np.uint64(25)
+    x ^= x >> np.uint64(27)
+    state[0] = x
+    return np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % limit  # type: ignore[return-value]
+
+
+@jit
+def _improve(
+    rounds: int, ball: int, state: State, pool: Ints, chosen: Ints, priced: Floats, usage: Floats,
+    book: Ledger, s: Space, g: Graph,
+) -> int:  # fmt: skip
+    moved = 0
+    for _ in range(rounds):
+        count = len(pool)
+        if ball < count:
+            count = _ball(state, pool[_draw(state, len(pool))], ball, s, g)
+        else:
+            s.block[:count] = pool
+        _shuffle(state, s.block, count)
+        members = grow(count, s, g)
+        for k in range(members):
+            if s.parent[s.block[k]] == -1:
+                size = lay(s.block[k], s, g)
+                if plan(size, chosen, priced, s, g) > 0:
+                    moved += _take(size, chosen, usage, book, s, g)
+        for k in range(members):
+            v = s.block[k]
+            s.parent[v] = s.inside[v] = s.root[v] = s.seen[v] = -1
+    return moved
+
+
+@jit
+def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
+    """The open nodes nearest to one, by breadth first search over a few arcs of each."""
+    s.block[0] = centre
+    s.near[centre] = 1
+    count, done = 1, 0
+    while done < count and count < most:
+        v = s.block[done]
+        done += 1
+        degree = g.starts[v + 1] - g.starts[v]
+        for k in range(min(degree, FANOUT)):
+            w = g.heads[g.starts[v] + (k if degree <= FANOUT else _draw(state, degree))]
+            if s.near[w] == -1 and count < most:
+                s.near[w] = 1
+                s.block[count] = w
+                count += 1
+    for k in range(count):
+        s.near[s.block[k]] = -1
+    return count
+
+
+@jit
+def _shuffle(state: State, block: Ints, count: int) -> None:
+    for k in range(count - 1):
+        other = k + _draw(state, count - k)
+        block[k], block[other] = block[other], block[k]
+
+
+@jit
+def _take(size: int, chosen: Ints, usage: Floats, book: Ledger, s: Space, g: Graph) -> bool:
+    """Move the nodes in order to their proposed strategies, unless memory is then (more) short."""
+    allowed = max(0.0, book.tree[1])
+    for k in range(size):
+        v = s.order[k]
+        add(book, v, usage[g.offsets[v] + s.choice[v]] - usage[g.offsets[v] + chosen[v]])
+    fits = book.tree[1] <= allowed
+    for k in range(size):
+        v = s.order[k]
+        if fits:
+            chosen[v] = s.choice[v]
+        else:
+            add(book, v, usage[g.offsets[v] + chosen[v]] - usage[g.offsets[v] + s.choice[v]])
+    return bool(fits)
+
+
+@jit
+def _cross(
+    other: Ints, chosen: Ints, priced: Floats, usage: Floats, book: Ledger, s: Space, g: Graph
+) -> int:
+    taken = 0
+    for v in range(len(chosen)):
+        s.choice[v] = other[v]
+        s.near[v] = 1 if other[v] != chosen[v] else -1
+    for v in range(len(chosen)):
+        if s.near[v] != 1:
+            continue
+        s.order[0], s.near[v] = v, 2
+        size, done = 1, 0
+        gain = 0.0
+        while done < size:
+            u = s.order[done]
+            done += 1
+            gain += priced[g.offsets[u] + chosen[u]] - priced[g.offsets[u] + other[u]]
+            for arc in range(g.starts[u], g.starts[u + 1]):
+                w = g.heads[arc]
+                if s.near[w] == 1:
+                    s.order[size], s.near[w] = w, 2
+                    size += 1
+                if s.near[w] != 2 or u < w:
+                    target = other[w] if s.near[w] == 2 else chosen[w]
+                    gain += _pair(arc, chosen[u], chosen[w], g) - _pair(arc, other[u], target, g)
+        for k in range(size):
+            s.near[s.order[k]] = -1
+        if gain > 0:
+            taken += _take(size, chosen, usage, book, s, g)
+    return taken
+
+
+@jit
+def _pair(arc: int, p: int, q: int, g: Graph) -> float:
+    width = g.offsets[g.heads[arc] + 1] - g.offsets[g.heads[arc]]
+    return float(min(g.entries[g.tables[arc] + p * width + q], CONFLICT))

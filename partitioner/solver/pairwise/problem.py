@@ -1,0 +1,211 @@
+"""The intra-operator problem as flat arrays, and its referee.
+
+    min  sum_v cost_v[s_v] + sum_uv cost_uv[s_u, s_v]
+    s.t. sum of usage_v[s_v] over the nodes live at t  <=  limit,   for every time t
+
+A node is live during its half-open interval [lo, hi). Costs and usages are whole numbers in the
+units of whoever states the problem; a cost of `FORBIDDEN` or more rules a strategy, or a pair of
+strategies, out. The problem is that of Moffitt and Fegade, "The ASPLOS 2025 / EuroSys 2025 Contest
+on Intra-Operator Parallelism for Distributed Deep Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.solver.problem import SolverError
+
+Ints = npt.NDArray[np.int64]
+
+#: A cost from here on means that the choice is not allowed (the contest's convention).
+FORBIDDEN = 10**15
+
+
+@dataclass(frozen=True)
+class Pairwise:
+    """Nodes with strategies, costs on nodes and on edges, one limit on what is live together.
+
+    Strategy p of node v is entry `offsets[v] + p` of `costs` and `usages`; the pair (p, q) of
+    edge e = (u, v) is entry `edge_offsets[e] + p * strategies(v) + q` of `edge_costs`.
+
+    Attributes:
+        offsets: First strategy of each node, and the number of all; (nodes + 1,).
+        costs: Cost of each strategy, not negative; (strategies,).
+        usages: Usage of each strategy, not negative; (strategies,).
+        intervals: [lo, hi) of each node; equal ends are never live; (nodes, 2).
+        edges: The two ends of each edge; (edges, 2).
+        edge_offsets: First entry of each edge, and the number of all; (edges + 1,).
+        edge_costs: Cost of each pair, row-major, not negative.
+        limit: Largest usage at any time; None where there is no limit.
+    """
+
+    offsets: Ints
+    costs: Ints
+    usages: Ints
+    intervals: Ints
+    edges: Ints
+    edge_offsets: Ints
+    edge_costs: Ints
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        for fault in (_node_fault(self), _edge_fault(self), _value_fault(self)):
+            if fault:
+                raise SolverError(fault)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Ints:
+        """How many strategies each node has; (nodes,)."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class PairwiseOutcome:
+    """What a choice of strategies costs and uses.
+
+    Attributes:
+        node_cost: Sum over the nodes, exact.
+        edge_cost: Sum over the edges, exact.
+        peak_usage: Largest usage at any time.
+        peak_time: The first time at which it is reached; None if nothing is ever live.
+        limit: The problem's limit.
+        forbidden: What was chosen although it is forbidden, in words; empty if nothing.
+    """
+
+    node_cost: int
+    edge_cost: int
+    peak_usage: int
+    peak_time: int | None
+    limit: int | None
+    forbidden: str
+
+    @property
+    def cost(self) -> int:
+        """Nodes and edges together."""
+        return self.node_cost + self.edge_cost
+
+    @property
+    def fault(self) -> str:
+        """Why the choice is infeasible; empty if it is feasible."""
+        if self.limit is not None and self.peak_usage > self.limit:
+            return f"usage {self.peak_usage} at time {self.peak_time} > limit {self.limit}"
+        return self.forbidden
+
+
+def evaluate(problem: Pairwise, chosen: Sequence[int]) -> PairwiseOutcome:
+    """Price a choice of strategies exactly.
+
+    Args:
+        problem: The problem.
+        chosen: One strategy index a node.
+
+    Raises:
+        SolverError: There is not one valid index for each node.
+    """
+    picked = _entries(problem, chosen)
+    node = problem.costs[picked]
+    index = np.asarray(chosen, dtype=np.int64)
+    ends = problem.edges.reshape(-1, 2)
+    width = problem.sizes[ends[:, 1]]
+    pair = problem.edge_costs[
+        problem.edge_offsets[:-1] + index[ends[:, 0]] * width + index[ends[:, 1]]
+    ]
+    peak, time = _peak(problem.intervals, problem.usages[picked])
+    return PairwiseOutcome(
+        sum(node.tolist()),  # Python integers: a few entries of 1e18 exceed 64 bits
+        sum(pair.tolist()),
+        peak,
+        time,
+        problem.limit,
+        _forbidden(problem, index, node, pair),
+    )
+
+
+def _entries(problem: Pairwise, chosen: Sequence[int]) -> Ints:
+    if len(chosen) != problem.nodes:
+        raise SolverError(f"{len(chosen)} strategies for {problem.nodes} nodes")
+    for node, (pick, size) in enumerate(zip(chosen, problem.sizes.tolist(), strict=True)):
+        if not 0 <= pick < size:
+            raise SolverError(f"strategy {pick} of node {node} is not within its {size}")
+    return problem.offsets[:-1] + np.asarray(chosen, dtype=np.int64)
+
+
+def _peak(intervals: Ints, usages: Ints) -> tuple[int, int | None]:
+    change: dict[int, int] = {}
+    for (low, high), usage in zip(intervals.tolist(), usages.tolist(), strict=True):
+        if high > low:
+            change[low] = change.get(low, 0) + usage
+            change[high] = change.get(high, 0) - usage
+    peak, at, now = 0, None, 0
+    for time in sorted(change):
+        now += change[time]
+        if now > peak or at is None:
+            peak, at = now, time
+    return peak, at
+
+
+def _forbidden(problem: Pairwise, index: Ints, node: Ints, pair: Ints) -> str:
+    for v in np.flatnonzero(node >= FORBIDDEN)[:1]:
+        return f"strategy {index[v]} of node {v} is forbidden (cost {node[v]})"
+    for e in np.flatnonzero(pair >= FORBIDDEN)[:1]:
+        u, v = problem.edges[e]
+        return (
+            f"strategies {index[u]} of node {u} and {index[v]} of node {v} are forbidden together "
+            f"(cost {pair[e]} of edge {e})"
+        )
+    return ""
+
+
+def _node_fault(problem: Pairwise) -> str:
+    if len(problem.offsets) < 1 or problem.offsets[0] != 0:
+        return "offsets of the nodes must start at 0"
+    for v in np.flatnonzero(problem.sizes < 1)[:1]:
+        return f"node {v} has no strategy"
+    total = problem.offsets[-1]
+    for name, values in (("costs", problem.costs), ("usages", problem.usages)):
+        if values.shape != (total,):
+            return f"{name} of shape {values.shape} for {total} strategies"
+    if problem.intervals.shape != (problem.nodes, 2):
+        return f"intervals of shape {problem.intervals.shape} for {problem.nodes} nodes"
+    low, high = problem.intervals[:, 0], problem.intervals[:, 1]
+    for v in np.flatnonzero((low < 0) | (high < low))[:1]:
+        return f"interval [{low[v]}, {high[v]}) of node {v} is not one"
+    return ""
+
+
+def _edge_fault(problem: Pairwise) -> str:
+    ends, sizes = problem.edges, problem.sizes
+    if ends.shape != (len(problem.edge_offsets) - 1, 2) or problem.edge_offsets[0] != 0:
+        return f"edges of shape {ends.shape} for {len(problem.edge_offsets)} offsets"
+    for e in np.flatnonzero(((ends < 0) | (ends >= problem.nodes)).any(axis=1))[:1]:
+        return f"edge {e} joins nodes {ends[e].tolist()}, not within {problem.nodes} nodes"
+    given, due = np.diff(problem.edge_offsets), sizes[ends[:, 0]] * sizes[ends[:, 1]]
+    for e in np.flatnonzero(given != due)[:1]:
+        (u, v), size = ends[e], problem.sizes
+        return f"edge {e} has {given[e]} costs for {size[u]} x {size[v]} strategies"
+    if problem.edge_costs.shape != (problem.edge_offsets[-1],):
+        return f"{len(problem.edge_costs)} edge costs, not {problem.edge_offsets[-1]}"
+    return ""
+
+
+def _value_fault(problem: Pairwise) -> str:
+    what = (
+        ("cost", problem.costs),
+        ("usage", problem.usages),
+        ("cost of an edge", problem.edge_costs),
+    )
+    for name, values in what:
+        for entry in np.flatnonzero(values < 0)[:1]:
+            return f"{name} {values[entry]} is negative"
+    if problem.limit is not None and problem.limit < 0:
+        return f"usage limit {problem.limit} is negative"
+    return ""

@@ -1,0 +1,74 @@
+"""When memory can bind: the maximal cliques of the interval graph.
+
+Between two times at which a node dies nothing is gained by looking at any time but the last one at
+which a node is born: all that is live before is live then. These are the maximal cliques of the
+interval graph, in order of time, and a node is live in consecutive ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.solver.pairwise.problem import Ints
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Memory rows: sum of usage over the nodes live in a row is at most its capacity.
+
+    Attributes:
+        first: First row in which each node is live; (nodes,).
+        last: One past its last row; not above `first` where it is in none; (nodes,).
+        capacity: What is left for usages above each node's least; (rows,).
+    """
+
+    first: Ints
+    last: Ints
+    capacity: Floats
+
+    def load(self, usage: Floats) -> Floats:
+        """Usage in each row, of one usage a node."""
+        change = np.zeros(len(self.capacity) + 1)
+        live = self.last > self.first
+        np.add.at(change, self.first[live], usage[live])
+        np.add.at(change, self.last[live], -usage[live])
+        return np.cumsum(change)[:-1]
+
+    def less(self, least: Floats, usage: Floats, offsets: Ints) -> Rows:
+        """The rows once each node's least usage is set aside; rows that cannot bind are gone."""
+        if not len(self.capacity):
+            return self
+        capacity = self.capacity - self.load(least)
+        binds = self.load(np.maximum.reduceat(usage, offsets[:-1])) > capacity
+        number = np.concatenate([[0], np.cumsum(binds)]).astype(np.int64)
+        return Rows(number[self.first], number[self.last], capacity[binds])
+
+    def prices(self, price: Floats) -> Floats:
+        """Sum of the rows' prices over the rows of each node; (nodes,)."""
+        total = np.concatenate([[0.0], np.cumsum(price)])
+        live = self.last > self.first
+        return np.where(live, total[self.last] - total[self.first], 0.0)
+
+
+def memory_rows(intervals: Ints, limit: int | None) -> Rows:
+    """One row for each maximal clique; none without a limit."""
+    count = len(intervals)
+    live = intervals[:, 1] > intervals[:, 0]
+    if limit is None or not live.any():
+        none = np.zeros(count, dtype=np.int64)
+        return Rows(none, none, np.zeros(0))
+    births = np.unique(intervals[live, 0])
+    deaths = np.unique(intervals[live, 1])
+    # a birth is the last before some death if a death lies between it and the next birth
+    following = deaths[np.searchsorted(deaths, births, side="right")]
+    times = births[np.append(following[:-1] <= births[1:], True)]
+    first = np.searchsorted(times, intervals[:, 0])
+    last = np.searchsorted(times, intervals[:, 1])
+    nowhere = ~live
+    first[nowhere] = last[nowhere] = 0
+    return Rows(first, last, np.full(len(times), float(limit)))

@@ -1,0 +1,142 @@
+"""Solve the intra-operator problem: presolve, bound, search, exact program."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from partitioner.solver.pairwise.dual import Dual
+from partitioner.solver.pairwise.exact import columns, solve_exactly
+from partitioner.solver.pairwise.hunt import PairwiseHunt, PairwiseSolution
+from partitioner.solver.pairwise.model import Model, build, restrict
+from partitioner.solver.pairwise.primal import Primal
+from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, evaluate
+from partitioner.solver.pairwise.reduce import reduce
+from partitioner.solver.problem import SolverError
+
+#: Sweeps of a round, before the search looks at what they chose.
+SWEEPS = 20
+#: The exact program is tried from this size (columns) down, and first after this many rounds.
+MAX_COLUMNS = 120_000
+FIRST_TRY = 20
+
+
+def solve(
+    problem: Pairwise,
+    time_limit_s: float = 60.0,
+    gap: float = 0.0,
+    seed: int = 0,
+    rounds: int | None = None,
+) -> PairwiseSolution:
+    """Find a choice of strategies of little cost, and bound how much less any other costs.
+
+    Args:
+        problem: The problem.
+        time_limit_s: Wall-clock seconds, a guard: what is found before it depends on the input,
+            the seed and the rounds only.
+        gap: Relative gap, (cost - bound) / cost, at which to stop.
+        seed: Of all random choices.
+        rounds: Rounds of bound and search at most; None: until the gap is met or time is up.
+
+    Raises:
+        SolverError: The gap or the time limit is out of range.
+    """
+    if not 0 <= gap < 1 or not time_limit_s > 0:
+        raise SolverError(f"gap {gap} must be in [0, 1), time limit {time_limit_s} s above 0")
+    now = time.monotonic()
+    hunt = PairwiseHunt(problem, gap, now, now + time_limit_s)
+    model = _presolved(hunt)
+    if model is not None:
+        _search(hunt, model, seed, math.inf if rounds is None else rounds)
+    return hunt.solution()
+
+
+def _presolved(hunt: PairwiseHunt) -> Model | None:
+    """The reduced model, or None with the reason noted."""
+    problem = hunt.problem
+    allowed = np.add.reduceat(problem.costs < FORBIDDEN, problem.offsets[:-1], dtype=np.int64)
+    for node in np.flatnonzero(allowed == 0)[:1] if problem.nodes else ():
+        hunt.refute(f"every strategy of node {node} is forbidden")
+        return None
+    if reason := _shortage(problem):
+        hunt.refute(reason)
+        return None
+    model = reduce(build(problem)) if problem.nodes else None
+    if model is None:
+        if problem.nodes:
+            hunt.refute("the forbidden pairs leave some node without a strategy")
+        else:
+            hunt.cost = hunt.bound = 0
+        return None
+    if (model.rows.capacity < 0).any():
+        hunt.refute("what forbidden pairs leave uses more than the limit")
+        return None
+    return model
+
+
+def _shortage(problem: Pairwise) -> str:
+    """Why even the least usage of every node is too much; empty if it is not."""
+    if not problem.nodes or problem.limit is None:
+        return ""
+    usable = np.where(problem.costs < FORBIDDEN, problem.usages, np.iinfo(np.int64).max)
+    first = problem.offsets[:-1]
+    least = np.minimum.reduceat(usable, first)
+    same = np.flatnonzero(usable == np.repeat(least, problem.sizes))
+    nodes = np.searchsorted(problem.offsets, same, side="right") - 1
+    picks = same[np.searchsorted(nodes, np.arange(problem.nodes))] - first
+    outcome = evaluate(problem, picks.tolist())
+    if outcome.peak_usage <= problem.limit:
+        return ""
+    return (
+        f"at time {outcome.peak_time} the least usage is {outcome.peak_usage}, above the limit "
+        f"{problem.limit}"
+    )
+
+
+def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
+    dual, primal = Dual(model), Primal(model, seed)
+    wait, done = FIRST_TRY, 0
+    while done < rounds and not hunt.over:
+        dual.ascend(1 if done == 0 else SWEEPS)
+        hunt.prove(dual.bound)
+        primal.round(dual, hunt)
+        done += 1
+        if done == wait and not hunt.over:
+            wait *= 2
+            _finish(hunt, dual)
+
+
+def _finish(hunt: PairwiseHunt, dual: Dual) -> None:
+    """Drop strategies that no better choice takes, and solve exactly if little is left."""
+    model: Model | None = dual.model
+    if columns(dual.model) > 10 * MAX_COLUMNS:
+        return
+    if math.isfinite(hunt.cost):
+        keep = ~dual.dear(hunt.cost - 1)
+        hunt.prove(dual.bound)
+        if not np.logical_or.reduceat(keep, dual.model.graph.offsets[:-1]).all():
+            hunt.prove(hunt.cost)
+            return
+        model = reduce(restrict(dual.model, keep))
+    if model is None:
+        _close(hunt)
+        return
+    if columns(model) > MAX_COLUMNS:
+        return
+    chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap)
+    if chosen is not None:
+        hunt.offer(model, chosen)
+    if math.isinf(bound):
+        _close(hunt)
+    else:
+        hunt.prove(bound)
+
+
+def _close(hunt: PairwiseHunt) -> None:
+    """No choice is better than the best known; without one, none is feasible."""
+    if math.isfinite(hunt.cost):
+        hunt.prove(hunt.cost)
+    else:
+        hunt.refute("no allowed choice keeps within the limit")

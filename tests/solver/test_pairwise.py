@@ -1,0 +1,237 @@
+"""The pairwise solver against brute force, on and off its presolve, and its certificates."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pairwise_cases import instance, make, optimum, second_opinion
+
+from partitioner.solver.pairwise import FORBIDDEN, PairwiseSolution, evaluate, solve
+from partitioner.solver.pairwise.dual import Dual
+from partitioner.solver.pairwise.exact import solve_exactly
+from partitioner.solver.pairwise.ledger import add, ledger
+from partitioner.solver.pairwise.messages import Messages
+from partitioner.solver.pairwise.model import CONFLICT, Model, build
+from partitioner.solver.pairwise.moves import Mover
+from partitioner.solver.pairwise.reduce import prune, reduce
+from partitioner.solver.problem import SolverError
+
+SEEDS = range(0, 300, 20)
+
+
+def buildable(seed: int, **size: int) -> Model | None:
+    problem = instance(seed, **size)
+    first = problem.offsets[:-1]
+    usable = np.logical_or.reduceat(problem.costs < FORBIDDEN, first)
+    return prune(build(problem)) if usable.all() else None
+
+
+@pytest.mark.parametrize("start", SEEDS)
+def test_solve_is_the_optimum(start: int) -> None:
+    feasible = 0
+    for seed in range(start, start + 20):
+        problem = instance(seed)
+        best, found = optimum(problem), solve(problem)
+        assert found.cost == best, seed
+        if best is None:
+            assert found.status == "infeasible"
+            assert found.reason
+            assert found.chosen == ()
+            assert found.bound == math.inf
+            continue
+        feasible += 1
+        assert found.status == "optimal"
+        assert found.bound == best
+        assert second_opinion(problem, found.chosen)[::2] == (best, True)
+    assert feasible
+
+
+@pytest.mark.parametrize("start", SEEDS)
+def test_the_exact_program_is_the_optimum_with_and_without_presolve(start: int) -> None:
+    for seed in range(start, start + 20):
+        problem, model = instance(seed), buildable(seed)
+        if model is None:
+            continue
+        for form in (model, reduce(model)):
+            if form is None or (form.rows.capacity < 0).any():
+                assert optimum(problem) is None
+                continue
+            chosen, bound = solve_exactly(form, 60, 0.0)
+            best = optimum(problem)
+            if best is None:
+                assert chosen is None
+                assert bound == math.inf
+                continue
+            assert chosen is not None
+            assert evaluate(problem, form.original(chosen)).cost == best
+            assert bound == pytest.approx(best, abs=1e-6)
+
+
+@pytest.mark.parametrize("start", SEEDS)
+def test_bounds_are_never_above_the_optimum(start: int) -> None:
+    for seed in range(start, start + 20):
+        model = buildable(seed)
+        best = optimum(instance(seed))
+        model = None if model is None else reduce(model)
+        if model is None or best is None:
+            continue
+        dual = Dual(model)
+        for _ in range(10):
+            dual.ascend(3)
+            assert dual.bound <= best + 1e-6
+        dear = dual.dear(best)
+        assert dual.bound <= best + 1e-6
+        for v, (first, last) in enumerate(itertools.pairwise(model.graph.offsets)):
+            assert not dear[first:last].all(), f"seed {seed}: every strategy of node {v} is dear"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_priced_out_strategies_are_in_no_choice_that_good(seed: int) -> None:
+    problem = instance(seed)
+    model = buildable(seed)
+    if model is None:
+        return
+    model = reduce(model)
+    best = optimum(problem)
+    if model is None or best is None:
+        return
+    dual = Dual(model)
+    dual.ascend(10)
+    dear = dual.dear(best + 3)
+    sizes = np.diff(model.graph.offsets)
+    for chosen in itertools.product(*map(range, sizes)):
+        cost, _, feasible = second_opinion(problem, model.original(np.array(chosen)))
+        if feasible and cost <= best + 3:
+            assert not dear[model.graph.offsets[:-1] + np.array(chosen)].any()
+
+
+def test_message_passing_is_exact_on_a_chain() -> None:
+    costs = [[3, 0], [0, 4], [2, 2], [1, 5]]
+    tables = [[0, 9, 9, 0], [0, 5, 5, 0], [0, 7, 7, 0]]
+    problem = make(costs, costs, [(0, 1)] * 4, [(0, 1), (1, 2), (2, 3)], tables, None)
+    messages = Messages(build(problem).graph)
+    assert messages.sweep(messages.graph.unary) == optimum(problem) == 6
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_moves_never_make_it_worse_and_keep_their_books(seed: int) -> None:
+    problem, model = instance(seed, nodes=9), buildable(seed, nodes=9)
+    if model is None:
+        return
+    mover = Mover(model, np.zeros(model.graph.nodes, dtype=np.int64), seed)
+    other = np.diff(model.graph.offsets) - 1
+    plain = model.graph.unary
+    cost, excess = mover.cost(), max(0.0, mover.excess)
+    for step in range(6):
+        if step % 3 == 2:
+            mover.cross(other, plain)
+        else:
+            mover.improve(plain, 4, 4 if step % 3 else 9)
+        assert mover.cost() <= cost
+        assert mover.excess <= excess
+        cost, excess = mover.cost(), max(0.0, mover.excess)
+        outcome = evaluate(problem, model.original(mover.chosen))
+        if cost < CONFLICT:
+            assert outcome.cost == cost
+            assert not outcome.forbidden
+        if problem.limit is not None:
+            assert excess == max(0, outcome.peak_usage - problem.limit)
+
+
+def test_the_ledger_keeps_the_largest_excess() -> None:
+    draw = np.random.default_rng(0)
+    intervals = np.sort(draw.integers(0, 30, (40, 2)), axis=1)
+    usages = draw.integers(0, 9, 80)
+    problem = make(
+        [[0, 0]] * 40,
+        usages.reshape(40, 2).tolist(),
+        [(a, b) for a, b in intervals.tolist()],
+        [],
+        [],
+        50,
+    )
+    model = build(problem)
+    chosen = np.zeros(40, dtype=np.int64)
+    book = ledger(model.rows, model.usage, model.graph.offsets, chosen)
+    for node in draw.permutation(40):
+        flipped = 1 - chosen[node]
+        first = model.graph.offsets[node]
+        add(book, node, model.usage[first + flipped] - model.usage[first + chosen[node]])
+        chosen[node] = flipped
+        again = ledger(model.rows, model.usage, model.graph.offsets, chosen)
+        assert book.tree[1] == again.tree[1]
+        peak = evaluate(problem, model.original(chosen)).peak_usage
+        assert max(book.tree[1], 0) == max(peak - 50, 0)
+
+
+def steps(found: PairwiseSolution) -> list[tuple[float, float]]:
+    return [(cost, bound) for _, cost, bound in found.trace]
+
+
+def test_the_same_input_and_seed_give_the_same_answer() -> None:
+    problem = instance(20, nodes=60, most=6, scale=1000)
+    first, second = (solve(problem, seed=3, rounds=4) for _ in range(2))
+    assert (first.chosen, first.cost, first.bound) == (second.chosen, second.cost, second.bound)
+    assert first.status == "feasible"  # neither trivial nor infeasible
+    assert steps(first) == steps(second)
+
+
+def test_the_trace_improves_and_ends_at_the_answer() -> None:
+    found = solve(instance(20, nodes=60, most=6, scale=1000), rounds=6)
+    assert found.cost is not None
+    known = steps(found)
+    assert all(a[0] >= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(known))
+    assert known[-1] == (found.cost, found.bound)
+    assert found.bound <= found.cost
+
+
+def test_costs_beyond_64_bits_are_added_exactly() -> None:
+    costs = [[9 * 10**18]] * 3
+    problem = make(costs, [[0]] * 3, [(0, 0)] * 3, [], [], None)
+    outcome = evaluate(problem, (0, 0, 0))
+    assert outcome.cost == 27 * 10**18
+    assert outcome.fault == "strategy 0 of node 0 is forbidden (cost 9000000000000000000)"
+
+
+@pytest.mark.parametrize(
+    ("costs", "tables", "limit", "reason"),
+    [
+        ([[FORBIDDEN], [1]], [], None, "every strategy of node 0 is forbidden"),
+        ([[1, 1], [1, 1]], [[FORBIDDEN] * 4], None, "forbidden pairs leave some node without"),
+        ([[1, 1], [1, 1]], [], 1, "at time 0 the least usage is 2, above the limit 1"),
+    ],
+)
+def test_infeasible_with_a_reason(
+    costs: list[list[int]], tables: list[list[int]], limit: int | None, reason: str
+) -> None:
+    usages = [[1] * len(own) for own in costs]
+    problem = make(costs, usages, [(0, 2)] * 2, [(0, 1)] * len(tables), tables, limit)
+    found = solve(problem)
+    assert found.status == "infeasible"
+    assert reason in found.reason
+    assert found.gap == math.inf
+
+
+def test_nothing_to_decide() -> None:
+    found = solve(make([], [], [], [], [], None))
+    assert (found.chosen, found.cost, found.bound, found.status) == ((), 0, 0, "optimal")
+
+
+@pytest.mark.parametrize("options", [{"gap": 1.0}, {"gap": -0.1}, {"time_limit_s": 0.0}])
+def test_options_out_of_range(options: dict[str, float]) -> None:
+    with pytest.raises(SolverError, match="must be in"):
+        solve(instance(0), **options)
+
+
+def test_a_problem_that_breaks_its_rules() -> None:
+    problem = instance(3)
+    with pytest.raises(SolverError, match="is negative"):
+        replace(problem, costs=problem.costs - 100)
+    with pytest.raises(SolverError, match="limit -1 is negative"):
+        replace(problem, limit=-1)
+    with pytest.raises(SolverError, match=r"1 strategies for 6 nodes"):
+        evaluate(problem, (0,))
+    with pytest.raises(SolverError, match=r"strategy 99 of node 0 is not within its"):
+        evaluate(problem, (99, 0, 0, 0, 0, 0))

@@ -76,7 +76,7 @@ def test_every_option_of_the_command_line_is_documented(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main([*command.split()[1:], "--help"])
+        main([*command.split(), "--help"])
     options = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     page = (DOCS / "reference/cli.md").read_text(encoding="utf-8")
     assert {o for o in options if o not in page} <= {"--help", "--output", "--quiet"}

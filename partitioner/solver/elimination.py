@@ -14,45 +14,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from partitioner.solver.buckets import Answer, Factor, eliminate, spread
 from partitioner.solver.problem import Edge, Pair, Problem
 from partitioner.solver.sites import Site, item_sites
 
-T = TypeVar("T", bound=np.generic)
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
-Answer = tuple[tuple[int, ...], float] | None  #: A plan and its value; None: too wide.
 
-#: The largest table, in entries, that elimination may make (8 MB), and all of them together.
-MAX_TABLE = 1_000_000
-MAX_WORK = 10_000_000
 #: More switches than this are not worth a try: their combinations are what makes a graph wide.
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
-#: numpy arrays have at most 64 axes; more two-way nodes than this exceed MAX_TABLE anyway.
-MAX_SCOPE = 22
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A cost for every combination of choices of the nodes in `scope` (ascending)."""
-
-    scope: tuple[int, ...]
-    table: Floats
-
-
-@dataclass(frozen=True)
-class _Step:
-    """How a node's choice follows from its neighbours' once theirs are known."""
-
-    node: int
-    scope: tuple[int, ...]
-    best: npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -141,7 +117,7 @@ class Eliminator:
         for switch, wide in enumerate(paid, start=count):
             factors.append(Factor((switch,), np.array([0.0, prices[wide.item]])))
             factors += [Factor((*nodes, switch), _needs(on)) for nodes, on in wide.sites]
-        found = _eliminate(factors, [*self.sizes, *(2 for _ in paid)])
+        found = eliminate(factors, [*self.sizes, *(2 for _ in paid)])
         return None if found is None else (found[0][:count], found[1])
 
 
@@ -169,14 +145,15 @@ def _shared(
     for item, own in enumerate(sites):
         if not own or (len(own) == 1 and own[0].edge is not None):
             continue
-        scope = tuple(sorted({node for site in own for node in _nodes(problem, site)}))
+        nodes = {node for site in own for node in _nodes(problem, site)}
+        scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
         if math.prod(sizes[node] for node in scope) > MAX_SHARED:
             tables = tuple((_nodes(problem, site), _site_table(problem, site)) for site in own)
             wide.append(_Wide(item, tables))
             continue
         on = np.zeros([1] * len(scope), dtype=bool)
         for site in own:
-            on = on | _spread(_site_table(problem, site), _nodes(problem, site), scope)
+            on = on | spread(_site_table(problem, site), _nodes(problem, site), scope)
         found.setdefault(scope, {})[item] = on
     shared = [
         _Shared(scope, np.array(list(items), dtype=np.intp), tuple(items.values()))
@@ -219,75 +196,3 @@ def _shape(edge: Edge) -> tuple[int, int]:
     pairs = [*edge.items, *edge.forbidden]
     outs, ins = [o for o, _ in pairs], [i for _, i in pairs]
     return max([*edge.out_class, *outs]) + 1, max([*edge.in_class, *ins]) + 1
-
-
-def _spread(table: npt.NDArray[T], own: Sequence[int], scope: Sequence[int]) -> npt.NDArray[T]:
-    """The table with an axis of size 1 for each node of the scope that it does not mention."""
-    sizes = dict(zip(own, table.shape, strict=True))
-    return table.reshape([sizes.get(node, 1) for node in scope])
-
-
-def _squeezed(factor: Factor, sizes: Sequence[int]) -> Factor:
-    """The factor without the nodes that have no choice to make."""
-    kept = [axis for axis, node in enumerate(factor.scope) if sizes[node] > 1]
-    shape = [factor.table.shape[axis] for axis in kept]
-    return Factor(tuple(factor.scope[axis] for axis in kept), factor.table.reshape(shape))
-
-
-def _eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
-    touching: dict[int, set[int]] = {n: set() for n, size in enumerate(sizes) if size > 1}
-    squeezed = [_squeezed(factor, sizes) for factor in factors]
-    pool = {index: factor for index, factor in enumerate(squeezed) if factor.scope}
-    for index, factor in pool.items():
-        for node in factor.scope:
-            touching[node].add(index)
-    steps: list[_Step] = []
-    work = 0
-    constant = float(sum(factor.table for factor in squeezed if not factor.scope))
-    while touching:
-        node, scope = _cheapest(touching, pool, sizes)
-        shape = [sizes[n] for n in scope]
-        work += math.prod(shape)
-        if math.prod(shape) > MAX_TABLE or work > MAX_WORK or len(scope) > MAX_SCOPE:
-            return None
-        total = np.zeros(shape)
-        for index in sorted(touching.pop(node)):
-            factor = pool.pop(index)
-            total = total + _spread(factor.table, factor.scope, scope)
-            for other in factor.scope:
-                if other != node:
-                    touching[other].discard(index)
-        axis = scope.index(node)
-        rest = scope[:axis] + scope[axis + 1 :]
-        steps.append(_Step(node, rest, total.argmin(axis=axis)))
-        least = total.min(axis=axis)
-        if not rest:
-            constant += float(least)
-            continue
-        index = len(factors) + len(steps)
-        pool[index] = Factor(rest, least)
-        for other in rest:
-            touching[other].add(index)
-    return _decode(steps, len(sizes)), constant
-
-
-def _cheapest(
-    touching: dict[int, set[int]], pool: dict[int, Factor], sizes: Sequence[int]
-) -> tuple[int, tuple[int, ...]]:
-    """The node whose elimination makes the smallest table, with that table's scope."""
-    best: tuple[int, tuple[int, ...]] | None = None
-    best_size = math.inf
-    for node, indices in touching.items():
-        scope = {node}.union(*(pool[index].scope for index in indices))
-        size = math.prod(sizes[n] for n in scope)
-        if size < best_size:
-            best, best_size = (node, tuple(sorted(scope))), size
-    assert best is not None
-    return best
-
-
-def _decode(steps: Sequence[_Step], count: int) -> tuple[int, ...]:
-    chosen = [0] * count
-    for step in reversed(steps):
-        chosen[step.node] = int(step.best[tuple(chosen[node] for node in step.scope)])
-    return tuple(chosen)

@@ -11,8 +11,9 @@ Placement of DNN Graph Operators", NeurIPS 2020. A file is JSON:
 An accelerator's load is its nodes' `fpgaLatency`, the cost of each value that comes in, and the
 cost of each value that goes out, once however many devices read it. A CPU's load is its nodes'
 `cpuLatency`; it pays no transfer. The largest load counts (throughput). Nodes of one
-`colorClass` (null is a class of its own) go together, so they are one node here; cycles that
-this makes are kept, their edges being turned to the order. Seconds are the file's unit of time.
+`colorClass` (null is a class of its own) go together, so they are one node here. Merged nodes
+are in the order of the forward pass; an edge against it is turned, which costs the same.
+Seconds are the file's unit of time.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Instance:
         accelerators: How many there are.
         cpus: How many there are.
         limit_bytes: Memory of an accelerator.
-        members: Ids in the file of each merged node; merged nodes are in topological order,
-            apart from the edges that close a cycle.
+        members: Ids in the file of each merged node; merged nodes are in a topological order
+            of the forward pass and the reversed backward pass, but for cycles.
         accelerator_s: Seconds of each merged node on an accelerator; infinite if unsupported.
         cpu_s: Seconds of each merged node on a CPU.
         size_bytes: Of each merged node.
@@ -105,7 +106,7 @@ def parse(data: object) -> Instance:
         classes.setdefault(("alone", name) if colour is None else colour, []).append(name)
     groups = list(classes.values())
     of = {name: index for index, group in enumerate(groups) for name in group}
-    arcs = {(of[u], of[v]) for u, own in readers.items() for v in own if of[u] != of[v]}
+    arcs = {(of[u], of[v]) for u, v in _forward(nodes, readers) if of[u] != of[v]}
     order = _topological(len(groups), arcs)
     position = {old: new for new, old in enumerate(order)}
     members = tuple(tuple(groups[old]) for old in order)
@@ -199,6 +200,19 @@ def _edges(
             )
         readers[u].add(v)
     return cost, readers
+
+
+def _forward(
+    nodes: Mapping[int, Mapping[str, Any]], readers: Mapping[int, set[int]]
+) -> Iterable[tuple[int, int]]:
+    """Edges in the direction of the forward pass: those of the backward pass are turned."""
+    for u, own in readers.items():
+        for v in own:
+            back = bool(nodes[u].get("isBackwardNode")), bool(nodes[v].get("isBackwardNode"))
+            if back == (False, False):
+                yield u, v
+            elif back == (True, True):
+                yield v, u
 
 
 def _values(

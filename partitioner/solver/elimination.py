@@ -11,49 +11,24 @@ the caller is told to use the MILP instead.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from partitioner.solver.buckets import Answer, Factor, eliminate, spread
 from partitioner.solver.problem import Edge, Pair, Problem
 from partitioner.solver.sites import Site, item_sites
 
-T = TypeVar("T", bound=np.generic)
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
-Answer = tuple[tuple[int, ...], float] | None  #: A plan and its value; None: too wide.
 
-#: The largest table, in entries, that elimination may make (8 MB), and all of them together.
-MAX_TABLE = 1_000_000
-MAX_WORK = 10_000_000
 #: More switches than this are not worth a try: their combinations are what makes a graph wide.
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
-#: numpy arrays have at most 64 axes; more two-way nodes than this exceed MAX_TABLE anyway.
-MAX_SCOPE = 22
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A cost for every combination of choices of the nodes in `scope` (ascending)."""
-
-    scope: tuple[int, ...]
-    table: Floats
-
-
-@dataclass(frozen=True)
-class _Step:
-    """How a node's choice follows from its neighbours' once theirs are known."""
-
-    node: int
-    scope: tuple[int, ...]
-    best: npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -142,7 +117,7 @@ class Eliminator:
         for switch, wide in enumerate(paid, start=count):
             factors.append(Factor((switch,), np.array([0.0, prices[wide.item]])))
             factors += [Factor((*nodes, switch), _needs(on)) for nodes, on in wide.sites]
-        found = _eliminate(factors, [*self.sizes, *(2 for _ in paid)])
+        found = eliminate(factors, [*self.sizes, *(2 for _ in paid)])
         return None if found is None else (found[0][:count], found[1])
 
 
@@ -178,7 +153,7 @@ def _shared(
             continue
         on = np.zeros([1] * len(scope), dtype=bool)
         for site in own:
-            on = on | _spread(_site_table(problem, site), _nodes(problem, site), scope)
+            on = on | spread(_site_table(problem, site), _nodes(problem, site), scope)
         found.setdefault(scope, {})[item] = on
     shared = [
         _Shared(scope, np.array(list(items), dtype=np.intp), tuple(items.values()))
@@ -221,95 +196,3 @@ def _shape(edge: Edge) -> tuple[int, int]:
     pairs = [*edge.items, *edge.forbidden]
     outs, ins = [o for o, _ in pairs], [i for _, i in pairs]
     return max([*edge.out_class, *outs]) + 1, max([*edge.in_class, *ins]) + 1
-
-
-def _spread(table: npt.NDArray[T], own: Sequence[int], scope: Sequence[int]) -> npt.NDArray[T]:
-    """The table with an axis of size 1 for each node of the scope that it does not mention."""
-    sizes = dict(zip(own, table.shape, strict=True))
-    return table.reshape([sizes.get(node, 1) for node in scope])
-
-
-def _squeezed(factor: Factor, sizes: Sequence[int]) -> Factor:
-    """The factor without the nodes that have no choice to make."""
-    kept = [axis for axis, node in enumerate(factor.scope) if sizes[node] > 1]
-    shape = [factor.table.shape[axis] for axis in kept]
-    return Factor(tuple(factor.scope[axis] for axis in kept), factor.table.reshape(shape))
-
-
-def _eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
-    touching: dict[int, set[int]] = {n: set() for n, size in enumerate(sizes) if size > 1}
-    squeezed = [_squeezed(factor, sizes) for factor in factors]
-    pool = {index: factor for index, factor in enumerate(squeezed) if factor.scope}
-    for index, factor in pool.items():
-        for node in factor.scope:
-            touching[node].add(index)
-    steps: list[_Step] = []
-    work = 0
-    constant = float(sum(factor.table for factor in squeezed if not factor.scope))
-    queue = _Queue(touching, pool, sizes)
-    while touching:
-        node, scope = queue.cheapest()
-        shape = [sizes[n] for n in scope]
-        work += math.prod(shape)
-        if math.prod(shape) > MAX_TABLE or work > MAX_WORK or len(scope) > MAX_SCOPE:
-            return None
-        total = np.zeros(shape)
-        for index in sorted(touching.pop(node)):
-            factor = pool.pop(index)
-            total = total + _spread(factor.table, factor.scope, scope)
-            for other in factor.scope:
-                if other != node:
-                    touching[other].discard(index)
-        axis = scope.index(node)
-        rest = scope[:axis] + scope[axis + 1 :]
-        steps.append(_Step(node, rest, total.argmin(axis=axis)))
-        least = total.min(axis=axis)
-        if not rest:
-            constant += float(least)
-            continue
-        index = len(factors) + len(steps)
-        pool[index] = Factor(rest, least)
-        for other in rest:
-            touching[other].add(index)
-        queue.changed(rest)
-    return _decode(steps, len(sizes)), constant
-
-
-class _Queue:
-    """The nodes left, by the size of the table that their elimination makes; ties by index."""
-
-    def __init__(
-        self, touching: dict[int, set[int]], pool: dict[int, Factor], sizes: Sequence[int]
-    ) -> None:
-        self.touching, self.pool, self.sizes = touching, pool, sizes
-        self.now = {node: self._size(node) for node in touching}
-        self.heap = [(size, node) for node, size in self.now.items()]
-        heapq.heapify(self.heap)
-
-    def cheapest(self) -> tuple[int, tuple[int, ...]]:
-        """The node whose elimination makes the smallest table, with that table's scope."""
-        while True:
-            size, node = heapq.heappop(self.heap)
-            if node in self.touching and self.now[node] == size:
-                return node, tuple(sorted(self._scope(node)))
-
-    def changed(self, nodes: Iterable[int]) -> None:
-        """Other factors mention these nodes now."""
-        for node in nodes:
-            size = self._size(node)
-            if size != self.now[node]:
-                self.now[node] = size
-                heapq.heappush(self.heap, (size, node))
-
-    def _scope(self, node: int) -> set[int]:
-        return {node}.union(*(self.pool[index].scope for index in self.touching[node]))
-
-    def _size(self, node: int) -> int:
-        return math.prod(self.sizes[n] for n in self._scope(node))
-
-
-def _decode(steps: Sequence[_Step], count: int) -> tuple[int, ...]:
-    chosen = [0] * count
-    for step in reversed(steps):
-        chosen[step.node] = int(step.best[tuple(chosen[node] for node in step.scope)])
-    return tuple(chosen)

@@ -26,7 +26,7 @@ With one distinct device there is no T: the sum itself is minimised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -81,7 +81,12 @@ class Formulation:
         return max(0.0, bound * self.unit / (1 + self.slack))
 
 
-def formulate(problem: Problem, goal: Goal, cutoff: float | None = None) -> Formulation:
+def formulate(
+    problem: Problem,
+    goal: Goal,
+    cutoff: float | None = None,
+    caps: Mapping[int, float] | None = None,
+) -> Formulation:
     """Write the MILP of a (presolved) problem.
 
     Args:
@@ -89,6 +94,7 @@ def formulate(problem: Problem, goal: Goal, cutoff: float | None = None) -> Form
         goal: "throughput" within the limits, least peak ("memory", limits left aside), or least
             bytes over the limits ("excess").
         cutoff: A value of the goal that a known plan reaches.
+        caps: Seconds that these devices must stay within instead of counting for the maximum.
     """
     writer = _Writer(problem, goal)
     writer.choose()
@@ -99,7 +105,7 @@ def formulate(problem: Problem, goal: Goal, cutoff: float | None = None) -> Form
     slack = 0.0
     if goal == "throughput":
         unit = cutoff or _reference_s(problem)
-        slack = writer.loads(unit, cutoff)
+        slack = writer.loads(unit, cutoff, caps or {})
     else:
         unit = _reference_bytes(problem)
     writer.memory(unit if goal != "throughput" else _reference_bytes(problem))
@@ -166,18 +172,21 @@ class _Writer:
         row = self.select[self.problem.holds[site.hold].node]
         return [(row[choice], 1.0) for choice in site.choices]
 
-    def loads(self, unit: float, cutoff: float | None) -> float:
+    def loads(self, unit: float, cutoff: float | None, caps: Mapping[int, float]) -> float:
         """(4) load rows and the objective; returns how far the tie-break can move it."""
-        devices = _distinct(self.problem, self._load_key)
-        if len(devices) == 1:
+        devices = _distinct(self.problem, lambda d: (caps.get(d, math.inf), *self._load_key(d)))
+        if len(devices) == 1 and not caps:
             self._price(self._load_terms(devices[0]), 1 / unit)
             return 0.0
         top = self.out.column(
             "T", cost=1.0, upper=cutoff / unit * (1 + 1e-6) if cutoff else math.inf
         )
         for device in devices:
-            terms = self._load_terms(device)
-            self.out.row([*((c, v / unit) for c, v in terms), (top, -1.0)], -1, 0.0)
+            terms = [(column, value / unit) for column, value in self._load_terms(device)]
+            if device in caps:
+                self.out.row(terms, -1, caps[device] / unit)
+            else:
+                self.out.row([*terms, (top, -1.0)], -1, 0.0)
         for device in range(self.problem.devices):
             self._price(self._load_terms(device), TIE_WEIGHT / unit)
         return TIE_WEIGHT * self.problem.devices

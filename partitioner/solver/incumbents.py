@@ -6,7 +6,9 @@ import math
 
 from partitioner.solver.elimination import Eliminator
 from partitioner.solver.hunt import ROUNDING, Hunt
-from partitioner.solver.placement import Picks, contiguous_plans
+from partitioner.solver.intervals import Picks
+from partitioner.solver.orders import narrow_orders
+from partitioner.solver.placement import Split, contiguous_plans
 from partitioner.solver.presolve import keep_choices
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices
@@ -99,11 +101,21 @@ def squeeze(hunt: Hunt, least: tuple[int, ...]) -> list[tuple[int, ...]]:
 def starts(hunt: Hunt) -> list[tuple[int, ...]]:
     """Each device group alone, contiguous splits over groups, the least total load."""
     picks = alone(hunt.problem, hunt.eliminator)
-    plans = [*picks.values(), *(split.chosen for split in contiguous_plans(hunt.problem, picks))]
+    plans = [*picks.values(), *(split.chosen for split in splits(hunt, picks))]
     least = _cheapest(hunt.eliminator)
     if least is None:
         return plans or [_cheapest_alone(hunt.problem)]
     return [*plans, least, *squeeze(hunt, least)]
+
+
+def splits(hunt: Hunt, picks: Picks) -> list[Split]:
+    """Contiguous plans of several orders, until the deadline."""
+    found: list[Split] = []
+    for order in narrow_orders(hunt.problem) if len(picks) > 1 else ():
+        if found and not hunt.left_s:
+            break
+        found += contiguous_plans(hunt.problem, picks, order)
+    return found
 
 
 def seek(hunt: Hunt) -> None:

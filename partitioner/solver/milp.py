@@ -130,7 +130,11 @@ def _holds(value: float, sense: int, side: float) -> bool:
 
 
 def solve_milp(
-    milp: Milp, time_limit_s: float, gap: float, start: Mapping[int, float] | None = None
+    milp: Milp,
+    time_limit_s: float,
+    gap: float,
+    start: Mapping[int, float] | None = None,
+    branches: int | None = None,
 ) -> MilpResult:
     """Solve with PuLP's HiGHS engine, one thread and a fixed seed, silently.
 
@@ -139,6 +143,7 @@ def solve_milp(
         time_limit_s: Wall-clock limit.
         gap: Relative gap at which the solver may stop.
         start: Values of the integer columns to start from; HiGHS completes them.
+        branches: Nodes of branch and bound, a limit that does not depend on the machine.
     """
     if not milp.cost:
         return MilpResult((), 0.0, 0.0, "optimal")
@@ -150,6 +155,7 @@ def solve_milp(
         gapRel=gap,
         gapAbs=1e-9,
         **OPTIONS,
+        **({} if branches is None else {"mip_max_nodes": branches}),
     )
     problem.solve(engine)
     values = tuple(float(variable.varValue) for variable in problem.variables())
@@ -200,6 +206,13 @@ def _engine(milp: Milp, start: Mapping[int, float] | None) -> Any:
                 values = np.array(list(start.values()), dtype=np.float64)
                 lp.solverModel.setSolution(len(start), columns, values)
             super().callSolver(lp)
+
+        def findSolutionValues(self, lp: Any) -> tuple[int, int]:  # noqa: N802
+            try:
+                found: tuple[int, int] = super().findSolutionValues(lp)
+            except KeyError:  # PuLP 3.3 sets the values, but knows no stop at the branch limit
+                return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+            return found
 
     return ArrayHiGHS
 

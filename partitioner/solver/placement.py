@@ -1,39 +1,34 @@
-"""Contiguous placement: the order is cut into intervals, one a device group, by an exact DP.
-
-The load of an interval [i, j] on a group is a sum of terms that each hold on a rectangle of
-(i, j): a node, a value that arrives, a value that leaves, a reshard inside. So all intervals of a
-group are priced at once by adding rectangles to a difference array and summing it twice.
+"""Contiguous placement: an order is cut into intervals, one a device group, by an exact DP.
 
     best(used groups, j) = min over i and group g of
                            max(best(used groups less g, i - 1), load(g, [i, j]))
 
-A value that leaves is charged once, to the cheapest other group, and an arriving one as if from
-the cheapest: exact where groups are alike and no value is read in two later intervals, a lower
-bound on contiguous plans otherwise. The referee prices what comes out.
+The loads are `intervals.interval_loads`: exact where groups are alike and no value is read in
+two other intervals, a lower bound on contiguous plans in this order otherwise. The referee
+prices what comes out. Long orders are cut only at the best of a bounded number of positions.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.problem import Edge, Problem
+from partitioner.solver.intervals import Blocks, Floats, Picks, group_devices, interval_loads
+from partitioner.solver.problem import Problem
 from partitioner.solver.symmetry import symmetric_groups
 
-Floats = npt.NDArray[np.float64]
-Picks = dict[int, tuple[int, ...]]  #: For each group the choice that each node takes on it.
 Used = tuple[int, ...]  #: How many groups of each class of groups that are alike are in use.
 Table = dict[Used, tuple[Floats, npt.NDArray[np.intp], npt.NDArray[np.intp]]]
 
 #: No more combinations of used groups than this are told apart.
 MAX_STATES = 4096
-#: Relative error that summing bytes in another order may make.
-ROUNDING = 1e-12
+#: An order is cut at no more positions than this: the DP takes their square in time and memory.
+MAX_CUTS = 1000
 
 
 @dataclass(frozen=True)
@@ -49,21 +44,27 @@ class Split:
     value: float
 
 
-def contiguous_plans(problem: Problem, picks: Picks) -> list[Split]:
+def contiguous_plans(
+    problem: Problem, picks: Picks, order: Sequence[int] | None = None
+) -> list[Split]:
     """The best contiguous plan for each number of groups used, fewest first.
 
     Args:
         problem: The problem.
         picks: For each group that may be used, the choice of every node on it.
+        order: The nodes in the order to cut; that of the problem if not given.
     """
     if len(picks) < 2:
         return []
     alike = _classes(problem, sorted(picks))
-    devices = {group: _devices(problem, group) for group in picks}
-    cost = {members[0]: _interval_loads(problem, members[0], picks) for members in alike}
-    states = itertools.product(*(range(len(members) + 1) for members in alike))
     if math.prod(len(members) + 1 for members in alike) > MAX_STATES:
         return []
+    blocks = _blocks(problem, range(len(problem.nodes)) if order is None else order)
+    devices = {group: group_devices(problem, group) for group in picks}
+    cost = {
+        own[0]: interval_loads(problem, own[0], picks, _others(own, alike), blocks) for own in alike
+    }
+    states = itertools.product(*(range(len(members) + 1) for members in alike))
     table = _fill(sorted(states, key=lambda used: (sum(used), used)), alike, devices, cost)
     by_count: dict[int, tuple[float, Used]] = {}
     for used, (best, _, _) in table.items():
@@ -72,7 +73,7 @@ def contiguous_plans(problem: Problem, picks: Picks) -> list[Split]:
             by_count[count] = (float(best[-1]), used)
     by_count = {count: entry for count, entry in by_count.items() if entry[0] < math.inf}
     return [
-        Split(_trace(table, alike, used, picks), value)
+        Split(_trace(table, alike, used, picks, blocks), value)
         for _, (value, used) in sorted(by_count.items())
     ]
 
@@ -120,15 +121,17 @@ def _overlap(
 
 
 def _trace(
-    table: Table, alike: Sequence[tuple[int, ...]], used: Used, picks: Picks
+    table: Table, alike: Sequence[tuple[int, ...]], used: Used, picks: Picks, blocks: Blocks
 ) -> tuple[int, ...]:
-    stop = len(table[used][0]) - 1
-    chosen = [0] * stop
+    stop = len(blocks.ends)
+    chosen = [0] * len(blocks.order)
+    ends = (0, *blocks.ends)
     while stop:
         _, kind, start = table[used]
         index, first = int(kind[stop]), int(start[stop])
         group = alike[index][used[index] - 1]
-        chosen[first:stop] = picks[group][first:stop]
+        for node in blocks.order[ends[first] : ends[stop]]:
+            chosen[node] = picks[group][node]
         used = (*used[:index], used[index] - 1, *used[index + 1 :])
         stop = first
     return tuple(chosen)
@@ -141,90 +144,29 @@ def _classes(problem: Problem, groups: Sequence[int]) -> list[tuple[int, ...]]:
     return [alike for alike in sets if alike] + [(g,) for g in groups if g not in joined]
 
 
-def _devices(problem: Problem, group: int) -> frozenset[int]:
-    loads = (c.load_s for choices in problem.nodes for c in choices if c.group == group)
-    return frozenset(d for load in loads for d, seconds in enumerate(load) if seconds > 0)
+def _others(own: tuple[int, ...], alike: Sequence[tuple[int, ...]]) -> list[int]:
+    """One group of each class that the rest may be on while `own[0]` runs an interval."""
+    return [*own[1:2], *(members[0] for members in alike if members is not own)]
 
 
-def _interval_loads(problem: Problem, group: int, picks: Picks) -> Floats:
-    """[i, j]: the largest load of the group's devices that run nodes i to j, infinite if i > j."""
-    count = len(problem.nodes)
-    devices = sorted(_devices(problem, group)) or [0]
-    change = np.zeros((2 * len(devices), count + 1, count + 1))  # seconds, then lasting bytes
-    nothing = np.zeros(problem.devices)
-
-    def add(
-        load: Floats, starts: tuple[int, int], stops: tuple[int, int], held: Floats = nothing
-    ) -> None:
-        """Charge intervals with i and j in these half-open ranges."""
-        part = np.concatenate((load[devices], held[devices]))
-        change[:, starts[0], stops[0]] += part
-        change[:, starts[1], stops[0]] -= part
-        change[:, starts[0], stops[1]] -= part
-        change[:, starts[1], stops[1]] += part
-
-    for node, choices in enumerate(problem.nodes):
-        add(np.array(choices[picks[group][node]].load_s), (0, node + 1), (node, count))
-    for hold in problem.holds:
-        for index in hold.items[picks[group][hold.node]]:
-            item = problem.items[index]
-            lasting = item.first == 0 and item.last == count - 1
-            held = np.array(item.bytes) if lasting else nothing
-            add(np.array(item.load_s), (0, hold.node + 1), (hold.node, count), held)
-    for source, node, readers in _values(problem, picks, group, group):
-        add(source, (0, node + 1), (readers[0], count))
-    others = [other for other in picks if other != group]
-    for load, node, readers in _crossing(problem, picks, group, others, arriving=False):
-        add(load, (0, node + 1), (node, readers[-1]))
-    for load, node, readers in _crossing(problem, picks, group, others, arriving=True):
-        for before, reader in itertools.pairwise((node, *readers)):
-            add(load, (before + 1, reader + 1), (reader, count))
-    total = change.cumsum(axis=1).cumsum(axis=2)[:, :count, :count]
-    loads: Floats = total[: len(devices)].max(axis=0)
-    limits = np.array(problem.limit_bytes)[devices] * (1 + ROUNDING)
-    loads[(total[len(devices) :] > limits[:, None, None]).any(axis=0)] = math.inf
-    loads[np.tril_indices(count, -1)] = math.inf
-    return loads
-
-
-Value = tuple[Floats, int, list[int]]  #: Load, producer, readers in order.
-
-
-def _crossing(
-    problem: Problem, picks: Picks, group: int, others: Sequence[int], *, arriving: bool
-) -> Iterator[Value]:
-    """Values between the group and the other group that is cheapest for it."""
-    devices = sorted(_devices(problem, group))
-    cheapest: dict[int, tuple[float, tuple[int, ...]]] = {}
-    for index, edge in enumerate(problem.edges):
-        for other in others:
-            ends = (other, group) if arriving else (group, other)
-            items = _items(edge, picks, *ends)
-            if items is None:
-                continue
-            cost = sum(float(np.array(problem.items[i].load_s)[devices].sum()) for i in items)
-            if cost < cheapest.get(index, (math.inf, ()))[0]:
-                cheapest[index] = (cost, items)
-    yield from _grouped(problem, {index: items for index, (_, items) in cheapest.items()})
-
-
-def _values(problem: Problem, picks: Picks, source: int, target: int) -> Iterator[Value]:
-    found = {index: _items(e, picks, source, target) for index, e in enumerate(problem.edges)}
-    yield from _grouped(problem, {index: items for index, items in found.items() if items})
-
-
-def _grouped(problem: Problem, found: dict[int, tuple[int, ...]]) -> Iterator[Value]:
-    """Each item once, with all the readers that share it."""
-    readers: dict[int, tuple[int, list[int]]] = {}
-    for index, items in found.items():
-        edge = problem.edges[index]
-        for item in items:
-            readers.setdefault(item, (edge.u, []))[1].append(edge.v)
-    for item, (node, nodes) in readers.items():
-        yield np.array(problem.items[item].load_s), node, sorted(nodes)
-
-
-def _items(edge: Edge, picks: Picks, source: int, target: int) -> tuple[int, ...] | None:
-    """What the edge costs from one group to another; None if that is forbidden."""
-    pair = edge.out_class[picks[source][edge.u]], edge.in_class[picks[target][edge.v]]
-    return None if pair in edge.forbidden else edge.items.get(pair, ())
+def _blocks(problem: Problem, order: Sequence[int]) -> Blocks:
+    """Every node a block; in a long order, blocks end where the fewest edges cross nearby."""
+    count = len(order)
+    position = {node: place for place, node in enumerate(order)}
+    opens = np.zeros(count + 1, dtype=int)
+    for edge in problem.edges:
+        first, last = sorted((position[edge.u], position[edge.v]))
+        opens[first] += 1
+        opens[last] -= 1
+    crossing = opens.cumsum()
+    window = -(-count // MAX_CUTS)
+    ends = [
+        start + int(crossing[start : start + window].argmin()) + 1
+        for start in range(0, count, window)
+    ]
+    ends[-1] = count
+    of = [0] * count
+    for block, (start, end) in enumerate(itertools.pairwise((0, *ends))):
+        for node in order[start:end]:
+            of[node] = block
+    return Blocks(tuple(order), tuple(of), tuple(ends))

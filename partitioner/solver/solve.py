@@ -12,6 +12,7 @@ from partitioner.solver.hunt import Hunt
 from partitioner.solver.incumbents import refute, relax, relax_memory, seek
 from partitioner.solver.latency import propose
 from partitioner.solver.milp import solve_milp
+from partitioner.solver.neighbourhoods import share_anew
 from partitioner.solver.outcome import Solution
 from partitioner.solver.presolve import Reduced, presolve
 from partitioner.solver.problem import Problem, SolverError, validate
@@ -89,8 +90,17 @@ def minimise_load(hunt: Hunt) -> None:
         seek(hunt)
     if hunt.best is None and math.isfinite(hunt.bound):
         refute(hunt)
-    if not hunt.done and hunt.left_s and math.isfinite(hunt.bound):
-        run_milp(hunt, "throughput")
+    if math.isinf(hunt.bound):
+        return
+    small = sum(map(len, hunt.problem.nodes)) <= EXACT_BINARIES
+    for step in (close, share_anew) if small else (share_anew, close):
+        if not hunt.done and hunt.left_s:
+            step(hunt)
+
+
+def close(hunt: Hunt) -> None:
+    """Let the MILP close the gap of the throughput objective."""
+    run_milp(hunt, "throughput")
 
 
 def minimise_memory(hunt: Hunt) -> None:

@@ -26,6 +26,7 @@ from partitioner.cli_options import (
     positive,
     progress,
     safe,
+    warn,
 )
 from partitioner.cli_report import diff, explain, report, sweep
 from partitioner.cli_solve import evaluate_command, solve_command
@@ -159,7 +160,7 @@ def _partition(argv: Sequence[str]) -> int:
         progress=say,
     )
     say(f"writing {target}")
-    result.save(target, force=args.force, plan_only=args.plan_only)
+    result.save(target, force=args.force, plan_only=args.plan_only, progress=say)
     cli_pictures.write_pictures(result, args, say, aside)
     if args.json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
@@ -227,8 +228,7 @@ def _show(argv: Sequence[str]) -> int:
     from partitioner.show import show
 
     result = load(args.directory)
-    for warning in result.warnings:
-        print(f"partition: warning: {safe(warning)}", file=sys.stderr)
+    warn(result.warnings)
     print(safe(show(result, everything=args.all)))
     return 0
 

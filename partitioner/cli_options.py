@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -122,6 +122,18 @@ def several(of: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
     return read
 
 
+def output_file(suffixes: Sequence[str]) -> Callable[[str], Path]:
+    """A file to write, whose name ends in one of `suffixes`."""
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise argparse.ArgumentTypeError(f"{text!r} does not end in {' or '.join(suffixes)}")
+        return path
+
+    return read
+
+
 def model_options(parser: argparse.ArgumentParser) -> None:
     """Options that say how a model is read and what is asked of the search."""
     add = parser.add_argument
@@ -185,6 +197,12 @@ def check_model(model: Path) -> None:
 def aside(line: str) -> None:
     """Print a remark on stderr."""
     print(f"partition: {safe(line)}", file=sys.stderr)
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print a saved plan's warnings on stderr."""
+    for line in lines:
+        aside(f"warning: {line}")
 
 
 def progress(quiet: bool) -> Callable[[str], None]:

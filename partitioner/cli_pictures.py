@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partitioner.cli_options import Parser, aside, positive, progress, safe
+from partitioner.cli_options import Parser, aside, output_file, positive, progress, safe, warn
 
 if TYPE_CHECKING:
     from partitioner.result import Compiled
@@ -33,18 +33,8 @@ def add_pictures(parser: argparse.ArgumentParser) -> None:
     """Add --dot, --graph, --timeline and --annotate."""
     for name, suffixes in _SUFFIXES.items():
         parser.add_argument(
-            f"--{name}", type=_file(suffixes), metavar="FILE", help=_HELP[name], default=None
+            f"--{name}", type=output_file(suffixes), metavar="FILE", help=_HELP[name], default=None
         )
-
-
-def _file(suffixes: Sequence[str]) -> Callable[[str], Path]:
-    def parse(text: str) -> Path:
-        path = Path(text)
-        if path.suffix.lower() not in suffixes:
-            raise argparse.ArgumentTypeError(f"{text!r} does not end in {' or '.join(suffixes)}")
-        return path
-
-    return parse
 
 
 def check_pictures(
@@ -63,11 +53,12 @@ def check_pictures(
     from partitioner.files import check_file, refuse_to_replace
 
     targets = list(_targets(args))
+    for _, path in targets:
+        check_file(path)
     places = [path.resolve() for _, path in targets]
     for (name, path), place in zip(targets, places, strict=True):
         if places.count(place) > 1:
             parser.error(f"argument --{name}: {path} is given twice")
-        check_file(path)
     if args.annotate is not None and model is not None:
         refuse_to_replace(model, args.annotate)
     if any(path.suffix.lower() in _IMAGES for _, path in targets):
@@ -159,7 +150,9 @@ def draw(argv: Sequence[str]) -> int:
     check_pictures(parser, args, None)
     from partitioner.result import load
 
-    write_pictures(load(args.directory), args, progress(quiet=False), aside)
+    result = load(args.directory)
+    warn(result.warnings)
+    write_pictures(result, args, progress(quiet=False), aside)
     return 0
 
 

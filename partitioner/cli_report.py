@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from partitioner.cli_options import (
     Parser,
     check_model,
     memory,
     model_options,
+    output_file,
     positive,
     progress,
     safe,
     several,
+    warn,
 )
 
 if TYPE_CHECKING:
     from partitioner.report.schema import Diff, Sweep
+
+Item = TypeVar("Item")
+
+_PAGE = output_file((".html", ".htm"))
 
 
 def explain(argv: Sequence[str]) -> int:
@@ -37,6 +43,7 @@ def explain(argv: Sequence[str]) -> int:
     from partitioner.result import load
 
     result = load(args.directory)
+    warn(result.warnings)
     text = explained(result) if args.node is None else explain_node(result, args.node)
     print(safe(text))
     return 0
@@ -51,14 +58,21 @@ def report(argv: Sequence[str]) -> int:
     )
     parser.add_argument("directory", metavar="DIR")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="file to write (default: DIR/report.html)"
+        "-o",
+        "--output",
+        type=_PAGE,
+        metavar="FILE",
+        help="file to write, .html (default: DIR/report.html)",
     )
     args = parser.parse_args(argv)
+    _check(args.output, ())
     from partitioner.result import load
 
     folder = Path(args.directory)
-    target = Path(args.output) if args.output else folder / "report.html"
-    load(folder).report(target)
+    target = args.output or folder / "report.html"
+    result = load(folder)
+    warn(result.warnings)
+    result.report(target)
     print(safe(f"written to {target}"))
     return 0
 
@@ -72,17 +86,22 @@ def diff(argv: Sequence[str]) -> int:
     )
     parser.add_argument("before", metavar="DIR_A")
     parser.add_argument("after", metavar="DIR_B")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write it as an HTML page too")
+    parser.add_argument(
+        "-o", "--output", type=_PAGE, metavar="FILE", help="write it as an HTML page too"
+    )
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)
+    _check(args.output, ())
     from partitioner.diff import diff as compare
     from partitioner.diff import diff_text
     from partitioner.result import load
 
-    found = compare(load(args.before), load(args.after), (args.before, args.after))
-    if args.output:
-        _write(Path(args.output), found)
-    print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)))
+    before, after = load(args.before), load(args.after)
+    warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
+    _check(args.output, (before.source.path, after.source.path))
+    found = compare(before, after, (args.before, args.after))
+    print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)), flush=True)
+    _write(args.output, found)
     return 0
 
 
@@ -99,13 +118,21 @@ def sweep(argv: Sequence[str]) -> int:
     add("--clusters", type=several(str), metavar="NAME,NAME", help="presets or TOML files")
     add("--memory", type=several(memory), metavar="SIZE,SIZE", help="limits of each device")
     model_options(parser)
-    add("-o", "--output", metavar="FILE", help="write it as an HTML page with a plot too")
+    add(
+        "-o",
+        "--output",
+        type=_PAGE,
+        metavar="FILE",
+        help="write it as an HTML page with a plot too",
+    )
     add("--json", action="store_true", help="print it as JSON")
     add("-q", "--quiet", action="store_true", help="no progress")
     args = parser.parse_args(argv)
     if args.devices is None and args.clusters is None:
         parser.error("give --devices, or --clusters with counts in their names, like 4xh100")
-    check_model(Path(args.model))
+    model = Path(args.model)
+    check_model(model)
+    _check(args.output, (model,))
     say = progress(args.quiet)
     say("loading the compiler")
     from partitioner.frontends.onnx import load_onnx
@@ -113,21 +140,39 @@ def sweep(argv: Sequence[str]) -> int:
     from partitioner.sweep import Axis, sweep_text
     from partitioner.sweep import sweep as search_all
 
-    if args.output:
-        from partitioner.files import check_file
-
-        check_file(Path(args.output))
-    axes = Axis(args.devices or (), args.clusters or (None,), args.memory or (None,))
+    axes = Axis(
+        _unique(args.devices or ()),
+        _unique(args.clusters or (None,)),
+        _unique(args.memory or (None,)),
+    )
     request = Request(args.objective, args.strategy, time_limit_s=args.time_limit, gap=args.gap)
-    traced = load_onnx(Path(args.model), dict(args.dim), dict(args.shape))
-    found = search_all(traced, axes, request, Path(args.model).stem, say)
-    if args.output:
-        _write(Path(args.output), found)
-    print(json.dumps(found, indent=1) if args.json else safe(sweep_text(found)))
+    traced = load_onnx(model, dict(args.dim), dict(args.shape))
+    found = search_all(traced, axes, request, model.stem, say)
+    print(json.dumps(found, indent=1) if args.json else safe(sweep_text(found)), flush=True)
+    _write(args.output, found)
     return 0
 
 
-def _write(path: Path, data: Diff | Sweep) -> None:
+def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Without repetitions, in their order."""
+    return tuple(dict.fromkeys(items))
+
+
+def _check(path: Path | None, models: Iterable[Path | None]) -> None:
+    """Refuse, before any work, a page that could not be written after it."""
+    if path is None:
+        return
+    from partitioner.files import check_file, refuse_to_replace
+
+    check_file(path)
+    for model in models:
+        if model is not None:
+            refuse_to_replace(model, path)
+
+
+def _write(path: Path | None, data: Diff | Sweep) -> None:
+    if path is None:
+        return
     from partitioner.files import write_file
     from partitioner.report.page import render
 

@@ -19,7 +19,7 @@ class FileError(PartitionerError, ValueError):
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Put `data` into a file; one that is there is replaced in one step.
+    """Put `data` into a file; one that is there is replaced in one step, a link stays a link.
 
     Raises:
         FileError: It cannot be written; what was there stays.
@@ -41,13 +41,14 @@ def write_files(contents: Mapping[Path, bytes | Path]) -> None:
     try:
         for path, content in contents.items():
             check_file(path)
-            handle, draft = tempfile.mkstemp(prefix=f".{path.name[:100]}.", dir=path.parent)
+            folder = _final(path).parent
+            handle, draft = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=folder)
             drafts[path] = Path(draft)
             with os.fdopen(handle, "wb") as file:
                 _fill(file, content)
         for path, draft_path in drafts.items():
             draft_path.chmod(0o666 & ~_umask())
-            draft_path.replace(path)
+            draft_path.replace(_final(path))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
@@ -74,14 +75,39 @@ def check_file(path: Path) -> None:
     """Refuse early what `write_file` would refuse.
 
     Raises:
-        FileError: There is no such folder, it cannot be written into, or the path is a folder.
+        FileError: There is no such folder, it cannot be written into, the path is a folder, or no
+            file can be called so.
     """
-    if not path.parent.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
-        raise FileError(f"cannot write {path}: it is there and is not a file")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise FileError(f"cannot write {path}: the folder {path.parent} is not writable")
+    try:
+        _check_file(path)
+    except FileError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FileError(f"cannot write {path}: {why}") from None
+
+
+def _check_file(path: Path) -> None:
+    final = _final(path)
+    if final.is_symlink():
+        raise FileError(f"cannot write {path}: it is a link that leads to itself")
+    folder = final.parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise FileError(f"cannot write {path}: there is no folder {folder}")
+    try:
+        final.lstat()
+    except FileNotFoundError:
+        pass
+    else:
+        if not final.is_file():
+            raise FileError(f"cannot write {path}: it is there and is not a file")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FileError(f"cannot write {path}: the folder {folder} is not writable")
+
+
+def _final(path: Path) -> Path:
+    """Where a path leads, through links, whether or not there is a file."""
+    return Path(os.path.realpath(path))
 
 
 def refuse_to_replace(source: Path, path: Path) -> None:
@@ -90,5 +116,9 @@ def refuse_to_replace(source: Path, path: Path) -> None:
     Raises:
         FileError: The two are one file.
     """
-    if path.exists() and source.exists() and path.samefile(source):
+    try:
+        same = path.samefile(source)
+    except (OSError, ValueError):  # one of them is not there
+        return
+    if same:
         raise FileError(f"cannot write {path}: it is the model itself; name another file")

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -191,11 +191,14 @@ class Compiled:
             path: File to write; one that is there is replaced.
 
         Raises:
-            FileError: It cannot be written.
+            FileError: It cannot be written, or is the model itself.
         """
-        from partitioner.files import write_file
+        from partitioner.files import check_file, refuse_to_replace, write_file
 
         target = Path(path)
+        check_file(target)
+        if self.source.path is not None:
+            refuse_to_replace(self.source.path, target)
         write_file(target, self._page().encode())
         return target
 
@@ -212,13 +215,21 @@ class Compiled:
         allowed = "allow-scripts allow-downloads"
         return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{box}"></iframe>'
 
-    def save(self, directory: str | Path, *, force: bool = False, plan_only: bool = False) -> Path:
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        force: bool = False,
+        plan_only: bool = False,
+        progress: Callable[[str], None] | None = None,
+    ) -> Path:
         """Write the plan, the rank files and the timeline; all of it or nothing.
 
         Args:
             directory: Folder to make.
             force: Replace the folder if it is there.
             plan_only: Leave the rank files out.
+            progress: Called with a line of text where a stage may take long.
 
         Raises:
             DirectoryError: The folder is there and `force` is not set, it is not one of ours, or it
@@ -236,6 +247,8 @@ class Compiled:
                 _pretty({**self.summary, "seconds": dict(self.seconds)})
             )
             (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
+            if progress is not None:
+                progress("drawing the report")
             (folder / "report.html").write_text(self._page(), encoding="utf-8")
             self.source.write(folder, target)
             if not plan_only:

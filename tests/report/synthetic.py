@@ -449,6 +449,7 @@ def diff() -> Diff:
             {"name": "communication", "unit": "share", "before": 0.0, "after": 0.18},
             {"name": "devices used", "unit": "count", "before": 1, "after": 4},
             {"name": "speed-up", "unit": "count", "before": None, "after": 3.1},
+            {"name": "ideal throughput", "unit": "per_s", "before": 476.2, "after": None},
         ],
         "moved": moved,
         "only_before": ["/model/dropped"],

@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from partitioner.report import page
-from partitioner.report.schema import Report
+from partitioner.report.schema import Report, Sweep
 
 needs_chromium = pytest.mark.skipif(headless.binary() is None, reason="no chromium is installed")
 
@@ -44,6 +44,11 @@ for (const canvas of document.querySelectorAll(`${arguments[0]} canvas`)) {
 }
 return colours.size;
 """
+#: Tiles whose text is wider than they are.
+CUT_OFF = """
+return [...document.querySelectorAll(".tile, .tile dd")]
+  .filter((box) => box.scrollWidth > box.clientWidth).map((box) => box.textContent);
+"""
 Opener = Callable[..., Chrome]
 
 
@@ -65,12 +70,34 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "one": synthetic.report(layers=0, devices=1),
         "empty": empty(),
         "flat": synthetic.report(layers=20, devices=64) | {"blocks": []},
+        "uncertified": uncertified(),
         "diff": synthetic.diff(),
         "sweep": synthetic.sweep(),
+        "many": many(),
     }
     for name, data in made.items():
         (folder / f"{name}.html").write_text(page.render(data), "utf-8")
     return folder
+
+
+def uncertified() -> Report:
+    """A report of a plan without a certificate, on devices that take no time."""
+    data = synthetic.report(layers=1)
+    data["head"].update(status="", solver="", strategy="", searched="", bound=0.0, gap=1.0)
+    data["head"].update(step_s=0.0, step_s_one=0.0, speedup=None)
+    return data
+
+
+def many() -> Sweep:
+    """A sweep of 30 series, of which the first two are one curve."""
+    data = synthetic.sweep()
+    point = data["points"][0]
+    data["points"] = [
+        {**point, "cluster": f"c{at}", "devices": devices, "latency_s": max(at, 1) / devices}
+        for at in range(30)
+        for devices in (1, 2)
+    ]
+    return data
 
 
 def empty() -> Report:
@@ -296,7 +323,7 @@ class TestPlan:
         tab(driver, "timeline")
         assert driver.execute_script("return [...page.timeline.chosen]") == [8]
         tab(driver, "memory")
-        assert "Position\n8 of 69" in details(driver)
+        assert "Position\n9 of 69" in details(driver)
         tab(driver, "traffic")
         marked = driver.find_elements(By.CSS_SELECTOR, "#traffic-comms .row.marked")
         assert ["all-reduce" in row.text for row in marked] == [True]
@@ -366,14 +393,51 @@ class TestPlan:
             _appears(tmp_path / name)
             assert (tmp_path / name).read_bytes().startswith(start)
 
-    @pytest.mark.parametrize("width", [1280, 800])
-    def test_nothing_is_wider_than_the_window(self, opened: Opener, width: int) -> None:
-        driver = opened("plan")
+    @pytest.mark.parametrize("width", [1280, 800, 420])
+    @pytest.mark.parametrize("name", ["plan", "diff", "sweep"])
+    def test_nothing_is_wider_than_the_window(self, opened: Opener, name: str, width: int) -> None:
+        driver = opened(name)
         headless.resize(driver, width, 800)
-        for view in ("graph", "timeline", "memory", "traffic", "nodes"):
-            tab(driver, view)
-            wide = driver.execute_script("return document.documentElement.scrollWidth")
-            assert wide <= width, view
+        for view in driver.find_elements(By.CSS_SELECTOR, "#tabs button"):
+            view.click()
+            over = driver.execute_script(
+                "const page = document.documentElement; return page.scrollWidth - page.clientWidth"
+            )
+            assert over <= 0, view.text
+        assert driver.execute_script(CUT_OFF) == []
+
+    def test_details_are_below_the_graph_of_a_small_window(self, opened: Opener) -> None:
+        driver = opened("plan")
+        headless.resize(driver, 420, 800)
+        select(driver, "node", 2)
+        below = driver.execute_script(
+            "const box = (id) => document.getElementById(id).getBoundingClientRect();"
+            "return box('details').top - box('main').bottom"
+        )
+        assert below >= 0
+
+    def test_positions_count_from_one(self, opened: Opener) -> None:
+        driver = opened("plan")
+        for at, said in ((0, "1 of 69"), (-1, "69 of 69")):
+            driver.execute_script(
+                "const ref = page.plan.tasks.at(arguments[0]);"
+                "page.select(ref < 0 ? {type: 'comm', id: -1 - ref} : {type: 'node', id: ref})",
+                at,
+            )
+            assert f"Position\n{said}" in details(driver)
+
+    def test_without_a_certificate(self, opened: Opener) -> None:
+        header = opened("uncertified").find_element(By.TAG_NAME, "header")
+        subtitle = header.find_element(By.ID, "subtitle").text
+        assert re.fullmatch(r"throughput on [^\u00b7]+ \u00b7 not certified", subtitle)
+        assert "gap" not in header.text
+        assert "bound" not in header.text
+        assert header.text.count("not certified") == 2
+
+    def test_no_speed_up_though_it_fits_one_device(self, opened: Opener) -> None:
+        text = opened("uncertified").find_element(By.ID, "tiles").text
+        assert "does not fit" not in text
+        assert "\u2013\na step takes no time" in text
 
 
 def _appears(path: Path) -> None:
@@ -532,3 +596,72 @@ class TestOtherPages:
         assert "★ yes" in driver.find_element(By.ID, "panel-points").text
         tab(driver, "failed")
         assert "do not fit one device of 4 GiB" in driver.find_element(By.ID, "panel-failed").text
+
+    def test_a_throughput_without_limit_is_said(self, opened: Opener) -> None:
+        text = opened("diff").find_element(By.ID, "panel-figures").text
+        assert "ideal throughput 476.2/s unlimited \u2013 \u2013" in text
+
+    def test_many_series_look_different(self, opened: Opener) -> None:
+        driver = opened("many")
+        lines = driver.execute_script("return page.charts[0].chart.getOption().series")
+        looks = [
+            (line["itemStyle"]["color"], str(line["lineStyle"]["type"]), line["symbol"])
+            for line in lines
+        ]
+        assert len(set(looks)) == len(looks) == 30
+        shapes = {(colour, dash) for colour, dash, _ in looks}
+        assert len(shapes) == 30  # without the symbols too
+
+    def test_a_series_is_hidden_and_shown(self, opened: Opener) -> None:
+        driver = opened("sweep")
+        button = driver.find_elements(By.CSS_SELECTOR, ".series button")[1]
+        selected = "return page.charts.map(({chart}) => chart.getOption().legend[0].selected)"
+        for pressed in ("false", "true"):
+            button.click()
+            assert button.get_attribute("aria-pressed") == pressed
+            for chart in driver.execute_script(selected):
+                assert chart.get(button.text, True) is (pressed == "true")
+
+    def test_charts_of_a_small_window_do_not_overlap(self, opened: Opener) -> None:
+        driver = opened("sweep")
+        headless.resize(driver, 420, 800)
+        above, below = driver.execute_script(
+            "return [...document.querySelectorAll('#panel-curves .chart')]"
+            ".map((chart) => chart.getBoundingClientRect()).map(({top, bottom}) => [top, bottom])"
+        )
+        assert above[1] <= below[0]
+
+    def test_equal_curves_are_named_and_seen(self, opened: Opener) -> None:
+        driver = opened("many")
+        notes = driver.find_elements(By.CSS_SELECTOR, "#panel-curves .equal")
+        assert notes[1].text == "One curve: c0, own memory = c1, own memory."
+        lines = driver.execute_script("return page.charts[1].chart.getOption().series")
+        widths = [line["lineStyle"]["width"] for line in lines[:3]]
+        assert widths == [5, 2, 2]
+
+    @pytest.mark.parametrize(
+        ("name", "view", "said"),
+        [
+            ("sweep", "curves", "NVLink node, own memory: 125/s on 1 devices"),
+            ("diff", "diff-traffic", "all-reduce: before 0 B, after 64 MiB"),
+            ("diff", "diff-devices", "device 0: compute before "),
+        ],
+    )
+    def test_charts_are_walked_by_keys(
+        self, opened: Opener, name: str, view: str, said: str
+    ) -> None:
+        driver = opened(name)
+        tab(driver, view)
+        chart = driver.find_element(By.CSS_SELECTOR, f"#panel-{view} .chart")
+        assert chart.get_attribute("aria-label")
+        assert chart.get_attribute("role") == "application"
+        chart.send_keys(Keys.ARROW_RIGHT)
+        assert driver.switch_to.active_element == chart
+        live = "return document.getElementById('live').textContent"
+        assert driver.execute_script(live).startswith(said)
+        headless.wait(driver, "return document.querySelector('.chart .tip')?.textContent")
+        first = driver.execute_script(live)
+        chart.send_keys(Keys.ARROW_LEFT)
+        assert driver.execute_script(live) == first
+        chart.send_keys(Keys.END)
+        assert driver.execute_script(live) != first

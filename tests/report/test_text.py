@@ -123,7 +123,7 @@ def test_sweep_over_clusters_with_their_own_counts(
         ([], 2, "give --devices"),
         (["--devices", "2", "--clusters", "4xh100"], 2, "4"),
         (["--devices", "2", "--clusters", "nonsense"], 2, "nonsense"),
-        (["--devices", "2", "-o", "."], 1, "it is there and is not a file"),
+        (["--devices", "2", "-o", "none/x.html"], 1, "there is no folder none"),
     ],
 )
 def test_sweeps_that_mean_nothing(

@@ -26,6 +26,34 @@ function makeChart(element, option, after = () => {}) {
   return { chart, draw };
 }
 
+/** The element of a chart whose points the arrow keys visit, see `walkChart`. */
+function walkable(classes, label) {
+  return el("div", {
+    class: classes,
+    tabindex: "0",
+    role: "application",
+    "aria-label": `${label}. Left and right go from point to point; the table has the same.`,
+  });
+}
+
+/** Left and right show the tooltip of one stop after the other, and say its text. */
+function walkChart(element, chart, stops) {
+  let at = -1;
+  element.addEventListener("keydown", (event) => {
+    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: stops.length - 1 }[
+      event.key
+    ];
+    if (event.key === "Escape") chart.dispatchAction({ type: "hideTip" });
+    if (next === undefined || !stops.length) return;
+    event.preventDefault();
+    at = Math.max(0, Math.min(next, stops.length - 1));
+    const { seriesIndex, dataIndex, text } = stops[at];
+    chart.dispatchAction({ type: "showTip", seriesIndex, dataIndex });
+    announce(text);
+  });
+  element.addEventListener("blur", () => chart.dispatchAction({ type: "hideTip" }));
+}
+
 function baseOption(now) {
   return {
     animation: false,

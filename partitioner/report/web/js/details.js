@@ -136,10 +136,7 @@ function nodeDetails(plan, { id }, actions) {
           : `${flops(row.flops)}, ${flops(row.local_flops)} a device`,
       ],
       ["Bytes", `${size(row.bytes)} read and written`],
-      [
-        "Position",
-        plan.position.has(id) ? `${plan.position.get(id)} of ${plan.tasks.length}` : null,
-      ],
+      ["Position", positionText(plan, id)],
     ]),
     whyNot(row),
     tensorTable("Inputs", row.inputs),
@@ -151,6 +148,12 @@ function nodeDetails(plan, { id }, actions) {
     listSection("Read by", targets, (node) => nodeLink(plan, node)),
     pathSection(plan, plan.holder[id]),
   ].filter(Boolean);
+}
+
+/** "1 of 220" is the first task of the schedule. */
+function positionText(plan, ref) {
+  if (!plan.position.has(ref)) return null;
+  return `${count(plan.position.get(ref) + 1)} of ${count(plan.tasks.length)}`;
 }
 
 function pathSection(plan, block) {
@@ -247,12 +250,7 @@ function commDetails(plan, { id }, actions) {
       ["Algorithm", plain(comm.algorithm)],
       ["From", end(comm.producer, "graph input")],
       ["To", end(comm.consumer, "graph output")],
-      [
-        "Position",
-        plan.position.has(commRef(id))
-          ? `${plan.position.get(commRef(id))} of ${plan.tasks.length}`
-          : null,
-      ],
+      ["Position", positionText(plan, commRef(id))],
     ]),
   ];
 }

@@ -1,6 +1,12 @@
 // What changed between two plans.
 
-const FIGURE_UNITS = { s: seconds, bytes: size, share, per_s: perSecond, count };
+const FIGURE_UNITS = {
+  s: seconds,
+  bytes: size,
+  share,
+  per_s: throughput,
+  count,
+};
 
 function startDiff(data) {
   byId("subtitle").append(
@@ -167,6 +173,15 @@ function pairOption(now, names, parts, format) {
   };
 }
 
+/** What the keys visit: each group of bars. */
+function pairStops(names, parts, format) {
+  return names.map((name, dataIndex) => ({
+    seriesIndex: 0,
+    dataIndex,
+    text: `${name}: ${parts.map((part) => `${part.name} ${format(part.data[dataIndex])}`).join(", ")}`,
+  }));
+}
+
 function diffTrafficPanel(panel, data) {
   const rows = data.traffic.map((row) => [
     plain(row.kind),
@@ -176,7 +191,20 @@ function diffTrafficPanel(panel, data) {
     size(row.bytes_after),
     change(row.bytes_after - row.bytes_before, size),
   ]);
-  const canvas = el("div", { class: "chart half" });
+  const names = data.traffic.map((row) => plain(row.kind));
+  const parts = [
+    {
+      name: "before",
+      data: data.traffic.map((row) => row.bytes_before),
+      colour: DEVICE_COLOURS[4],
+    },
+    {
+      name: "after",
+      data: data.traffic.map((row) => row.bytes_after),
+      colour: DEVICE_COLOURS[0],
+    },
+  ];
+  const canvas = walkable("chart half", "Bytes of each kind of communication, before and after");
   panel.append(
     plainTable(
       ["Kind", "Count before", "After", "Bytes before", "After", "Change"],
@@ -185,25 +213,8 @@ function diffTrafficPanel(panel, data) {
     ),
     canvas,
   );
-  makeChart(canvas, (now) =>
-    pairOption(
-      now,
-      data.traffic.map((row) => plain(row.kind)),
-      [
-        {
-          name: "before",
-          data: data.traffic.map((row) => row.bytes_before),
-          colour: DEVICE_COLOURS[4],
-        },
-        {
-          name: "after",
-          data: data.traffic.map((row) => row.bytes_after),
-          colour: DEVICE_COLOURS[0],
-        },
-      ],
-      size,
-    ),
-  );
+  const { chart } = makeChart(canvas, (now) => pairOption(now, names, parts, size));
+  walkChart(canvas, chart, pairStops(names, parts, size));
 }
 
 function diffDevicesPanel(panel, data) {
@@ -222,7 +233,7 @@ function diffDevicesPanel(panel, data) {
     `${device}`,
     ...cells.map(([column, format]) => both(column, format)(pair)),
   ]);
-  const canvas = el("div", { class: "chart half" });
+  const canvas = walkable("chart half", "Busy seconds of each device, before and after");
   panel.append(
     canvas,
     plainTable(
@@ -232,27 +243,24 @@ function diffDevicesPanel(panel, data) {
     ),
   );
   const column = (side, name) => data.devices.map((pair) => pair[side]?.[name] ?? 0);
-  makeChart(canvas, (now) =>
-    pairOption(
-      now,
-      data.devices.map((_, device) => `device ${device}`),
-      ["before", "after"].flatMap((when, side) => [
-        {
-          name: `compute ${when}`,
-          stack: when,
-          data: column(side, "compute_s"),
-          colour: now.activations,
-          faint: !side,
-        },
-        {
-          name: `communication ${when}`,
-          stack: when,
-          data: column(side, "comm_s"),
-          colour: now.comm,
-          faint: !side,
-        },
-      ]),
-      seconds,
-    ),
-  );
+  const names = data.devices.map((_, device) => `device ${device}`);
+  const parts = (now) =>
+    ["before", "after"].flatMap((when, side) => [
+      {
+        name: `compute ${when}`,
+        stack: when,
+        data: column(side, "compute_s"),
+        colour: now.activations,
+        faint: !side,
+      },
+      {
+        name: `communication ${when}`,
+        stack: when,
+        data: column(side, "comm_s"),
+        colour: now.comm,
+        faint: !side,
+      },
+    ]);
+  const { chart } = makeChart(canvas, (now) => pairOption(now, names, parts(now), seconds));
+  walkChart(canvas, chart, pairStops(names, parts(theme()), seconds));
 }

@@ -10,21 +10,32 @@ function tile(label, value, sub = "", bad = false) {
   );
 }
 
+/** What the speed-up is over, or why there is none. */
+function overOne(head) {
+  if (head.step_s_one === null) return "does not fit one device";
+  return head.speedup === null ? "a step takes no time" : "over one device";
+}
+
 function startHead(data) {
   const { head } = data;
+  const certified = head.status !== ""; // without it there is no bound and no gap
   const cost = head.objective === "memory" ? size : seconds;
   const one = (value) =>
     value === null ? "does not fit one device" : `one device ${seconds(value)}`;
-  byId("subtitle").append(
-    `${head.objective} on ${plain(head.cluster)} · ${plain(head.strategy)} · ${plain(head.status)} · ${plain(head.solver)}`,
-  );
+  const facts = [
+    `${head.objective} on ${plain(head.cluster)}`,
+    plain(head.strategy),
+    certified ? plain(head.status) : "not certified",
+    plain(head.solver),
+  ];
+  byId("subtitle").append(facts.filter(Boolean).join(" · "));
   byId("subtitle").title = plain(head.searched);
   byId("tiles").append(
     tile("Step time", seconds(head.step_s), one(head.step_s_one)),
     tile(
       "Speed-up",
       head.speedup === null ? "–" : `${digits(head.speedup)}×`,
-      head.speedup === null ? "does not fit one device" : "over one device",
+      overOne(head),
       head.speedup !== null && head.speedup < 1,
     ),
     tile("Latency", seconds(head.latency_s), one(head.latency_s_one)),
@@ -32,7 +43,11 @@ function startHead(data) {
     tile("Balance", share(head.balance), "mean / largest load"),
     tile("Memory free", share(head.headroom), "fullest device", head.headroom < 0),
     tile("Devices", `${head.devices_used} of ${head.devices}`, "used"),
-    tile("Cost", cost(head.cost), `bound ${cost(head.bound)}, gap ${share(head.gap)}`),
+    tile(
+      "Cost",
+      cost(head.cost),
+      certified ? `bound ${cost(head.bound)}, gap ${share(head.gap)}` : "not certified",
+    ),
   );
   byId("limit").append(plain(head.limit));
   byId("worth").append(plain(head.worth));

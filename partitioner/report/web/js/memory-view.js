@@ -296,7 +296,7 @@ function curveTip(view, rows) {
   if (!row) return "";
   const ref = view.plan.tasks[row.x];
   const total = row.weights + row.activations + row.buffers;
-  return tip(`From position ${count(row.x)}`, [
+  return tip(`From position ${count(Math.min(row.x + 1, view.plan.tasks.length))}`, [
     ...PARTS.map((part) => [part, size(row[part])]),
     ["Together", size(total)],
     ["Task", ref === undefined ? "" : el("span", {}, taskLabel(view.plan, ref))],
@@ -339,7 +339,7 @@ function showLive(view, focus) {
     el(
       "h3",
       {},
-      `Device ${view.device} at its peak: ${size(peak)} at position ${count(at)}; the largest ${count(rows.length)}${more}`,
+      `Device ${view.device} at its peak: ${size(peak)} at position ${count(at + 1)}; the largest ${count(rows.length)}${more}`,
     ),
     table.element,
   );

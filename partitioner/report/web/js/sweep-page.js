@@ -1,15 +1,35 @@
 // A model over device counts, clusters and memory limits.
 
-const SWEEP_SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "pin"];
+/** Paths about the origin: disc, square, triangle, diamond, triangle upside down, plus. */
+const SWEEP_SYMBOLS = [
+  "M-5,0a5,5,0,1,0,10,0a5,5,0,1,0,-10,0Z",
+  "M-4.5,-4.5h9v9h-9Z",
+  "M0,-5L5,4.5H-5Z",
+  "M0,-6L6,0L0,6L-6,0Z",
+  "M-5,-4.5H5L0,5Z",
+  "M-2,-5h4v3h3v4h-3v3h-4v-3h-3v-4h3Z",
+];
+const SWEEP_DASHES = ["solid", "dashed", "dotted", [12, 4, 2, 4]];
+
+/** Colour, dash and symbol of a series: the first 96 differ, those of one colour in both others. */
+function sweepLook(at) {
+  const round = Math.floor(at / DEVICE_COLOURS.length);
+  return {
+    colour: deviceColour(at),
+    dash: SWEEP_DASHES[round % SWEEP_DASHES.length],
+    symbol: SWEEP_SYMBOLS[at % SWEEP_SYMBOLS.length],
+  };
+}
 
 function startSweep(data) {
   byId("subtitle").append(
     `sweep for ${plain(data.objective)}: ${count(data.points.length)} requests`,
   );
   byId("limit").append(plain(data.answer));
+  const view = { charts: [] };
   startBuiltTabs(
     [
-      { id: "curves", label: "Curves", build: curvesPanel },
+      { id: "curves", label: "Curves", build: (panel) => curvesPanel(panel, data, view) },
       { id: "points", label: "Points", build: pointsPanel },
       {
         id: "failed",
@@ -19,6 +39,7 @@ function startSweep(data) {
     ],
     data,
   );
+  return view;
 }
 
 function memoryName(bytes) {
@@ -36,24 +57,44 @@ function sweepSeries(points) {
   return series;
 }
 
-function sweepOption(now, series, [column, title, format]) {
+/** Names of series with one curve, which hide each other: [[name, name, ...], ...]. */
+function equalCurves(series, column) {
+  const curves = new Map();
+  for (const [name, points] of series) {
+    const curve = drawable(points, column).map((point) => [point.devices, point[column]]);
+    if (!curve.length) continue;
+    const key = JSON.stringify(curve);
+    curves.set(key, [...(curves.get(key) ?? []), name]);
+  }
+  return [...curves.values()].filter((names) => names.length > 1);
+}
+
+function drawable(points, column) {
+  return points.filter((point) => point[column] !== null);
+}
+
+function sweepOption(now, series, [column, title, format], off) {
+  const hidden = equalCurves(series, column);
   const lines = [...series].map(([name, points], at) => {
-    const colour = deviceColour(at);
-    const shown = points.filter((point) => point[column] !== null);
+    const { colour, dash, symbol } = sweepLook(at);
+    const shown = drawable(points, column);
+    const equal = hidden.find((names) => names.includes(name)) ?? [name];
+    const above = equal.length - 1 - equal.indexOf(name); // a curve is seen around those above it
     return {
       name,
       type: "line",
-      symbol: SWEEP_SYMBOLS[at % SWEEP_SYMBOLS.length],
+      symbol: `path://${symbol}`,
       symbolSize: 9,
       lineStyle: {
-        width: 2,
+        width: 2 + 3 * Math.min(above, 3),
         color: colour,
-        type: points[0].memory_bytes === null ? "solid" : "dashed",
+        type: dash,
       },
       itemStyle: { color: colour },
+      emphasis: { focus: "series", lineStyle: { width: 5 } },
       data: shown.map((point) => ({
         value: [String(point.devices), point[column]],
-        symbolSize: point.pareto ? 15 : 8,
+        symbolSize: (point.pareto ? 15 : 8) + 4 * Math.min(above, 3),
         itemStyle: point.pareto ? { borderColor: now.ink, borderWidth: 2.5 } : {},
       })),
       points: shown,
@@ -69,8 +110,8 @@ function sweepOption(now, series, [column, title, format]) {
       trigger: "item",
       formatter: ({ seriesIndex, dataIndex }) => pointTip(lines[seriesIndex].points[dataIndex]),
     },
-    legend: { type: "plain", top: 0, left: 70, textStyle: { color: now.ink } },
-    grid: { left: 84, right: 24, top: 26 + 24 * Math.ceil(lines.length / 3), bottom: 46 },
+    legend: { show: false, selected: Object.fromEntries([...off].map((name) => [name, false])) },
+    grid: { left: 84, right: 24, top: 32, bottom: 46 },
     xAxis: {
       type: "category",
       data: devices.map(String),
@@ -96,7 +137,7 @@ function pointTip(point) {
     ["Memory", memoryName(point.memory_bytes)],
     ["Strategy", plain(point.strategy)],
     ["Latency", seconds(point.latency_s)],
-    ["Throughput", perSecond(point.throughput_per_s)],
+    ["Throughput", throughput(point.throughput_per_s)],
     ["Peak", size(point.peak_bytes)],
     ["Speed-up", point.speedup === null ? "–" : `${digits(point.speedup)}×`],
     ["Efficiency", share(point.efficiency)],
@@ -104,10 +145,59 @@ function pointTip(point) {
   ]);
 }
 
-function curvesPanel(panel, data) {
+/** Buttons, one a series: they hide it and show it again in all charts, and lift it while aimed at. */
+function sweepLegend(series, off, view) {
+  const lift = (type, seriesName) => {
+    for (const { chart } of view.charts) chart.dispatchAction({ type, seriesName });
+  };
+  const buttons = [...series.keys()].map((name, at) => {
+    const button = el(
+      "button",
+      {
+        type: "button",
+        class: "key",
+        "aria-pressed": "true",
+        mouseenter: () => lift("highlight", name),
+        mouseleave: () => lift("downplay", name),
+        focus: () => lift("highlight", name),
+        blur: () => lift("downplay", name),
+        click: () => {
+          off.has(name) ? off.delete(name) : off.add(name);
+          button.setAttribute("aria-pressed", String(!off.has(name)));
+          for (const { draw } of view.charts) draw();
+        },
+      },
+      sweepSwatch(sweepLook(at)),
+      el("bdi", {}, name),
+    );
+    return button;
+  });
+  return el("div", { class: "legend series", role: "group", "aria-label": "Series" }, buttons);
+}
+
+function sweepSwatch({ colour, dash, symbol }) {
+  const canvas = el("canvas", { width: 72, height: 28, "aria-hidden": "true" });
+  const pen = canvas.getContext("2d");
+  const dashes = { solid: [], dashed: [8, 5], dotted: [2, 3] };
+  pen.scale(2, 2);
+  pen.translate(18, 7);
+  pen.strokeStyle = colour;
+  pen.fillStyle = colour;
+  pen.lineWidth = 2;
+  pen.setLineDash(dashes[dash] ?? dash);
+  pen.beginPath();
+  pen.moveTo(-18, 0);
+  pen.lineTo(18, 0);
+  pen.stroke();
+  pen.fill(new Path2D(symbol));
+  return canvas;
+}
+
+function curvesPanel(panel, data, view) {
   const series = sweepSeries(data.points);
   if (!series.size) return panel.append(el("p", {}, "No point has a plan."));
   const box = el("div", { class: "pair" });
+  const off = new Set();
   panel.append(
     el(
       "p",
@@ -119,19 +209,29 @@ function curvesPanel(panel, data) {
         "large with a border: Pareto, no other point is as good in devices, latency, throughput and peak at once",
       ),
     ),
+    sweepLegend(series, off, view),
     box,
   );
   for (const what of [
     ["throughput_per_s", "throughput", perSecond],
     ["latency_s", "latency", seconds],
   ]) {
-    const canvas = el("div", {
-      class: "chart",
-      role: "img",
-      "aria-label": `${what[1]} over devices; the points are in the table`,
-    });
-    box.append(canvas);
-    makeChart(canvas, (now) => sweepOption(now, series, what));
+    const [column, title, format] = what;
+    const canvas = walkable("chart", `${title} over devices`);
+    const equal = equalCurves(series, column).map((names) =>
+      el("p", { class: "soft" }, `One curve: ${names.join(" = ")}.`),
+    );
+    box.append(el("div", { class: "column" }, canvas, el("div", { class: "equal" }, equal)));
+    const made = makeChart(canvas, (now) => sweepOption(now, series, what, off));
+    const stops = [...series].flatMap(([name, points], seriesIndex) =>
+      drawable(points, column).map((point, dataIndex) => ({
+        seriesIndex,
+        dataIndex,
+        text: `${name}: ${format(point[column])} on ${count(point.devices)} devices`,
+      })),
+    );
+    walkChart(canvas, made.chart, stops);
+    view.charts.push(made);
   }
 }
 
@@ -171,7 +271,7 @@ function pointsPanel(panel, data) {
       {
         title: "Throughput",
         value: (point) => point.throughput_per_s,
-        cell: (point) => perSecond(point.throughput_per_s),
+        cell: (point) => (point.why ? "–" : throughput(point.throughput_per_s)),
         number: true,
         width: "98px",
       },

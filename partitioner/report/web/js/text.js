@@ -71,6 +71,11 @@ function perSecond(value) {
   return value === null || value === undefined ? "–" : `${digits(value, 4)}/s`;
 }
 
+/** Of a plan: null is without a limit. */
+function throughput(value) {
+  return value === null ? "unlimited" : perSecond(value);
+}
+
 function bandwidth(value) {
   return value === null ? "free" : `${scaled(value, ["B", "kB", "MB", "GB", "TB"], 1000)}/s`;
 }

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from partitioner.constraints import Constraints, Pin
+from partitioner.context import Context
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.memory import with_headroom
@@ -96,3 +97,16 @@ def test_the_refusal_stands_where_exact_liveness_does_not_fit_either() -> None:
     refusal = r"no plan fits: .* bytes are short on device .* in the model's order"
     with pytest.raises(Infeasible, match=refusal):
         _search(1)
+
+
+def test_whether_a_changed_plan_fits_is_told_exactly() -> None:
+    """The safe formula calls the plan itself, and every change of it, too large."""
+    outcome, graph, cluster = _search(2), _there_and_back(), _cluster(2)
+    context = Context(graph, outcome.plan, cluster)
+    told = set()
+    for node in graph.nodes:
+        for entry in context.alternatives(node):
+            exact = evaluate(graph, context.changed(entry.placed), cluster).fits_exactly
+            assert context.fits(entry) == (entry.over_bytes <= 0 or exact)
+            told.add((entry.over_bytes > 0, exact))
+    assert {(True, True), (True, False)} <= told

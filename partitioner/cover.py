@@ -6,12 +6,15 @@ parts gets four, and is told what fewer would do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from partitioner.solver import Outcome, Problem, evaluate_choices
+from partitioner.solver import Problem
+from partitioner.solver.state import State, tables
 
 #: Nodes that are tried for each idle device, those with the least load first.
 MAX_TRIES = 200
+#: Relative difference of two costs that is rounding.
+ROUNDING = 1e-12
 
 
 def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
@@ -24,43 +27,64 @@ def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
     Returns:
         A plan in which every device has work and memory suffices; None if there is none so near.
     """
-    found = tuple(chosen)
+    state = State(tables(problem), chosen, bytes_matter=problem.limited)
     for device in range(problem.devices):
-        if _loads(problem, found)[device] == 0:
-            moved = _best_move(problem, found, device)
-            if moved is None:
-                return None
-            found = moved
-    return found
+        if _runs(problem, state.chosen)[device]:
+            continue
+        move = _best_move(problem, state, device)
+        if move is None:
+            return None
+        state.move(*move)
+    return tuple(state.chosen)
 
 
-def _loads(problem: Problem, chosen: Sequence[int]) -> list[float]:
-    """Seconds of each device's nodes, communications left out."""
-    picked = [choices[pick] for choices, pick in zip(problem.nodes, chosen, strict=True)]
-    return [sum(choice.load_s[device] for choice in picked) for device in range(problem.devices)]
+def _runs(problem: Problem, chosen: Sequence[int]) -> list[int]:
+    """How many nodes load each device; communications are left out."""
+    count = [0] * problem.devices
+    for choices, pick in zip(problem.nodes, chosen, strict=True):
+        for device, seconds in enumerate(choices[pick].load_s):
+            count[device] += seconds > 0
+    return count
 
 
-def _best_move(problem: Problem, chosen: tuple[int, ...], device: int) -> tuple[int, ...] | None:
-    busy = sum(load > 0 for load in _loads(problem, chosen))
+def _best_move(problem: Problem, state: State, device: int) -> tuple[int, int] | None:
+    """The node and the choice of it that give the device work, and more devices than before."""
+    best: tuple[int, int] | None = None
+    least = (float("inf"), float("inf"))
+    for node, pick in _moves(problem, state.chosen, device):
+        if not state.allowed(node, pick):
+            continue
+        before = state.chosen[node]
+        state.move(node, pick)
+        cost = max(state.load), sum(state.load)
+        if state.excess_bytes() <= 0 and _less(cost, least):
+            best, least = (node, pick), cost
+        state.move(node, before)
+    return best
+
+
+def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tuple[int, int]]:
+    runs = _runs(problem, chosen)
     nodes = sorted(
         (choices[pick].load_s[d], node)
         for node, (choices, pick) in enumerate(zip(problem.nodes, chosen, strict=True))
         for d in range(problem.devices)
         if choices[pick].load_s[d] > 0
     )
-    best: tuple[tuple[float, float], tuple[int, ...]] | None = None
     for _, node in nodes[:MAX_TRIES]:
+        now = problem.nodes[node][chosen[node]].load_s
         for pick, choice in enumerate(problem.nodes[node]):
-            if choice.load_s[device] == 0:
-                continue
-            moved = (*chosen[:node], pick, *chosen[node + 1 :])
-            outcome = evaluate_choices(problem, moved)
-            if outcome.excess_bytes > 0 or sum(v > 0 for v in _loads(problem, moved)) <= busy:
-                continue
-            if best is None or _cost(outcome) < best[0]:
-                best = (_cost(outcome), moved)
-    return best[1] if best else None
+            idle = [
+                d
+                for d, (old, new) in enumerate(zip(now, choice.load_s, strict=True))
+                if old > 0 and new == 0 and runs[d] == 1
+            ]
+            gained = sum(new > 0 and runs[d] == 0 for d, new in enumerate(choice.load_s))
+            if choice.load_s[device] > 0 and gained > len(idle):
+                yield node, pick
 
 
-def _cost(outcome: Outcome) -> tuple[float, float]:
-    return outcome.step_s, sum(outcome.load_s)
+def _less(new: tuple[float, float], old: tuple[float, float]) -> bool:
+    if abs(new[0] - old[0]) > ROUNDING * old[0]:
+        return new[0] < old[0]
+    return new[1] < old[1] * (1 - ROUNDING)

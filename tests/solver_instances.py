@@ -3,8 +3,11 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem
+
+Json = dict[str, Any]
 
 
 class Maker:
@@ -163,3 +166,28 @@ def placement(
             )
         make.holds.append(Hold(v, tuple(held)))
     return make.build(nodes, limit, (tuple(range(devices)),))
+
+
+def dnnp(seed: int, count: int = 9) -> Json:
+    """A random file: two accelerators, two CPUs, some nodes coloured, some for CPUs only."""
+    rng = random.Random(seed)
+    nodes = [
+        {
+            "id": 10 + v,
+            "fpgaLatency": rng.choice((0.0, 1.5, 4.0)),
+            "cpuLatency": rng.choice((2.0, 3.0, 40.0)),
+            "size": rng.choice((0.0, 3.0, 5.0)),
+            "colorClass": rng.choice((None, None, 0, 1, "c")),
+            "isBackwardNode": 0,
+            "supportedOnFpga": rng.random() < 0.8,
+        }
+        for v in range(count)
+    ]
+    cost = [rng.choice((0.0, 0.5, 1.0)) for _ in range(count)]
+    edges = [
+        {"sourceId": 10 + u, "destId": 10 + v, "cost": cost[u]}
+        for v in range(count)
+        for u in range(v)
+        if rng.random() < 0.3
+    ]
+    return {"maxFPGAs": 2, "maxCPUs": 2, "maxSizePerFPGA": 16.0, "nodes": nodes, "edges": edges}

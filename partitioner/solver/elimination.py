@@ -64,7 +64,7 @@ class _Wide:
     """An item of too many nodes for one table: a switch of its own, and what turns it on."""
 
     item: int
-    sites: tuple[tuple[tuple[int, ...], npt.NDArray[np.bool_]], ...]
+    sites: tuple[Site, ...]
 
 
 class Eliminator:
@@ -116,7 +116,12 @@ class Eliminator:
             return None
         for switch, wide in enumerate(paid, start=count):
             factors.append(Factor((switch,), np.array([0.0, prices[wide.item]])))
-            factors += [Factor((*nodes, switch), _needs(on)) for nodes, on in wide.sites]
+            factors += [
+                Factor(
+                    (*_nodes(self.problem, site), switch), _needs(_site_table(self.problem, site))
+                )
+                for site in wide.sites
+            ]
         found = eliminate(factors, [*self.sizes, *(2 for _ in paid)])
         return None if found is None else (found[0][:count], found[1])
 
@@ -148,8 +153,7 @@ def _shared(
         nodes = {node for site in own for node in _nodes(problem, site)}
         scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
         if math.prod(sizes[node] for node in scope) > MAX_SHARED:
-            tables = tuple((_nodes(problem, site), _site_table(problem, site)) for site in own)
-            wide.append(_Wide(item, tables))
+            wide.append(_Wide(item, own))
             continue
         on = np.zeros([1] * len(scope), dtype=bool)
         for site in own:

@@ -170,17 +170,25 @@ def _impossible(problem: Problem) -> list[set[int]]:
 
 def _binding_limits(problem: Problem) -> Problem:
     """The problem without the limits that no plan can break, lifetimes left aside."""
-    limits = []
-    for device, limit in enumerate(problem.limit_bytes):
-        size = [item.bytes[device] for item in problem.items]
-        most = sum(
-            max((sum(size[i] for i in items) for items in options), default=0.0)
-            for options in (
-                *(hold.items for hold in problem.holds),
-                *(edge.items.values() for edge in problem.edges),
-            )
-        )
-        limits.append(math.inf if most <= limit else limit)
+    size = [tuple((d, held) for d, held in enumerate(i.bytes) if held) for i in problem.items]
+    most = [0.0] * problem.devices
+    for options in (
+        *(hold.items for hold in problem.holds),
+        *(edge.items.values() for edge in problem.edges),
+    ):
+        fullest: dict[int, float] = {}
+        for items in options:
+            total: dict[int, float] = {}
+            for device, held in (entry for item in items for entry in size[item]):
+                total[device] = total.get(device, 0.0) + held
+            for device, held in total.items():
+                fullest[device] = max(fullest.get(device, 0.0), held)
+        for device, held in fullest.items():
+            most[device] += held
+    limits = (
+        math.inf if held <= limit else limit
+        for held, limit in zip(most, problem.limit_bytes, strict=True)
+    )
     return replace(problem, limit_bytes=tuple(limits))
 
 

@@ -165,7 +165,7 @@ def _item_faults(problem: Problem) -> Iterator[str]:
 def _vector_fault(vector: tuple[float, ...], devices: int) -> str:
     if len(vector) != devices:
         return f"has {len(vector)} entries for {devices} devices"
-    if not all(0 <= value < math.inf for value in vector):
+    if min(vector) < 0 or not math.isfinite(sum(vector)):
         return f"is {vector}: entries must be finite and not negative"
     return ""
 

@@ -8,37 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from solver_instances import Json, dnnp
 
 from partitioner.solver import SolverError, evaluate_choices, solve
 from partitioner.solver.dnnp import parse, read
 from partitioner.solver.dnnp_problem import to_problem, to_solution
-
-Json = dict[str, Any]
-
-
-def instance(seed: int, count: int = 9) -> Json:
-    """A random file: two accelerators, two CPUs, some nodes coloured, some for CPUs only."""
-    rng = random.Random(seed)
-    nodes = [
-        {
-            "id": 10 + v,
-            "fpgaLatency": rng.choice((0.0, 1.5, 4.0)),
-            "cpuLatency": rng.choice((2.0, 3.0, 40.0)),
-            "size": rng.choice((0.0, 3.0, 5.0)),
-            "colorClass": rng.choice((None, None, 0, 1, "c")),
-            "isBackwardNode": 0,
-            "supportedOnFpga": rng.random() < 0.8,
-        }
-        for v in range(count)
-    ]
-    cost = [rng.choice((0.0, 0.5, 1.0)) for _ in range(count)]
-    edges = [
-        {"sourceId": 10 + u, "destId": 10 + v, "cost": cost[u]}
-        for v in range(count)
-        for u in range(v)
-        if rng.random() < 0.3
-    ]
-    return {"maxFPGAs": 2, "maxCPUs": 2, "maxSizePerFPGA": 16.0, "nodes": nodes, "edges": edges}
 
 
 def load(data: Json, solution: dict[str, list[dict[str, list[int]]]]) -> float:
@@ -61,7 +35,7 @@ def load(data: Json, solution: dict[str, list[dict[str, list[int]]]]) -> float:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_plan_costs_what_the_authors_say(seed: int) -> None:
-    data = instance(seed)
+    data = dnnp(seed)
     read_in = parse(data)
     problem = to_problem(read_in)
     rng = random.Random(seed)
@@ -78,7 +52,7 @@ def test_a_plan_costs_what_the_authors_say(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_colours_stay_together_and_unsupported_nodes_go_to_a_cpu(seed: int) -> None:
-    data = instance(seed)
+    data = dnnp(seed)
     read_in = parse(data)
     solution = to_solution(read_in, solve(to_problem(read_in)).chosen)
     for side in solution["fpgas"]:
@@ -91,7 +65,7 @@ def test_colours_stay_together_and_unsupported_nodes_go_to_a_cpu(seed: int) -> N
 
 
 def test_merged_nodes_are_in_topological_order() -> None:
-    data = instance(1)
+    data = dnnp(1)
     for node in data["nodes"]:
         node["colorClass"] = None
     data["nodes"].reverse()
@@ -101,7 +75,7 @@ def test_merged_nodes_are_in_topological_order() -> None:
 
 
 def test_a_cycle_of_colours_is_kept() -> None:
-    data = instance(0, 3)
+    data = dnnp(0, 3)
     for node, colour in zip(data["nodes"], (0, 1, 0), strict=True):
         node |= {"colorClass": colour, "supportedOnFpga": 1}
     data["edges"] = [
@@ -160,7 +134,7 @@ FAULTS: dict[str, Callable[[Json], None]] = {
 
 @pytest.mark.parametrize("message", FAULTS)
 def test_a_malformed_file_is_refused_in_one_line(message: str) -> None:
-    data = instance(0)
+    data = dnnp(0)
     data["nodes"][3]["supportedOnFpga"] = 0
     parse(copy.deepcopy(data))
     FAULTS[message](data)
@@ -171,15 +145,15 @@ def test_a_malformed_file_is_refused_in_one_line(message: str) -> None:
 
 def test_no_device_at_all_is_refused() -> None:
     with pytest.raises(SolverError, match="maxFPGAs and maxCPUs are both 0"):
-        parse({**instance(0), "maxFPGAs": 0, "maxCPUs": 0})
+        parse({**dnnp(0), "maxFPGAs": 0, "maxCPUs": 0})
 
 
 def test_files_are_read_and_errors_name_them(tmp_path: Path) -> None:
     good, text, bad = (tmp_path / name for name in ("good.json", "text.json", "bad.json"))
-    good.write_text(json.dumps(instance(0)))
+    good.write_text(json.dumps(dnnp(0)))
     text.write_text("nodes\n")
     bad.write_text("[]")
-    assert read(good) == parse(instance(0))
+    assert read(good) == parse(dnnp(0))
     with pytest.raises(SolverError, match=r"text\.json: not JSON: Expecting value"):
         read(text)
     with pytest.raises(SolverError, match=r"bad\.json: the file is a list, not an object"):

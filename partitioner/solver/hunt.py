@@ -28,6 +28,7 @@ class Hunt:
         gap: Relative gap at which to stop.
         deadline: Monotonic second at which to stop.
         seed: Of all random choices.
+        effort: See `solve`.
         cutoff: Stop once a bound shows that no plan is below this.
         best: The best plan that fits.
         cost: Its value; infinite if there is none.
@@ -49,6 +50,7 @@ class Hunt:
     found_by: str = "none"
     proved_by: str = "none"
     closest: tuple[int, ...] | None = None
+    effort: int = 1
     _total: float = math.inf
     _excess: float = math.inf
 

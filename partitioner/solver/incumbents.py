@@ -111,7 +111,9 @@ def starts(hunt: Hunt) -> list[tuple[int, ...]]:
 def splits(hunt: Hunt, picks: Picks) -> list[Split]:
     """Contiguous plans of several orders, until the deadline."""
     found: list[Split] = []
-    for order in narrow_orders(hunt.problem) if len(picks) > 1 else ():
+    several = len(picks) > 1 and hunt.effort > 1
+    given = [tuple(range(len(hunt.problem.nodes)))]
+    for order in narrow_orders(hunt.problem) if several else given:
         if found and not hunt.left_s:
             break
         found += contiguous_plans(hunt.problem, picks, order)

@@ -41,6 +41,7 @@ def solve(
     seed: int = 0,
     cutoff: float = math.inf,
     reason_s: float = 2.0,
+    effort: int = 1,
 ) -> Solution:
     """The best plan found within the limits, with a bound on what any plan can reach.
 
@@ -56,6 +57,8 @@ def solve(
         cutoff: Give the search up, with what it has, once no plan can be below this.
         reason_s: Seconds beyond the time limit that the reason of a refusal may take; without
             any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
+        effort: 1 for an answer in seconds; from 2 on placements are also cut along several
+            orders and improved by large neighbourhoods, at several times the cost.
 
     Raises:
         SolverError: The problem is malformed or the objective unknown.
@@ -71,6 +74,7 @@ def solve(
     if not all(reduced.kept):
         raise forbidden()
     hunt = Hunt(reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed, cutoff)
+    hunt.effort = effort
     _METHODS[objective](hunt)
     if hunt.best is None:
         _explain(reduced, hunt, reason_s)
@@ -93,7 +97,8 @@ def minimise_load(hunt: Hunt) -> None:
     if math.isinf(hunt.bound):
         return
     small = sum(map(len, hunt.problem.nodes)) <= EXACT_BINARIES
-    for step in (close, share_anew) if small else (share_anew, close):
+    steps = (close, share_anew) if small else (share_anew, close)
+    for step in steps if hunt.effort > 1 else (close,):
         if not hunt.done and hunt.left_s:
             step(hunt)
 

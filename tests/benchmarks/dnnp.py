@@ -44,7 +44,7 @@ def row(path: Path, time_limit_s: float, folder: Path | None) -> str:
     instance = read(path)
     problem = to_problem(instance)
     wall, cpu = time.perf_counter(), time.process_time()
-    found = solve(problem, time_limit_s=time_limit_s)
+    found = solve(problem, time_limit_s=time_limit_s, effort=2)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     assert math.isclose(found.cost, evaluate_choices(problem, found.chosen).step_s)
     if folder is not None:

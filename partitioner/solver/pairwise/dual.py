@@ -18,15 +18,18 @@ import numpy as np
 
 from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import Flags, Floats, Model
+from partitioner.solver.pairwise.problem import Ints
 
 #: The target is this much above the best bound, relative.
 TARGET = 0.05
 #: Sweeps before prices move, and sweeps without a better bound after which steps shrink.
 WARM_UP = 5
-PATIENCE = 20
+PATIENCE = 3
 SHRINK = 0.8
 #: A strategy's weight falls by e for each this share of the bound, spread over the nodes.
 TEMPERATURE = 0.01
+#: Sweeps at the prices at which a choice is read off.
+DECIDE = 4
 #: Sweeps at the best prices before strategies are priced out.
 SETTLE = 40
 
@@ -52,38 +55,41 @@ class Dual:
         self._swept = 0
         self._sizes = np.diff(model.graph.offsets)
 
-    def priced(self, factor: float = 1.0) -> Floats:
-        """Cost of each strategy with memory at a multiple of the best prices; (strategies,)."""
-        return self._priced(self.price * factor)
-
-    def ascend(self, sweeps: int) -> None:
-        """Raise the bound."""
-        for _ in range(sweeps):
-            costs = self._priced(self._now)
-            bound = self._offer(costs)
-            self._swept += 1
-            if len(self.price) and self._swept > WARM_UP:
-                self._move(bound, costs)
-
-    def dear(self, cutoff: float) -> Flags:
-        """Strategies that no choice of at most this cost takes; (strategies,)."""
-        self._now = self.price
-        costs = self._priced(self._now)
-        for _ in range(SETTLE):
-            bound = self._offer(costs)
-        return bound + self.messages.surplus(costs) > cutoff + 1e-6 + 1e-9 * abs(cutoff)
-
-    def _priced(self, price: Floats) -> Floats:
+    def priced(self, price: Floats) -> Floats:
+        """Cost of each strategy with what it uses at these prices; (strategies,)."""
         each = np.repeat(self.model.rows.prices(price), self._sizes)
         costs: Floats = self.model.graph.unary + self.model.usage * each
         return costs
 
-    def _offer(self, costs: Floats) -> float:
-        """Sweep at the prices of now; the bound."""
-        bound = self.messages.sweep(costs) - float(self._now @ self.model.rows.capacity)
+    def decide(self, price: Floats) -> Ints:
+        """A choice read off a few sweeps at these prices; one strategy a node."""
+        for _ in range(DECIDE):
+            self._offer(price)
+        return self.messages.chosen
+
+    def ascend(self, sweeps: int) -> None:
+        """Raise the bound."""
+        for _ in range(sweeps):
+            bound = self._offer(self._now)
+            self._swept += 1
+            if len(self.price) and self._swept > WARM_UP:
+                self._move(bound, self.priced(self._now))
+
+    def dear(self, cutoff: float) -> Flags:
+        """Strategies that no choice of at most this cost takes; (strategies,)."""
+        price = self.price
+        for _ in range(SETTLE):
+            bound = self._offer(price)
+        return bound + self.messages.surplus(self.priced(price)) > cutoff + 1e-6 + 1e-9 * abs(
+            cutoff
+        )
+
+    def _offer(self, price: Floats) -> float:
+        """Sweep at these prices; the bound."""
+        bound = self.messages.sweep(self.priced(price)) - float(price @ self.model.rows.capacity)
         self._stalled += 1
         if bound > self.bound:
-            self.bound, self.price, self._stalled = bound, self._now, 0
+            self.bound, self.price, self._stalled = bound, price, 0
         elif self._stalled >= PATIENCE:
             self._step *= SHRINK
             self._stalled = 0

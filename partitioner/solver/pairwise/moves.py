@@ -24,6 +24,8 @@ State = npt.NDArray[np.uint64]
 
 #: Arcs of one node that the search for a ball follows.
 FANOUT = 40
+#: Nodes that use too much that are mended at once.
+HEAVY = 200
 
 
 class Mover:
@@ -47,6 +49,13 @@ class Mover:
         self.chosen = chosen.copy()
         self._ledger = ledger(model.rows, model.usage, model.graph.offsets, chosen)
 
+    def over(self) -> Floats:
+        """Usage above capacity in each row, negative where there is room; (rows,)."""
+        rows = self.model.rows
+        return (
+            rows.load(self.model.usage[self.model.graph.offsets[:-1] + self.chosen]) - rows.capacity
+        )
+
     @property
     def excess(self) -> float:
         """Largest usage above capacity; not positive if memory suffices."""
@@ -56,20 +65,43 @@ class Mover:
         """Cost of the choice; each forbidden pair counts `CONFLICT`."""
         return _cost(self.chosen, self.model.graph)
 
-    def improve(self, priced: Floats, rounds: int, ball: int) -> int:
+    def improve(self, priced: Floats, rounds: int, ball: int, *, free: bool = False) -> int:
         """Set trees in random balls of nodes to their best; how many were changed.
 
         Args:
             priced: Cost of each strategy, price of memory included; (strategies,).
             rounds: Balls.
             ball: Nodes of each; the whole graph if there are no more.
+            free: Whether memory may become short; its price alone speaks for it.
         """
         if not len(self._open):
             return 0
         return _improve(
-            rounds, ball, self._random, self._open, self.chosen, priced, self.model.usage,
-            self._ledger, self._space, self.model.graph,
+            rounds, ball, free, self._random, self._open, self._open, self.chosen, priced,
+            self.model.usage, self._ledger, self._space, self.model.graph,
         )  # fmt: skip
+
+    def mend(self, priced: Floats, ball: int) -> int:
+        """Improve balls around what is wrong, one each; how many there were.
+
+        Wrong are the ends of forbidden pairs and the nodes that use most where memory is short.
+        """
+        graph = self.model.graph
+        ends = np.concatenate([_conflicts(self.chosen, graph), self._greedy()])
+        if len(ends):
+            _improve(
+                len(ends), ball, True, self._random, ends, self._open, self.chosen, priced,
+                self.model.usage, self._ledger, self._space, graph,
+            )  # fmt: skip
+        return len(ends)
+
+    def _greedy(self) -> Ints:
+        """The nodes that could use most less in rows that are short of memory."""
+        usage = self.model.usage[self.model.graph.offsets[:-1] + self.chosen]
+        short = self.model.rows.prices((self.over() > 0).astype(np.float64)) > 0
+        heavy = np.argsort(-usage * short, kind="stable")[:HEAVY]
+        wrong: Ints = heavy[(usage * short)[heavy] > 0]
+        return wrong
 
     def cross(self, other: Ints, priced: Floats) -> int:
         """Take over the parts of another choice that gain; how many."""
@@ -93,6 +125,20 @@ def _cost(chosen: Ints, g: Graph) -> float:
 
 
 @jit
+def _conflicts(chosen: Ints, g: Graph) -> Ints:
+    """Nodes with a forbidden pair to a later node."""
+    found = np.empty(len(chosen), dtype=np.int64)
+    count = 0
+    for v in range(len(chosen)):
+        for arc in range(g.starts[v], g.starts[v + 1]):
+            if g.heads[arc] > v and _pair(arc, chosen[v], chosen[g.heads[arc]], g) == CONFLICT:
+                found[count] = v
+                count += 1
+                break
+    return found[:count]
+
+
+@jit
 def _draw(state: State, limit: int) -> int:
     """A number below the limit (xorshift64*)."""
     x = state[0]
@@ -105,14 +151,14 @@ def _draw(state: State, limit: int) -> int:
 
 @jit
 def _improve(
-    rounds: int, ball: int, state: State, pool: Ints, chosen: Ints, priced: Floats, usage: Floats,
-    book: Ledger, s: Space, g: Graph,
+    rounds: int, ball: int, free: bool, state: State, centres: Ints, pool: Ints, chosen: Ints,
+    priced: Floats, usage: Floats, book: Ledger, s: Space, g: Graph,
 ) -> int:  # fmt: skip
     moved = 0
     for _ in range(rounds):
         count = len(pool)
         if ball < count:
-            count = _ball(state, pool[_draw(state, len(pool))], ball, s, g)
+            count = _ball(state, centres[_draw(state, len(centres))], ball, s, g)
         else:
             s.block[:count] = pool
         _shuffle(state, s.block, count)
@@ -121,7 +167,7 @@ def _improve(
             if s.parent[s.block[k]] == -1:
                 size = lay(s.block[k], s, g)
                 if plan(size, chosen, priced, s, g) > 0:
-                    moved += _take(size, chosen, usage, book, s, g)
+                    moved += _take(size, free, chosen, usage, book, s, g)
         for k in range(members):
             v = s.block[k]
             s.parent[v] = s.inside[v] = s.root[v] = s.seen[v] = -1
@@ -157,13 +203,15 @@ def _shuffle(state: State, block: Ints, count: int) -> None:
 
 
 @jit
-def _take(size: int, chosen: Ints, usage: Floats, book: Ledger, s: Space, g: Graph) -> bool:
+def _take(
+    size: int, free: bool, chosen: Ints, usage: Floats, book: Ledger, s: Space, g: Graph
+) -> bool:
     """Move the nodes in order to their proposed strategies, unless memory is then (more) short."""
     allowed = max(0.0, book.tree[1])
     for k in range(size):
         v = s.order[k]
         add(book, v, usage[g.offsets[v] + s.choice[v]] - usage[g.offsets[v] + chosen[v]])
-    fits = book.tree[1] <= allowed
+    fits = free or book.tree[1] <= allowed
     for k in range(size):
         v = s.order[k]
         if fits:
@@ -202,7 +250,7 @@ def _cross(
         for k in range(size):
             s.near[s.order[k]] = -1
         if gain > 0:
-            taken += _take(size, chosen, usage, book, s, g)
+            taken += _take(size, False, chosen, usage, book, s, g)
     return taken
 
 

@@ -1,6 +1,7 @@
 """Exact presolve: strategies that some optimum does without.
 
-A strategy goes if a neighbour leaves it no allowed pair (arc consistency), or if another one of
+A strategy goes if a neighbour leaves it no allowed pair (arc consistency), if it does not fit
+beside the least that all others use, or if another one of
 its node is never worse and uses no more: for strategies p and q of node v
 
     cost_v[q] - cost_v[p] + sum over neighbours w of min_r (cost_vw[q, r] - cost_vw[p, r])  >=  0
@@ -37,9 +38,11 @@ def reduce(model: Model) -> Model | None:
 
 
 def prune(model: Model) -> Model | None:
-    """The model without strategies that forbidden pairs rule out; None if a node has none left."""
+    """The model without strategies that forbidden pairs, or memory, rule out; None if too few."""
     while True:
+        room = np.maximum(model.rows.room(), 0.0)  # short rows are for the caller to see
         keep = np.isfinite(model.graph.unary)
+        keep &= model.usage <= np.repeat(room, np.diff(model.graph.offsets))
         if not _consistent(keep, model.graph):
             return None
         if keep.all():

@@ -48,6 +48,20 @@ class Rows:
         number = np.concatenate([[0], np.cumsum(binds)]).astype(np.int64)
         return Rows(number[self.first], number[self.last], capacity[binds])
 
+    def room(self) -> Floats:
+        """The least capacity of the rows of each node; infinite where it is in none; (nodes,)."""
+        table = [self.capacity]  # table[k][r]: the least of the 2^k rows from r on
+        while 2 ** len(table) <= len(self.capacity):
+            half = 2 ** (len(table) - 1)
+            table.append(np.minimum(table[-1][:-half], table[-1][half:]))
+        span = self.last - self.first
+        found = np.full(len(span), np.inf)
+        for power, least in enumerate(table):
+            own = np.flatnonzero((span >= 2**power) & (span < 2 ** (power + 1)))
+            ends = least[self.first[own]], least[self.last[own] - 2**power]
+            found[own] = np.minimum(*ends)
+        return found
+
     def prices(self, price: Floats) -> Floats:
         """Sum of the rows' prices over the rows of each node; (nodes,)."""
         total = np.concatenate([[0.0], np.cumsum(price)])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from partitioner.solver.configuration import configure
 from partitioner.solver.formulation import Goal, formulate
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.incumbents import refute, relax, relax_memory, seek
@@ -93,7 +94,7 @@ def minimise_load(hunt: Hunt) -> None:
     if math.isinf(hunt.bound):
         return
     small = sum(map(len, hunt.problem.nodes)) <= EXACT_BINARIES
-    for step in (close, share_anew) if small else (share_anew, close):
+    for step in (close, share_anew, configure) if small else (share_anew, close, configure):
         if not hunt.done and hunt.left_s:
             step(hunt)
 

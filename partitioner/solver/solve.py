@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from partitioner.solver.configuration import configure
 from partitioner.solver.formulation import Goal, formulate
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.incumbents import refute, relax, relax_memory, seek
@@ -97,7 +98,7 @@ def minimise_load(hunt: Hunt) -> None:
     if math.isinf(hunt.bound):
         return
     small = sum(map(len, hunt.problem.nodes)) <= EXACT_BINARIES
-    steps = (close, share_anew) if small else (share_anew, close)
+    steps = (close, share_anew, configure) if small else (share_anew, close, configure)
     for step in steps if hunt.effort > 1 else (close,):
         if not hunt.done and hunt.left_s:
             step(hunt)

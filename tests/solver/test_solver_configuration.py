@@ -1,0 +1,129 @@
+"""The configuration LP bounds every plan from below, and often as high as the optimum."""
+
+import math
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from solver_instances import dnnp, placement, spmd
+
+from partitioner.solver import Problem, brute_force, evaluate_choices
+from partitioner.solver.capacity import devices, knapsack, price
+from partitioner.solver.configuration import configure
+from partitioner.solver.dnnp import parse
+from partitioner.solver.dnnp_problem import to_problem
+from partitioner.solver.hunt import Hunt
+
+
+def uneven(seed: int) -> Problem:
+    """Device 0 runs at half speed: nothing is interchangeable."""
+    problem = placement(seed, 6, 3)
+    nodes = tuple(
+        tuple(replace(c, load_s=(2 * c.load_s[0], *c.load_s[1:])) for c in choices)
+        for choices in problem.nodes
+    )
+    return replace(problem, nodes=nodes, interchangeable=())
+
+
+def mixed(seed: int) -> Problem:
+    """Two accelerators and two CPUs; times are above 0 so that every device is told apart."""
+    data = dnnp(seed, 7)
+    for node in data["nodes"]:
+        node |= {"supportedOnFpga": 1, "fpgaLatency": node["fpgaLatency"] + 0.5}
+    return to_problem(parse(data))
+
+
+KINDS = {
+    "alike": lambda seed: placement(seed, 7, 3),
+    "limited": lambda seed: placement(seed, 6, 3, limit=30),
+    "uneven": uneven,
+    "mixed": mixed,
+}
+
+
+def hunt_of(problem: Problem, chosen: tuple[int, ...]) -> Hunt:
+    hunt = Hunt(problem, "throughput", 1e-4, time.monotonic() + 60, 0)
+    hunt.offer(chosen, "start")
+    return hunt
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_no_plan_is_below_the_bound(kind: str, seed: int) -> None:
+    problem = KINDS[kind](seed)
+    best = brute_force(problem, "throughput")
+    assert best is not None
+    hunt = hunt_of(problem, best[0])
+    configure(hunt)
+    assert hunt.bound <= best[1] * (1 + 1e-9)
+    work = sum(min(sum(c.load_s) for c in choices) for choices in problem.nodes)
+    assert hunt.bound >= 0.98 * work / problem.devices
+
+
+def test_the_bound_is_near_the_optimum_where_work_alone_says_little() -> None:
+    """Seven random nodes on three devices: sets are indivisible, and every cut costs."""
+    gaps, plain = [], []
+    for seed in range(6):
+        problem = placement(seed, 7, 3, scale=3.0)
+        best = brute_force(problem, "throughput")
+        assert best is not None
+        hunt = hunt_of(problem, best[0])
+        configure(hunt)
+        assert hunt.proved_by == "configuration LP"
+        work = sum(choices[0].load_s[0] for choices in problem.nodes) / 3
+        gaps.append(1 - hunt.bound / best[1])
+        plain.append(1 - work / best[1])
+    assert sum(gaps) < sum(plain) / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_device_spends_at_least_what_its_knapsack_says(kind: str, seed: int) -> None:
+    problem = KINDS[kind](seed)
+    found = devices(problem)
+    assert found is not None
+    rng = random.Random(seed)
+    for _ in range(20):
+        chosen = [rng.randrange(len(choices)) for choices in problem.nodes]
+        loads = evaluate_choices(problem, chosen).load_s
+        for group, picks in found.choice.items():
+            sack = knapsack(problem, found, group)
+            inside = [int(pick != own) for pick, own in zip(chosen, picks, strict=True)]
+            spent = evaluate_choices(sack, inside).peak_bytes[0]
+            assert spent <= loads[found.device[group]] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pricing_is_exact(seed: int) -> None:
+    problem = placement(seed, 8, 2)
+    found = devices(problem)
+    assert found is not None
+    sack = knapsack(problem, found, 0)
+    rng = random.Random(seed)
+    values = [rng.choice((0.0, 1.0, 2.0)) for _ in range(8)]
+    limit = 0.6 * sum(choices[0].load_s[0] for choices in problem.nodes)
+    most = 0.0
+    for mask in range(1 << 8):
+        chosen = [mask >> node & 1 for node in range(8)]
+        if evaluate_choices(sack, chosen).peak_bytes[0] <= limit:
+            most = max(most, math.fsum(v for v, c in zip(values, chosen, strict=True) if not c))
+    priced = price(sack, values, limit, 60)
+    assert priced.bound == pytest.approx(most, rel=1e-3)
+    assert priced.inside is not None
+    assert math.fsum(values[node] for node in priced.inside) == pytest.approx(most)
+    assert priced.seconds <= limit * (1 + 1e-6)
+
+
+def test_only_groups_of_one_device_are_bounded() -> None:
+    assert devices(spmd(0, 4, 3)) is None
+    assert devices(placement(0, 4, 2, per_group=2)) is None
+    assert devices(placement(0, 4, 1)) is None
+
+
+def test_nothing_is_proven_after_the_deadline() -> None:
+    problem = placement(0, 7, 3)
+    hunt = hunt_of(problem, (0,) * 7)
+    hunt.deadline = time.monotonic()
+    configure(hunt)
+    assert hunt.bound == 0.0

@@ -66,7 +66,10 @@ def one_line(text: str) -> str:
             "unknown command 'verfiy' (there are run, verify, show, solve, evaluate); did you mean",
         ),
         (["shwo"], "did you mean 'show'?"),
-        (["inspect", "d"], "unknown command 'inspect' (there are run, verify, show, solve, evaluate) (see"),
+        (
+            ["inspect", "d"],
+            "unknown command 'inspect' (there are run, verify, show, solve, evaluate) (see",
+        ),
         (["run"], "partition run: the following arguments are required: DIR"),
         (["run", "d", "--requests", "0"], "'0' is not a whole number of at least 1"),
         (["verify", "d", "--seed", "-1"], "--seed"),

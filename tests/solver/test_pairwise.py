@@ -9,6 +9,7 @@ import pytest
 from pairwise_cases import instance, make, optimum, second_opinion
 
 from partitioner.solver.pairwise import FORBIDDEN, PairwiseSolution, evaluate, solve
+from partitioner.solver.pairwise.decode import decode
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.ledger import add, ledger
@@ -235,3 +236,15 @@ def test_a_problem_that_breaks_its_rules() -> None:
         evaluate(problem, (0,))
     with pytest.raises(SolverError, match=r"strategy 99 of node 0 is not within its"):
         evaluate(problem, (99, 0, 0, 0, 0, 0))
+
+
+def test_a_choice_read_off_sees_what_it_rules_out_far_away() -> None:
+    # Node 2 must equal nodes 0 and 1, which prefer to differ and have no edge between them.
+    equal = [0, FORBIDDEN, FORBIDDEN, 0]
+    costs = [[0, 5], [5, 0], [0, 0]]
+    problem = make(costs, [[0, 0]] * 3, [(0, 0)] * 3, [(0, 2), (1, 2)], [equal, equal], None)
+    model = build(problem)
+    silent = Messages(model.graph)
+    chosen = decode(silent.inbox, silent.places, model.graph.unary, model.graph)
+    assert model.original(chosen) == (0, 0, 0)
+    assert not evaluate(problem, (0, 0, 0)).fault

@@ -16,6 +16,7 @@ import math
 
 import numpy as np
 
+from partitioner.solver.pairwise.decode import decode
 from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import Flags, Floats, Model
 from partitioner.solver.pairwise.problem import Ints
@@ -61,11 +62,19 @@ class Dual:
         costs: Floats = self.model.graph.unary + self.model.usage * each
         return costs
 
+    def copy(self) -> Dual:
+        """A copy that can be swept while this one ascends."""
+        other = Dual(self.model)
+        other.bound, other.price = self.bound, self.price
+        other.messages.inbox[:] = self.messages.inbox
+        return other
+
     def decide(self, price: Floats) -> Ints:
         """A choice read off a few sweeps at these prices; one strategy a node."""
         for _ in range(DECIDE):
             self._offer(price)
-        return self.messages.chosen
+        own = self.messages
+        return decode(own.inbox, own.places, self.priced(price), self.model.graph)
 
     def ascend(self, sweeps: int) -> None:
         """Raise the bound."""

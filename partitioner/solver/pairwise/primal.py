@@ -13,8 +13,10 @@ from partitioner.solver.pairwise.moves import Mover
 BALLS = (30, 300)
 #: Moves of all nodes at once, to settle a fresh choice.
 WHOLE = 3
-#: Passes over what is wrong with a fresh choice, each with balls of all sizes.
-MENDINGS = 3
+#: Doublings of the price of memory, where it is short, to make a choice fit.
+DOUBLINGS = 12
+#: The price of memory rises by this factor while no choice that fits is known.
+RAISE = 4.0
 #: Multiples of the price of memory at which the best choice is improved.
 PRICES = (1.0, 0.5, 0.0)
 
@@ -49,29 +51,36 @@ class Primal:
             hunt.offer(self._model, best.chosen)
 
     def _settle(self, dual: Dual, hunt: PairwiseHunt) -> None:
-        """Read a choice off, descend, mend what is wrong, fill up what room is left.
+        """Read a choice off, descend, make it fit, fill up what room is left.
 
-        Where memory stays short the next choice is read off at higher prices.
+        Until a choice is found that fits, they are read off at prices that rise where memory stays
+        short; then at the best prices.
         """
         fresh, plain = self._fresh, self._model.graph.unary
-        price = dual.price * self._factor + self._extra
+        price = dual.price if self._found else dual.price * self._factor + self._extra
         fresh.restart(dual.decide(price))
         priced = dual.priced(price)
-        fresh.improve(priced, WHOLE, self._model.graph.nodes, free=fresh.excess > 0)
-        self._improve(fresh, priced, hunt, free=fresh.excess > 0)
-        for _ in range(MENDINGS):
-            wrong = 0
-            for ball in (*BALLS, 10 * max(BALLS)):
-                wrong = fresh.mend(priced, ball) if hunt.left_s else 0
-            if not wrong:
-                break
+        free = fresh.excess > 0
+        fresh.improve(priced, WHOLE, self._model.graph.nodes, free=free)
+        self._improve(fresh, priced, hunt, free=free)
+        for ball in BALLS:
+            fresh.mend(priced, ball)
+        self._fit(fresh, dual, hunt)
         short = fresh.over() > 0
-        if short.any():
-            self._factor = min(self._factor * 1.5, 100.0)
-            self._extra = np.where(short, 2 * self._extra + price.mean(), self._extra)
-        else:
-            self._factor, self._extra = max(1.0, self._factor * 0.8), self._extra * 0.5
+        if not self._found and short.any():
+            self._factor *= RAISE
+            self._extra = np.where(short, RAISE * self._extra + price.mean(), self._extra)
         self._improve(fresh, plain, hunt)
+
+    def _fit(self, fresh: Mover, dual: Dual, hunt: PairwiseHunt) -> None:
+        """Double the price of memory where it is short, until it is not."""
+        price = dual.price
+        least = max(float(price.mean()) if len(price) else 0.0, 1e-12)
+        for _ in range(DOUBLINGS):
+            if fresh.excess <= 0 or hunt.over:
+                return
+            price = np.where(fresh.over() > 0, np.maximum(2 * price, least), price)
+            self._improve(fresh, dual.priced(price), hunt, free=True)
 
     def _improve(
         self, mover: Mover, priced: Floats, hunt: PairwiseHunt, *, free: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -98,14 +99,20 @@ def _shortage(problem: Pairwise) -> str:
 def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
     dual, primal = Dual(model), Primal(model, seed)
     wait, done = FIRST_TRY, 0
-    while done < rounds and not hunt.over:
-        dual.ascend(1 if done == 0 else SWEEPS)
-        hunt.prove(dual.bound)
-        primal.round(dual, hunt)
-        done += 1
-        if done == wait and not hunt.over:
-            wait *= 2
-            _finish(hunt, dual)
+    dual.ascend(1)
+    with ThreadPoolExecutor(1) as pool:
+        while done < rounds and not hunt.over:
+            view = (
+                dual.copy()
+            )  # the search sees the bound as it was, so that threads change nothing
+            ascent = pool.submit(dual.ascend, SWEEPS)
+            primal.round(view, hunt)
+            ascent.result()
+            hunt.prove(dual.bound)
+            done += 1
+            if done == wait and not hunt.over:
+                wait *= 2
+                _finish(hunt, dual)
 
 
 def _finish(hunt: PairwiseHunt, dual: Dual) -> None:

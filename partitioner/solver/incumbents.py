@@ -33,16 +33,39 @@ def relax(hunt: Hunt) -> None:
     For weights that add up to 1 no plan's largest load is below it. Where all devices carry the
     same load in every plan this is the optimum itself.
     """
-    devices = hunt.problem.devices
-    found = hunt.eliminator.min_sum([1 / devices] * devices)
-    if found is None:
-        least = [min(sum(c.load_s) for c in choices) for choices in hunt.problem.nodes]
-        hunt.prove(sum(least) / devices, "node loads")
-        return
-    chosen, value = found
-    hunt.prove(value, "elimination")
-    if math.isfinite(value):
-        hunt.offer(chosen, "elimination")
+    for weights in _weights(hunt.problem):
+        found = hunt.eliminator.min_sum(weights)
+        if found is None:
+            least = (
+                min(sum(w * s for w, s in zip(weights, c.load_s, strict=True)) for c in choices)
+                for choices in hunt.problem.nodes
+            )
+            hunt.prove(sum(least), "node loads")
+            continue
+        chosen, value = found
+        hunt.prove(value, "elimination")
+        if math.isfinite(value):
+            hunt.offer(chosen, "elimination")
+
+
+def _weights(problem: Problem) -> list[list[float]]:
+    """Of the devices, adding up to 1: all alike, and by speed where they are not.
+
+    A device's speed is the inverse of what all nodes together would load it with: slow devices
+    then count for as little as they can do.
+    """
+    devices = problem.devices
+    whole = [
+        sum(max(choice.load_s[d] for choice in choices) for choices in problem.nodes)
+        for d in range(devices)
+    ]
+    even = [1 / devices] * devices
+    if not all(whole):
+        return [even]
+    speed = [1 / seconds for seconds in whole]
+    fair = [own / sum(speed) for own in speed]
+    alike = all(math.isclose(a, b) for a, b in zip(fair, even, strict=True))
+    return [even] if alike else [even, fair]
 
 
 def relax_memory(hunt: Hunt) -> None:

@@ -34,7 +34,7 @@ MOST_CHOICES = 500
 REGION_CHOICES = 150
 #: Branch-and-bound nodes of one neighbourhood, and the seconds that guard it.
 BRANCHES = 100
-GUARD_S = 5.0
+GUARD_S = 20.0
 #: Sets of three groups, and parts of the graph, that are tried without success before giving up.
 TRIPLES = 4
 REGIONS = 10

@@ -1,6 +1,6 @@
 """Placement on msr-fiddle/dnn-partitioning instances: cost, bound, gap and seconds.
 
-    python tests/benchmarks/dnnp.py FOLDER_OR_FILE... [--time-limit 10] [--write FOLDER]
+    python tests/benchmarks/dnnp.py PATH... [--time-limit 30] [--gap 0.01] [--write FOLDER]
 
 `contiguous` is the best plan in which no path leaves a device and returns, `known` the best
 plan known without that rule (`*`: proven optimal); both are the literature's figures or found
@@ -39,12 +39,12 @@ HEADER = (
 )
 
 
-def row(path: Path, time_limit_s: float, folder: Path | None) -> str:
+def row(path: Path, time_limit_s: float, gap: float, folder: Path | None) -> str:
     """Solve one file; its line of the table."""
     instance = read(path)
     problem = to_problem(instance)
     wall, cpu = time.perf_counter(), time.process_time()
-    found = solve(problem, time_limit_s=time_limit_s, effort=2)
+    found = solve(problem, time_limit_s=time_limit_s, gap=gap, effort=2)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     assert math.isclose(found.cost, evaluate_choices(problem, found.chosen).step_s)
     if folder is not None:
@@ -61,13 +61,14 @@ def row(path: Path, time_limit_s: float, folder: Path | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--time-limit", type=float, default=10.0)
+    parser.add_argument("--time-limit", type=float, default=30.0)
+    parser.add_argument("--gap", type=float, default=0.01)
     parser.add_argument("--write", type=Path, help="folder for the solutions, as JSON")
     options = parser.parse_args()
     files = [f for p in options.paths for f in (sorted(p.glob("*.json")) if p.is_dir() else [p])]
     print(HEADER)
     for path in files:
-        print(row(path, options.time_limit, options.write), flush=True)
+        print(row(path, options.time_limit, options.gap, options.write), flush=True)
 
 
 if __name__ == "__main__":

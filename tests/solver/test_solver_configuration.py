@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from solver_instances import dnnp, placement, spmd
 
-from partitioner.solver import Problem, brute_force, evaluate_choices
+from partitioner.solver import Choice, Problem, brute_force, evaluate_choices
 from partitioner.solver.capacity import devices, knapsack, price
 from partitioner.solver.configuration import configure
 from partitioner.solver.dnnp import parse
 from partitioner.solver.dnnp_problem import to_problem
 from partitioner.solver.hunt import Hunt
+from partitioner.solver.incumbents import relax
 
 
 def uneven(seed: int) -> Problem:
@@ -113,6 +114,15 @@ def test_pricing_is_exact(seed: int) -> None:
     assert priced.inside is not None
     assert math.fsum(values[node] for node in priced.inside) == pytest.approx(most)
     assert priced.seconds <= limit * (1 + 1e-6)
+
+
+def test_a_slow_device_counts_for_what_it_can_do() -> None:
+    """Ten unit nodes, a device that takes 1 s for each and one that takes 9 s: 9 s at best."""
+    problem = replace(placement(0, 10, 2), edges=(), holds=(), items=(), interchangeable=())
+    unit = (Choice((1.0, 0.0), 0, "fast"), Choice((0.0, 9.0), 1, "slow"))
+    hunt = hunt_of(replace(problem, nodes=(unit,) * 10), (0,) * 10)
+    relax(hunt)
+    assert hunt.bound == pytest.approx(9.0)
 
 
 def test_only_groups_of_one_device_are_bounded() -> None:

@@ -12,13 +12,12 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.traffic import moves
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import OBJECTIVES, PlacedNode, Plan, place, resolve
-from partitioner.ir.program import CommKind
 from partitioner.ir.rule import Rule
-from partitioner.ir.types import DTYPE_BITS
 
 
 @dataclass(frozen=True)
@@ -167,17 +166,8 @@ def sent_bytes(tasks: Schedule, cluster: Cluster) -> Mapping[int, int]:
     """Bytes that leave each device: its transfers to others; a ring's share of an all-reduce."""
     sent = dict.fromkeys(range(len(cluster)), 0.0)
     for task in tasks.tasks:
-        comm = task.comm
-        if comm is None:
-            continue
-        held = {device: nbytes for device, _, nbytes in task.writes}
-        if comm.kind is CommKind.ALL_REDUCE:
-            for rank in comm.ranks:
-                sent[rank] += 2 * (len(comm.ranks) - 1) / len(comm.ranks) * held[rank]
-            continue
-        for transfer in comm.transfers:
-            if transfer.source != transfer.target:
-                sent[transfer.source] += transfer.numel * DTYPE_BITS[comm.dtype] / 8
+        for source, _, nbytes in moves(task):
+            sent[source] += nbytes
     return {device: round(nbytes) for device, nbytes in sent.items()}
 
 

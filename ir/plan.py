@@ -207,6 +207,11 @@ class PlacedNode:
     ins: tuple[Placement | None, ...]
     outs: tuple[Placement | None, ...]
 
+    @property
+    def cut_text(self) -> str:
+        """The cut factors and their layouts: ``"n/tp"``; ``""`` if none is cut."""
+        return " ".join(f"{name}/{layout}" for name, layout in self.layouts.items())
+
     def operands(self) -> tuple[tuple[str, Placement], ...]:
         """(value, wanted placement) of every operand and capture that is present."""
         names = (*self.node.inputs, *self.node.captures)

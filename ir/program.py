@@ -32,6 +32,11 @@ class CommKind(StrEnum):
     ALL_REDUCE = "all_reduce"  #: Reduce partial tensors; every rank keeps all.
     SLICE = "slice"  #: Keep a part of the own tensor.
 
+    @property
+    def spelled(self) -> str:
+        """For people: ``"all-reduce"``."""
+        return self.value.replace("_", "-")
+
 
 @dataclass(frozen=True)
 class Comm:

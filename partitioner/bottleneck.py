@@ -64,9 +64,6 @@ def bottleneck(
 ) -> Bottleneck:
     """Take a plan's time apart: the critical path for "latency", else the busiest device."""
     loads = evaluation.load_s
-    largest = max(loads.values(), default=0.0)
-    used = [load for load in loads.values() if load]
-    balance = sum(used) / (len(used) * largest) if used else 1.0
     busiest = max(loads, key=loads.__getitem__)
     if objective == "latency":
         timeline = simulate(tasks)
@@ -93,7 +90,15 @@ def bottleneck(
     idle = total - sum(seconds.values())
     if idle > 1e-9 * total:
         seconds[WAITING] = idle
-    return Bottleneck(over, device, total, dict(seconds), dict(counts), balance, longest)
+    return Bottleneck(
+        over, device, total, dict(seconds), dict(counts), balance(evaluation), longest
+    )
+
+
+def balance(evaluation: Evaluation) -> float:
+    """Mean load over the largest, of the devices that have any."""
+    used = [load for load in evaluation.load_s.values() if load]
+    return sum(used) / (len(used) * max(used)) if used else 1.0
 
 
 def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) -> str:
@@ -209,14 +214,9 @@ def _disjoint(path: list[tuple[int, int, float, float]]) -> list[tuple[int, int,
 def _kind(graph: Graph, tasks: Schedule, index: int, device: int, cluster: Cluster) -> str:
     task = tasks.tasks[index]
     if task.comm is not None:
-        return kind_text(str(task.comm.kind))
+        return task.comm.kind.spelled
     assert task.placed is not None
     return node_limit(graph, task.placed, device, cluster)
-
-
-def kind_text(kind: str) -> str:
-    """``"all_reduce" -> "all-reduce"``."""
-    return kind.replace("_", "-")
 
 
 def _counted(found: Bottleneck, what: str) -> str:

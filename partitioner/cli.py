@@ -15,9 +15,11 @@ from pathlib import Path
 
 from partitioner import __version__, cli_pictures
 from partitioner.cli_options import (
+    WRITTEN,
     Parser,
     aside,
     check_model,
+    command,
     memory,
     mesh,
     model_options,
@@ -171,12 +173,7 @@ def _partition(argv: Sequence[str]) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = Parser(
-        prog="partition run",
-        description="Run a plan, one local process a rank.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("directory", metavar="DIR")
+    parser = command("run", "Run a plan, one local process a rank.", DIR=WRITTEN)
     parser.add_argument(
         "--inputs", metavar="in.npz", help="whole inputs by name (default: random valid ones)"
     )
@@ -189,7 +186,7 @@ def _run(argv: Sequence[str]) -> int:
     from partitioner.runner import run_directory
 
     report = run_directory(
-        Path(args.directory),
+        Path(args.dir),
         Path(args.inputs) if args.inputs else None,
         Path(args.outputs) if args.outputs else None,
         requests=args.requests,
@@ -200,24 +197,18 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _verify(argv: Sequence[str]) -> int:
-    parser = Parser(
-        prog="partition verify",
-        description="Compare all ranks with the whole model.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("directory", metavar="DIR")
+    parser = command("verify", "Compare all ranks with the whole model.", DIR=WRITTEN)
     parser.add_argument("--seed", type=natural, default=0, help="of the random inputs")
     args = parser.parse_args(argv)
     from partitioner.verification import verify_directory
 
-    found = verify_directory(Path(args.directory), seed=args.seed)
+    found = verify_directory(Path(args.dir), seed=args.seed)
     print(safe(str(found)))
     return 0 if found.equal else 1
 
 
 def _show(argv: Sequence[str]) -> int:
-    parser = Parser(prog="partition show", description="A plan as text.", allow_abbrev=False)
-    parser.add_argument("directory", metavar="DIR")
+    parser = command("show", "A plan as text.", DIR=WRITTEN)
     parser.add_argument(
         "--all",
         action="store_true",
@@ -227,7 +218,7 @@ def _show(argv: Sequence[str]) -> int:
     from partitioner.result import load
     from partitioner.show import show
 
-    result = load(args.directory)
+    result = load(args.dir)
     warn(result.warnings)
     print(safe(show(result, everything=args.all)))
     return 0

@@ -12,6 +12,8 @@ from partitioner.ir.errors import PartitionerError
 
 Item = TypeVar("Item")
 
+WRITTEN = "folder that `partition MODEL` wrote"  #: What a command's DIR is.
+
 
 class Parser(argparse.ArgumentParser):
     """argparse with one line for a usage error, and exit code 2."""
@@ -19,6 +21,20 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say it and leave."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def command(name: str, about: str, **places: str) -> Parser:
+    """The parser of ``partition NAME``.
+
+    Args:
+        name: Of the command.
+        about: What it does.
+        places: Help of each positional argument by metavar; their names are in small letters.
+    """
+    parser = Parser(prog=f"partition {name}", description=about, allow_abbrev=False)
+    for metavar, text in places.items():
+        parser.add_argument(metavar.lower(), metavar=metavar, help=text)
+    return parser
 
 
 def one_line(error: Exception) -> str:

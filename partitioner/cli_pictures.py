@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partitioner.cli_options import Parser, aside, output_file, positive, progress, safe, warn
+from partitioner.cli_options import (
+    WRITTEN,
+    aside,
+    command,
+    output_file,
+    positive,
+    progress,
+    safe,
+    warn,
+)
 
 if TYPE_CHECKING:
     from partitioner.result import Compiled
@@ -137,8 +146,7 @@ _WRITERS: dict[str, Callable[[Compiled, Path, argparse.Namespace], Sequence[str]
 
 def draw(argv: Sequence[str]) -> int:
     """``partition draw DIR``."""
-    parser = Parser(prog="partition draw", description="Draw a plan.", allow_abbrev=False)
-    parser.add_argument("directory", metavar="DIR")
+    parser = command("draw", "Draw a plan.", DIR=WRITTEN)
     add_pictures(parser)
     parser.add_argument(
         "--requests", type=positive, default=1, metavar="N", help="requests in the timeline"
@@ -150,7 +158,7 @@ def draw(argv: Sequence[str]) -> int:
     check_pictures(parser, args, None)
     from partitioner.result import load
 
-    result = load(args.directory)
+    result = load(args.dir)
     warn(result.warnings)
     write_pictures(result, args, progress(quiet=False), aside)
     return 0
@@ -158,12 +166,8 @@ def draw(argv: Sequence[str]) -> int:
 
 def check(argv: Sequence[str]) -> int:
     """``partition check FILE``: 0 if the annotations are valid, 1 otherwise."""
-    parser = Parser(
-        prog="partition check",
-        description="Check a model's multi-device annotations.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("file", metavar="FILE", help="an .onnx file with annotations")
+    about = "Check a model's multi-device annotations."
+    parser = command("check", about, FILE="an .onnx file with annotations")
     args = parser.parse_args(argv)
     from partitioner.check import check_model
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from partitioner.cli_options import (
-    Parser,
+    WRITTEN,
     check_model,
+    command,
     memory,
     model_options,
     output_file,
@@ -30,19 +31,15 @@ _PAGE = output_file((".html", ".htm"))
 
 def explain(argv: Sequence[str]) -> int:
     """``partition explain DIR [NODE]``."""
-    parser = Parser(
-        prog="partition explain",
-        description="What limits a plan; for a node, what its other strategies would cost.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("directory", metavar="DIR")
+    about = "What limits a plan; for a node, what its other strategies would cost."
+    parser = command("explain", about, DIR=WRITTEN)
     parser.add_argument("node", metavar="NODE", nargs="?", help="name of a node, or of a tensor")
     args = parser.parse_args(argv)
     from partitioner.explain import explain as explained
     from partitioner.explain import explain_node
     from partitioner.result import load
 
-    result = load(args.directory)
+    result = load(args.dir)
     warn(result.warnings)
     text = explained(result) if args.node is None else explain_node(result, args.node)
     print(safe(text))
@@ -51,12 +48,8 @@ def explain(argv: Sequence[str]) -> int:
 
 def report(argv: Sequence[str]) -> int:
     """``partition report DIR [-o FILE]``."""
-    parser = Parser(
-        prog="partition report",
-        description="Write a plan's report, one HTML file that needs no network.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("directory", metavar="DIR")
+    about = "Write a plan's report, one HTML file that needs no network."
+    parser = command("report", about, DIR=WRITTEN)
     parser.add_argument(
         "-o",
         "--output",
@@ -68,7 +61,7 @@ def report(argv: Sequence[str]) -> int:
     _check(args.output, ())
     from partitioner.result import load
 
-    folder = Path(args.directory)
+    folder = Path(args.dir)
     target = args.output or folder / "report.html"
     result = load(folder)
     warn(result.warnings)
@@ -79,13 +72,8 @@ def report(argv: Sequence[str]) -> int:
 
 def diff(argv: Sequence[str]) -> int:
     """``partition diff DIR_A DIR_B``."""
-    parser = Parser(
-        prog="partition diff",
-        description="What moved from one plan to another, and what that changed.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("before", metavar="DIR_A")
-    parser.add_argument("after", metavar="DIR_B")
+    about = "What moved from one plan to another, and what that changed."
+    parser = command("diff", about, DIR_A=WRITTEN, DIR_B=WRITTEN)
     parser.add_argument(
         "-o", "--output", type=_PAGE, metavar="FILE", help="write it as an HTML page too"
     )
@@ -96,10 +84,10 @@ def diff(argv: Sequence[str]) -> int:
     from partitioner.diff import diff_text
     from partitioner.result import load
 
-    before, after = load(args.before), load(args.after)
+    before, after = load(args.dir_a), load(args.dir_b)
     warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
     _check(args.output, (before.source.path, after.source.path))
-    found = compare(before, after, (args.before, args.after))
+    found = compare(before, after, (args.dir_a, args.dir_b))
     print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)), flush=True)
     _write(args.output, found)
     return 0
@@ -107,13 +95,9 @@ def diff(argv: Sequence[str]) -> int:
 
 def sweep(argv: Sequence[str]) -> int:
     """``partition sweep MODEL --devices 1,2,4,8``."""
-    parser = Parser(
-        prog="partition sweep",
-        description="Plan a model for several numbers of devices, clusters and memory limits.",
-        allow_abbrev=False,
-    )
+    about = "Plan a model for several numbers of devices, clusters and memory limits."
+    parser = command("sweep", about, MODEL="an .onnx file")
     add = parser.add_argument
-    add("model", metavar="MODEL", help="an .onnx file")
     add("--devices", type=several(positive), metavar="N,N", help="numbers of devices, like 1,2,4,8")
     add("--clusters", type=several(str), metavar="NAME,NAME", help="presets or TOML files")
     add("--memory", type=several(memory), metavar="SIZE,SIZE", help="limits of each device")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partitioner.cli_options import Parser, fraction, natural, seconds
+from partitioner.cli_options import command, fraction, natural, seconds
+from partitioner.files import check_file
 from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 
 def solve_command(argv: Sequence[str]) -> int:
     """Solve a problem file: cost, bound, gap and status on stdout."""
-    parser = Parser(
-        prog="partition solve",
-        description="Solve a problem file of the contest on intra-operator parallelism (iopddl).",
-        allow_abbrev=False,
-    )
+    about = "Solve a problem file of the contest on intra-operator parallelism (iopddl)."
+    parser = command("solve", about, FILE="JSON, plain or gzipped")
     add = parser.add_argument
-    add("file", metavar="FILE", help="JSON, plain or gzipped")
     add(
         "--time-limit",
         type=seconds,
@@ -37,11 +33,12 @@ def solve_command(argv: Sequence[str]) -> int:
         help="seconds, reading included (default 60)",
     )
     add("--gap", type=fraction, default=0.0, metavar="P", help="stop at this gap (default 0)")
-    add("-o", "--output", metavar="SOLUTION", help="file to write the solution to")
+    add("-o", "--output", type=Path, metavar="SOLUTION", help="file to write the solution to")
     add("--json", action="store_true", help="print the facts as JSON, with the trace")
     add("--seed", type=natural, default=0, metavar="N", help="of the search (default 0)")
     args = parser.parse_args(argv)
-    output = _target(args.output)
+    if args.output is not None:
+        check_file(args.output)
     import time
 
     start = time.monotonic()
@@ -50,10 +47,10 @@ def solve_command(argv: Sequence[str]) -> int:
 
     left = max(0.001, args.time_limit - (time.monotonic() - start))
     found = solve(problem, left, args.gap, args.seed)
-    if output is not None and found.cost is not None:
+    if args.output is not None and found.cost is not None:
         from partitioner.solver.pairwise.iopddl import write_solution
 
-        write_solution(found.chosen, output)
+        write_solution(found.chosen, args.output)
     print(json.dumps(_facts(found), indent=1) if args.json else _text(found))
     if found.cost is not None:
         return 0
@@ -62,13 +59,13 @@ def solve_command(argv: Sequence[str]) -> int:
 
 def evaluate_command(argv: Sequence[str]) -> int:
     """Check and price a solution of a problem file."""
-    parser = Parser(
-        prog="partition evaluate",
-        description="Check and price a solution of a problem file, exactly.",
-        allow_abbrev=False,
+    about = "Check and price a solution of a problem file, exactly."
+    parser = command(
+        "evaluate",
+        about,
+        FILE="the problem: JSON, plain or gzipped",
+        SOLUTION="JSON list of strategy indices",
     )
-    parser.add_argument("file", metavar="FILE", help="the problem: JSON, plain or gzipped")
-    parser.add_argument("solution", metavar="SOLUTION", help="JSON list of strategy indices")
     args = parser.parse_args(argv)
     problem = _read(Path(args.file))
     from partitioner.solver.pairwise import evaluate
@@ -90,16 +87,6 @@ def _read(path: Path) -> Pairwise:
     if iopddl.is_problem(data):
         return iopddl.read(path, data)
     raise PartitionerError(f'{path}: no known kind of problem (iopddl has a "problem" object)')
-
-
-def _target(output: str | None) -> Path | None:
-    """The file to write, refused before the search if its folder is not there."""
-    if output is None:
-        return None
-    folder = Path(output).parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise PartitionerError(f"{output}: folder {folder} is not there or cannot be written")
-    return Path(output)
 
 
 def _facts(found: PairwiseSolution) -> dict[str, object]:

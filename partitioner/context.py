@@ -15,7 +15,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
-from partitioner.solver.state import State, Tables, tables
+from partitioner.solver.state import State, tables
 from partitioner.strategies import Rules, strategies
 
 #: On more groups than these a node's strategies are looked at on the nearest ones only.
@@ -52,11 +52,11 @@ class Context:
 
     def __init__(self, graph: Graph, plan: Plan, cluster: Cluster) -> None:
         self.graph, self.plan, self.cluster = graph, plan, cluster
-        self.evaluation = evaluate(graph, plan, cluster)
         self.rules = Rules.of(graph)
         self.placed = {placed.node.name: placed for placed in resolve(graph, plan)}
         self.built = self._build()
-        self._state = State(self._tables(), self._chosen(), bytes_matter=True)
+        own = [0] * len(graph.nodes)  # the plan's own strategy is the first candidate
+        self._state = State(tables(self.built.problem), own, bytes_matter=True)
 
     def alternatives(self, node: Node) -> list[Alternative]:
         """Every strategy of a node: the plan's own first, then by step time and total work."""
@@ -78,11 +78,6 @@ class Context:
             )
         self._state.move(position, own)
         return sorted(found, key=lambda a: (not a.chosen, a.step_s, a.work_s))
-
-    def runner_up(self, node: Node) -> Alternative | None:
-        """The best other strategy: one that fits, of least step time, then of least work."""
-        own, *others = self.alternatives(node)
-        return self.best_of(own, others)
 
     def best_of(self, own: Alternative, others: Sequence[Alternative]) -> Alternative | None:
         """The first of the others: what fits, if the plan itself does by the safe formula."""
@@ -135,7 +130,7 @@ class Context:
 
     @cached_property
     def _idlest(self) -> DeviceMesh:
-        load = self.evaluation.load_s
+        load = evaluate(self.graph, self.plan, self.cluster).load_s
         return min(self.plan.groups, key=lambda mesh: max(load[d] for d in mesh.devices))
 
     def _homes(self, node: Node) -> Iterator[PlacedNode]:
@@ -143,12 +138,6 @@ class Context:
         devices = sorted({d for mesh in self.plan.groups for d in mesh.devices})
         for device in devices if len(devices) <= MAX_GROUPS else ():
             yield place(self.graph, node, DeviceMesh.single(device), {}, None)
-
-    def _tables(self) -> Tables:
-        return tables(self.built.problem)
-
-    def _chosen(self) -> list[int]:
-        return [0] * len(self.graph.nodes)  # the plan's own strategy is the first candidate
 
 
 def _distinct(options: list[PlacedNode]) -> Iterator[PlacedNode]:
@@ -158,8 +147,3 @@ def _distinct(options: list[PlacedNode]) -> Iterator[PlacedNode]:
         if key not in seen:
             seen.add(key)
             yield placed
-
-
-def cut_text(placed: PlacedNode) -> str:
-    """The cut loops of a strategy: ``"n/tp"``, ``""`` if none is cut."""
-    return " ".join(f"{name}/{layout}" for name, layout in placed.layouts.items())

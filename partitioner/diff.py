@@ -6,8 +6,7 @@ import itertools
 from collections import Counter
 
 from partitioner import units
-from partitioner.bottleneck import bottleneck, kind_text, tightest
-from partitioner.context import cut_text
+from partitioner.bottleneck import balance, tightest
 from partitioner.ir.plan import PlacedNode, resolve
 from partitioner.report.data import device_rows
 from partitioner.report.schema import (
@@ -128,7 +127,7 @@ def _nodes(result: Compiled) -> dict[str, PlacedNode]:
 
 
 def _decision(placed: PlacedNode) -> str:
-    return f"{placed.mesh}: {cut_text(placed) or 'whole'}"
+    return f"{placed.mesh}: {placed.cut_text or 'whole'}"
 
 
 def _seconds(result: Compiled) -> dict[str, float]:
@@ -140,7 +139,6 @@ def _seconds(result: Compiled) -> dict[str, float]:
 
 
 def _figures(before: Compiled, after: Compiled) -> list[Figure]:
-    rows: list[tuple[str, str, float | None, float | None]] = []
     sides = [_measures(before), _measures(after)]
     rows = [(name, unit, sides[0][name, unit], sides[1][name, unit]) for name, unit in sides[0]]
     return [
@@ -151,8 +149,6 @@ def _figures(before: Compiled, after: Compiled) -> list[Figure]:
 
 def _measures(result: Compiled) -> dict[tuple[str, str], float | None]:
     got = result.evaluation
-    objective = result.plan.certificate.objective if result.plan.certificate else "throughput"
-    found = bottleneck(result.graph, result.schedule, got, result.cluster, objective)
     rate = got.throughput_per_s
     return {
         ("step", "s"): got.step_s,
@@ -163,7 +159,7 @@ def _measures(result: Compiled) -> dict[tuple[str, str], float | None]:
         ("bytes sent", "bytes"): float(sum(got.sent_bytes.values())),
         ("fullest device", "bytes"): float(max(got.held_bytes.values())),
         ("fullest device, of its memory", "share"): 1 - tightest(got)[1],
-        ("balance", "share"): found.balance,
+        ("balance", "share"): balance(got),
         ("devices used", "count"): float(got.devices_used),
     }
 
@@ -176,7 +172,7 @@ def _traffic(before: Compiled, after: Compiled) -> list[DiffTraffic]:
         size: Counter[str] = Counter()
         for task in result.schedule.tasks:
             if task.comm is not None:
-                kind = kind_text(task.comm.kind)
+                kind = task.comm.kind.spelled
                 count[kind] += 1
                 size[kind] += crossing_bytes(task)
         counts.append(count)

@@ -6,15 +6,15 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from partitioner import units
-from partitioner.bottleneck import COMPUTING, Bottleneck, bottleneck
-from partitioner.context import Alternative, Context, cut_text
+from partitioner.bottleneck import COMPUTING, Bottleneck
+from partitioner.context import Alternative, Context
 from partitioner.cost_model.compute import node_limit
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.data import headline
+from partitioner.report.data import headline, result_bottleneck
 from partitioner.report.memory import memory
 from partitioner.report.schema import Head
 from partitioner.result import Compiled
@@ -32,11 +32,8 @@ class ExplainError(PartitionerError, ValueError):
 
 def explain(result: Compiled) -> str:
     """The bottleneck, where the time goes, and the tightest point of the memory."""
-    head = headline(result)
-    found = bottleneck(
-        result.graph, result.schedule, result.evaluation, result.cluster, head["objective"]
-    )
-    parts = [_verdict(head), _time(found), _longest(result), _memory(result)]
+    found = result_bottleneck(result)
+    parts = [_verdict(headline(result, found)), _time(found), _longest(result), _memory(result)]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -146,7 +143,7 @@ def _about(result: Compiled, placed: PlacedNode) -> list[str]:
     )
     flops = placed.rule.flops if placed.rule else 0.0
     spent = units.seconds(max(seconds.values(), default=0.0))
-    where = f"on {placed.mesh}, {cut_text(placed) or 'whole'}"
+    where = f"on {placed.mesh}, {placed.cut_text or 'whole'}"
     lines = [
         f"{clean(node.name)} ({clean(node.op)}) {where}",
         f"  {spent} on each device, {flops:.4g} FLOP as a whole",
@@ -191,7 +188,7 @@ def _choice(entry: Alternative, own: Alternative, got: Evaluation) -> tuple[str,
     full = units.size(max(got.held_bytes.values(), default=0))
     return (
         "*" if entry.chosen else "",
-        cut_text(entry.placed) or "whole",
+        entry.placed.cut_text or "whole",
         str(entry.placed.mesh),
         units.seconds(got.step_s),
         "" if entry.chosen else units.change(entry.step_s - own.step_s),

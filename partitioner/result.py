@@ -137,10 +137,15 @@ class Compiled:
         return self.source.path.stem if self.source.path is not None else self.graph.name
 
     @property
+    def objective(self) -> str:
+        """What the plan was searched for; "throughput" for a plan written by hand."""
+        certificate = self.plan.certificate
+        return certificate.objective if certificate else "throughput"
+
+    @property
     def cost(self) -> float:
         """The plan's cost by its objective: seconds, or bytes for "memory"."""
-        certificate = self.plan.certificate
-        return self.evaluation.cost(certificate.objective if certificate else "throughput")
+        return self.evaluation.cost(self.objective)
 
     @cached_property
     def _emitted(self) -> Path:

@@ -118,7 +118,7 @@ def _run_key(task: Task) -> object:
 def _row(task: Task, shown: Callable[[str], str]) -> Row:
     busy = units.seconds(max(task.devices.values(), default=0.0))
     if task.comm is not None:
-        kind = task.comm.kind.replace("_", "-")
+        kind = task.comm.kind.spelled
         sent = units.size(comm_bytes(task)) if task.comm.kind is not CommKind.SLICE else ""
         return _direction(task.comm), f"  {kind}", shown(task.comm.source), busy, sent
     placed = task.placed
@@ -168,8 +168,7 @@ def comm_bytes(task: Task) -> int:
 def _cuts(placed: PlacedNode) -> str:
     if not placed.layouts:
         return _uncut(placed)
-    cuts = " ".join(f"{name}/{layout}" for name, layout in placed.layouts.items())
-    return f"{cuts} -> {', '.join(str(at.sharding) for _, at in placed.results())}"
+    return f"{placed.cut_text} -> {', '.join(str(at.sharding) for _, at in placed.results())}"
 
 
 def _uncut(placed: PlacedNode) -> str:

@@ -49,8 +49,7 @@ def group_indices(result: Compiled) -> dict[DeviceMesh, int]:
 
 def how_cut(placed: PlacedNode) -> str:
     """Like "m/tp n/dp"; "replicated" on several devices, "" for a whole node on one."""
-    cuts = " ".join(f"{name}/{layout}" for name, layout in placed.layouts.items())
-    return cuts or ("replicated" if placed.mesh.size() > 1 else "")
+    return placed.cut_text or ("replicated" if placed.mesh.size() > 1 else "")
 
 
 def edges(result: Compiled) -> tuple[Edge, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from partitioner.bottleneck import bottleneck, kind_text, limit_sentence, tightest, worth_sentence
-from partitioner.context import Alternative, Context, cut_text
+from partitioner.bottleneck import Bottleneck, bottleneck, limit_sentence, tightest, worth_sentence
+from partitioner.context import Alternative, Context
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.reshard import Resharder
@@ -43,15 +43,20 @@ def report_data(result: Compiled) -> Report:
     return _Data(result).report()
 
 
-def headline(result: Compiled) -> Head:
-    """The verdict on a plan."""
+def headline(result: Compiled, found: Bottleneck | None = None) -> Head:
+    """The verdict on a plan.
+
+    Args:
+        result: The compiled model.
+        found: Its bottleneck (see `result_bottleneck`), if it is at hand.
+    """
     graph, got, cluster = result.graph, result.evaluation, result.cluster
     cert = result.plan.certificate
-    objective = cert.objective if cert else "throughput"
+    objective = result.objective
     single = best_single(graph, cluster, objective)
     one = single[1]
     cost = cert.cost if cert else got.cost(objective)
-    found = bottleneck(graph, result.schedule, got, cluster, objective)
+    found = found or result_bottleneck(result)
     fits = one.fits_exactly
     busy = sum(got.load_s.values())
     return Head(
@@ -77,6 +82,13 @@ def headline(result: Compiled) -> Head:
         limit=limit_sentence(found, got, objective),
         worth=worth_sentence(got, single, cluster, objective),
         notes=[*result.warnings, *map(str, result.summary.get("notes", ()))],
+    )
+
+
+def result_bottleneck(result: Compiled) -> Bottleneck:
+    """What limits a compiled model's plan by its own objective."""
+    return bottleneck(
+        result.graph, result.schedule, result.evaluation, result.cluster, result.objective
     )
 
 
@@ -138,7 +150,7 @@ class _Data:
             op=node.op,
             group=self.plan.nodes[node.name].group,
             kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
-            cut=cut_text(placed),
+            cut=placed.cut_text,
             opaque=self.context.rules.why_opaque(node),
             flops=local_flops(alone, {}),
             local_flops=max(local_flops(placed, point) for point in points),
@@ -156,7 +168,7 @@ class _Data:
             return None
         return RunnerUp(
             group=str(best.placed.mesh),
-            cut=cut_text(best.placed),
+            cut=best.placed.cut_text,
             step_s=best.step_s,
             step_change_s=best.step_s - own.step_s,
             work_change_s=best.work_s - own.work_s,
@@ -219,7 +231,7 @@ class _Data:
         assert comm is not None
         producer = self.graph.producers.get(comm.source)
         return CommRow(
-            kind=kind_text(comm.kind),
+            kind=comm.kind.spelled,
             value=comm.source,
             ranks=list(comm.ranks),
             bytes=crossing_bytes(task),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,8 +13,10 @@ from partitioner.cost_model.memory import (
     Lifetime,
     exact_lifetimes,
     safe_lifetimes,
+    usage_curves,
     with_headroom,
 )
+from partitioner.cost_model.schedule import Schedule
 from partitioner.report.schema import Live, Memory
 from partitioner.result import Compiled
 
@@ -33,33 +35,32 @@ def memory(result: Compiled) -> list[Memory]:
     weights: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for (device, (value, _)), nbytes in result.schedule.residents.items():
         weights[device].append((value, nbytes))
-    count = len(result.schedule.tasks)
     return [
         _device(
             (exact if device in over else safe).get(device, []),
             weights[device],
             spec.memory_bytes,
-            count,
+            result.schedule,
         )
         for device, spec in enumerate(result.cluster.devices)
     ]
 
 
-def _by_device(lifetimes: object) -> dict[int, list[Lifetime]]:
+def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
     found: dict[int, list[Lifetime]] = defaultdict(list)
-    for life in lifetimes:  # type: ignore[attr-defined]
+    for life in lifetimes:
         found[life.device].append(life)
     return found
 
 
 def _device(
-    lives: Sequence[Lifetime], weights: Sequence[tuple[str, int]], limit: int, count: int
+    lives: Sequence[Lifetime], weights: Sequence[tuple[str, int]], limit: int, schedule: Schedule
 ) -> Memory:
-    activations = _curve([life for life in lives if not life.buffer], count)
-    buffers = _curve([life for life in lives if life.buffer], count)
+    activations = _curve(schedule, [life for life in lives if not life.buffer])
+    buffers = _curve(schedule, [life for life in lives if life.buffer])
     held = with_headroom(activations + buffers)
     resident = sum(nbytes for _, nbytes in weights)
-    peak = int(np.argmax(held)) if count else 0
+    peak = int(np.argmax(held)) if held.size else 0
     changed = np.flatnonzero(np.diff(activations, prepend=-1) | np.diff(buffers, prepend=-1))
     return Memory(
         limit_bytes=limit,
@@ -67,18 +68,16 @@ def _device(
         position=changed.tolist(),
         activations=(held - with_headroom(buffers))[changed].tolist(),
         buffers=with_headroom(buffers)[changed].tolist(),
-        peak_bytes=resident + (int(held[peak]) if count else 0),
+        peak_bytes=resident + (int(held[peak]) if held.size else 0),
         peak_position=peak,
         live=_live(lives, weights, peak),
     )
 
 
-def _curve(lives: Sequence[Lifetime], count: int) -> npt.NDArray[np.int64]:
-    change = np.zeros(count + 1, np.int64)
-    for life in lives:
-        change[life.first] += life.nbytes
-        change[life.last + 1] -= life.nbytes
-    return np.cumsum(change)[:count]
+def _curve(schedule: Schedule, lives: Sequence[Lifetime]) -> npt.NDArray[np.int64]:
+    """Bytes at each task position of one device's lifetimes."""
+    (curve,) = usage_curves(schedule, lives).values() or (np.zeros(len(schedule.tasks), np.int64),)
+    return curve
 
 
 def _live(lives: Sequence[Lifetime], weights: Sequence[tuple[str, int]], at: int) -> Live:

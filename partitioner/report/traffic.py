@@ -1,19 +1,15 @@
-"""Who sends how much to whom, one request.
-
-Transfers of point-to-point kinds and of gathers are as they are; reductions count as rings over
-the ranks in ascending order (each rank sends to the next), whatever algorithm is priced.
-"""
+"""Bytes of communications for the report, by pair of devices and by level of the cluster."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_cost
 from partitioner.cost_model.schedule import Task
-from partitioner.ir.program import CommKind
+from partitioner.cost_model.traffic import moves
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.schema import Link, Traffic
 
@@ -25,10 +21,11 @@ def traffic(tasks: Iterable[Task], cluster: Cluster) -> Traffic:
         tasks: Communications.
         cluster: Devices and links.
     """
-    pairs: Counter[tuple[int, int]] = Counter()
+    exact: dict[tuple[int, int], float] = defaultdict(float)
     for task in tasks:
         for source, target, nbytes in moves(task):
-            pairs[source, target] += nbytes
+            exact[source, target] += nbytes
+    pairs = {pair: round(nbytes) for pair, nbytes in exact.items()}
     rows = sorted(pairs.items())
     return Traffic(
         source=[source for (source, _), _ in rows],
@@ -38,26 +35,9 @@ def traffic(tasks: Iterable[Task], cluster: Cluster) -> Traffic:
     )
 
 
-def moves(task: Task) -> Iterator[tuple[int, int, int]]:
-    """(source, target, bytes) between different devices."""
-    comm = task.comm
-    assert comm is not None
-    if comm.kind is CommKind.ALL_REDUCE:
-        held = {device: nbytes for device, _, nbytes in task.writes}
-        count = len(comm.ranks)
-        for position, rank in enumerate(comm.ranks):
-            after = comm.ranks[(position + 1) % count]
-            yield rank, after, round(2 * (count - 1) / count * held[rank])
-        return
-    for transfer in comm.transfers:
-        if transfer.source != transfer.target:
-            bits = transfer.numel * DTYPE_BITS[comm.dtype]
-            yield transfer.source, transfer.target, (bits + 7) // 8
-
-
 def crossing_bytes(task: Task) -> int:
     """Bytes that cross between devices."""
-    return sum(nbytes for _, _, nbytes in moves(task))
+    return round(sum(nbytes for _, _, nbytes in moves(task)))
 
 
 def algorithm(task: Task, cluster: Cluster) -> str:
@@ -69,7 +49,7 @@ def algorithm(task: Task, cluster: Cluster) -> str:
     return comm_cost(comm, largest * 8 // bits, cluster).algorithm
 
 
-def _links(pairs: Counter[tuple[int, int]], cluster: Cluster) -> Iterator[Link]:
+def _links(pairs: Mapping[tuple[int, int], int], cluster: Cluster) -> Iterator[Link]:
     sent: dict[str, Counter[int]] = defaultdict(Counter)
     for (source, target), nbytes in pairs.items():
         sent[cluster.level((source, target)).name][source] += nbytes

@@ -74,8 +74,9 @@ def solve(
     reduced = presolve(problem)
     if not all(reduced.kept):
         raise forbidden()
-    hunt = Hunt(reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed, cutoff)
-    hunt.effort = effort
+    hunt = Hunt(
+        reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed, cutoff, effort=effort
+    )
     _METHODS[objective](hunt)
     if hunt.best is None:
         _explain(reduced, hunt, reason_s)
@@ -120,7 +121,12 @@ def minimise_memory(hunt: Hunt) -> None:
     allowed = hunt.cost * (1 + PEAK_TOLERANCE)
     limits = tuple(min(limit, allowed) for limit in hunt.problem.limit_bytes)
     second = Hunt(
-        replace(hunt.problem, limit_bytes=limits), "throughput", hunt.gap, hunt.deadline, hunt.seed
+        replace(hunt.problem, limit_bytes=limits),
+        "throughput",
+        hunt.gap,
+        hunt.deadline,
+        hunt.seed,
+        effort=hunt.effort,
     )
     second.eliminator = hunt.eliminator  # it knows no limits
     second.offer(hunt.best, hunt.found_by)

@@ -174,7 +174,7 @@ def test_infeasible_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["solve", "none.json"], "none.json: No such file or directory"),
         (["solve", "kind.json"], "no known kind of problem"),
-        (["solve", "kind.json", "-o", "no/s.json"], "folder no is not there"),
+        (["solve", "kind.json", "-o", "no/s.json"], "there is no folder no"),
         (["evaluate", "p.json", "short.json"], "1 strategies for 2 nodes"),
     ],
 )

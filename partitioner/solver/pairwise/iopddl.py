@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from partitioner.files import write_file
 from partitioner.solver.pairwise.problem import Ints, Pairwise
 from partitioner.solver.problem import SolverError
 
@@ -193,12 +194,9 @@ def read_solution(path: Path) -> list[int]:
 
 
 def write_solution(chosen: Sequence[int], path: Path) -> None:
-    """Write a solution as `{"solution": [...]}`.
+    """Write a solution as `{"solution": [...]}`, whole or not at all.
 
     Raises:
-        FormatError: The file cannot be written.
+        FileError: The file cannot be written.
     """
-    try:
-        path.write_text(json.dumps({"solution": list(chosen)}) + "\n")
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror}") from None
+    write_file(path, (json.dumps({"solution": list(chosen)}) + "\n").encode())

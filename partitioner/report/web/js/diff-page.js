@@ -77,6 +77,16 @@ function figuresPanel(panel, data) {
   );
 }
 
+/** A column of text out of the model. */
+function named(title, key, width) {
+  return {
+    title,
+    value: (row) => row[key],
+    cell: (row, letters) => nameOf(row[key], letters),
+    width,
+  };
+}
+
 function movedPanel(panel, data) {
   const filter = el("input", {
     type: "search",
@@ -90,30 +100,10 @@ function movedPanel(panel, data) {
     rows: data.moved,
     text: (row) => `${plain(row.name)} ${row.op} ${row.before} ${row.after}`,
     columns: [
-      {
-        title: "Type",
-        value: (row) => row.op,
-        cell: (row, letters) => nameOf(row.op, letters),
-        width: "minmax(130px,1fr)",
-      },
-      {
-        title: "Name",
-        value: (row) => row.name,
-        cell: (row, letters) => nameOf(row.name, letters),
-        width: "minmax(140px,3fr)",
-      },
-      {
-        title: "Before",
-        value: (row) => row.before,
-        cell: (row, letters) => nameOf(row.before, letters),
-        width: "minmax(110px,2fr)",
-      },
-      {
-        title: "After",
-        value: (row) => row.after,
-        cell: (row, letters) => nameOf(row.after, letters),
-        width: "minmax(110px,2fr)",
-      },
+      named("Type", "op", "minmax(130px,1fr)"),
+      named("Name", "name", "minmax(140px,3fr)"),
+      named("Before", "before", "minmax(110px,2fr)"),
+      named("After", "after", "minmax(110px,2fr)"),
       {
         title: "Seconds before",
         value: (row) => row.seconds_before,

@@ -36,7 +36,7 @@ def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[
     row = row_of(placed.node)
     if row is not None and row.view:
         return dict.fromkeys(placed.mesh.devices, 0.0)
-    dtype = _compute_dtype(graph, placed)
+    dtype = compute_dtype(graph, placed)
     known: dict[tuple[_Local, DeviceSpec], float] = {}
     seconds = {}
     for (device, point), sizes in zip(_coords(placed.mesh), _cut_sizes(placed), strict=True):
@@ -58,7 +58,7 @@ def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) 
     spec, point = cluster.devices[device], placed.mesh.coord(device)
     terms = {
         "launches": spec.launch_s,
-        "arithmetic": local_flops(placed, point) / spec.flops_per_s(_compute_dtype(graph, placed)),
+        "arithmetic": local_flops(placed, point) / spec.flops_per_s(compute_dtype(graph, placed)),
         "memory bandwidth": local_moved_bytes(graph, placed, point) / spec.memory_bytes_per_s,
     }
     return max(terms, key=terms.__getitem__)
@@ -127,7 +127,7 @@ def _can_cut(rule: Rule, mesh: DeviceMesh) -> bool:
     return False
 
 
-def _compute_dtype(graph: Graph, placed: PlacedNode) -> str:
+def compute_dtype(graph: Graph, placed: PlacedNode) -> str:
     """Type of the first operand of a floating type; of the first operand if there is none."""
     names = [*placed.node.inputs, *placed.node.outputs]
     found = [graph.types[name].dtype for name in names if name]

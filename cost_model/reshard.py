@@ -18,7 +18,6 @@ from partitioner.ir.exchange import Transfer, components, exchange, region_numel
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Comm, CommKind
-from partitioner.ir.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,17 @@ class Resharder:
     cluster: Cluster
     _known: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
 
-    def hops(self, type_: TensorType, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        """Steps from `source` to `target`; () if they are equal."""
+    def allows(self, source: Placement, target: Placement) -> bool:
+        """Whether this reshard can be priced; here, any."""
+        return True
+
+    def hops(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        """Steps from `source` to `target` for elements of a type; () if they are equal."""
         if source == target:
             return ()
-        key = (type_.dtype, source, target)
+        key = (dtype, source, target)
         if key not in self._known:
-            self._known[key] = self._plan(type_.dtype, source, target)
+            self._known[key] = self._plan(dtype, source, target)
         return self._known[key]
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:

@@ -139,7 +139,7 @@ class _Builder:
             self._reside(key)
         elif value in self.home:
             before = (value, self.home[value])
-            for hop in self.resharder.hops(self.graph.types[value], self.home[value], at):
+            for hop in self.resharder.hops(self.graph.types[value].dtype, self.home[value], at):
                 if (value, hop.after) not in self.made:
                     self._hop(before, hop, index, why)
                 before = (value, hop.after)
@@ -149,7 +149,7 @@ class _Builder:
             if key not in self.made:
                 self._hop(
                     plain,
-                    self.resharder.hops(self.graph.types[value], plain[1], at)[-1],
+                    self.resharder.hops(self.graph.types[value].dtype, plain[1], at)[-1],
                     index,
                     why,
                 )

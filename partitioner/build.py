@@ -10,19 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.memory import with_headroom
-from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.cost_model.prices import Prices
+from partitioner.cost_model.reshard import Hop
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, PlacedNode
 from partitioner.ir.rule import Cut
-from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Pair, Problem
 
 Candidates = Mapping[str, Sequence[PlacedNode]]  #: Strategies of each node, over all groups.
+
+
+Move = tuple[Pair, Placement, tuple[Hop, ...]]  #: Classes of an edge, home, reshard.
+Key = tuple[str, *tuple[Placement, ...]]  #: What an item is of: a value, and its placements.
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,13 @@ class Built:
         problem: For the solver.
         groups: Device groups by the choices' group index.
         candidates: Strategy of each choice, by node.
+        values: Of which value of the graph each item is.
     """
 
     problem: Problem
     groups: tuple[DeviceMesh, ...]
     candidates: Candidates
+    values: tuple[str, ...]
 
     def node_plans(self, graph: Graph, chosen: Sequence[int]) -> Mapping[str, NodePlan]:
         """Decisions by node name, in graph order."""
@@ -54,8 +59,7 @@ def build(
     graph: Graph,
     groups: Sequence[DeviceMesh],
     candidates: Candidates,
-    cluster: Cluster,
-    resharder: Resharder,
+    prices: Prices,
     interchangeable: tuple[tuple[int, ...], ...] = (),
 ) -> Built:
     """The problem of choosing one candidate for every node.
@@ -64,11 +68,10 @@ def build(
         graph: The model.
         groups: Device groups that the candidates use.
         candidates: Strategies of each node; at least one each.
-        cluster: Devices, links and memory limits.
-        resharder: Prices of reshards (shared, as they are cached).
+        prices: What choices cost on each column of the problem.
         interchangeable: Sets of group indices that are symmetric.
     """
-    return _Builder(graph, tuple(groups), candidates, cluster, resharder).run(interchangeable)
+    return _Builder(graph, tuple(groups), candidates, prices).run(interchangeable)
 
 
 @dataclass
@@ -76,14 +79,17 @@ class _Builder:
     graph: Graph
     groups: tuple[DeviceMesh, ...]
     candidates: Candidates
-    cluster: Cluster
-    resharder: Resharder
+    prices: Prices
     items: list[Item] = field(default_factory=list)
-    known: dict[object, int | None] = field(default_factory=dict)
+    kept: list[Key] = field(default_factory=list)
+    known: dict[Key, int | None] = field(default_factory=dict)
+    moves: dict[object, tuple[frozenset[Pair], tuple[Move, ...]]] = field(default_factory=dict)
+    #: By identity; the hop is kept so that its identity lasts.
+    hops: dict[int, tuple[Hop, list[float], list[float], bool]] = field(default_factory=dict)
 
     def run(self, interchangeable: tuple[tuple[int, ...], ...]) -> Built:
         graph = self.graph
-        self.devices = len(self.cluster.devices)
+        self.devices = self.prices.devices
         self.ends = _last_uses(graph)
         index = {mesh: i for i, mesh in enumerate(self.groups)}
         nodes = tuple(
@@ -93,8 +99,8 @@ class _Builder:
         holds = tuple(self._hold(position, node) for position, node in enumerate(graph.nodes))
         edges = tuple(edge for node in graph.nodes for edge in self._edges(node))
         problem = Problem(
-            devices=self.devices,
-            limit_bytes=tuple(float(device.memory_bytes) for device in self.cluster.devices),
+            devices=len(self.devices),
+            limit_bytes=tuple(float(self.prices.memory_bytes(d)) for d in self.devices),
             nodes=nodes,
             names=tuple(node.name for node in graph.nodes),
             edges=edges,
@@ -102,11 +108,12 @@ class _Builder:
             items=tuple(self.items),
             interchangeable=interchangeable,
         )
-        return Built(problem, self.groups, self.candidates)
+        values = tuple(value for value, *_ in self.kept)
+        return Built(problem, self.groups, self.candidates, values)
 
     def _choice(self, placed: PlacedNode, group: int) -> Choice:
-        seconds = node_seconds(self.graph, placed, self.cluster)
-        load = [seconds.get(device, 0.0) for device in range(self.devices)]
+        seconds = self.prices.node_seconds(placed)
+        load = [seconds.get(device, 0.0) for device in self.devices]
         for value, at in self._pending_outputs(placed):
             if not self.graph.consumers[value]:
                 for hop in self._resolve(value, at):
@@ -124,7 +131,7 @@ class _Builder:
 
     def _resolve(self, value: str, at: Placement) -> tuple[Hop, ...]:
         done = Placement(at.mesh, at.sharding.without_partial())
-        return self.resharder.hops(self.graph.types[value], at, done)
+        return self.prices.resharder.hops(self.graph.types[value].dtype, at, done)
 
     def _hold(self, position: int, node: Node) -> Hold:
         return Hold(
@@ -160,9 +167,12 @@ class _Builder:
         plain = Placement(at.mesh, at.sharding.without_partial())
         first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
         yield self._item((value, plain), self._bytes(value, plain), first, self.ends[value])
-        for hop in self.resharder.hops(self.graph.types[value], plain, at):
+        for hop in self.prices.resharder.hops(self.graph.types[value].dtype, plain, at):
             held = self._bytes(value, at)
-            zeros = [size if device in hop.zeros else 0.0 for device, size in enumerate(held)]
+            zeros = [
+                size if device in hop.zeros else 0.0
+                for device, size in zip(self.devices, held, strict=True)
+            ]
             yield self._item((value, plain, at), zeros, 0, len(self.graph.nodes) - 1)
 
     def _edges(self, node: Node) -> Iterable[Edge]:
@@ -177,11 +187,11 @@ class _Builder:
         wanted = [placed.operands()[slot][1] for placed in self.candidates[consumer.name]]
         homes, out_class = _classes(made)
         wants, in_class = _classes(wanted)
+        forbidden, moves = self._moves(self.graph.types[value].dtype, homes, wants)
         items = {
-            (i, j): found
-            for i, home in enumerate(homes)
-            for j, want in enumerate(wants)
-            if (found := self._hop_items(value, home, want))
+            pair: found
+            for pair, home, hops in moves
+            if (found := tuple(i for h in hops if (i := self._hop_item(value, home, h)) is not None))
         }
         order = self.graph.order
         return Edge(
@@ -190,58 +200,89 @@ class _Builder:
             out_class=out_class,
             in_class=in_class,
             items=items,
+            forbidden=forbidden,
         )
 
-    def _hop_items(self, value: str, home: Placement, want: Placement) -> tuple[int, ...]:
-        hops = self.resharder.hops(self.graph.types[value], home, want)
-        found = (self._hop_item(value, home, hop) for hop in hops)
-        return tuple(item for item in found if item is not None)
+    def _moves(
+        self, dtype: str, homes: tuple[Placement, ...], wants: tuple[Placement, ...]
+    ) -> tuple[frozenset[Pair], tuple[Move, ...]]:
+        """Pairs of placements that no reshard joins, and the reshards of the others.
+
+        Blocks of a model repeat, so the same lists of placements come again and again.
+        """
+        key = (dtype, homes, wants)
+        if key not in self.moves:
+            resharder = self.prices.resharder
+            pairs = {(i, j): (a, b) for i, a in enumerate(homes) for j, b in enumerate(wants)}
+            bad = frozenset(pair for pair, ends in pairs.items() if not resharder.allows(*ends))
+            self.moves[key] = (
+                bad,
+                tuple(
+                    (pair, home, hops)
+                    for pair, (home, want) in pairs.items()
+                    if pair not in bad and (hops := resharder.hops(dtype, home, want))
+                ),
+            )
+        return self.moves[key]
 
     def _hop_item(self, value: str, home: Placement, hop: Hop) -> int | None:
         key = (value, home, hop.after)
         if key in self.known:
             return self.known[key]
-        held = self._bytes(value, hop.after, resident=bool(hop.zeros))
-        for device in hop.aliases:
-            held[device] = 0.0
+        held, load, lasting = self._hop_price(self.graph.types[value].dtype, hop)
         first = self.graph.order[self.graph.producers[value].name]
         last = max(first, self.ends[value])
-        if any(held[device] for device in hop.zeros):  # blocks of zeros are constants
+        if lasting:
             first, last = 0, len(self.graph.nodes) - 1
-        return self._item(key, held, first, last, self._hop_load(hop))
+        return self._item(key, held, first, last, load)
+
+    def _hop_price(self, dtype: str, hop: Hop) -> tuple[list[float], list[float], bool]:
+        """Bytes and seconds of a hop on each column; whether what it makes is a constant."""
+        if id(hop) not in self.hops:
+            sizes = self._bytes_of(dtype, hop.after, resident=bool(hop.zeros))
+            devices = self.devices
+            held = [
+                0.0 if device in hop.aliases else size
+                for device, size in zip(devices, sizes, strict=True)
+            ]
+            zeros = (size for d, size in zip(devices, held, strict=True) if d in hop.zeros)
+            # blocks of zeros are constants
+            self.hops[id(hop)] = hop, held, self._hop_load(hop), any(zeros)
+        return self.hops[id(hop)][1:]
 
     def _hop_load(self, hop: Hop) -> list[float]:
-        load = [0.0] * self.devices
-        for priced in hop.comms:
-            for device, seconds in priced.seconds.items():
-                load[device] += seconds
-        return load
+        return [
+            sum(priced.seconds.get(device, 0.0) for priced in hop.comms) for device in self.devices
+        ]
 
     def _item(
-        self, key: object, held: Sequence[float], first: int, last: int, load: Sequence[float] = ()
+        self, key: Key, held: Sequence[float], first: int, last: int, load: Sequence[float] = ()
     ) -> int | None:
         """Index of the item of this key; None if it costs and holds nothing."""
         if key not in self.known:
             if any(held) or any(load):
-                load_s = tuple(load) or (0.0,) * self.devices
+                load_s = tuple(load) or (0.0,) * len(self.devices)
                 self.items.append(Item(load_s=load_s, bytes=tuple(held), first=first, last=last))
+                self.kept.append(key)
                 self.known[key] = len(self.items) - 1
             else:
                 self.known[key] = None
         return self.known[key]
 
     def _bytes(self, value: str, at: Placement, *, resident: bool = False) -> list[float]:
-        held = [0.0] * self.devices
-        for device, size in at.local_bytes(self.graph.types[value].dtype).items():
-            held[device] = float(size if resident else with_headroom(size))
-        return held
+        return self._bytes_of(self.graph.types[value].dtype, at, resident=resident)
+
+    def _bytes_of(self, dtype: str, at: Placement, *, resident: bool) -> list[float]:
+        sizes = self.prices.local_bytes(at, dtype)
+        held = (sizes.get(device, 0) for device in self.devices)
+        return [float(size if resident else with_headroom(size)) for size in held]
 
 
-def _classes(placements: Sequence[Placement]) -> tuple[list[Placement], tuple[int, ...]]:
+def _classes(placements: Sequence[Placement]) -> tuple[tuple[Placement, ...], tuple[int, ...]]:
     """Distinct placements, and each one's index among them."""
     found: dict[Placement, int] = {}
     index = tuple(found.setdefault(at, len(found)) for at in placements)
-    return list(found), index
+    return tuple(found), index
 
 
 def _last_uses(graph: Graph) -> Mapping[str, int]:

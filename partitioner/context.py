@@ -10,6 +10,7 @@ from functools import cached_property
 from partitioner.build import Built, build
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -116,7 +117,8 @@ class Context:
             candidates[node.name] = tuple(_distinct(options))
             meshes.update(dict.fromkeys(p.mesh for p in candidates[node.name]))
         resharder = Resharder(self.cluster)
-        return build(self.graph, tuple(meshes), candidates, self.cluster, resharder)
+        prices = DevicePrices(self.graph, self.cluster, resharder)
+        return build(self.graph, tuple(meshes), candidates, prices)
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
         """Groups that a node might move to: all; of many its own, its neighbours', the idlest."""

@@ -15,6 +15,7 @@ from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
 from partitioner.families import Family, SearchError, check_mesh, check_strategy, families
@@ -283,7 +284,8 @@ class _Search:
         constraints = self.request.constraints
         free = not constraints.pins and constraints.plan is None and self.cluster.is_uniform
         same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
-        return build(self.graph, groups, candidates, self.cluster, self.resharder, same)
+        prices = DevicePrices(self.graph, self.cluster, self.resharder)
+        return build(self.graph, groups, candidates, prices, same)
 
 
 def _planned(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:

@@ -210,7 +210,7 @@ class _Data:
     def _carriers(self, value: str, at: Placement, made: Mapping[Key, list[int]]) -> Iterable[int]:
         """Communications that bring a value from where it is made to where a node reads it."""
         home = dict(self.context.placed[self.graph.producers[value].name].results())[value]
-        for hop in self.resharder.hops(self.graph.types[value], home, at):
+        for hop in self.resharder.hops(self.graph.types[value].dtype, home, at):
             yield from made.get((value, hop.after), ())
 
     def _terminals(self) -> Iterable[TerminalRow]:

@@ -25,7 +25,7 @@ meshes = st.sampled_from(MESHES)
 
 
 def hops(source: Placement, target: Placement, resharder: Resharder = REAL) -> tuple[Hop, ...]:
-    return resharder.hops(TensorType.of("float32", source.sharding.shape), source, target)
+    return resharder.hops("float32", source, target)
 
 
 def kinds(source: Placement, target: Placement) -> list[list[str]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from partitioner.compiler import compile
     from partitioner.constraints import Constraints
     from partitioner.cost_model.cluster import Cluster
+    from partitioner.dump import dump_problem
     from partitioner.ir.errors import PartitionerError
     from partitioner.ir.plan import Plan
     from partitioner.result import Compiled, load
@@ -32,6 +33,7 @@ __all__ = [
     "Verification",
     "__version__",
     "compile",
+    "dump_problem",
     "load",
 ]
 
@@ -46,6 +48,7 @@ _HOME = {
     "Plan": "partitioner.ir.plan",
     "Verification": "partitioner.verification",
     "compile": "partitioner.compiler",
+    "dump_problem": "partitioner.dump",
     "load": "partitioner.result",
 }
 

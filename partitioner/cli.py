@@ -106,6 +106,12 @@ def _partition_parser() -> argparse.ArgumentParser:
     model_options(parser)
     add("--mesh", type=mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: searched)")
     add("--constraints", metavar="FILE", help="pins (TOML) or a plan (JSON) to keep")
+    add(
+        "--dump-problem",
+        type=Path,
+        metavar="FILE",
+        help="write the problem of --strategy intra or inter for other solvers, and plan nothing",
+    )
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")
     add(
@@ -136,6 +142,8 @@ def _partition(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     from partitioner.directory import check_target
 
+    if args.dump_problem is not None:
+        return _dump(args)
     model = Path(args.model)
     target = Path(args.output) if args.output else Path(f"{model.stem}.partition")
     check_model(model)
@@ -169,6 +177,30 @@ def _partition(argv: Sequence[str]) -> int:
     elif not args.quiet:
         print(safe(text(result.summary)))
         print(f"  written to  {target}")
+    return 0
+
+
+def _dump(args: argparse.Namespace) -> int:
+    check_model(Path(args.model))
+    say = progress(args.quiet)
+    say("loading the compiler")
+    from partitioner.dump import dump_problem
+
+    dumped = dump_problem(
+        args.model,
+        args.dump_problem,
+        args.devices,
+        strategy=args.strategy,
+        cluster=args.cluster,
+        memory=args.memory,
+        mesh=args.mesh,
+        dims=dict(args.dim),
+        shapes=dict(args.shape),
+        constraints=args.constraints,
+        progress=say,
+    )
+    if not args.quiet:
+        print(safe(str(dumped)))
     return 0
 
 

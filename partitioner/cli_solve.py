@@ -81,9 +81,10 @@ def evaluate_command(argv: Sequence[str]) -> int:
 
 def _read(path: Path) -> Pairwise:
     """A problem of whichever kind the file's content shows."""
+    from partitioner.solver.json_files import read_json
     from partitioner.solver.pairwise import iopddl
 
-    data = iopddl.read_json(path)
+    data = read_json(path)
     if iopddl.is_problem(data):
         return iopddl.read(path, data)
     raise PartitionerError(f'{path}: no known kind of problem (iopddl has a "problem" object)')

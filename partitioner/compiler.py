@@ -82,8 +82,8 @@ def compile(  # noqa: A001 - the public name
     """
     say = progress or _silent
     clock = _Clock(say)
-    target = _cluster(cluster, devices, memory)
-    request = Request(objective, strategy, mesh, _constraints(constraints), time_limit_s, gap)
+    target = target_cluster(cluster, devices, memory)
+    request = Request(objective, strategy, mesh, constraints_of(constraints), time_limit_s, gap)
     families(strategy, len(target), mesh)  # refuses a mesh of another size before anything is read
     with clock("reading the model"):
         traced = load_onnx(model, dims or {}, shapes or {})
@@ -148,9 +148,14 @@ class _Clock:
         self.seconds[self.inner] = time.perf_counter() - self.start
 
 
-def _cluster(
+def target_cluster(
     cluster: str | Path | Cluster | None, devices: int | None, memory: int | str | None
 ) -> Cluster:
+    """The cluster that `compile`'s arguments ask for.
+
+    Raises:
+        CostError: There is no such cluster, or the arguments contradict each other.
+    """
     from partitioner.cost_model.cluster import parse_bytes
 
     count = 1 if cluster is None and devices is None else devices
@@ -165,7 +170,12 @@ def _cluster(
     return found if memory is None else found.with_memory(parse_bytes(memory))
 
 
-def _constraints(given: Constraints | Plan | str | Path | None) -> Constraints:
+def constraints_of(given: Constraints | Plan | str | Path | None) -> Constraints:
+    """The constraints in `compile`'s argument.
+
+    Raises:
+        PartitionerError: It is none, or its file cannot be read.
+    """
     if given is None:
         return Constraints()
     if isinstance(given, Constraints):

@@ -155,6 +155,22 @@ def search(
     return Outcome(plan, best.evaluation, tuple(found), (*lost, *failed))
 
 
+def first_problem(
+    graph: Graph, cluster: Cluster, request: Request, rules: Rules | None = None
+) -> tuple[Family, Built]:
+    """The first search space of a request, as the solver's problem.
+
+    Raises:
+        ConstraintError: The pins leave a node without a strategy.
+        SearchError: The request names no search space.
+    """
+    family, *_ = families(request.strategy, len(cluster), request.mesh)
+    request.constraints.check(graph, len(cluster))
+    request.constraints.check_axes(sorted({axis for mesh in family.groups for axis in mesh.names}))
+    job = _Search(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
+    return family, job.built(family)
+
+
 def _cutoff(found: Sequence[Found], request: Request, cluster: Cluster) -> float:
     """Cost of the plan to beat."""
     if not found:
@@ -277,6 +293,14 @@ class _Search:
                     position,
                 )
         return found
+
+    def built(self, family: Family) -> Built:
+        """The family's problem.
+
+        Raises:
+            ConstraintError: The pins leave a node without a strategy.
+        """
+        return self._build(family, self._candidates(family))
 
     def _build(self, family: Family, candidates: Mapping[str, tuple[PlacedNode, ...]]) -> Built:
         meshes = (placed.mesh for options in candidates.values() for placed in options)

@@ -19,7 +19,6 @@ Seconds are the file's unit of time.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partitioner.solver.json_files import read_json
 from partitioner.solver.problem import SolverError
 
 
@@ -71,20 +71,26 @@ class Instance:
     values: tuple[Value, ...]
 
 
-def read(path: Path) -> Instance:
+def read(path: Path, data: Any = None) -> Instance:
     """Read a file.
+
+    Args:
+        path: The file, plain or gzipped.
+        data: Its content, if it is already known.
 
     Raises:
         SolverError: The file cannot be read or is malformed; one line says where.
     """
+    content = read_json(path) if data is None else data
     try:
-        return parse(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise SolverError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise SolverError(f"{path}: not JSON: {error}") from None
+        return parse(content)
     except SolverError as error:
         raise SolverError(f"{path}: {error}") from None
+
+
+def is_problem(data: Any) -> bool:
+    """Whether JSON content looks like a file of this kind."""
+    return isinstance(data, dict) and isinstance(data.get("nodes"), list) and "maxFPGAs" in data
 
 
 def parse(data: object) -> Instance:

@@ -42,7 +42,7 @@ class Reduced:
 def presolve(problem: Problem) -> Reduced:
     """Simplify until nothing changes; a node left without a choice means infeasible."""
     kept = tuple(tuple(range(len(choices))) for choices in problem.nodes)
-    reduced = Reduced(_simplify_edges(problem), kept)
+    reduced = Reduced(simplify_edges(problem), kept)
     while True:
         drop = _impossible(reduced.problem)
         if not any(drop):
@@ -58,7 +58,7 @@ def presolve(problem: Problem) -> Reduced:
             tuple(olds[index] for index in own)
             for olds, own in zip(reduced.kept, left, strict=True)
         )
-        reduced = Reduced(_simplify_edges(smaller), kept)
+        reduced = Reduced(simplify_edges(smaller), kept)
         if not all(kept):
             return reduced
 
@@ -87,7 +87,8 @@ def _live_pairs(edge: Edge, out_class: tuple[int, ...], in_class: tuple[int, ...
     return Edge(edge.u, edge.v, out_class, in_class, items, edge.forbidden & live)
 
 
-def _simplify_edges(problem: Problem) -> Problem:
+def simplify_edges(problem: Problem) -> Problem:
+    """The problem with one edge between two nodes, few classes, and no edge that costs nothing."""
     groups: dict[tuple[int, int], list[Edge]] = {}
     for edge in problem.edges:
         groups.setdefault((edge.u, edge.v), []).append(edge)

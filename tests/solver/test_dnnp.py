@@ -154,7 +154,7 @@ def test_files_are_read_and_errors_name_them(tmp_path: Path) -> None:
     text.write_text("nodes\n")
     bad.write_text("[]")
     assert read(good) == parse(dnnp(0))
-    with pytest.raises(SolverError, match=r"text\.json: not JSON: Expecting value"):
+    with pytest.raises(SolverError, match=r"text\.json: not JSON \(Expecting value"):
         read(text)
     with pytest.raises(SolverError, match=r"bad\.json: the file is a list, not an object"):
         read(bad)

@@ -11,9 +11,9 @@ import pytest
 from pairwise_cases import instance, optimum, second_opinion
 
 from partitioner.cli import main
+from partitioner.solver.json_files import FormatError
 from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.iopddl import (
-    FormatError,
     parse,
     read,
     read_solution,
@@ -127,7 +127,7 @@ def test_hostile_files(tmp_path: Path, content: bytes, words: str) -> None:
 def test_a_packed_file_may_not_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("partitioner.solver.pairwise.iopddl.MAX_BYTES", 10_000)
+    monkeypatch.setattr("partitioner.solver.json_files.MAX_BYTES", 10_000)
     packer = zlib.compressobj(wbits=31)
     (tmp_path / "p.gz").write_bytes(packer.compress(b" " * 10**6) + packer.flush())
     with pytest.raises(FormatError, match="more than 10000 bytes"):

@@ -103,8 +103,13 @@ class PairwiseHunt:
 
     @property
     def met(self) -> bool:
-        """Whether the gap asked for is reached, or nothing is feasible."""
-        return bool(self.reason) or self.cost - self.bound <= self.gap * self.cost < math.inf
+        """Whether the gap asked for is reached, or nothing is feasible.
+
+        What `prove` takes off for rounding can never be proven: of costs above 5e8 it is whole
+        units, so a smaller gap than that counts as that.
+        """
+        gap = max(self.gap, 2 * RELATIVE)
+        return bool(self.reason) or self.cost - self.bound <= gap * self.cost < math.inf
 
     @property
     def over(self) -> bool:

@@ -7,9 +7,7 @@ as `{"solution": [...]}`.
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
@@ -18,15 +16,9 @@ from typing import Any
 import numpy as np
 
 from partitioner.files import write_file
+from partitioner.solver.json_files import FormatError, read_json, write_json
 from partitioner.solver.pairwise.problem import Ints, Pairwise
 from partitioner.solver.problem import SolverError
-
-#: Larger files are refused, packed or not; the largest of the contest has 0.1 GB.
-MAX_BYTES = 2 * 10**9
-
-
-class FormatError(SolverError):
-    """A file that is not what its format asks for."""
 
 
 def read(path: Path, data: Any = None) -> Pairwise:
@@ -47,32 +39,6 @@ def read(path: Path, data: Any = None) -> Pairwise:
         ) from None
     except SolverError as error:
         raise FormatError(f"{path}: {error}") from None
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, plain or gzipped.
-
-    Raises:
-        FormatError: The file cannot be read, is too large or is not JSON.
-    """
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise FormatError(f"{path}: more than {MAX_BYTES} bytes")
-        return json.loads(text)
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror or error}") from None
-    except (EOFError, zlib.error) as error:
-        raise FormatError(f"{path}: broken gzip file ({error})") from None
-    except RecursionError:
-        raise FormatError(f"{path}: nested too deeply") from None
-    except ValueError as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"{path}: not JSON ({error})") from None
 
 
 def is_problem(data: Any) -> bool:
@@ -158,7 +124,11 @@ def _short(value: Any) -> str:
 
 
 def write(problem: Pairwise, path: Path) -> None:
-    """Write a problem; gzipped if the name ends in `.gz`."""
+    """Write a problem, whole or not at all; gzipped if the name ends in `.gz`.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
     whole = {
         "nodes": {
             "intervals": problem.intervals.tolist(),
@@ -171,8 +141,7 @@ def write(problem: Pairwise, path: Path) -> None:
         },
         "usage_limit": problem.limit,
     }
-    text = json.dumps({"problem": whole}).encode()
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    write_json({"problem": whole}, path)
 
 
 def _lists(values: Ints, offsets: Ints) -> list[list[int]]:

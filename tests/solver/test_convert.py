@@ -1,0 +1,157 @@
+"""Problems as pairwise ones: every plan costs the same, and so does the best."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+from solver_instances import placement, spmd
+
+from partitioner.solver import (
+    Choice,
+    Edge,
+    Hold,
+    Item,
+    Problem,
+    SolverError,
+    brute_force,
+    evaluate_choices,
+)
+from partitioner.solver.pairwise import evaluate, solve
+from partitioner.solver.pairwise.convert import PER_SECOND, convert
+
+#: Costs are rounded one by one, each to within half a picosecond.
+ROUNDING = 100
+
+
+def shared_holds(problem: Problem, seed: int) -> Problem:
+    """Weights that several nodes share, and items that edges and holds trigger together."""
+    rng = random.Random(seed)
+    items = list(problem.items)
+    last = len(problem.nodes) - 1
+    holds = list(problem.holds)
+    for _ in range(3):
+        items.append(Item((0.5, 0.5), (3.0, 3.0), 0, last))
+        for node in rng.sample(range(len(holds)), 2):
+            own = [list(entry) for entry in holds[node].items]
+            own[rng.randrange(len(own))].append(len(items) - 1)
+            holds[node] = Hold(node, tuple(map(tuple, own)))
+    for edge in problem.edges[:2]:
+        for paid in list(edge.items.values())[:2]:
+            node = rng.randrange(len(holds))
+            own = [list(entry) for entry in holds[node].items]
+            own[rng.randrange(len(own))] += paid
+            holds[node] = Hold(node, tuple(map(tuple, own)))
+    return replace(problem, items=tuple(items), holds=tuple(holds))
+
+
+def hops(seed: int) -> Problem:
+    """Reshards of two hops: the first is shared by consumers that want different placements."""
+    problem = spmd(seed, 6, 4, classes=4, limit=40 + seed % 9)
+    rng = random.Random(seed)
+    items = list(problem.items)
+    first: dict[tuple[int, int], int] = {}
+    edges = []
+    for edge in problem.edges:
+        table = {}
+        for (out, into), paid in edge.items.items():
+            key = (edge.u, out)
+            if key not in first:
+                seconds = rng.choice((0.0, 0.5, 1.25))
+                size = float(rng.randint(0, 3))
+                last = problem.items[paid[0]].last
+                items.append(Item((seconds,) * 2, (size,) * 2, edge.u, last))
+                first[key] = len(items) - 1
+            table[out, into] = (first[key], *paid) if out == 0 else paid
+        edges.append(replace(edge, items=table))
+    return replace(problem, edges=tuple(edges), items=tuple(items))
+
+
+KINDS = {
+    "spmd": lambda seed: spmd(seed, 6, 3, forbid=0.15),
+    "spmd, limited": lambda seed: spmd(seed, 5, 3, limit=20 + seed % 5),
+    "shared holds": lambda seed: shared_holds(spmd(seed, 6, 3, limit=40 + seed % 9), seed),
+    "hops": hops,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_plan_costs_and_holds_the_same(kind: str, seed: int) -> None:
+    problem = KINDS[kind](seed)
+    found = convert(problem)
+    assert found.uneven == 0
+    rng = random.Random(seed)
+    allowed = 0
+    for _ in range(60):
+        chosen = tuple(rng.randrange(len(choices)) for choices in problem.nodes)
+        outcome = evaluate(found.pairwise, found.assign(chosen))
+        try:
+            true = evaluate_choices(problem, chosen)
+        except SolverError:
+            assert outcome.forbidden
+            continue
+        allowed += 1
+        assert not outcome.forbidden
+        assert outcome.cost == pytest.approx(true.step_s * PER_SECOND, abs=ROUNDING)
+        assert found.restore(found.assign(chosen)) == chosen
+        if problem.limited:
+            assert outcome.peak_usage == max(true.peak_bytes)
+            assert bool(outcome.fault) == (true.excess_bytes > 0)
+    assert allowed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_is_the_best(kind: str, seed: int) -> None:
+    problem = KINDS[kind](seed)
+    found = convert(problem)
+    answer = solve(found.pairwise)
+    best = brute_force(problem, "throughput")
+    if best is None:
+        assert answer.status == "infeasible"
+        return
+    assert answer.status == "optimal"
+    assert answer.cost == pytest.approx(best[1] * PER_SECOND, abs=ROUNDING)
+    plan = evaluate_choices(problem, found.restore(answer.chosen))
+    assert plan.excess_bytes == 0
+    assert plan.step_s == pytest.approx(best[1])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_unlike_devices_give_an_upper_estimate(seed: int) -> None:
+    problem = placement(seed, 5, 3, limit=30.0)
+    found = convert(problem)
+    assert 0 < found.uneven <= found.figures
+    rng = random.Random(seed)
+    for _ in range(20):
+        chosen = tuple(rng.randrange(len(choices)) for choices in problem.nodes)
+        outcome = evaluate(found.pairwise, found.assign(chosen))
+        true = evaluate_choices(problem, chosen)
+        assert not outcome.forbidden
+        assert outcome.cost >= true.step_s * PER_SECOND - ROUNDING
+        assert outcome.peak_usage >= max(true.peak_bytes)
+
+
+def test_an_item_of_one_edge_without_bytes_needs_no_auxiliary_node() -> None:
+    choices = tuple(Choice((s, s), 0, "") for s in (1.0, 2.0))
+    edge = Edge(0, 1, (0, 1), (0, 1), {(0, 1): (0,), (1, 0): (0,)})
+    item = Item((0.5, 0.5), (0.0, 0.0), 0, 1)
+    problem = Problem(2, (math.inf,) * 2, (choices,) * 2, ("a", "b"), (edge,), (), (item,))
+    found = convert(problem).pairwise
+    assert found.nodes == 2
+    assert found.limit is None
+    assert found.edge_costs.tolist() == [0, 5 * 10**11, 5 * 10**11, 0]
+
+
+def test_what_the_format_cannot_say_is_refused() -> None:
+    slow = (Choice((1000.0,), 0, ""),)
+    with pytest.raises(SolverError, match="'a' takes 1000 s: costs are picoseconds, and 1000 s"):
+        convert(Problem(1, (math.inf,), (slow,), ("a",), (), (), ()))
+    choices = tuple(Choice((1.0,), 0, "") for _ in range(2))
+    edges = tuple(Edge(u, u + 1, (0, 1), (0, 1), {(0, 1): (0,)}) for u in (0, 2))
+    problem = Problem(
+        1, (9.0,), (choices,) * 4, tuple("abcd"), edges, (), (Item((1.0,), (1.0,), 0, 3),)
+    )
+    with pytest.raises(SolverError, match="item 0 is triggered by edges without a common node"):
+        convert(problem)

@@ -19,11 +19,21 @@ T = TypeVar("T", bound=np.generic)
 Floats = npt.NDArray[np.float64]
 Answer = tuple[tuple[int, ...], float] | None  #: A plan and its value; None: too wide.
 
-#: The largest table, in entries, that elimination may make (8 MB), and all of them together.
-MAX_TABLE = 1_000_000
-MAX_WORK = 10_000_000
-#: numpy arrays have at most 64 axes; more two-way nodes than this exceed MAX_TABLE anyway.
-MAX_SCOPE = 22
+
+@dataclass(frozen=True)
+class Room:
+    """The largest table, in entries, that elimination may make, and all of them together."""
+
+    table: int
+    work: int
+
+
+#: 8 MB, some tenths of a second.
+SMALL = Room(1_000_000, 10_000_000)
+#: 256 MB, some seconds.
+LARGE = Room(32_000_000, 600_000_000)
+#: numpy arrays have at most 64 axes; more two-way nodes than this exceed any room anyway.
+MAX_SCOPE = 25
 
 
 @dataclass(frozen=True)
@@ -56,12 +66,13 @@ def _squeezed(factor: Factor, sizes: Sequence[int]) -> Factor:
     return Factor(tuple(factor.scope[axis] for axis in kept), factor.table.reshape(shape))
 
 
-def eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
+def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMALL) -> Answer:
     """The least sum of the factors, exactly.
 
     Args:
         factors: Tables over nodes; infinite entries are forbidden.
         sizes: How many choices each node has.
+        room: Where to give up.
     """
     touching: dict[int, set[int]] = {n: set() for n, size in enumerate(sizes) if size > 1}
     squeezed = [_squeezed(factor, sizes) for factor in factors]
@@ -77,12 +88,12 @@ def eliminate(factors: Sequence[Factor], sizes: Sequence[int]) -> Answer:
         node, scope = queue.cheapest()
         shape = [sizes[n] for n in scope]
         work += math.prod(shape)
-        if math.prod(shape) > MAX_TABLE or work > MAX_WORK or len(scope) > MAX_SCOPE:
+        if math.prod(shape) > room.table or work > room.work or len(scope) > MAX_SCOPE:
             return None
         total = np.zeros(shape)
         for index in sorted(touching.pop(node)):
             factor = pool.pop(index)
-            total = total + spread(factor.table, factor.scope, scope)
+            total += spread(factor.table, factor.scope, scope)
             for other in factor.scope:
                 if other != node:
                     touching[other].discard(index)

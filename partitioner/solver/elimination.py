@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.buckets import Answer, Factor, eliminate, spread
-from partitioner.solver.problem import Edge, Pair, Problem
+from partitioner.solver.buckets import LARGE, Answer, Factor, eliminate, spread
+from partitioner.solver.problem import Choice, Edge, Item, Pair, Problem, SolverError
 from partitioner.solver.sites import Site, item_sites
 
 Floats = npt.NDArray[np.float64]
@@ -81,6 +81,7 @@ class Eliminator:
         sites = item_sites(problem)
         self.edges = [e for e in _edge_costs(problem, sites) if e.items.size or e.edge.forbidden]
         self.shared, self.wide = _shared(problem, sites, self.sizes)
+        self.whole = False  #: Whether the direct way is known to be too wide.
 
     def min_sum(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
         """The plan of least weighted load and its value; None if the graph is too wide.
@@ -102,6 +103,40 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
+        if self.whole or (found := self._direct(weights, prices)) is None:
+            self.whole = True
+            found = self._converted(weights, prices)
+        return found
+
+    def _converted(self, weights: Floats, prices: Floats) -> Answer:
+        """Shared items as nodes of their own: dearer to lay out, and often far narrower."""
+        from partitioner.solver.pairwise.contract import least_cost  # they load Numba
+        from partitioner.solver.pairwise.convert import PER_SECOND, convert
+
+        problem = self.problem
+        nodes = tuple(
+            tuple(Choice((float(load @ weights),), 0, "") for load in loads) for loads in self.loads
+        )
+        items = tuple(
+            Item((float(price),), (0.0,), item.first, item.last)
+            for price, item in zip(prices, problem.items, strict=True)
+        )
+        flat = replace(
+            problem, devices=1, limit_bytes=(math.inf,), nodes=nodes, items=items, interchangeable=()
+        )
+        try:
+            converted = convert(flat)
+        except SolverError:  # a cost beyond what the format can say
+            return None
+        found = least_cost(converted.pairwise, LARGE)
+        if found is None:
+            return None
+        strategies, cost = found
+        rounding = 0.5 * (converted.pairwise.nodes + len(converted.pairwise.edges))
+        bound = max(0.0, (cost - rounding) / PER_SECOND)
+        return converted.restore(strategies), bound
+
+    def _direct(self, weights: Floats, prices: Floats) -> Answer:
         factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
         factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in self.edges]
         for shared in self.shared:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partitioner.solver.json_fields import as_object, by_id, count, entries, number, parsed
 from partitioner.solver.json_files import read_json
 from partitioner.solver.problem import SolverError
 
@@ -81,11 +82,7 @@ def read(path: Path, data: Any = None) -> Instance:
     Raises:
         SolverError: The file cannot be read or is malformed; one line says where.
     """
-    content = read_json(path) if data is None else data
-    try:
-        return parse(content)
-    except SolverError as error:
-        raise SolverError(f"{path}: {error}") from None
+    return parsed(path, read_json(path) if data is None else data, parse)
 
 
 def is_problem(data: Any) -> bool:
@@ -99,9 +96,9 @@ def parse(data: object) -> Instance:
     Raises:
         SolverError: Something is missing or out of its range.
     """
-    top = _object(data, "the file")
-    cpus = _count(top, "maxCPUs")
-    accelerators = _count(top, "maxFPGAs")
+    top = as_object(data, "the file")
+    cpus = count(top, "maxCPUs")
+    accelerators = count(top, "maxFPGAs")
     if not accelerators + cpus:
         raise SolverError("maxFPGAs and maxCPUs are both 0: there is no device")
     nodes = _nodes(top)
@@ -119,7 +116,7 @@ def parse(data: object) -> Instance:
     instance = Instance(
         accelerators,
         cpus,
-        _number(top, "maxSizePerFPGA", "the file"),
+        number(top, "maxSizePerFPGA", "the file"),
         members,
         tuple(math.fsum(_accelerator_s(nodes[n]) for n in own) for own in members),
         tuple(math.fsum(_time(nodes[n], "cpuLatency") for n in own) for own in members),
@@ -130,35 +127,8 @@ def parse(data: object) -> Instance:
     return instance
 
 
-def _object(data: object, where: str) -> Mapping[str, Any]:
-    if not isinstance(data, dict):
-        raise SolverError(f"{where} is a {type(data).__name__}, not an object")
-    return data
-
-
-def _entries(top: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
-    if not isinstance(top.get(key), list):
-        raise SolverError(f"{key!r} is not a list")
-    return (_object(entry, f"{key}[{index}]") for index, entry in enumerate(top[key]))
-
-
-def _number(entry: Mapping[str, Any], key: str, where: str) -> float:
-    value = entry.get(key)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is None or not number or not 0 <= value < math.inf:
-        raise SolverError(f"{key!r} of {where} is {value!r}, not a finite number of at least 0")
-    return float(value)
-
-
-def _count(top: Mapping[str, Any], key: str) -> int:
-    value = _number(top, key, "the file")
-    if not value.is_integer():
-        raise SolverError(f"{key!r} is {value:g}, not a whole number")
-    return int(value)
-
-
 def _time(node: Mapping[str, Any], key: str) -> float:
-    return _number(node, key, f"node {node['id']}")
+    return number(node, key, f"node {node['id']}")
 
 
 def _accelerator_s(node: Mapping[str, Any]) -> float:
@@ -167,23 +137,15 @@ def _accelerator_s(node: Mapping[str, Any]) -> float:
 
 
 def _nodes(top: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    nodes: dict[int, Mapping[str, Any]] = {}
-    for node in _entries(top, "nodes"):
-        name = node.get("id")
-        if not isinstance(name, int) or isinstance(name, bool):
-            raise SolverError(f"a node's id is {name!r}, not an integer")
-        if name in nodes:
-            raise SolverError(f"node {name} appears twice")
+    nodes = by_id(top)
+    for name, node in nodes.items():
         if node.get("supportedOnFpga") not in (0, 1):
             raise SolverError(
                 f"'supportedOnFpga' of node {name} is {node.get('supportedOnFpga')!r}, not 0 or 1"
             )
         if not isinstance(node.get("colorClass"), int | str | None):
             raise SolverError(f"'colorClass' of node {name} is {node['colorClass']!r}")
-        nodes[name] = {"size": 0.0, **node}
-    if not nodes:
-        raise SolverError("there are no nodes")
-    return nodes
+    return {name: {"size": 0.0, **node} for name, node in nodes.items()}
 
 
 def _edges(
@@ -192,14 +154,14 @@ def _edges(
     """Cost of each node's value, and the nodes that read it."""
     cost: dict[int, float] = {}
     readers: dict[int, set[int]] = defaultdict(set)
-    for edge in _entries(top, "edges"):
+    for edge in entries(top, "edges"):
         u, v = edge.get("sourceId"), edge.get("destId")
         for end in (u, v):
             if not isinstance(end, int) or end not in nodes:
                 raise SolverError(f"the edge from {u!r} to {v!r} has no node at {end!r}")
         assert isinstance(u, int)
         assert isinstance(v, int)
-        paid = _number(edge, "cost", f"the edge from {u} to {v}")
+        paid = number(edge, "cost", f"the edge from {u} to {v}")
         if cost.setdefault(u, paid) != paid:
             raise SolverError(
                 f"edges from node {u} cost {cost[u]:g} and {paid:g}: one value leaves"

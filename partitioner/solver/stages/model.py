@@ -1,0 +1,218 @@
+"""Contiguous stages of an order of positions: the problem, what is answered, and the referee.
+
+    min  max_k load_s[way_k, start_k, stop_k]
+    s.t. start_0 = 0,  stop_k = start_{k+1},  stop_last = positions
+         resident_bytes + flying_bytes * in_flight_k  <=  limit_bytes of the stage's pool
+         sum of devices over the stages of a pool     <=  devices of the pool
+         sum of degrees over all stages               <=  most_degrees
+
+Stage k holds `in_flight_k = ceil(sum of the degrees of stages k.. last / degree_k)` micro-batches:
+the rule of one-forward-one-backward schedules where a stage of degree d works on d micro-batches
+at once (Tarnawski, Narayanan, Phanishayee, "Piper: Multidimensional Planner for DNN
+Parallelization", NeurIPS 2021). With all degrees 1 it is the number of stages from here on.
+
+A position need not be a node. Any set of states in a topological order will do, such as the
+downsets of a graph, where intervals that are no stage are infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.solver.milp import Status
+from partitioner.solver.problem import SolverError
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices of one kind.
+
+    Attributes:
+        devices: How many there are.
+        limit_bytes: Memory of each; infinite if there is no limit.
+    """
+
+    devices: int
+    limit_bytes: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.devices < 0:
+            raise SolverError(f"a pool of {self.devices} devices: there must be 0 or more")
+        if not self.limit_bytes >= 0:
+            raise SolverError(f"a limit of {self.limit_bytes} bytes: it must be 0 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class StageOption:
+    """What a stage may run on. The arrays are `[way, i, j]`: the stage of positions i to j - 1.
+
+    Ways differ in load and memory only, for instance in how much is computed again. Entries with
+    i >= j are not read.
+
+    Attributes:
+        label: For people.
+        devices: Devices that one stage takes.
+        load_s: Seconds of a device; infinite where the stage cannot be; (ways, n + 1, n + 1).
+        resident_bytes: Bytes of a device whatever is in flight; (ways, n + 1, n + 1).
+        flying_bytes: Bytes of a device for each micro-batch in flight; (ways, n + 1, n + 1).
+        degree: Micro-batches that the stage works on at once.
+        pool: Index of the pool that the devices are of.
+    """
+
+    label: str
+    devices: int
+    load_s: Floats
+    resident_bytes: Floats
+    flying_bytes: Floats
+    degree: int = 1
+    pool: int = 0
+
+    def __post_init__(self) -> None:
+        if self.devices < 1 or self.degree < 1:
+            raise SolverError(
+                f"option {self.label!r}: {self.devices} devices and degree {self.degree}, "
+                "both must be at least 1"
+            )
+        shape = self.load_s.shape
+        if len(shape) != 3 or not shape[0] or shape[1] != shape[2] or shape[1] < 2:
+            raise SolverError(
+                f"option {self.label!r}: load_s has shape {shape}, not (ways, n + 1, n + 1)"
+            )
+        for name in ("load_s", "resident_bytes", "flying_bytes"):
+            array: Floats = getattr(self, name)
+            if array.shape != shape:
+                raise SolverError(
+                    f"option {self.label!r}: {name} has shape {array.shape}, load_s has {shape}"
+                )
+            if not array.min() >= 0:
+                raise SolverError(f"option {self.label!r}: {name} has a negative value or a NaN")
+
+
+@dataclass(frozen=True, eq=False)
+class StageProblem:
+    """What `cut_stages` takes.
+
+    Attributes:
+        options: What a stage may run on; all of one number of positions.
+        pools: The devices.
+        most_degrees: Largest sum of degrees over all stages; None if there is no limit.
+        in_flight: Whether a stage holds micro-batches for the stages after it (training);
+            otherwise each holds one.
+    """
+
+    options: tuple[StageOption, ...]
+    pools: tuple[Pool, ...]
+    most_degrees: int | None = None
+    in_flight: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise SolverError("there is no stage option")
+        side = self.options[0].load_s.shape[1]
+        for option in self.options:
+            if option.load_s.shape[1] != side:
+                raise SolverError(
+                    f"option {option.label!r} has {option.load_s.shape[1] - 1} positions, "
+                    f"{self.options[0].label!r} has {side - 1}"
+                )
+            if not 0 <= option.pool < len(self.pools):
+                raise SolverError(
+                    f"option {option.label!r} is of pool {option.pool}, "
+                    f"there are {len(self.pools)} pools"
+                )
+
+    @property
+    def positions(self) -> int:
+        """How many positions there are to cut."""
+        return self.options[0].load_s.shape[1] - 1
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a cut: positions `start` to `stop - 1` on option `option`, in way `way`."""
+
+    start: int
+    stop: int
+    option: int
+    way: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Stages and their certificate.
+
+    Attributes:
+        stages: In order.
+        load_s: Largest load of a stage.
+        bound_s: No cut has a lower one.
+        status: `optimal` within the gap asked for.
+    """
+
+    stages: tuple[Stage, ...]
+    load_s: float
+    bound_s: float
+    status: Status
+
+
+@dataclass(frozen=True)
+class CutOutcome:
+    """What a cut amounts to.
+
+    Attributes:
+        load_s: Of each stage.
+        held_bytes: On a device of each stage.
+        in_flight: Micro-batches that each stage holds.
+        devices: Taken of each pool.
+        faults: Rules that are broken, in words; empty if the cut is allowed.
+    """
+
+    load_s: tuple[float, ...]
+    held_bytes: tuple[float, ...]
+    in_flight: tuple[int, ...]
+    devices: tuple[int, ...]
+    faults: tuple[str, ...]
+
+
+def flights(degrees: Sequence[int], *, in_flight: bool = True) -> tuple[int, ...]:
+    """Micro-batches that each stage holds, from the degrees of all stages in order."""
+    if not in_flight:
+        return (1,) * len(degrees)
+    return tuple(-(-sum(degrees[k:]) // degree) for k, degree in enumerate(degrees))
+
+
+def evaluate_cut(problem: StageProblem, stages: Sequence[Stage]) -> CutOutcome:
+    """Price a cut from the problem's arrays alone, and name every rule that it breaks."""
+    options = [problem.options[stage.option] for stage in stages]
+    flying = flights([option.degree for option in options], in_flight=problem.in_flight)
+    at = [(stage.way, stage.start, stage.stop) for stage in stages]
+    loads = [float(o.load_s[key]) for o, key in zip(options, at, strict=True)]
+    held = [
+        float(option.resident_bytes[key] + option.flying_bytes[key] * many)
+        for option, key, many in zip(options, at, flying, strict=True)
+    ]
+    used = [sum(o.devices for o in options if o.pool == p) for p in range(len(problem.pools))]
+    faults = [
+        f"stage {k} holds {size:.0f} bytes of {problem.pools[option.pool].limit_bytes:.0f}"
+        for k, (option, size) in enumerate(zip(options, held, strict=True))
+        if not size <= problem.pools[option.pool].limit_bytes
+    ]
+    faults += [f"stage {k} cannot be" for k, load in enumerate(loads) if math.isinf(load)]
+    faults += [
+        f"pool {p} has {pool.devices} devices, {count} are taken"
+        for p, (pool, count) in enumerate(zip(problem.pools, used, strict=True))
+        if count > pool.devices
+    ]
+    ends = [0, *(stage.stop for stage in stages)]
+    if [stage.start for stage in stages] != ends[:-1] or ends[-1] != problem.positions:
+        faults.append(f"stages do not follow each other from 0 to {problem.positions}")
+    total = sum(option.degree for option in options)
+    if problem.most_degrees is not None and total > problem.most_degrees:
+        faults.append(f"degrees sum to {total}, over {problem.most_degrees}")
+    return CutOutcome(tuple(loads), tuple(held), flying, tuple(used), tuple(faults))

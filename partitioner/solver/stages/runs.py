@@ -1,0 +1,186 @@
+"""Every stage that may be, as flat arrays, and what is left of them below one load.
+
+Once a stage's load is known to count no longer, only the devices that it takes, its degree and
+its *room* matter: the largest sum of degrees, from it to the last stage, at which its memory
+(and the limit on all degrees) still holds. Of stages of the same interval and pool that are alike
+in degree, one that takes more devices must have more room.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.solver.stages.model import Floats, StageOption, StageProblem
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Options that differ in load and memory only, merged; sorted by pool, devices, degree.
+
+    Attributes:
+        pool: Of each group.
+        devices: That a stage of each group takes.
+        degree: Of each group.
+        of: Group of each option.
+        classes: Lists of groups, by devices, within which more devices must mean more room.
+    """
+
+    pool: Ints
+    devices: Ints
+    degree: Ints
+    of: tuple[int, ...]
+    classes: tuple[Ints, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Stages that may be: entry e is interval `cell[e]` on group `group[e]`.
+
+    Attributes:
+        cell: Index of the interval, in `Space.start` and `Space.stop`.
+        group: Index of the group.
+        room: Largest sum of degrees from this stage to the last.
+        load_s: Its load.
+    """
+
+    cell: Ints
+    group: Ints
+    room: Ints
+    load_s: Floats
+
+    def where(self, mask: Bools) -> Runs:
+        """The entries of a mask."""
+        return Runs(self.cell[mask], self.group[mask], self.room[mask], self.load_s[mask])
+
+    def __len__(self) -> int:
+        return len(self.cell)
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """What all loads have in common.
+
+    Attributes:
+        positions: How many there are.
+        pools: Devices of each pool.
+        groups: The groups of options.
+        start: Of each interval; intervals are sorted by start, then stop.
+        stop: Of each interval.
+        coupled: Whether some stage's room is below every possible sum of degrees.
+    """
+
+    positions: int
+    pools: Ints
+    groups: Groups
+    start: Ints
+    stop: Ints
+    coupled: bool
+
+
+def lay_out(problem: StageProblem) -> tuple[Space, Runs]:
+    """All stages that fit their memory alone, way by way, as entries."""
+    side = problem.positions + 1
+    upper = np.flatnonzero(np.triu(np.ones((side, side), dtype=bool), 1))
+    most = _most_degrees(problem)
+    keys = [(o.pool, o.devices, o.degree) for o in problem.options]
+    order = sorted(set(keys))
+    of = tuple(order.index(key) for key in keys)
+    parts = [
+        _entries(problem, option, group, upper, most)
+        for option, group in zip(problem.options, of, strict=True)
+        if option.devices <= problem.pools[option.pool].devices
+    ]
+    empty = Runs(*(np.zeros(0, dtype=np.int64) for _ in range(3)), np.zeros(0))
+    parts = parts or [empty]
+    runs = Runs(
+        np.concatenate([part.cell for part in parts]),
+        np.concatenate([part.group for part in parts]),
+        np.concatenate([part.room for part in parts]),
+        np.concatenate([part.load_s for part in parts]),
+    )
+    coupled = bool((runs.room < most).any())
+    pool, devices, degree = (np.array(column) for column in zip(*order, strict=True))
+    groups = Groups(pool, devices, degree, of, _classes(order, coupled=coupled))
+    pools = np.array([pool.devices for pool in problem.pools])
+    start, stop = np.divmod(upper, side)
+    return Space(problem.positions, pools, groups, start, stop, coupled), runs
+
+
+def _most_degrees(problem: StageProblem) -> int:
+    """No cut has a larger sum of degrees."""
+    by_pool = [
+        math.floor(pool.devices * max((o.degree / o.devices for o in own), default=0.0) + 1e-6)
+        for p, pool in enumerate(problem.pools)
+        for own in [[o for o in problem.options if o.pool == p]]
+    ]
+    by_stage = problem.positions * max(option.degree for option in problem.options)
+    return min(sum(by_pool), by_stage)
+
+
+def _classes(order: list[tuple[int, int, int]], *, coupled: bool) -> tuple[Ints, ...]:
+    found: dict[tuple[int, int], list[int]] = {}
+    for group, (pool, _, degree) in enumerate(order):
+        found.setdefault((pool, degree if coupled else 0), []).append(group)
+    return tuple(np.array(own) for own in found.values())
+
+
+def _entries(
+    problem: StageProblem, option: StageOption, group: int, upper: Ints, most: int
+) -> Runs:
+    ways = len(option.load_s)
+    loads = option.load_s.reshape(ways, -1)[:, upper]
+    way, cell = np.nonzero(loads < np.inf)
+    at = upper[cell]
+    many = most_in_flight(
+        problem.pools[option.pool].limit_bytes,
+        option.resident_bytes.reshape(ways, -1)[way, at],
+        option.flying_bytes.reshape(ways, -1)[way, at],
+        most,
+    )
+    if problem.in_flight:
+        room = np.minimum(many * option.degree, most)
+    else:
+        room = np.where(many >= 1, most, 0)
+    if problem.most_degrees is not None:
+        room = np.minimum(room, problem.most_degrees)
+    fits = room >= option.degree
+    room = room[fits].astype(np.int64)
+    return Runs(cell[fits], np.full(len(room), group), room, loads[way[fits], cell[fits]])
+
+
+def most_in_flight(limit_bytes: float, resident: Floats, flying: Floats, most: int) -> Floats:
+    """Micro-batches in flight at which `resident + flying * many <= limit`, `most` at most.
+
+    Exact in the arithmetic of that very comparison; below 1 where not even one fits.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        many = np.floor((limit_bytes - resident) / flying)
+        many = np.where(flying > 0, many, np.where(resident <= limit_bytes, most, 0))
+        many = np.clip(np.nan_to_num(many, nan=0.0), 0, most)
+        many = many - (resident + flying * many > limit_bytes)
+        more = (many < most) & (resident + flying * (many + 1) <= limit_bytes)
+        return np.asarray(many + more)
+
+
+def settle(space: Space, runs: Runs) -> Runs:
+    """The entries less those that others make useless if no load counts, sorted by interval.
+
+    The loads of the result are 0.
+    """
+    many = len(space.groups.pool)
+    table = np.zeros((len(space.start), many), dtype=np.int64)
+    np.maximum.at(table.reshape(-1), runs.cell * many + runs.group, runs.room)
+    for own in space.groups.classes:
+        rooms = table[:, own]
+        fewer = np.zeros_like(rooms)
+        np.maximum.accumulate(rooms[:, :-1], axis=1, out=fewer[:, 1:])
+        table[:, own] = np.where(rooms > fewer, rooms, 0)
+    cell, group = np.nonzero(table)
+    return Runs(cell, group, table[cell, group], np.zeros(len(cell)))

@@ -1,0 +1,84 @@
+"""Why no cut fits: what is short of memory, devices and degrees, and by how much."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from partitioner import units
+from partitioner.solver.outcome import Infeasible
+from partitioner.solver.stages.labels import fit
+from partitioner.solver.stages.model import Floats, Pool, Stage, StageProblem, evaluate_cut
+from partitioner.solver.stages.paths import Matrices, head_lengths, least_tails, tail_lengths
+from partitioner.solver.stages.runs import lay_out, settle
+from partitioner.solver.stages.ways import with_ways
+
+#: More than any cut takes of anything.
+PLENTY = 2**31
+#: How closely the least memory that suffices is found: a share of what is short, and bytes.
+CLOSE = 1e-3
+BYTE = 1.0
+
+
+def refusal(problem: StageProblem) -> Infeasible:
+    """The verdict on a problem that no cut solves, in one line."""
+    free = _least_extra(problem, sys.float_info.max)
+    if free is None:
+        return Infeasible(_without_memory(problem))
+    low, high = 0.0, free
+    while high - low > max(BYTE, CLOSE * high):
+        middle = (low + high) / 2
+        excess = _least_extra(problem, middle)
+        low, high = (middle, high) if excess is None else (low, excess)
+    limit = min(pool.limit_bytes for pool in problem.pools)
+    return Infeasible(
+        f"no cut into stages fits the memory: the nearest is {math.ceil(high)} bytes a device "
+        f"short ({units.size(high)} over a limit of {units.size(limit)})",
+        bytes_short=high,
+    )
+
+
+def _least_extra(problem: StageProblem, extra: float) -> float | None:
+    """With so many more bytes on each device, the excess of a cut that fits; None if none does."""
+    pools = tuple(Pool(p.devices, min(p.limit_bytes, sys.float_info.max) + extra)
+                  for p in problem.pools)
+    stages = _cut(replace(problem, pools=pools))
+    if stages is None:
+        return None
+    held = evaluate_cut(problem, stages).held_bytes
+    limits = [problem.pools[problem.options[s.option].pool].limit_bytes for s in stages]
+    return max(size - limit for size, limit in zip(held, limits, strict=True))
+
+
+def _cut(problem: StageProblem) -> tuple[Stage, ...] | None:
+    space, runs = lay_out(problem)
+    picks = fit(space, settle(space, runs))
+    return None if picks is None else with_ways(problem, space, picks)
+
+
+def _without_memory(problem: StageProblem) -> str:
+    """What is short although no memory is."""
+    plenty = tuple(Pool(PLENTY, sys.float_info.max) for _ in problem.pools)
+    space, runs = lay_out(replace(problem, pools=plenty, most_degrees=None))
+    settled = settle(space, runs)
+    devices = Matrices.of(space, settled).devices.min(axis=0)
+    reached = int(np.flatnonzero(np.isfinite(head_lengths(devices)))[-1])
+    if reached < space.positions:
+        return f"no cut into stages: no chain of stages leads past position {reached}"
+    degrees, there = int(least_tails(space, settled)[0][0]), problem.most_degrees
+    if there is not None and degrees > there:
+        return f"no cut into stages: degrees sum to {degrees} at least, {there} are allowed"
+    return f"no cut into stages: {_short_devices(problem, devices)}"
+
+
+def _short_devices(problem: StageProblem, devices: Floats) -> str:
+    least, there = int(tail_lengths(devices)[0][0]), sum(pool.devices for pool in problem.pools)
+    if least > there:
+        return f"it takes {least} devices at least, there are {there}"
+    names = " + ".join(str(pool.devices) for pool in problem.pools)
+    if problem.most_degrees is None:
+        return f"none is within the {names} devices of the pools, though {least} are enough in all"
+    return f"none is within both {names} devices and a sum of degrees of {problem.most_degrees}"

@@ -1,0 +1,74 @@
+"""Random problems of cutting an order into stages, and brute force over all cuts."""
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+from partitioner.solver.stages import Pool, Stage, StageOption, StageProblem, evaluate_cut
+
+
+def problem(
+    seed: int,
+    *,
+    positions: int = 4,
+    options: int = 3,
+    pools: int = 1,
+    degrees: tuple[int, ...] = (1,),
+    memory: bool = True,
+    in_flight: bool = True,
+    most_degrees: int | None = None,
+    ways: int = 1,
+) -> StageProblem:
+    """Loads grow with the interval but for noise, so that neither is monotone."""
+    rng = np.random.default_rng(seed)
+    pick = random.Random(seed)
+    work = rng.integers(1, 9, positions)
+    size = rng.integers(1, 9, positions)
+    made = []
+    for index in range(options):
+        devices, degree = pick.choice((1, 1, 2, 3, 4)), pick.choice(degrees)
+        shape = (ways, positions + 1, positions + 1)
+        load, resident = np.zeros(shape), np.zeros(shape)
+        for i, j in itertools.combinations(range(positions + 1), 2):
+            load[:, i, j] = work[i:j].sum() / devices + rng.integers(0, 4, ways) / 2
+            resident[:, i, j] = size[i:j].sum() / devices + rng.integers(0, 3, ways)
+        load[rng.random(shape) < 0.15] = np.inf
+        made.append(
+            StageOption(
+                f"o{index}",
+                devices,
+                load,
+                resident,
+                np.floor(resident / pick.choice((2, 3))),
+                degree,
+                pick.randrange(pools),
+            )
+        )
+    limits = [pick.choice((8.0, 14.0, 22.0)) if memory else math.inf for _ in range(pools)]
+    there = tuple(Pool(pick.randint(1, 5 if pools > 1 else 8), limit) for limit in limits)
+    return StageProblem(tuple(made), there, most_degrees, in_flight)
+
+
+def all_cuts(asked: StageProblem) -> Iterator[tuple[Stage, ...]]:
+    """Every chain of stages from the first position to the last, whatever the rules."""
+
+    def tails(start: int) -> Iterator[tuple[Stage, ...]]:
+        if start == asked.positions:
+            yield ()
+            return
+        for stop in range(start + 1, asked.positions + 1):
+            for tail in tails(stop):
+                for index, option in enumerate(asked.options):
+                    for way in range(len(option.load_s)):
+                        yield (Stage(start, stop, index, way), *tail)
+
+    yield from tails(0)
+
+
+def brute_force(asked: StageProblem) -> float | None:
+    """The least largest load; None if no cut is allowed."""
+    priced = (evaluate_cut(asked, stages) for stages in all_cuts(asked))
+    return min((max(found.load_s) for found in priced if not found.faults), default=None)

@@ -41,7 +41,7 @@ def stand_in(mesh: DeviceMesh) -> DeviceMesh:
     """The mesh of the same axes, each as long as its least prime factor.
 
     >>> str(stand_in(DeviceMesh.of({"dp": 128, "tp": 9})))
-    'dp=2 tp=3 on 0,1,2,3,4,5'
+    'dp=2 tp=3 on 0-5'
     """
     return DeviceMesh.of({axis: _least_factor(size) for axis, size in mesh.axes})
 
@@ -216,14 +216,17 @@ class EvenResharder(Resharder):
 
     def column(self, mesh: DeviceMesh) -> int:
         """The device that stands for the group of a stand-in, or of one of its devices."""
-        if self.other is not None and mesh.devices[0] in self.other[0].devices:
+        if self.other is not None and self._is_other(mesh):
             return self.other[1]
         return self.even.device
+
+    def _is_other(self, mesh: DeviceMesh) -> bool:
+        return self.other is not None and mesh.devices[0] in self.other[0].devices
 
     def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
         if source == target:
             return []
-        if self.column(source.mesh) != self.column(target.mesh):
+        if self._is_other(source.mesh) != self._is_other(target.mesh):
             return [self._across(dtype, source, target)]
         if source.mesh != target.mesh:
             return [self._to_or_from_one(dtype, source, target)]

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from partitioner.solver.problem import Edge, Problem
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
 Picks = dict[int, tuple[int, ...]]  #: For each group the choice that each node takes on it.
 #: (sign, first start, after the last start, first stop, after the last stop) of some intervals.
 Rectangle = tuple[int, int, int, int, int]
@@ -88,43 +89,28 @@ def group_devices(problem: Problem, group: int) -> frozenset[int]:
     return frozenset(d for load in loads for d, seconds in enumerate(load) if seconds > 0)
 
 
-@dataclass
-class _Charges:
-    """Rectangles of (i, j) with what they add: seconds, then lasting bytes, of each device."""
+class Charges:
+    """Vectors that are added up over the intervals of an order of `count` blocks."""
 
-    problem: Problem
-    devices: list[int]
-    count: int
+    def __init__(self, count: int, width: int) -> None:
+        self.count = count
+        self.width = width
+        self.rectangles: list[Rectangle] = []
+        self.parts: list[Sequence[float]] = []
 
-    def __post_init__(self) -> None:
-        self.corners: list[tuple[int, int]] = []
-        self.parts: list[list[float]] = []
+    def add(self, part: Sequence[float], where: Iterable[Rectangle]) -> None:
+        """Add a vector of `width` entries to the intervals of some rectangles."""
+        if any(part):
+            for rectangle in where:
+                self.rectangles.append(rectangle)
+                self.parts.append(part)
 
-    def load(self, load_s: Sequence[float], where: Iterable[Rectangle]) -> None:
-        self._add([*(load_s[d] for d in self.devices), *(0.0 for _ in self.devices)], where)
-
-    def item(self, index: int, where: Iterable[Rectangle]) -> None:
-        item = self.problem.items[index]
-        lasting = item.first == 0 and item.last == len(self.problem.nodes) - 1
-        held = [item.bytes[d] if lasting else 0.0 for d in self.devices]
-        self._add([*(item.load_s[d] for d in self.devices), *held], where)
-
-    def _add(self, part: list[float], where: Iterable[Rectangle]) -> None:
-        if not any(part):
-            return
-        negative = [-value for value in part]
-        for sign, start, start_end, stop, stop_end in where:
-            plus, minus = (part, negative) if sign > 0 else (negative, part)
-            self.corners += (start, stop), (start_end, stop), (start, stop_end)
-            self.corners.append((start_end, stop_end))
-            self.parts += plus, minus, minus, plus
-
-    def some_in(self, blocks: Sequence[int]) -> Iterator[Rectangle]:
+    def some_in(self, blocks: Iterable[int]) -> Iterator[Rectangle]:
         """Any of the blocks is in the interval."""
         for before, block in pairwise((-1, *sorted(set(blocks)))):
             yield 1, before + 1, block + 1, block, self.count
 
-    def both_in(self, center: int, leaves: Sequence[int]) -> Iterator[Rectangle]:
+    def both_in(self, center: int, leaves: Iterable[int]) -> Iterator[Rectangle]:
         """The centre and any of the leaves are in the interval."""
         right = min((leaf for leaf in leaves if leaf >= center), default=None)
         left = max((leaf for leaf in leaves if leaf < center), default=None)
@@ -135,12 +121,12 @@ class _Charges:
         if right is not None and left is not None:
             yield -1, 0, left + 1, right, self.count
 
-    def leaf_out(self, center: int, leaves: Sequence[int]) -> Iterator[Rectangle]:
+    def leaf_out(self, center: int, leaves: Iterable[int]) -> Iterator[Rectangle]:
         """The centre is in the interval and any of the leaves is not."""
         yield 1, 0, center + 1, center, self.count
         yield -1, 0, min(center, *leaves) + 1, max(center, *leaves), self.count
 
-    def leaf_in(self, center: int, leaves: Sequence[int]) -> Iterator[Rectangle]:
+    def leaf_in(self, center: int, leaves: Iterable[int]) -> Iterator[Rectangle]:
         """The centre is not in the interval and any of the leaves is."""
         for before, leaf in pairwise((center, *sorted({b for b in leaves if b > center}))):
             yield 1, before + 1, leaf + 1, leaf, self.count
@@ -148,15 +134,59 @@ class _Charges:
         for after, leaf in pairwise((center, *left)):
             yield 1, 0, leaf + 1, leaf, after
 
+    def arrays(self) -> tuple[Ints, Floats]:
+        """All rectangles and what each adds; (charges, 5) and (charges, width)."""
+        rectangles = np.array(self.rectangles, dtype=np.intp).reshape(-1, 5)
+        return rectangles, np.array(self.parts, dtype=np.float64).reshape(-1, self.width)
+
+    def totals(self) -> Floats:
+        """[entry, i, j]: the sum over the interval of blocks i to j; (width, count, count)."""
+        return summed(*self.arrays(), self.count)
+
+
+def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:
+    """[entry, i, j]: the sum of the parts whose rectangle has (i, j); (width, count, count).
+
+    Args:
+        rectangles: Of some intervals, as `Rectangle`; (charges, 5).
+        parts: What each adds; (charges, width).
+        count: Blocks.
+    """
+    sign, start, start_end, stop, stop_end = rectangles.T
+    change = np.zeros((parts.shape[1], count + 1, count + 1))
+    for row, values in zip(change, (parts * sign[:, None]).T, strict=True):
+        for first, last, share in (
+            (start, stop, values),
+            (start_end, stop, -values),
+            (start, stop_end, -values),
+            (start_end, stop_end, values),
+        ):
+            np.add.at(row, (first, last), share)
+    np.cumsum(change, axis=1, out=change)
+    np.cumsum(change, axis=2, out=change)
+    return change[:, :count, :count]
+
+
+class _Charges(Charges):
+    """Seconds, then lasting bytes, of each device of a group."""
+
+    def __init__(self, problem: Problem, devices: list[int], count: int) -> None:
+        super().__init__(count, 2 * len(devices))
+        self.problem = problem
+        self.devices = devices
+
+    def load(self, load_s: Sequence[float], where: Iterable[Rectangle]) -> None:
+        self.add([*(load_s[d] for d in self.devices), *(0.0 for _ in self.devices)], where)
+
+    def item(self, index: int, where: Iterable[Rectangle]) -> None:
+        item = self.problem.items[index]
+        lasting = item.first == 0 and item.last == len(self.problem.nodes) - 1
+        held = [item.bytes[d] if lasting else 0.0 for d in self.devices]
+        self.add([*(item.load_s[d] for d in self.devices), *held], where)
+
     def total(self) -> Floats:
         many = len(self.devices)
-        change = np.zeros((2 * many, self.count + 1, self.count + 1))
-        corners, parts = np.array(self.corners).reshape(-1, 2), np.array(self.parts)
-        for row, values in zip(change, parts.T, strict=False):
-            np.add.at(row, (corners[:, 0], corners[:, 1]), values)
-        np.cumsum(change, axis=1, out=change)
-        np.cumsum(change, axis=2, out=change)
-        total = change[:, : self.count, : self.count]
+        total = self.totals()
         loads: Floats = total[:many].max(axis=0)
         for device, held in zip(self.devices, total[many:], strict=True):
             loads[held > self.problem.limit_bytes[device] * (1 + ROUNDING)] = math.inf

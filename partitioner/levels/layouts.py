@@ -1,0 +1,72 @@
+"""The layouts of a large cluster: how its devices are split into equal stages with a mesh each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.ir.mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Neighbouring devices of one specification: `count` of them from `first` on."""
+
+    first: int
+    count: int
+
+
+def kinds(cluster: Cluster) -> tuple[Kind, ...]:
+    """The runs of equal devices of a cluster."""
+    found = []
+    for _, run in itertools.groupby(range(len(cluster)), key=cluster.devices.__getitem__):
+        devices = list(run)
+        found.append(Kind(devices[0], len(devices)))
+    return tuple(found)
+
+
+def sizes(kind: Kind, cluster: Cluster) -> tuple[int, ...]:
+    """Devices that a stage may take: each divides the next, so that stages of all sizes pack.
+
+    Groups of a size must lie alike in every level of the cluster.
+
+    >>> from partitioner.cost_model.cluster import resolve_cluster
+    >>> sizes(Kind(0, 24), resolve_cluster("3x8xh100"))
+    (1, 2, 4, 8, 24)
+    """
+    found, size = [1], 1
+    for prime in _factors(kind.count):
+        size *= prime
+        found.append(size)
+    return tuple(size for size in found if _alike(kind, size, cluster))
+
+
+def _factors(count: int) -> Iterator[int]:
+    """Prime factors, ascending."""
+    prime = 2
+    while count > 1:
+        while count % prime == 0:
+            yield prime
+            count //= prime
+        prime += 1
+
+
+def _alike(kind: Kind, size: int, cluster: Cluster) -> bool:
+    """Whether the groups of a size are within, or made of, whole groups of each level."""
+    groups = kind.count // size
+    return groups == 1 or all(
+        (level.size % size == 0 and kind.first % size == 0)
+        or (size % level.size == 0 and kind.first % level.size == 0)
+        for level in cluster.levels
+    )
+
+
+def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
+    """Meshes of a stage: one axis, then two whose minor one stays within the innermost level."""
+    devices = tuple(range(first, first + size))
+    yield DeviceMesh.of({"tp": size}, devices)
+    for minor in range(2, min(size, cluster.levels[0].size + 1)):
+        if size % minor == 0 and (first % minor == 0 or len(cluster.levels) == 1):
+            yield DeviceMesh.of({"dp": size // minor, "tp": minor}, devices)

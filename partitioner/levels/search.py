@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
@@ -141,8 +141,8 @@ class _Levels:
             self.folded,
             self.best,
             self.blocks,
-            tuple(self.used[stage.option][1] for stage in self.best.stages),
-            tuple(self.used[stage.option][0] for stage in self.best.stages),
+            tuple(sharded for sharded, _ in self._used()),
+            tuple(layout for _, layout in self._used()),
             min(self.bound_s, self.best.load_s),
             tuple(layout for layout in self.layouts if str(layout) not in self.failed),
             self.failed,
@@ -150,7 +150,7 @@ class _Levels:
 
     def _pass(self, *, limited: bool) -> None:
         """Shard over the layouts in order; `limited`: so that all stages together fit."""
-        for layout in self.layouts:
+        for layout in self._ranked():
             if self._met():
                 return
             if self.found and time.monotonic() > self.deadline:
@@ -162,6 +162,18 @@ class _Levels:
             except Infeasible as error:
                 self.failed[str(layout)] = str(error)
                 self.refusal = error
+
+    def _ranked(self) -> Iterator[Layout]:
+        """Layouts of one axis, then those of two that add a second one to the best of these."""
+        yield from (layout for layout in self.layouts if len(layout.mesh.axes) < 2)
+        best = {layout.mesh.size() for _, layout in self._used()}
+        rest = [layout for layout in self.layouts if len(layout.mesh.axes) > 1]
+        yield from sorted(rest, key=lambda layout: layout.mesh.axes[0][1] not in best)
+
+    def _used(self) -> list[tuple[Sharded, Layout]]:
+        """What the best cut uses."""
+        stages = self.best.stages if self.best is not None else ()
+        return [(self.used[s.option][1], self.used[s.option][0]) for s in stages]
 
     def _met(self) -> bool:
         return self.best is not None and (

@@ -17,7 +17,7 @@ from partitioner.solver.intervals import Charges, Floats, Ints, summed
 from partitioner.solver.stages import StageOption
 
 #: Blocks that the order is cut into at most: stages begin and end between them.
-MAX_BLOCKS = 320
+MAX_BLOCKS = 480
 
 #: Entries of a charge: seconds of computing, seconds of communicating, bytes of weights.
 COMPUTE, COMM, WEIGHTS = range(3)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,8 @@ Ints = npt.NDArray[np.intp]
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
+#: Problems of more items are wide: so many come of meshes with several axes.
+MAX_ITEMS = 20_000
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,14 @@ class _Wide:
     sites: tuple[Site, ...]
 
 
+class _Tables(NamedTuple):
+    """The costs of a problem by the nodes that they depend on."""
+
+    edges: list[_EdgeCosts]
+    shared: list[_Shared]
+    wide: list[_Wide]
+
+
 class Eliminator:
     """A problem laid out for elimination, so that it can be solved at many prices."""
 
@@ -78,10 +90,15 @@ class Eliminator:
         self.item_load = np.array([item.load_s for item in problem.items]).reshape(shape)
         self.item_bytes = np.array([sum(item.bytes) for item in problem.items])
         self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
-        sites = item_sites(problem)
-        self.edges = [e for e in _edge_costs(problem, sites) if e.items.size or e.edge.forbidden]
-        self.shared, self.wide = _shared(problem, sites, self.sizes)
-        self.whole = False  #: Whether the direct way is known to be too wide.
+        #: Whether the direct way is known to be too wide.
+        self.whole = len(problem.items) > MAX_ITEMS
+
+    @cached_property
+    def tables(self) -> _Tables:
+        """What the direct way adds up."""
+        sites = item_sites(self.problem)
+        edges = [e for e in _edge_costs(self.problem, sites) if e.items.size or e.edge.forbidden]
+        return _Tables(edges, *_shared(self.problem, sites, self.sizes))
 
     def min_sum(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
         """The plan of least weighted load and its value; None if the graph is too wide.
@@ -138,15 +155,16 @@ class Eliminator:
 
     def _direct(self, weights: Floats, prices: Floats) -> Answer:
         factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
-        factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in self.edges]
-        for shared in self.shared:
+        tables = self.tables
+        factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in tables.edges]
+        for shared in tables.shared:
             table = np.zeros([self.sizes[node] for node in shared.scope])
             for price, on in zip(prices[shared.items], shared.on, strict=True):
                 if price:
                     table += price * on
             factors.append(Factor(shared.scope, table))
         count = len(self.sizes)
-        paid = [wide for wide in self.wide if prices[wide.item]]
+        paid = [wide for wide in tables.wide if prices[wide.item]]
         if len(paid) > MAX_SWITCHES:
             return None
         for switch, wide in enumerate(paid, start=count):

@@ -47,7 +47,7 @@ on a model:
   partition sweep MODEL --devices 1,2,4,8 [--memory SIZE,...] [--clusters NAME,...] [-o FILE]
   partition check FILE
 
-commands on a problem file of the contest on intra-operator parallelism (google/iopddl):
+commands on a problem file (google/iopddl or msr-fiddle/dnn-partitioning):
   partition solve FILE [--time-limit S] [--gap P] [-o SOLUTION]
   partition evaluate FILE SOLUTION
 

@@ -17,6 +17,8 @@ from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, evaluate
 from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.problem import SolverError
 
+#: What proves bounds, as certificates name it.
+PRESOLVE, MESSAGES, EXACT = "presolve", "message passing", "HiGHS"
 #: Sweeps of a round, before the search looks at what they chose.
 SWEEPS = 20
 #: The exact program is tried from this size (columns) down, and first after this many rounds.
@@ -59,20 +61,20 @@ def _presolved(hunt: PairwiseHunt) -> Model | None:
     problem = hunt.problem
     allowed = np.add.reduceat(problem.costs < FORBIDDEN, problem.offsets[:-1], dtype=np.int64)
     for node in np.flatnonzero(allowed == 0)[:1] if problem.nodes else ():
-        hunt.refute(f"every strategy of node {node} is forbidden")
+        hunt.refute(f"every strategy of node {node} is forbidden", PRESOLVE)
         return None
     if reason := _shortage(problem):
-        hunt.refute(reason)
+        hunt.refute(reason, PRESOLVE)
         return None
     model = reduce(build(problem)) if problem.nodes else None
     if model is None:
         if problem.nodes:
-            hunt.refute("the forbidden pairs leave some node without a strategy")
+            hunt.refute("the forbidden pairs leave some node without a strategy", PRESOLVE)
         else:
             hunt.cost = hunt.bound = 0
         return None
     if (model.rows.capacity < 0).any():
-        hunt.refute("what forbidden pairs leave uses more than the limit")
+        hunt.refute("what forbidden pairs leave uses more than the limit", PRESOLVE)
         return None
     return model
 
@@ -108,7 +110,7 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
             ascent = pool.submit(dual.ascend, SWEEPS)
             primal.round(view, hunt)
             ascent.result()
-            hunt.prove(dual.bound)
+            hunt.prove(dual.bound, MESSAGES)
             done += 1
             if done == wait and not hunt.over:
                 wait *= 2
@@ -122,28 +124,28 @@ def _finish(hunt: PairwiseHunt, dual: Dual) -> None:
         return
     if math.isfinite(hunt.cost):
         keep = ~dual.dear(hunt.cost - 1)
-        hunt.prove(dual.bound)
+        hunt.prove(dual.bound, MESSAGES)
         if not np.logical_or.reduceat(keep, dual.model.graph.offsets[:-1]).all():
-            hunt.prove(hunt.cost)
+            hunt.prove(hunt.cost, MESSAGES)
             return
         model = reduce(restrict(dual.model, keep))
     if model is None:
-        _close(hunt)
+        _close(hunt, MESSAGES)
         return
     if columns(model) > MAX_COLUMNS:
         return
     chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap)
     if chosen is not None:
-        hunt.offer(model, chosen)
+        hunt.offer(model, chosen, EXACT)
     if math.isinf(bound):
-        _close(hunt)
+        _close(hunt, EXACT)
     else:
-        hunt.prove(bound)
+        hunt.prove(bound, EXACT)
 
 
-def _close(hunt: PairwiseHunt) -> None:
+def _close(hunt: PairwiseHunt, source: str) -> None:
     """No choice is better than the best known; without one, none is feasible."""
     if math.isfinite(hunt.cost):
-        hunt.prove(hunt.cost)
+        hunt.prove(hunt.cost, source)
     else:
-        hunt.refute("no allowed choice keeps within the limit")
+        hunt.refute("no allowed choice keeps within the limit", source)

@@ -167,6 +167,8 @@ def _partition(argv: Sequence[str]) -> int:
         constraints=args.constraints,
         time_limit_s=args.time_limit,
         gap=args.gap,
+        solver=args.solver,
+        seed=args.seed,
         progress=say,
     )
     say(f"writing {target}")

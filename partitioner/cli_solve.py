@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partitioner.cli_options import command, fraction, natural, safe, seconds
+from partitioner.cli_options import command, fraction, safe, seconds, solver_options
 from partitioner.files import check_file
 from partitioner.ir.errors import PartitionerError
 
@@ -38,13 +38,18 @@ def solve_command(argv: Sequence[str]) -> int:
     add("--gap", type=fraction, default=0.0, metavar="P", help="stop at this gap (default 0)")
     add("-o", "--output", type=Path, metavar="SOLUTION", help="file to write the solution to")
     add("--json", action="store_true", help="print the facts as JSON, with the trace")
-    add("--seed", type=natural, default=0, metavar="N", help="of the search (default 0)")
+    solver_options(parser)
     args = parser.parse_args(argv)
     if args.output is not None:
         check_file(args.output)
     start = time.monotonic()
+    from partitioner.problem_files import Search
+    from partitioner.solver.engines import find
+
+    engine = find(args.solver)
     kind, data = _read(Path(args.file))
-    found = kind.solve(Path(args.file), data, start + args.time_limit, args.gap, args.seed)
+    search = Search(start + args.time_limit, args.gap, args.seed, engine)
+    found = kind.solve(Path(args.file), data, search)
     if args.output is not None and found.solution is not None:
         kind.write(found.solution, args.output)
     print(json.dumps(_facts(found), indent=1) if args.json else safe(_text(found)))

@@ -12,12 +12,35 @@ from typing import Any
 from partitioner.solver import Infeasible, Status, dnnp, dnnp_referee
 from partitioner.solver import solve as solve_placement
 from partitioner.solver.dnnp_problem import to_problem, to_solution
+from partitioner.solver.engines import Engine
 from partitioner.solver.pairwise import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise import iopddl
 from partitioner.solver.pairwise import solve as solve_pairwise
 
 #: The least time that is left for the search of a file that takes long to read, in seconds.
 LEAST_S = 0.001
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is asked of a search.
+
+    Attributes:
+        deadline: Monotonic second at which to stop.
+        gap: Relative gap at which to stop.
+        seed: Of all random choices.
+        engine: Solves the MILPs.
+    """
+
+    deadline: float
+    gap: float
+    seed: int
+    engine: Engine
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(LEAST_S, self.deadline - time.monotonic())
 
 
 @dataclass(frozen=True)
@@ -63,24 +86,20 @@ class Kind:
 
     Attributes:
         is_problem: Whether JSON content is of this kind.
-        solve: From the file's path, its content, a monotonic deadline, a gap and a seed.
+        solve: From the file's path, its content and what is asked.
         write: A solution into a file.
         evaluate: From the problem's path, its content and the solution's path.
     """
 
     is_problem: Callable[[Any], bool]
-    solve: Callable[[Path, Any, float, float, int], Solved]
+    solve: Callable[[Path, Any, Search], Solved]
     write: Callable[[Any, Path], None]
     evaluate: Callable[[Path, Any, Path], Priced]
 
 
-def _left(deadline: float) -> float:
-    return max(LEAST_S, deadline - time.monotonic())
-
-
-def _solve_iopddl(path: Path, data: Any, deadline: float, gap: float, seed: int) -> Solved:
+def _solve_iopddl(path: Path, data: Any, search: Search) -> Solved:
     problem = iopddl.read(path, data)
-    found = solve_pairwise(problem, _left(deadline), gap, seed)
+    found = solve_pairwise(problem, search.left_s, search.gap, search.seed, engine=search.engine)
     known = found.cost is not None
     return Solved(
         "costs of nodes and edges",
@@ -108,12 +127,17 @@ def _evaluate_iopddl(path: Path, data: Any, solution: Path) -> Priced:
     return Priced(figures, outcome.fault)
 
 
-def _solve_dnnp(path: Path, data: Any, deadline: float, gap: float, seed: int) -> Solved:
+def _solve_dnnp(path: Path, data: Any, search: Search) -> Solved:
     instance = dnnp.read(path, data)
     objective, start = "throughput (largest load of a device)", time.monotonic()
     try:
         found = solve_placement(
-            to_problem(instance), time_limit_s=_left(deadline), gap=gap, seed=seed, effort=2
+            to_problem(instance),
+            time_limit_s=search.left_s,
+            gap=search.gap,
+            seed=search.seed,
+            effort=2,
+            engine=search.engine,
         )
     except Infeasible as error:
         status: Status = "infeasible" if error.proven else "time_limit"

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.exact import columns, solve_exactly
 from partitioner.solver.pairwise.hunt import PairwiseHunt, PairwiseSolution
@@ -18,7 +19,7 @@ from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.problem import SolverError
 
 #: What proves bounds, as certificates name it.
-PRESOLVE, MESSAGES, EXACT = "presolve", "message passing", "HiGHS"
+PRESOLVE, MESSAGES = "presolve", "message passing"
 #: Sweeps of a round, before the search looks at what they chose.
 SWEEPS = 20
 #: The exact program is tried from this size (columns) down, and first after this many rounds.
@@ -32,6 +33,7 @@ def solve(
     gap: float = 0.0,
     seed: int = 0,
     rounds: int | None = None,
+    engine: Engine = HIGHS,
 ) -> PairwiseSolution:
     """Find a choice of strategies of little cost, and bound how much less any other costs.
 
@@ -42,6 +44,7 @@ def solve(
         gap: Relative gap, (cost - bound) / cost, at which to stop.
         seed: Of all random choices.
         rounds: Rounds of bound and search at most; None: until the gap is met or time is up.
+        engine: Solves the exact program at the end.
 
     Raises:
         SolverError: The gap or the time limit is out of range.
@@ -52,7 +55,7 @@ def solve(
     hunt = PairwiseHunt(problem, gap, now, now + time_limit_s)
     model = _presolved(hunt)
     if model is not None:
-        _search(hunt, model, seed, math.inf if rounds is None else rounds)
+        _search(hunt, model, seed, math.inf if rounds is None else rounds, engine)
     return hunt.solution()
 
 
@@ -98,7 +101,7 @@ def _shortage(problem: Pairwise) -> str:
     )
 
 
-def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
+def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float, engine: Engine) -> None:
     dual, primal = Dual(model), Primal(model, seed)
     wait, done = FIRST_TRY, 0
     dual.ascend(1)
@@ -114,10 +117,10 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
             done += 1
             if done == wait and not hunt.over:
                 wait *= 2
-                _finish(hunt, dual)
+                _finish(hunt, dual, engine)
 
 
-def _finish(hunt: PairwiseHunt, dual: Dual) -> None:
+def _finish(hunt: PairwiseHunt, dual: Dual, engine: Engine) -> None:
     """Drop strategies that no better choice takes, and solve exactly if little is left."""
     model: Model | None = dual.model
     if columns(dual.model) > 10 * MAX_COLUMNS:
@@ -134,13 +137,13 @@ def _finish(hunt: PairwiseHunt, dual: Dual) -> None:
         return
     if columns(model) > MAX_COLUMNS:
         return
-    chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap)
+    chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap, engine)
     if chosen is not None:
-        hunt.offer(model, chosen, EXACT)
+        hunt.offer(model, chosen, engine.label)
     if math.isinf(bound):
-        _close(hunt, EXACT)
+        _close(hunt, engine.label)
     else:
-        hunt.prove(bound, EXACT)
+        hunt.prove(bound, engine.label)
 
 
 def _close(hunt: PairwiseHunt, source: str) -> None:

@@ -177,7 +177,7 @@ def _partition(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
-        print(safe(text(result.summary)))
+        print(safe(text(result.summary, result.search_s)))
         print(f"  written to  {target}")
     return 0
 

@@ -227,6 +227,7 @@ def _certified(
             strategy=kind(best.plan),
             solver=best.solution.solver,
             space=", ".join(map(str, tried)),
+            seed=request.seed,
         ),
     )
 

@@ -51,8 +51,10 @@ class Certificate:
         status: "optimal" (proven within the gap asked for), "feasible" (not proven within it), or
             "time_limit" (stopped before it was).
         strategy: Kind of the plan: "single", "inter", "intra" or "hybrid" (`partitioner.split`).
-        solver: Name and version.
+        solver: What found the plan / what proved the bound.
         space: What the bound covers, in words.
+        seed: Of all random choices of the search.
+        folded: What the search took for one (repeated blocks, say), in words; "" for nothing.
     """
 
     objective: str
@@ -62,6 +64,8 @@ class Certificate:
     strategy: str
     solver: str
     space: str = ""
+    seed: int = 0
+    folded: str = ""
 
     @property
     def gap(self) -> float:
@@ -169,8 +173,10 @@ def _certificate_of(data: Mapping[str, Any]) -> Certificate:
     for key, known in (("objective", OBJECTIVES), ("status", STATUSES)):
         if _typed(data, key, str) not in known:
             raise ValueError(f"{key} {data[key]!r} is not one of {', '.join(known)}")
-    for key in ("strategy", "solver", "space"):
-        _typed({"space": "", **data}, key, str)
+    for key in ("strategy", "solver", "space", "folded"):
+        _typed({"space": "", "folded": "", **data}, key, str)
+    if _typed({"seed": 0, **data}, "seed", int) < 0:
+        raise ValueError(f"seed {data['seed']!r} is not a whole number of at least 0")
     cert = Certificate(**{key: value for key, value in data.items() if key != "gap"})
     if cert.bound > cert.cost:
         raise ValueError(f"bound {cert.bound!r} is above cost {cert.cost!r}")

@@ -47,7 +47,7 @@ on a model:
   partition sweep MODEL --devices 1,2,4,8 [--memory SIZE,...] [--clusters NAME,...] [-o FILE]
   partition check FILE
 
-commands on a problem file of the contest on intra-operator parallelism (google/iopddl):
+commands on a problem file (google/iopddl or msr-fiddle/dnn-partitioning):
   partition solve FILE [--time-limit S] [--gap P] [-o SOLUTION]
   partition evaluate FILE SOLUTION
 
@@ -167,6 +167,8 @@ def _partition(argv: Sequence[str]) -> int:
         constraints=args.constraints,
         time_limit_s=args.time_limit,
         gap=args.gap,
+        solver=args.solver,
+        seed=args.seed,
         progress=say,
     )
     say(f"writing {target}")
@@ -175,7 +177,7 @@ def _partition(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
     elif not args.quiet:
-        print(safe(text(result.summary)))
+        print(safe(text(result.summary, result.search_s)))
         print(f"  written to  {target}")
     return 0
 

@@ -190,6 +190,19 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         metavar="1%",
         help="stop at this gap to the lower bound",
     )
+    solver_options(parser)
+
+
+def solver_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every search: the MILP solver, the seed."""
+    add = parser.add_argument
+    add(
+        "--solver",
+        default="highs",
+        metavar="NAME",
+        help="MILP solver that PuLP finds: highs (default), cbc, gurobi, cplex, ...",
+    )
+    add("--seed", type=natural, default=0, metavar="N", help="of the search (default 0)")
 
 
 def check_model(model: Path) -> None:

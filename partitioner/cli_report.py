@@ -129,7 +129,14 @@ def sweep(argv: Sequence[str]) -> int:
         _unique(args.clusters or (None,)),
         _unique(args.memory or (None,)),
     )
-    request = Request(args.objective, args.strategy, time_limit_s=args.time_limit, gap=args.gap)
+    request = Request(
+        args.objective,
+        args.strategy,
+        time_limit_s=args.time_limit,
+        gap=args.gap,
+        solver=args.solver,
+        seed=args.seed,
+    )
     traced = load_onnx(model, dict(args.dim), dict(args.shape))
     found = search_all(traced, axes, request, model.stem, say)
     print(json.dumps(found, indent=1) if args.json else safe(sweep_text(found)), flush=True)

@@ -7,23 +7,26 @@ The kind of file is told from its content. Exit codes of `solve` are those of th
 from __future__ import annotations
 
 import json
-import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from partitioner.cli_options import command, fraction, natural, seconds
+from partitioner.cli_options import command, fraction, safe, seconds, solver_options
 from partitioner.files import check_file
 from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
-    from partitioner.solver.pairwise import Pairwise, PairwiseSolution
+    from partitioner.problem_files import Kind, Solved
+
+_ABOUT = "JSON of google/iopddl or msr-fiddle/dnn-partitioning, plain or gzipped"
 
 
 def solve_command(argv: Sequence[str]) -> int:
     """Solve a problem file: cost, bound, gap and status on stdout."""
-    about = "Solve a problem file of the contest on intra-operator parallelism (iopddl)."
-    parser = command("solve", about, FILE="JSON, plain or gzipped")
+    parser = command(
+        "solve", "Solve a problem file; its kind is told from its content.", FILE=_ABOUT
+    )
     add = parser.add_argument
     add(
         "--time-limit",
@@ -35,23 +38,21 @@ def solve_command(argv: Sequence[str]) -> int:
     add("--gap", type=fraction, default=0.0, metavar="P", help="stop at this gap (default 0)")
     add("-o", "--output", type=Path, metavar="SOLUTION", help="file to write the solution to")
     add("--json", action="store_true", help="print the facts as JSON, with the trace")
-    add("--seed", type=natural, default=0, metavar="N", help="of the search (default 0)")
+    solver_options(parser)
     args = parser.parse_args(argv)
     if args.output is not None:
         check_file(args.output)
-    import time
-
     start = time.monotonic()
-    problem = _read(Path(args.file))
-    from partitioner.solver.pairwise import solve
+    from partitioner.problem_files import Search
+    from partitioner.solver.engines import find
 
-    left = max(0.001, args.time_limit - (time.monotonic() - start))
-    found = solve(problem, left, args.gap, args.seed)
-    if args.output is not None and found.cost is not None:
-        from partitioner.solver.pairwise.iopddl import write_solution
-
-        write_solution(found.chosen, args.output)
-    print(json.dumps(_facts(found), indent=1) if args.json else _text(found))
+    engine = find(args.solver)
+    kind, data = _read(Path(args.file))
+    search = Search(start + args.time_limit, args.gap, args.seed, engine)
+    found = kind.solve(Path(args.file), data, search)
+    if args.output is not None and found.solution is not None:
+        kind.write(found.solution, args.output)
+    print(json.dumps(_facts(found), indent=1) if args.json else safe(_text(found)))
     if found.cost is not None:
         return 0
     return 3 if found.status == "infeasible" else 1
@@ -59,59 +60,66 @@ def solve_command(argv: Sequence[str]) -> int:
 
 def evaluate_command(argv: Sequence[str]) -> int:
     """Check and price a solution of a problem file."""
-    about = "Check and price a solution of a problem file, exactly."
     parser = command(
         "evaluate",
-        about,
-        FILE="the problem: JSON, plain or gzipped",
-        SOLUTION="JSON list of strategy indices",
+        "Check and price a solution of a problem file, exactly.",
+        FILE=_ABOUT,
+        SOLUTION="JSON as `partition solve -o` writes it",
     )
     args = parser.parse_args(argv)
-    problem = _read(Path(args.file))
-    from partitioner.solver.pairwise import evaluate
-    from partitioner.solver.pairwise.iopddl import read_solution
-
-    outcome = evaluate(problem, read_solution(Path(args.solution)))
-    limit = "no limit" if outcome.limit is None else f"limit {outcome.limit}"
-    print(f"cost        {outcome.cost}")
-    print(f"peak usage  {outcome.peak_usage} ({limit})")
-    print(f"infeasible: {outcome.fault}" if outcome.fault else "feasible")
-    return 1 if outcome.fault else 0
+    kind, data = _read(Path(args.file))
+    found = kind.evaluate(Path(args.file), data, Path(args.solution))
+    for name, value in found.figures:
+        print(f"{name:10}  {value}")
+    print(f"infeasible: {found.fault}" if found.fault else "feasible")
+    return 1 if found.fault else 0
 
 
-def _read(path: Path) -> Pairwise:
-    """A problem of whichever kind the file's content shows."""
+def _read(path: Path) -> tuple[Kind, Any]:
+    """The kind that the file's content shows, and the content."""
+    from partitioner.problem_files import KINDS
     from partitioner.solver.json_files import read_json
-    from partitioner.solver.pairwise import iopddl
 
     data = read_json(path)
-    if iopddl.is_problem(data):
-        return iopddl.read(path, data)
-    raise PartitionerError(f'{path}: no known kind of problem (iopddl has a "problem" object)')
+    for kind in KINDS:
+        if kind.is_problem(data):
+            return kind, data
+    raise PartitionerError(
+        f'{path}: no known kind of problem (iopddl has a "problem" object, dnn-partitioning '
+        '"nodes" and "maxFPGAs")'
+    )
 
 
-def _facts(found: PairwiseSolution) -> dict[str, object]:
-    known = found.cost is not None
+def _facts(found: Solved) -> dict[str, object]:
     return {
-        "status": found.status,
+        "objective": found.objective,
         "cost": found.cost,
-        "bound": None if math.isinf(found.bound) else found.bound,
-        "gap": found.gap if known else None,
+        "bound": found.bound,
+        "gap": found.gap,
+        "status": found.status,
         "seconds": found.seconds,
+        "solver": found.solver,
         "reason": found.reason or None,
-        "trace": [
-            [spent, None if math.isinf(cost) else cost, bound] for spent, cost, bound in found.trace
-        ],
+        "trace": [list(entry) for entry in found.trace],
     }
 
 
-def _text(found: PairwiseSolution) -> str:
+def _text(found: Solved) -> str:
+    rows = [("objective", found.objective)]
     if found.cost is None:
-        why = found.reason or "no feasible choice was found in time"
-        return f"status  {found.status}: {why}"
-    return (
-        f"cost    {found.cost}\n"
-        f"bound   {found.bound:.0f}\n"
-        f"gap     {found.gap:.4%}\n"
-        f"status  {found.status} ({found.seconds:.1f} s)"
-    )
+        why = found.reason or "no feasible solution was found in time"
+        rows.append(("status", f"{found.status}: {why}"))
+    else:
+        assert found.gap is not None
+        rows += [
+            ("cost", _number(found.cost)),
+            ("bound", _number(found.bound or 0)),
+            ("gap", f"{found.gap:.4%}"),
+            ("status", found.status),
+        ]
+    rows += [("seconds", f"{found.seconds:.1f}"), ("solver", found.solver)]
+    return "\n".join(f"{name:9}  {value}" for name, value in rows)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.10g}"

@@ -50,6 +50,8 @@ def compile(  # noqa: A001 - the public name
     constraints: Constraints | Plan | str | Path | None = None,
     time_limit_s: float = 30.0,
     gap: float = 0.01,
+    solver: str = "highs",
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> Compiled:
     """Plan a model over devices and lower the plan to one program a rank.
@@ -67,6 +69,8 @@ def compile(  # noqa: A001 - the public name
         constraints: Pins, a plan whose decisions are kept, or the file of either.
         time_limit_s: Limit of the search, in seconds; above 0.
         gap: Relative gap between cost and lower bound at which the search may stop; below 1.
+        solver: MILP solver, any that PuLP finds: "highs", "cbc", "gurobi", "cplex", ...
+        seed: Of all random choices; at least 0.
         progress: Called with a line of text at each stage.
 
     Returns:
@@ -83,7 +87,8 @@ def compile(  # noqa: A001 - the public name
     say = progress or _silent
     clock = _Clock(say)
     target = target_cluster(cluster, devices, memory)
-    request = Request(objective, strategy, mesh, constraints_of(constraints), time_limit_s, gap)
+    pins = constraints_of(constraints)
+    request = Request(objective, strategy, mesh, pins, time_limit_s, gap, solver, seed)
     families(strategy, len(target), mesh)  # refuses a mesh of another size before anything is read
     with clock("reading the model"):
         traced = load_onnx(model, dims or {}, shapes or {})

@@ -143,6 +143,11 @@ class Compiled:
         return certificate.objective if certificate else "throughput"
 
     @property
+    def search_s(self) -> float | None:
+        """Seconds that the search took; None where that is not known."""
+        return self.seconds.get("searching")
+
+    @property
     def cost(self) -> float:
         """The plan's cost by its objective: seconds, or bytes for "memory"."""
         return self.evaluation.cost(self.objective)
@@ -300,6 +305,7 @@ def load(directory: str | Path) -> Compiled:
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
     evaluation = evaluate(traced.graph, plan, cluster)
+    summary = load_summary(folder)
     warnings = tuple(_stale(folder, plan.certificate, evaluation))
     if warnings:
         plan = replace(plan, certificate=None)
@@ -312,7 +318,8 @@ def load(directory: str | Path) -> Compiled:
         evaluation=evaluation,
         schedule=tasks,
         programs=lower(traced.graph, tasks, len(cluster)),
-        summary=load_summary(folder),
+        summary=summary,
+        seconds=summary["seconds"],
         warnings=warnings,
     )
 

@@ -160,7 +160,9 @@ _REQUEST: Mapping[str, Check] = {
 _SUMMARY: Mapping[str, Check] = {
     "objective": _one_of(*OBJECTIVES),
     "status": _one_of(*STATUSES),
-    **dict.fromkeys(("strategy", "searched", "solver"), _is_text),
+    **dict.fromkeys(("strategy", "searched", "solver", "folded"), _is_text),
+    "seed": _is_size,
+    "seconds": _table_of(_is_figure),
     **dict.fromkeys(("cost", "bound", "gap", "sharded_flops_share"), _is_figure),
     **dict.fromkeys(("latency_s", "latency_s_one_device"), _is_figure),
     **dict.fromkeys(("throughput_per_s", "throughput_per_s_one_device"), _is_rate),

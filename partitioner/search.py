@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.build import Built, build
 from partitioner.constraints import ConstraintError, Constraints
@@ -19,13 +20,14 @@ from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
 from partitioner.families import Family, SearchError, check_mesh, check_strategy, families
-from partitioner.ir.checks import is_number
+from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.solver.engines import HIGHS, Engine, find
 from partitioner.split import kind
 from partitioner.strategies import Rules, strategies
 
@@ -48,9 +50,12 @@ class Request:
         constraints: Pins.
         time_limit_s: For all families together, in seconds; above 0 and finite.
         gap: Relative gap at which a family's search stops; at least 0 and below 1.
+        solver: Name of the MILP solver, see `partitioner.solver.engines`.
+        seed: Of all random choices; at least 0.
 
     Raises:
         SearchError: A value is none of these.
+        EngineError: There is no such solver on this machine.
     """
 
     objective: Objective = "throughput"
@@ -59,6 +64,8 @@ class Request:
     constraints: Constraints = field(default_factory=Constraints)
     time_limit_s: float = 30.0
     gap: float = 0.01
+    solver: str = HIGHS.name
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -71,6 +78,14 @@ class Request:
             )
         if not (is_number(self.gap) and 0 <= self.gap < 1):
             raise SearchError(f"gap is {self.gap!r}, not a number of at least 0 and below 1")
+        if not is_whole(self.seed) or self.seed < 0:
+            raise SearchError(f"seed is {self.seed!r}, not a whole number of at least 0")
+        find(self.solver)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The MILP solver."""
+        return find(self.solver)
 
 
 class OutOfTime(PartitionerError):  # noqa: N818 - a verdict
@@ -146,7 +161,16 @@ def search(
         left = max(SECOND_LOOK_S, deadline - time.monotonic())
         looked = len(refused) == len(spaces)
         found = [
-            second_look(refused, request.objective, request.gap, left, job.found, complete=looked)
+            second_look(
+                refused,
+                request.objective,
+                request.gap,
+                left,
+                job.found,
+                complete=looked,
+                seed=request.seed,
+                engine=request.engine,
+            )
         ]
     best = _best(found, request.objective, len(cluster))
     without = [family for family, _ in failed]
@@ -204,6 +228,7 @@ def _certified(
             strategy=kind(best.plan),
             solver=best.solution.solver,
             space=", ".join(map(str, tried)),
+            seed=request.seed,
         ),
     )
 
@@ -242,6 +267,8 @@ class _Search:
                 self.request.objective,
                 time_limit_s=time_limit_s,
                 gap=gap,
+                seed=self.request.seed,
+                engine=self.request.engine,
                 cutoff=cutoff,
                 reason_s=0.0,
             )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from partitioner.build import Built
 from partitioner.cost_model.evaluate import Evaluation
@@ -21,6 +22,7 @@ from partitioner.solver import (
     least_shortage,
     solve,
 )
+from partitioner.solver.engines import HIGHS, Engine
 
 #: Seconds that a refusal may take beyond the time limit: to look again, and to find its reason.
 SECOND_LOOK_S = 2.0
@@ -63,6 +65,8 @@ def second_look(
     found: Evaluate,
     *,
     complete: bool,
+    seed: int = 0,
+    engine: Engine = HIGHS,
 ) -> Found:
     """A plan that exact liveness, in the graph's order of nodes, lets fit after all.
 
@@ -73,22 +77,25 @@ def second_look(
         time_limit_s: Wall-clock limit.
         found: Evaluates a solution.
         complete: Whether these are all families of the request.
+        seed: Of all random choices.
+        engine: Solves the MILPs.
 
     Raises:
         Infeasible: There is none; the family that came nearest to fitting speaks.
     """
     deadline = time.monotonic() + time_limit_s
+    ask = partial(solve, gap=gap, seed=seed, engine=engine)
     nearest = sorted(refused, key=lambda entry: _distance(entry.error))
     for index, entry in enumerate(nearest):
         left = (deadline - time.monotonic()) / (len(nearest) - index + 1)
         if left > 0 and _may_fit(entry):
-            fits = _exactly(entry, objective, gap, left, found)
+            fits = _exactly(entry, objective, left, found, ask)
             if fits is not None:
                 return fits
     entry = nearest[0]
     left = max(SECOND_LOOK_S / 2, deadline - time.monotonic())
     try:
-        solution = least_shortage(entry.built.problem, objective, entry.error, left)
+        solution = least_shortage(entry.built.problem, objective, entry.error, left, seed, engine)
     except Infeasible as error:
         certain = complete and error.proven and all(n.error.proven for n in nearest[1:])
         raise _verdict(entry.family, error, certain=certain, alone=len(nearest) == 1) from None
@@ -123,7 +130,11 @@ def _resident(problem: Problem) -> Problem:
 
 
 def _exactly(
-    entry: Refused, objective: Objective, gap: float, time_limit_s: float, found: Evaluate
+    entry: Refused,
+    objective: Objective,
+    time_limit_s: float,
+    found: Evaluate,
+    ask: Callable[..., Solution],
 ) -> Found | None:
     """The first plan that fits by exact liveness: of least cost first, of least peak last."""
     deadline = time.monotonic() + time_limit_s
@@ -131,7 +142,7 @@ def _exactly(
 
     def within(limit: float, goal: Objective, seconds: float) -> Found:
         limited = replace(problem, limit_bytes=(limit,) * problem.devices)
-        solution = solve(limited, goal, time_limit_s=seconds, gap=gap, reason_s=0.0)
+        solution = ask(limited, goal, time_limit_s=seconds, reason_s=0.0)
         return found(entry.family, entry.built, solution)
 
     best = within(math.inf, "memory", time_limit_s / 2)
@@ -152,7 +163,7 @@ def _exactly(
             break
     if objective == "memory":
         free = replace(_resident(problem), limit_bytes=(math.inf,) * problem.devices)
-        bound = solve(free, "memory", time_limit_s=time_limit_s / 2, gap=gap).bound
+        bound = ask(free, "memory", time_limit_s=time_limit_s / 2).bound
     bound = min(bound, best.cost(objective))
     return replace(best, solution=replace(best.solution, bound=bound, status="feasible"))
 

@@ -48,7 +48,7 @@ def _head(result: Compiled) -> list[str]:
     graph, plan, cluster = result.graph, result.plan, result.cluster
     lines = [f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {len(cluster)} devices"]
     if plan.certificate is not None:
-        lines.append(certificate_line(plan.certificate))
+        lines.append(certificate_line(plan.certificate, result.search_s))
     lines += [f"group {index}: {mesh}" for index, mesh in enumerate(plan.groups)]
     return lines
 

@@ -48,6 +48,8 @@ def facts(
         "strategy": cert.strategy,
         "searched": cert.space,
         "solver": cert.solver,
+        "seed": cert.seed,
+        "folded": cert.folded,
         "latency_s": got.latency_s,
         "latency_s_one_device": single.latency_s,
         "throughput_per_s": _finite(got.throughput_per_s),
@@ -91,14 +93,20 @@ def _fewer(outcome: Outcome, single: Evaluation) -> dict[str, Any] | None:
     return {"devices": count, "cost": cost, "cost_here": cert.cost}
 
 
-def text(found: Mapping[str, Any]) -> str:
-    """The summary in lines for people."""
+def text(found: Mapping[str, Any], search_s: float | None = None) -> str:
+    """The summary in lines for people.
+
+    Args:
+        found: The facts.
+        search_s: Seconds of the search, if they are known.
+    """
     lines = [
         _verdict(found),
         f"  latency     {_beside(found, 'latency_s', units.seconds)}",
         f"  throughput  {_beside(found, 'throughput_per_s', _rate)}",
         f"  peak memory {_peaks(found)}",
         f"  split       {split.sentence(found)}",
+        f"  search      {found['solver']}, {_searched(found['seed'], found['folded'], search_s)}",
     ]
     fewer, kind = found["fewer_devices"], found["objective"]
     if fewer:
@@ -163,11 +171,21 @@ def _peaks(found: Mapping[str, Any]) -> str:
     return f"{peaks} (one device: {units.size(found['peak_bytes_one_device'])})"
 
 
-def certificate_line(cert: Certificate) -> str:
-    """A stored certificate in one line."""
+def _searched(seed: int, folded: str, search_s: float | None) -> str:
+    spent = "" if search_s is None else f", {units.seconds(search_s)}"
+    return f"seed {seed}{spent}" + (f", folded: {folded}" if folded else "")
+
+
+def certificate_line(cert: Certificate, search_s: float | None = None) -> str:
+    """A stored certificate in one line.
+
+    Args:
+        cert: The certificate.
+        search_s: Seconds of the search, if they are known.
+    """
     return (
         f"{cert.strategy} plan by {cert.solver}: "
         f"{cert.objective} cost {_cost(cert.objective, cert.cost)}, "
         f"bound {_cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, "
-        f"{_status(cert.status, cert.gap)}"
+        f"{_status(cert.status, cert.gap)}, {_searched(cert.seed, cert.folded, search_s)}"
     )

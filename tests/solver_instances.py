@@ -1,4 +1,4 @@
-"""Random problems of the three kinds that the compiler makes: SPMD, placement, hybrid."""
+"""Random problems of the three kinds that the compiler makes: SPMD, placement, hybrid; programs."""
 
 import math
 import random
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem
+from partitioner.solver.milp import Milp, MilpBuilder
 
 Json = dict[str, Any]
 
@@ -191,3 +192,15 @@ def dnnp(seed: int, count: int = 9) -> Json:
         if rng.random() < 0.3
     ]
     return {"maxFPGAs": 2, "maxCPUs": 2, "maxSizePerFPGA": 16.0, "nodes": nodes, "edges": edges}
+
+
+def knapsack(count: int) -> Milp:
+    """A hard small knapsack: equal weights and values up to a little noise."""
+    rng = random.Random(1)
+    build = MilpBuilder()
+    sizes = [rng.randint(1000, 2000) / 1000 for _ in range(count)]
+    columns = [
+        build.column(f"x{i}", cost=-size, upper=1.0, integer=True) for i, size in enumerate(sizes)
+    ]
+    build.row(zip(columns, sizes, strict=True), -1, sum(sizes) / 2.0007)
+    return build.build()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import onnx
 import pytest
 
 import partitioner
-from partitioner import examples
+from partitioner import examples, units
 from partitioner.cli import main
 from partitioner.cost_model.errors import CostError
 from partitioner.directory import DirectoryError, replace_directory
 from partitioner.ir.plan import PlanError
 from partitioner.result import Compiled, ResultError
 from partitioner.runner import run_directory
+from partitioner.show import show
+from partitioner.summary import text
 from partitioner.verification import verify_directory
 
 
@@ -65,6 +68,25 @@ def test_the_files(saved: Path) -> None:
     }
     for path in saved.glob("*.json"):
         json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_the_seed_and_the_seconds_are_kept_and_shown(
+    model: onnx.ModelProto, tmp_path: Path
+) -> None:
+    made = partitioner.compile(model, 2, seed=7)
+    certificate = made.plan.certificate
+    assert certificate is not None
+    assert (certificate.seed, certificate.folded, made.summary["seed"]) == (7, "", 7)
+    again = partitioner.load(made.save(tmp_path / "m"))
+    assert again.plan.certificate == certificate
+    assert again.seconds == made.seconds
+    assert again.search_s is not None
+    line = f", seed 7, {units.seconds(again.search_s)}"
+    assert show(again).splitlines()[1].endswith(line)
+    assert text(again.summary, again.search_s).splitlines()[-1].endswith(line)
+    assert repr(made).endswith(", seed 7>")
+    plan = replace(made.plan, certificate=replace(certificate, folded="2 layers as one"))
+    assert repr(replace(made, plan=plan)).endswith(", seed 7, folded: 2 layers as one>")
 
 
 def test_a_plan_alone(compiled: Compiled, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ class Head(TypedDict):
     status: str
     solver: str
     searched: str
+    seed: int | None  #: None without a certificate.
+    folded: str
     cost: float  #: Seconds or, for the objective "memory", bytes; likewise `bound`.
     bound: float
     gap: float  #: 0 .. 1

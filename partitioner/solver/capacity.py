@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.formulation import formulate
 from partitioner.solver.milp import solve_milp
 from partitioner.solver.presolve import presolve
@@ -91,7 +92,13 @@ class Priced:
     seconds: float = 0.0
 
 
-def price(knapsack: Problem, values: Sequence[float], limit_s: float, left_s: float) -> Priced:
+def price(
+    knapsack: Problem,
+    values: Sequence[float],
+    limit_s: float,
+    left_s: float,
+    engine: Engine = HIGHS,
+) -> Priced:
     """The set of most value that fits into `limit_s`.
 
     Args:
@@ -99,6 +106,7 @@ def price(knapsack: Problem, values: Sequence[float], limit_s: float, left_s: fl
         values: What each node is worth, at least 0.
         limit_s: Seconds of the device.
         left_s: Wall-clock limit.
+        engine: Solves the MILP.
     """
     asked = replace(
         knapsack,
@@ -108,7 +116,7 @@ def price(knapsack: Problem, values: Sequence[float], limit_s: float, left_s: fl
     whole = math.fsum(values)
     reduced = presolve(asked)
     form = formulate(reduced.problem, "throughput")
-    result = solve_milp(form.milp, min(left_s, GUARD_S), GAP, branches=BRANCHES)
+    result = solve_milp(form.milp, min(left_s, GUARD_S), GAP, branches=BRANCHES, engine=engine)
     if result.status == "infeasible" or not math.isfinite(result.bound):
         return Priced(whole)
     bound = whole - form.bound(result.bound)

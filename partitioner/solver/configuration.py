@@ -121,7 +121,7 @@ class _Columns:
         room = whole = math.fsum(values)
         new = False
         for kind, sack in enumerate(self.knapsacks):
-            priced = price(sack, values.tolist(), limit, self.hunt.left_s)
+            priced = price(sack, values.tolist(), limit, self.hunt.left_s, self.hunt.engine)
             room -= self.number[kind] * priced.bound
             if priced.inside is not None:
                 new |= self._add(_Column(kind, priced.inside, priced.seconds))

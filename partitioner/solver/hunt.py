@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partitioner.solver.elimination import Eliminator
+from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.milp import Status
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem, SolverError
@@ -29,6 +30,7 @@ class Hunt:
         deadline: Monotonic second at which to stop.
         seed: Of all random choices.
         effort: See `solve`.
+        engine: Solves the MILPs.
         cutoff: Stop once a bound shows that no plan is below this.
         best: The best plan that fits.
         cost: Its value; infinite if there is none.
@@ -51,6 +53,7 @@ class Hunt:
     proved_by: str = "none"
     closest: tuple[int, ...] | None = None
     effort: int = 1
+    engine: Engine = HIGHS
     _total: float = math.inf
     _excess: float = math.inf
 

@@ -1,4 +1,4 @@
-"""A mixed-integer linear program as arrays, and its solution through PuLP with HiGHS.
+"""A mixed-integer linear program as arrays, and its solution: with HiGHS, or through `foreign`.
 
 HiGHS's status, bound and gap are read from the solver's own model: PuLP reports `Optimal` for a
 run stopped by its time limit.
@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from partitioner.solver.engines import HIGHS, Engine
 
 Status = Literal["optimal", "feasible", "infeasible", "time_limit"]
 Floats = npt.NDArray[np.float64]
@@ -135,20 +137,31 @@ def solve_milp(
     gap: float,
     start: Mapping[int, float] | None = None,
     branches: int | None = None,
+    engine: Engine = HIGHS,
 ) -> MilpResult:
-    """Solve with PuLP's HiGHS engine, one thread and a fixed seed, silently.
+    """Solve with one thread and, where the solver can be asked to, a fixed seed; silently.
 
     Args:
         milp: The program, in units of order 1.
         time_limit_s: Wall-clock limit.
         gap: Relative gap at which the solver may stop.
-        start: Values of the integer columns to start from; HiGHS completes them.
-        branches: Nodes of branch and bound, a limit that does not depend on the machine.
+        start: Values of the integer columns to start from; HiGHS completes them, other solvers
+            start from nothing.
+        branches: Nodes of branch and bound, a limit that does not depend on the machine; of
+            HiGHS only.
+        engine: The solver.
+
+    Raises:
+        SolverError: A solver other than HiGHS fails.
     """
     if not milp.cost:
         return MilpResult((), 0.0, 0.0, "optimal")
+    if engine.pulp is not None:
+        from partitioner.solver.foreign import solve_foreign
+
+        return solve_foreign(milp, engine, max(time_limit_s, 0.01), gap)
     problem = to_pulp(milp)
-    engine = _engine(milp, start)(
+    highs = _engine(milp, start)(
         msg=False,
         threads=1,
         timeLimit=max(time_limit_s, 0.01),
@@ -157,7 +170,7 @@ def solve_milp(
         **OPTIONS,
         **({} if branches is None else {"mip_max_nodes": branches}),
     )
-    problem.solve(engine)
+    problem.solve(highs)
     values = tuple(float(variable.varValue) for variable in problem.variables())
     return _result(milp, problem.solverModel, values)
 

@@ -170,7 +170,8 @@ class _Search:
         caps = {d: limit for d in range(len(self.loads)) if d not in moving}
         form = formulate(small.problem, "throughput", top, caps)
         seconds = min(self.deadline - time.monotonic(), GUARD_S)
-        result = solve_milp(form.milp, seconds, GAP, form.start(small.start), BRANCHES)
+        start, engine = form.start(small.start), self.hunt.engine
+        result = solve_milp(form.milp, seconds, GAP, start, BRANCHES, engine)
         return small.restore(form.decode(result.values)) if result.values else None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partitioner import units
+from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.formulation import formulate
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.milp import solve_milp
@@ -25,6 +26,7 @@ def least_shortage(
     refusal: Infeasible,
     time_limit_s: float,
     seed: int = 0,
+    engine: Engine = HIGHS,
 ) -> Solution:
     """Refine a quick refusal of `solve`: the least number of bytes that every plan is short of.
 
@@ -37,6 +39,7 @@ def least_shortage(
         refusal: What `solve` raised.
         time_limit_s: Wall-clock limit.
         seed: Of all random choices.
+        engine: Solves the MILP.
 
     Raises:
         Infeasible: The refined refusal.
@@ -44,7 +47,8 @@ def least_shortage(
     reduced = presolve(problem)
     if not all(reduced.kept):
         raise forbidden()
-    hunt = Hunt(reduced.problem, objective, 0.0, time.monotonic() + time_limit_s, seed)
+    deadline = time.monotonic() + time_limit_s
+    hunt = Hunt(reduced.problem, objective, 0.0, deadline, seed, engine=engine)
     if refusal.proven:
         hunt.prove(math.inf, "earlier search")
     if refusal.closest is not None:
@@ -75,11 +79,11 @@ def seek_least(hunt: Hunt) -> bool:
         start = form.start(canonical(hunt.problem, hunt.closest))
     if not hunt.left_s:
         return False
-    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 10, start)
+    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 10, start, engine=hunt.engine)
     if result.status == "infeasible":
         raise forbidden()
     if result.values:
-        hunt.offer(form.decode(result.values), "HiGHS")
+        hunt.offer(form.decode(result.values), hunt.engine.label)
     return result.status == "optimal"
 
 

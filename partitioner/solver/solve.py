@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from partitioner.solver.configuration import configure
+from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.formulation import Goal, formulate
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.incumbents import refute, relax, relax_memory, seek
@@ -43,6 +44,7 @@ def solve(
     cutoff: float = math.inf,
     reason_s: float = 2.0,
     effort: int = 1,
+    engine: Engine = HIGHS,
 ) -> Solution:
     """The best plan found within the limits, with a bound on what any plan can reach.
 
@@ -60,6 +62,7 @@ def solve(
             any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
         effort: 1 for an answer in seconds; from 2 on placements are also cut along several
             orders and improved by large neighbourhoods, at several times the cost.
+        engine: Solves the MILPs.
 
     Raises:
         SolverError: The problem is malformed or the objective unknown.
@@ -75,7 +78,14 @@ def solve(
     if not all(reduced.kept):
         raise forbidden()
     hunt = Hunt(
-        reduced.problem, objective, max(gap, LEAST_GAP), deadline, seed, cutoff, effort=effort
+        reduced.problem,
+        objective,
+        max(gap, LEAST_GAP),
+        deadline,
+        seed,
+        cutoff,
+        effort=effort,
+        engine=engine,
     )
     _METHODS[objective](hunt)
     if hunt.best is None:
@@ -127,6 +137,7 @@ def minimise_memory(hunt: Hunt) -> None:
         hunt.deadline,
         hunt.seed,
         effort=hunt.effort,
+        engine=hunt.engine,
     )
     second.eliminator = hunt.eliminator  # it knows no limits
     second.offer(hunt.best, hunt.found_by)
@@ -163,12 +174,12 @@ def run_milp(hunt: Hunt, goal: Goal) -> None:
     """
     cutoff = hunt.cost if hunt.best is not None else None
     form = formulate(hunt.problem, goal, cutoff)
-    milp, start, source = form.milp, None, "HiGHS"
+    milp, start, source = form.milp, None, hunt.engine.label
     if hunt.best is not None:
         start = form.start(canonical(hunt.problem, hunt.best))
         if form.spread and _groups(hunt.problem) > 1 and sum(milp.integer) > EXACT_BINARIES:
-            milp, start, source = milp.relaxed(), None, "HiGHS LP"
-    result = solve_milp(milp, hunt.left_s, hunt.gap / 2, start)
+            milp, start, source = milp.relaxed(), None, f"{hunt.engine.label} LP"
+    result = solve_milp(milp, hunt.left_s, hunt.gap / 2, start, engine=hunt.engine)
     if result.status == "infeasible" and hunt.best is None:
         hunt.prove(math.inf, source)
         return
@@ -195,9 +206,9 @@ def _repair(hunt: Hunt, goal: Goal) -> None:
     """The plan fits only within the solver's tolerance: ask again with a little less memory."""
     limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in hunt.problem.limit_bytes)
     form = formulate(replace(hunt.problem, limit_bytes=limits), goal)
-    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 2)
+    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 2, engine=hunt.engine)
     if result.values:
-        hunt.offer(form.decode(result.values), "HiGHS")
+        hunt.offer(form.decode(result.values), hunt.engine.label)
 
 
 def _explain(reduced: Reduced, hunt: Hunt, reason_s: float) -> None:

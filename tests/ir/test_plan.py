@@ -18,7 +18,9 @@ from partitioner.ir.types import TensorType
 
 PAIR = DeviceMesh.line(2)
 GRAPH = matmul_graph()
-CERTIFICATE = Certificate("throughput", 2.0, 1.5, "feasible", "intra", "HiGHS 1", "all")
+CERTIFICATE = Certificate(
+    "throughput", 2.0, 1.5, "feasible", "intra", "HiGHS 1", "all", 7, "a as b"
+)
 Edit = Callable[[dict[str, Any]], object]
 
 
@@ -132,6 +134,9 @@ def test_text_that_is_no_plan(text: str, message: str) -> None:
         (lambda d: d["certificate"].update(status="best"), "status 'best' is not one of optimal"),
         (lambda d: d["certificate"].update(objective="speed"), "objective 'speed' is not one of"),
         (lambda d: d["certificate"].update(space=7), "space 7"),
+        (lambda d: d["certificate"].update(folded=None), "folded None"),
+        (lambda d: d["certificate"].update(seed="0"), "seed '0'"),
+        (lambda d: d["certificate"].update(seed=-1), "seed -1 is not a whole number"),
     ],
 )
 def test_a_malformed_field(edit: Edit, message: str) -> None:

@@ -367,6 +367,8 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
         "objective": "throughput",
         "status": "feasible",
         "solver": "highs and local search",
+        "seed": 3,
+        "folded": "12 layers as one",
         "searched": "Searched 6 strategies a node over stages of tensor parallelism.",
         "cost": step,
         "bound": 0.97 * step,

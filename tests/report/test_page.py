@@ -83,7 +83,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uncertified() -> Report:
     """A report of a plan without a certificate, on devices that take no time."""
     data = synthetic.report(layers=1)
-    data["head"].update(status="", solver="", strategy="", searched="", bound=0.0, gap=1.0)
+    data["head"].update(
+        status="", solver="", strategy="", searched="", seed=None, bound=0.0, gap=1.0
+    )
     data["head"].update(step_s=0.0, step_s_one=0.0, speedup=None)
     return data
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,8 @@ def test_solve_and_evaluate_on_the_command_line(
     best = optimum(parse({"problem": EXAMPLE}))
     assert main(["solve", str(problem), "-o", str(target), "--time-limit", "60"]) == 0
     out = capsys.readouterr().out
-    assert f"cost    {best}\nbound   {best}\ngap     0.0000%\nstatus  optimal" in out
+    assert f"cost       {best}\nbound      {best}\ngap        0.0000%\nstatus     optimal" in out
+    assert re.search(r"\nseconds    \d+\.\d\nsolver     [\w ]+ / [\w ]+\n", out)
     assert main(["evaluate", str(problem), str(target)]) == 0
     assert capsys.readouterr().out == f"cost        {best}\npeak usage  4 (limit 4)\nfeasible\n"
     assert main(["solve", str(problem), "--json", "--seed", "2"]) == 0
@@ -162,8 +164,8 @@ def test_infeasible_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     problem.write_text(json.dumps(changed("usage_limit", 1)))
     solution.write_text("[0, 0]")
     assert main(["solve", str(problem), "-o", str(solution)]) == 3
-    line = "status  infeasible: at time 1 the least usage is 2, above the limit 1\n"
-    assert capsys.readouterr().out == line
+    line = "status     infeasible: at time 1 the least usage is 2, above the limit 1\n"
+    assert line in capsys.readouterr().out
     assert json.loads(solution.read_text()) == [0, 0]
     assert main(["evaluate", str(problem), str(solution)]) == 1
     assert "infeasible: usage 2 at time 1 > limit 1" in capsys.readouterr().out

@@ -6,32 +6,20 @@ import random
 from dataclasses import replace
 
 import pytest
-from solver_instances import placement, spmd
+from solver_instances import knapsack, placement, spmd
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem, brute_force, evaluate_choices
 from partitioner.solver.elimination import Eliminator
 from partitioner.solver.formulation import formulate
 from partitioner.solver.incumbents import alone
 from partitioner.solver.latency import critical_path_s, list_schedule
-from partitioner.solver.milp import Milp, MilpBuilder, solve_milp
+from partitioner.solver.milp import MilpBuilder, solve_milp
 from partitioner.solver.placement import contiguous_plans
 from partitioner.solver.presolve import presolve
 from partitioner.solver.search import local_search
 from partitioner.solver.sites import clique_positions
 from partitioner.solver.state import State, tables
 from partitioner.solver.symmetry import canonical, symmetric_groups
-
-
-def knapsack(count: int) -> Milp:
-    """A hard small knapsack: equal weights and values up to a little noise."""
-    rng = random.Random(1)
-    build = MilpBuilder()
-    sizes = [rng.randint(1000, 2000) / 1000 for _ in range(count)]
-    columns = [
-        build.column(f"x{i}", cost=-size, upper=1.0, integer=True) for i, size in enumerate(sizes)
-    ]
-    build.row(zip(columns, sizes, strict=True), -1, sum(sizes) / 2.0007)
-    return build.build()
 
 
 def test_milp_finds_the_optimum_and_its_bound() -> None:

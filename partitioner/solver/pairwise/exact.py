@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partitioner.solver.milp import OPTIONS
+from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.milp import OPTIONS, Milp, Row, solve_milp
 from partitioner.solver.pairwise.model import Floats, Model
 from partitioner.solver.pairwise.problem import Ints
 
@@ -29,23 +30,31 @@ def columns(model: Model) -> int:
     return len(model.usage) + int(np.isfinite(model.graph.entries).sum()) // 2
 
 
-def solve_exactly(model: Model, time_limit_s: float, gap: float) -> tuple[Ints | None, float]:
-    """Solve the program with HiGHS, one thread.
+def solve_exactly(
+    model: Model, time_limit_s: float, gap: float, engine: Engine = HIGHS
+) -> tuple[Ints | None, float]:
+    """Solve the program, one thread.
 
     Args:
         model: The model.
         time_limit_s: Wall-clock limit.
         gap: Relative gap at which to stop.
+        engine: The solver.
 
     Returns:
         The best strategies known to the solver, if any, and a lower bound: infinite if there are
         none.
     """
+    cost, matrix, lower, upper = _program(model)
+    scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)
+    if engine is not HIGHS:
+        milp = _milp(cost / scale, matrix, lower, upper, len(model.usage))
+        found = solve_milp(milp, time_limit_s, gap, engine=engine)
+        chosen = _chosen(model, np.array(found.values)) if found.values else None
+        return chosen, found.bound * scale
     import highspy
 
-    cost, matrix, lower, upper = _program(model)
     total, strategies = len(cost), len(model.usage)
-    scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)
     solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     options = {**OPTIONS, "threads": 1, "time_limit": max(time_limit_s, 0.01)}
@@ -75,9 +84,35 @@ def _answer(model: Model, solver: Any, scale: float) -> tuple[Ints | None, float
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None, float(info.mip_dual_bound) * scale
     values = np.array(solver.getSolution().col_value[: len(model.usage)])
-    offsets = model.graph.offsets
-    chosen = [int(values[a:b].argmax()) for a, b in pairwise(offsets)]
-    return np.array(chosen, dtype=np.int64), float(info.mip_dual_bound) * scale
+    return _chosen(model, values), float(info.mip_dual_bound) * scale
+
+
+def _chosen(model: Model, values: Floats) -> Ints:
+    chosen = [int(values[a:b].argmax()) for a, b in pairwise(model.graph.offsets)]
+    return np.array(chosen, dtype=np.int64)
+
+
+def _milp(cost: Floats, matrix: Any, lower: Floats, upper: Floats, strategies: int) -> Milp:
+    """The program for solvers that PuLP drives; each row has one finite side, or both equal."""
+    total, rows = len(cost), matrix.tocsr()
+    return Milp(
+        tuple(cost.tolist()),
+        (0.0,) * total,
+        (1.0,) * total,
+        tuple(column < strategies for column in range(total)),
+        tuple(f"x{column}" for column in range(total)),
+        tuple(
+            Row(
+                tuple(rows.indices[a:b].tolist()),
+                tuple(rows.data[a:b].tolist()),
+                0 if math.isfinite(least) else -1,
+                most,
+            )
+            for (a, b), least, most in zip(
+                pairwise(rows.indptr.tolist()), lower.tolist(), upper.tolist(), strict=True
+            )
+        ),
+    )
 
 
 def _program(model: Model) -> tuple[Floats, Any, Floats, Floats]:

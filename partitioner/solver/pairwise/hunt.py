@@ -25,6 +25,7 @@ class PairwiseSolution:
         status: `optimal` within the gap asked for, `feasible` (stopped by the round limit),
             `time_limit` (with a choice or without), or `infeasible`.
         reason: Why nothing is feasible; empty otherwise.
+        solver: What found the choice and what proved the bound.
         seconds: Wall-clock time spent.
         trace: (seconds, cost, bound) at every improvement; the cost is infinite before the first
             choice.
@@ -35,6 +36,7 @@ class PairwiseSolution:
     bound: float
     status: Status
     reason: str
+    solver: str
     seconds: float
     trace: tuple[tuple[float, float, float], ...]
 
@@ -59,6 +61,8 @@ class PairwiseHunt:
         cost: Its cost; infinite if there is none.
         bound: No feasible choice costs less.
         reason: Why nothing is feasible.
+        found_by: What found the choice.
+        proved_by: What proved the bound.
         trace: Improvements so far.
     """
 
@@ -70,28 +74,30 @@ class PairwiseHunt:
     cost: float = math.inf
     bound: float = 0.0
     reason: str = ""
+    found_by: str = "none"
+    proved_by: str = "none"
     trace: list[tuple[float, float, float]] = field(default_factory=list)
 
-    def offer(self, model: Model, chosen: Ints) -> None:
+    def offer(self, model: Model, chosen: Ints, source: str) -> None:
         """Keep a choice if it is feasible and better, by the referee's count."""
         original = model.original(chosen)
         outcome = evaluate(self.problem, original)
         if not outcome.fault and outcome.cost < self.cost:
-            self.chosen, self.cost = original, outcome.cost
+            self.chosen, self.cost, self.found_by = original, outcome.cost, source
             self._note()
 
-    def prove(self, bound: float) -> None:
+    def prove(self, bound: float, source: str) -> None:
         """Keep a bound if it is higher; costs are whole, so it is rounded up."""
         if math.isfinite(bound):
             bound = math.ceil(bound - RELATIVE * abs(bound) - ABSOLUTE)
         bound = min(bound, self.cost)
         if bound > self.bound:
-            self.bound = bound
+            self.bound, self.proved_by = bound, source
             self._note()
 
-    def refute(self, reason: str) -> None:
+    def refute(self, reason: str, source: str) -> None:
         """Note that nothing is feasible."""
-        self.reason, self.bound = reason, math.inf
+        self.reason, self.bound, self.proved_by = reason, math.inf, source
 
     def _note(self) -> None:
         self.trace.append((time.monotonic() - self.started, self.cost, self.bound))
@@ -128,6 +134,7 @@ class PairwiseHunt:
             self.bound,
             status,
             self.reason,
+            f"{self.found_by} / {self.proved_by}",
             time.monotonic() - self.started,
             tuple(self.trace),
         )

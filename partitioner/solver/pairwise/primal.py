@@ -48,7 +48,7 @@ class Primal:
             self._improve(best, dual.priced(dual.price * factor), hunt)
         if _feasible(best):
             self._found = True
-            hunt.offer(self._model, best.chosen)
+            hunt.offer(self._model, best.chosen, "local search")
 
     def _settle(self, dual: Dual, hunt: PairwiseHunt) -> None:
         """Read a choice off, descend, make it fit, fill up what room is left.

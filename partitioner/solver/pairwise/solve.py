@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.exact import columns, solve_exactly
 from partitioner.solver.pairwise.hunt import PairwiseHunt, PairwiseSolution
@@ -17,6 +18,8 @@ from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, evaluate
 from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.problem import SolverError
 
+#: What proves bounds, as certificates name it.
+PRESOLVE, MESSAGES = "presolve", "message passing"
 #: Sweeps of a round, before the search looks at what they chose.
 SWEEPS = 20
 #: The exact program is tried from this size (columns) down, and first after this many rounds.
@@ -30,6 +33,7 @@ def solve(
     gap: float = 0.0,
     seed: int = 0,
     rounds: int | None = None,
+    engine: Engine = HIGHS,
 ) -> PairwiseSolution:
     """Find a choice of strategies of little cost, and bound how much less any other costs.
 
@@ -40,6 +44,7 @@ def solve(
         gap: Relative gap, (cost - bound) / cost, at which to stop.
         seed: Of all random choices.
         rounds: Rounds of bound and search at most; None: until the gap is met or time is up.
+        engine: Solves the exact program at the end.
 
     Raises:
         SolverError: The gap or the time limit is out of range.
@@ -50,7 +55,7 @@ def solve(
     hunt = PairwiseHunt(problem, gap, now, now + time_limit_s)
     model = _presolved(hunt)
     if model is not None:
-        _search(hunt, model, seed, math.inf if rounds is None else rounds)
+        _search(hunt, model, seed, math.inf if rounds is None else rounds, engine)
     return hunt.solution()
 
 
@@ -59,20 +64,20 @@ def _presolved(hunt: PairwiseHunt) -> Model | None:
     problem = hunt.problem
     allowed = np.add.reduceat(problem.costs < FORBIDDEN, problem.offsets[:-1], dtype=np.int64)
     for node in np.flatnonzero(allowed == 0)[:1] if problem.nodes else ():
-        hunt.refute(f"every strategy of node {node} is forbidden")
+        hunt.refute(f"every strategy of node {node} is forbidden", PRESOLVE)
         return None
     if reason := _shortage(problem):
-        hunt.refute(reason)
+        hunt.refute(reason, PRESOLVE)
         return None
     model = reduce(build(problem)) if problem.nodes else None
     if model is None:
         if problem.nodes:
-            hunt.refute("the forbidden pairs leave some node without a strategy")
+            hunt.refute("the forbidden pairs leave some node without a strategy", PRESOLVE)
         else:
             hunt.cost = hunt.bound = 0
         return None
     if (model.rows.capacity < 0).any():
-        hunt.refute("what forbidden pairs leave uses more than the limit")
+        hunt.refute("what forbidden pairs leave uses more than the limit", PRESOLVE)
         return None
     return model
 
@@ -96,7 +101,7 @@ def _shortage(problem: Pairwise) -> str:
     )
 
 
-def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
+def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float, engine: Engine) -> None:
     dual, primal = Dual(model), Primal(model, seed)
     wait, done = FIRST_TRY, 0
     dual.ascend(1)
@@ -108,42 +113,42 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
             ascent = pool.submit(dual.ascend, SWEEPS)
             primal.round(view, hunt)
             ascent.result()
-            hunt.prove(dual.bound)
+            hunt.prove(dual.bound, MESSAGES)
             done += 1
             if done == wait and not hunt.over:
                 wait *= 2
-                _finish(hunt, dual)
+                _finish(hunt, dual, engine)
 
 
-def _finish(hunt: PairwiseHunt, dual: Dual) -> None:
+def _finish(hunt: PairwiseHunt, dual: Dual, engine: Engine) -> None:
     """Drop strategies that no better choice takes, and solve exactly if little is left."""
     model: Model | None = dual.model
     if columns(dual.model) > 10 * MAX_COLUMNS:
         return
     if math.isfinite(hunt.cost):
         keep = ~dual.dear(hunt.cost - 1)
-        hunt.prove(dual.bound)
+        hunt.prove(dual.bound, MESSAGES)
         if not np.logical_or.reduceat(keep, dual.model.graph.offsets[:-1]).all():
-            hunt.prove(hunt.cost)
+            hunt.prove(hunt.cost, MESSAGES)
             return
         model = reduce(restrict(dual.model, keep))
     if model is None:
-        _close(hunt)
+        _close(hunt, MESSAGES)
         return
     if columns(model) > MAX_COLUMNS:
         return
-    chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap)
+    chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap, engine)
     if chosen is not None:
-        hunt.offer(model, chosen)
+        hunt.offer(model, chosen, engine.label)
     if math.isinf(bound):
-        _close(hunt)
+        _close(hunt, engine.label)
     else:
-        hunt.prove(bound)
+        hunt.prove(bound, engine.label)
 
 
-def _close(hunt: PairwiseHunt) -> None:
+def _close(hunt: PairwiseHunt, source: str) -> None:
     """No choice is better than the best known; without one, none is feasible."""
     if math.isfinite(hunt.cost):
-        hunt.prove(hunt.cost)
+        hunt.prove(hunt.cost, source)
     else:
-        hunt.refute("no allowed choice keeps within the limit")
+        hunt.refute("no allowed choice keeps within the limit", source)

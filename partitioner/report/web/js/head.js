@@ -27,6 +27,7 @@ function startHead(data) {
     plain(head.strategy),
     certified ? plain(head.status) : "not certified",
     plain(head.solver),
+    head.seed === null ? "" : `seed ${head.seed}`,
   ];
   byId("subtitle").append(facts.filter(Boolean).join(" · "));
   byId("subtitle").title = plain(head.searched);
@@ -51,7 +52,8 @@ function startHead(data) {
   );
   byId("limit").append(plain(head.limit));
   byId("worth").append(plain(head.worth));
-  const notes = [...head.notes, head.searched].filter(Boolean);
+  const folded = head.folded && `folded: ${head.folded}`;
+  const notes = [...head.notes, head.searched, folded].filter(Boolean);
   byId("notes").hidden = !notes.length;
   byId("notes-title").append(`Notes (${notes.length})`);
   byId("notes-list").append(...notes.map((note) => el("li", {}, plain(note))));

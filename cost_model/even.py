@@ -92,7 +92,9 @@ class EvenMesh:
 
     def admits(self, placed: PlacedNode) -> bool:
         """Whether a strategy on the stand-in is one on the mesh."""
-        dims = (dim for _, at in (*placed.operands(), *placed.results()) for dim in at.sharding.dims)
+        dims = (
+            dim for _, at in (*placed.operands(), *placed.results()) for dim in at.sharding.dims
+        )
         return all(map(self.fits, (*placed.layouts.values(), *dims)))
 
     def local_size(self, layout: DimLayout) -> int:
@@ -203,16 +205,27 @@ class EvenResharder(Resharder):
     ) -> Hop:
         """A collective over the line of the axes; `numel` as the formulas take it (a member's)."""
         ranks = self.even.line(axes)
-        whole = numel * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
-        found = collective(kind, ranks, whole * DTYPE_BITS[dtype] / 8, self.cluster)
+        item = DTYPE_BITS[dtype] / 8
+        whole = numel * item * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
+        found = collective(kind, ranks, whole, self.cluster)
         launch = self.cluster.devices[self.even.device].launch_s
-        return Hop(target, (self._priced(kind, ranks, dtype, source, launch + found.seconds),))
+        passes = 2 if kind is CommKind.ALL_REDUCE else 1
+        sent = passes * whole * (len(ranks) - 1) / len(ranks)
+        return Hop(
+            target, (self._priced(kind, ranks, dtype, source, launch + found.seconds, sent),)
+        )
 
     def _priced(
-        self, kind: CommKind, ranks: tuple[int, ...], dtype: str, source: Placement, seconds: float
+        self,
+        kind: CommKind,
+        ranks: tuple[int, ...],
+        dtype: str,
+        source: Placement,
+        seconds: float,
+        sent: float = 0.0,
     ) -> PricedComm:
         comm = Comm(-1, kind, ranks, "", "", dtype, ())
-        return PricedComm(comm, {self.column(source.mesh): seconds})
+        return PricedComm(comm, {self.column(source.mesh): seconds}, sent)
 
     def column(self, mesh: DeviceMesh) -> int:
         """The device that stands for the group of a stand-in, or of one of its devices."""
@@ -261,7 +274,9 @@ class EvenResharder(Resharder):
         ranks = self.even.line(axes)
         share = self.even.local_numel(target) / len(ranks) * DTYPE_BITS[dtype] / 8
         seconds = self._pairwise(self._levels(ranks), share)
-        return Hop(target, (self._priced(CommKind.ALL_TO_ALL, ranks, dtype, source, seconds),))
+        sent = share * (len(ranks) - 1)
+        priced = self._priced(CommKind.ALL_TO_ALL, ranks, dtype, source, seconds, sent)
+        return Hop(target, (priced,))
 
     def _levels(self, ranks: tuple[int, ...]) -> Mapping[LinkLevel, int]:
         """How many of the others the first rank reaches over each level."""
@@ -280,26 +295,28 @@ class EvenResharder(Resharder):
         return launch + waits + max(wires, default=0.0)
 
     def _to_or_from_one(self, dtype: str, source: Placement, target: Placement) -> Hop:
-        """Between the group and one device of it (an op that is kept whole)."""
+        """Between the group and one device of it (an op that is kept whole), its busiest."""
         ranks = self.even.line(frozenset(self.even.mesh.names))
-        whole = target.sharding.is_replicated
-        if not source.mesh.axes and whole:
-            numel = self.even.local_numel(target)
-            nbytes = numel * DTYPE_BITS[dtype] / 8
-            found = collective(CommKind.BROADCAST, ranks, nbytes, self.cluster)
-            launch = self.cluster.devices[self.even.device].launch_s
-            kind, seconds = CommKind.BROADCAST, launch + found.seconds
-        elif source.sharding.is_replicated and not target.mesh.axes:
+        item, others = DTYPE_BITS[dtype] / 8, len(ranks) - 1
+        if not target.mesh.axes and source.sharding.is_replicated:
             return Hop(target, (), frozenset((self.column(target.mesh),)))
+        if not target.mesh.axes:
+            share = self.even.local_numel(source) * item
+            pieces = math.prod(self.even.parts(dim.axes) for dim in source.sharding.dims)
+            far = {self.cluster.level(ranks): pieces - 1}
+            peers = self._levels(ranks) if pieces == len(ranks) else far
+            priced = self._priced(
+                CommKind.GATHER, ranks, dtype, source, self._pairwise(peers, share)
+            )
+            return Hop(target, (priced,))
+        share = self.even.local_numel(target) * item
+        if target.sharding.is_replicated:
+            launch = self.cluster.devices[self.even.device].launch_s
+            found = collective(CommKind.BROADCAST, ranks, share, self.cluster)
+            kind, seconds = CommKind.BROADCAST, launch + found.seconds
         else:
-            one, many = (source, target) if not source.mesh.axes else (target, source)
-            kind = CommKind.SCATTER if one is source else CommKind.GATHER
-            share = self.even.local_numel(many) * DTYPE_BITS[dtype] / 8
-            pieces = math.prod(self.even.parts(dim.axes) for dim in many.sharding.dims)
-            taken = len(ranks) if one is source else pieces
-            far = {self.cluster.level(ranks): taken - 1}
-            seconds = self._pairwise(self._levels(ranks) if taken == len(ranks) else far, share)
-        return Hop(target, (self._priced(kind, ranks, dtype, source, seconds),))
+            kind, seconds = CommKind.SCATTER, self._pairwise(self._levels(ranks), share)
+        return Hop(target, (self._priced(kind, ranks, dtype, source, seconds, share * others),))
 
     def _across(self, dtype: str, source: Placement, target: Placement) -> Hop:
         """To another group: each device there gets its share from those who hold its pieces.
@@ -318,7 +335,7 @@ class EvenResharder(Resharder):
         launch = max(self.cluster.devices[device].launch_s for device in ends)
         seconds = launch + pieces * level.latency_s + nbytes / level.bandwidth_bytes_per_s
         comm = Comm(-1, CommKind.ALL_TO_ALL, ends, "", "", dtype, ())
-        return Hop(target, (PricedComm(comm, dict.fromkeys(ends, seconds)),))
+        return Hop(target, (PricedComm(comm, dict.fromkeys(ends, seconds), nbytes),))
 
 
 @lru_cache(maxsize=65536)

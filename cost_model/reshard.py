@@ -22,10 +22,14 @@ from partitioner.ir.program import Comm, CommKind
 
 @dataclass(frozen=True)
 class PricedComm:
-    """A communication (names and `seq` still open) and the seconds it keeps each device busy."""
+    """A communication (names and `seq` still open) and the seconds it keeps each device busy.
+
+    Prices by formula say too how many bytes each device sends; elsewhere the transfers tell.
+    """
 
     comm: Comm
     seconds: Mapping[int, float]
+    sent_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ class Resharder:
     _known: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
-        """Whether this reshard can be priced; here, any."""
-        return True
+        """Whether this reshard can be priced; here, any of one tensor."""
+        return source.sharding.shape == target.sharding.shape
 
     def hops(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         """Steps from `source` to `target` for elements of a type; () if they are equal."""

@@ -191,7 +191,9 @@ class _Builder:
         items = {
             pair: found
             for pair, home, hops in moves
-            if (found := tuple(i for h in hops if (i := self._hop_item(value, home, h)) is not None))
+            if (
+                found := tuple(i for h in hops if (i := self._hop_item(value, home, h)) is not None)
+            )
         }
         order = self.graph.order
         return Edge(

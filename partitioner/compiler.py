@@ -12,13 +12,12 @@ from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.evaluate import best_single
-from partitioner.cost_model.schedule import schedule
-from partitioner.families import families
+from partitioner.families import check_space
 from partitioner.frontends.onnx import Traced, load_onnx
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
-from partitioner.ir.plan import Plan, resolve
-from partitioner.lowering import lower
+from partitioner.ir.plan import Plan
+from partitioner.limits import MOST_EXPLICIT
 from partitioner.relax import relaxations, relaxed
 from partitioner.result import Compiled, Source
 from partitioner.search import Request, search
@@ -89,7 +88,9 @@ def compile(  # noqa: A001 - the public name
     target = target_cluster(cluster, devices, memory)
     pins = constraints_of(constraints)
     request = Request(objective, strategy, mesh, pins, time_limit_s, gap, solver, seed)
-    families(strategy, len(target), mesh)  # refuses a mesh of another size before anything is read
+    check_space(
+        strategy, len(target), mesh
+    )  # refuses a mesh of another size before anything is read
     with clock("reading the model"):
         traced = load_onnx(model, dims or {}, shapes or {})
     source = Source.of(model, traced.graph, dims or {}, shapes or {})
@@ -111,24 +112,23 @@ def compile_traced(
             timed.say("looking for what would fit")
             ways = relaxations(graph, cluster, request, error, rules)
             raise relaxed(error, ways) from None
-    with timed("lowering"):
-        tasks = schedule(graph, resolve(graph, outcome.plan), cluster)
-        programs = lower(graph, tasks, len(cluster))
-    notes = (*traced.notes, *_opaque_notes(rules))
+    notes = (*traced.notes, *_opaque_notes(rules), *_size_notes(cluster))
     pinned = bool(request.constraints.pins) or request.constraints.plan is not None
     _, single = best_single(graph, cluster, request.objective)
     found = facts(outcome, single, len(cluster), notes, pinned=pinned)
-    return Compiled(
+    result = Compiled(
         traced=traced,
         source=source,
         cluster=cluster,
         plan=outcome.plan,
         evaluation=outcome.evaluation,
-        schedule=tasks,
-        programs=programs,
         summary=found,
-        seconds=dict(timed.seconds),
+        seconds=timed.seconds,
     )
+    if len(cluster) <= MOST_EXPLICIT:
+        with timed("lowering"):
+            result.programs  # noqa: B018 - made on first use
+    return result
 
 
 @dataclass
@@ -192,6 +192,16 @@ def constraints_of(given: Constraints | Plan | str | Path | None) -> Constraints
             f"constraints is {given!r}; give Constraints, a Plan, or a file of either"
         )
     return Constraints.read(Path(given))
+
+
+def _size_notes(cluster: Cluster) -> tuple[str, ...]:
+    if len(cluster) <= MOST_EXPLICIT:
+        return ()
+    note = (
+        f"{len(cluster)} devices: the plan and its summary are all that is written; rank files, "
+        f"timelines and reports are made for up to {MOST_EXPLICIT} devices"
+    )
+    return (note,)
 
 
 def _opaque_notes(rules: Rules) -> tuple[str, ...]:

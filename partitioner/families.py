@@ -54,11 +54,7 @@ def families(
     Raises:
         SearchError: There is no such strategy, the mesh is none or does not have as many devices.
     """
-    check_strategy(strategy)
-    check_mesh(mesh)
-    if mesh is not None and math.prod(mesh.values()) != devices:
-        shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
-        raise SearchError(f"mesh {shape} = {math.prod(mesh.values())} != {devices} devices")
+    check_space(strategy, devices, mesh)
     if devices == 1:
         one = (DeviceMesh.single(0),)
         return (Family("single", one, one, symmetric=False),)
@@ -69,9 +65,18 @@ def families(
         found.insert(1, _groups("inter", devices, 1))
     if strategy == "auto" and mesh is None:
         found += [_groups("hybrid", devices // s, s) for s in range(2, devices) if devices % s == 0]
-    if not found:
-        raise SearchError("--mesh shapes intra plans; leave it out with --strategy inter")
     return tuple(found)
+
+
+def check_space(strategy: str, devices: int, mesh: Mapping[str, int] | None) -> None:
+    """Refuse requests that name no search space; see `families`."""
+    check_strategy(strategy)
+    check_mesh(mesh)
+    if mesh is not None and math.prod(mesh.values()) != devices:
+        shape = " * ".join(f"{axis}({size})" for axis, size in mesh.items())
+        raise SearchError(f"mesh {shape} = {math.prod(mesh.values())} != {devices} devices")
+    if mesh is not None and strategy == "inter" and devices > 1:
+        raise SearchError("--mesh shapes intra plans; leave it out with --strategy inter")
 
 
 def check_strategy(strategy: str) -> None:

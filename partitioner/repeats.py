@@ -217,9 +217,7 @@ def _reads(graph: Graph, position: int) -> tuple[int, list[Read]]:
     return position, found
 
 
-def _correspond(
-    one: tuple[int, list[Read]], other: tuple[int, list[Read]], period: int
-) -> bool:
+def _correspond(one: tuple[int, list[Read]], other: tuple[int, list[Read]], period: int) -> bool:
     """Whether two nodes, one period apart, read from corresponding places."""
     (here, mine), (there, theirs) = one, other
     for (kind, place, value), (their_kind, their_place, their_value) in zip(
@@ -249,7 +247,7 @@ def _closed(graph: Graph, run: Run) -> bool:
             if any(index - block[value] > 1 for value in reads if value in block):
                 return False
             own = {value for value in reads if value not in block and value not in common}
-            if 0 < index and any(_elsewhere(graph, value, run.block(index)) for value in own):
+            if index > 0 and any(_elsewhere(graph, value, run.block(index)) for value in own):
                 return False
     return not any(
         block.get(value, run.count - 1) < run.count - 1

@@ -27,6 +27,7 @@ from partitioner.frontends.onnx import Traced, load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan, resolve
 from partitioner.ir.program import Programs
+from partitioner.limits import MOST_EXPLICIT
 from partitioner.lowering import lower
 from partitioner.saved import (
     SOURCE_VERSION,
@@ -103,8 +104,6 @@ class Compiled:
         cluster: What it was planned for.
         plan: The decisions.
         evaluation: The referee's figures.
-        schedule: Tasks in the global order.
-        programs: One program a rank.
         summary: The facts that ``--json`` prints.
         seconds: Seconds that each stage of the compilation took.
         warnings: What is wrong with a saved compilation, one line each, though it can be used.
@@ -115,8 +114,6 @@ class Compiled:
     cluster: Cluster
     plan: Plan
     evaluation: Evaluation
-    schedule: Schedule
-    programs: Programs
     summary: Mapping[str, Any]
     seconds: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -151,6 +148,25 @@ class Compiled:
     def cost(self) -> float:
         """The plan's cost by its objective: seconds, or bytes for "memory"."""
         return self.evaluation.cost(self.objective)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Tasks in the global order.
+
+        Raises:
+            ResultError: The plan is for more devices than tasks are listed for.
+        """
+        check_explicit(self.cluster)
+        return schedule(self.graph, resolve(self.graph, self.plan), self.cluster)
+
+    @cached_property
+    def programs(self) -> Programs:
+        """One program a rank.
+
+        Raises:
+            ResultError: As `schedule`.
+        """
+        return lower(self.graph, self.schedule, len(self.cluster))
 
     @cached_property
     def _emitted(self) -> Path:
@@ -235,6 +251,9 @@ class Compiled:
     ) -> Path:
         """Write the plan, the rank files and the timeline; all of it or nothing.
 
+        On more than `MOST_EXPLICIT` devices the plan and its summary alone are written, and the
+        summary's notes say so.
+
         Args:
             directory: Folder to make.
             force: Replace the folder if it is there.
@@ -256,17 +275,32 @@ class Compiled:
             (folder / "summary.json").write_text(
                 _pretty({**self.summary, "seconds": dict(self.seconds)})
             )
+            self.source.write(folder, target)
+            if len(self.cluster) > MOST_EXPLICIT:
+                return
             (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
             if progress is not None:
                 progress("drawing the report")
             (folder / "report.html").write_text(self._page(), encoding="utf-8")
-            self.source.write(folder, target)
             if not plan_only:
                 origin = Origin(self.plan.digest, self.graph.weights_digest)
                 emit(self.programs, self.graph, folder, origin)
 
         replace_directory(target, write, force=force)
         return target
+
+
+def check_explicit(cluster: Cluster) -> None:
+    """Refuse clusters whose devices are only planned for together.
+
+    Raises:
+        ResultError: There are more than `MOST_EXPLICIT` devices.
+    """
+    if len(cluster) > MOST_EXPLICIT:
+        raise ResultError(
+            f"the plan is for {len(cluster)} devices: programs, schedules and reports are made for "
+            f"up to {MOST_EXPLICIT} devices; plan.json and summary.json say all there is"
+        )
 
 
 def _by_name(inputs: object, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -304,20 +338,18 @@ def load(directory: str | Path) -> Compiled:
     traced = load_graph(folder)
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
+    check_explicit(cluster)
     evaluation = evaluate(traced.graph, plan, cluster)
     summary = load_summary(folder)
     warnings = tuple(_stale(folder, plan.certificate, evaluation))
     if warnings:
         plan = replace(plan, certificate=None)
-    tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
     return Compiled(
         traced=traced,
         source=Source(request.model, None, traced.graph.digest, request.dims, request.shapes),
         cluster=cluster,
         plan=plan,
         evaluation=evaluation,
-        schedule=tasks,
-        programs=lower(traced.graph, tasks, len(cluster)),
         summary=summary,
         seconds=summary["seconds"],
         warnings=warnings,

@@ -19,15 +19,25 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
-from partitioner.families import Family, SearchError, check_mesh, check_strategy, families
+from partitioner.families import (
+    Family,
+    SearchError,
+    check_mesh,
+    check_space,
+    check_strategy,
+    families,
+)
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
+from partitioner.levels import decisions, evaluation, groups, layouts, search_levels
+from partitioner.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.engines import HIGHS, Engine, find
+from partitioner.solver.milp import Status
 from partitioner.split import kind
 from partitioner.strategies import Rules, strategies
 
@@ -131,11 +141,20 @@ def search(
         ConstraintError: The pins leave a node without a strategy in every family.
         SearchError: The request names no search space.
     """
-    spaces = families(request.strategy, len(cluster), request.mesh)
+    check_space(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
+    known = rules or Rules.of(graph)
+    if len(cluster) > EXPLICIT and not _explicit_only(request):
+        return _by_levels(graph, known, cluster, request, progress)
+    if len(cluster) > MOST_EXPLICIT:
+        raise SearchError(
+            f"{_explicit_only(request)} on {len(cluster)} devices: this is planned for up to "
+            f"{MOST_EXPLICIT} devices"
+        )
+    spaces = families(request.strategy, len(cluster), request.mesh)
     axes = {axis for family in spaces for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
-    job = _Search(graph, cluster, request, rules or Rules.of(graph), Resharder(cluster))
+    job = _Search(graph, cluster, request, known, Resharder(cluster))
     found: list[Found] = []
     refused: list[Refused] = []
     failed: list[tuple[Family, ConstraintError | OutOfTime]] = []
@@ -177,6 +196,65 @@ def search(
     plan = _certified(best, found, request, [f for f in spaces if f not in without])
     lost = tuple((entry.family, entry.error) for entry in refused)
     return Outcome(plan, best.evaluation, tuple(found), (*lost, *failed))
+
+
+def _explicit_only(request: Request) -> str:
+    """What of a request asks for a column for every device; "" if nothing does."""
+    if request.objective != "throughput":
+        return f"objective {request.objective}"
+    pinned = request.constraints.pins or request.constraints.plan is not None
+    return "constraints" if pinned else ""
+
+
+def _by_levels(
+    graph: Graph,
+    rules: Rules,
+    cluster: Cluster,
+    request: Request,
+    progress: Callable[[str], None],
+) -> Outcome:
+    """Stages whose devices do alike; see `partitioner.levels`."""
+    space = layouts(cluster, request.strategy, request.mesh)
+    if not space:
+        raise SearchError(
+            f"--strategy {request.strategy} on devices of several kinds is planned for up to "
+            f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
+        )
+    deadline = time.monotonic() + request.time_limit_s
+    staged = search_levels(
+        graph, rules, cluster, space, deadline=deadline, gap=request.gap, progress=progress,
+        seed=request.seed, engine=request.engine,
+    )  # fmt: skip
+    meshes = groups(staged, cluster)
+    used, nodes = decisions(staged, meshes)
+    plan = Plan(graph.digest, cluster.to_data(), used, nodes)
+    small = len(cluster) <= MOST_EXPLICIT
+    figures = evaluate(graph, plan, cluster) if small else evaluation(staged, meshes, cluster)
+    cost = figures.step_s
+    bound = min(staged.bound_s, cost)
+    met = cost - bound <= request.gap * cost
+    sizes = sorted({layout.mesh.size() for layout in staged.searched})
+    status: Status = "optimal" if met else "feasible" if staged.in_time else "time_limit"
+    certificate = Certificate(
+        objective=request.objective,
+        cost=cost,
+        bound=bound,
+        status=status,
+        strategy=kind(plan),
+        solver="stages over shardings / device seconds of the nodes",
+        space=f"stages of {', '.join(map(str, sizes))} devices, even cuts",
+        seed=request.seed,
+        folded=str(staged.folded),
+    )
+    plan = replace(plan, certificate=certificate)
+    solution = Solution((), cost, bound, status, None, certificate.solver)
+    name = {"single": "single", "inter": "inter", "intra": "intra"}.get(kind(plan), "hybrid")
+    family = Family(name, meshes, meshes[:1], symmetric=False)
+    failed = tuple(
+        (Family("stages", (layout.mesh,), (), symmetric=False), OutOfTime(why))
+        for layout, why in staged.failed.items()
+    )
+    return Outcome(plan, figures, (Found(family, plan, figures, solution),), failed)
 
 
 def first_problem(

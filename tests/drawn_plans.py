@@ -11,11 +11,8 @@ from whole_plans import Decision, hand_plan
 from partitioner import examples
 from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx import load_onnx
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import resolve
-from partitioner.lowering import lower
 from partitioner.result import Compiled, Source
 
 TP2, TP3, GRID = DeviceMesh.line(2), DeviceMesh.line(3), DeviceMesh.of({"dp": 2, "tp": 2})
@@ -27,15 +24,12 @@ def compiled(model: onnx.ModelProto | Path, devices: int, **decisions: Decision)
     traced = load_onnx(model)
     cluster = resolve_cluster(None, devices)
     plan = hand_plan(traced.graph, **decisions)
-    tasks = schedule(traced.graph, resolve(traced.graph, plan), cluster)
     return Compiled(
         traced=traced,
         source=Source.of(model, traced.graph, {}, {}),
         cluster=cluster,
         plan=plan,
         evaluation=evaluate(traced.graph, plan, cluster),
-        schedule=tasks,
-        programs=lower(traced.graph, tasks, devices),
         summary={},
     )
 

@@ -1,10 +1,19 @@
 """Planning by levels: many devices, in time that grows with distinct blocks and mesh axes.
 
-Up to `EXPLICIT` devices every device has its own column in the problem. Beyond that, devices of
-a stage do alike (all cuts are even), stages of a size lie alike in the cluster, and repeated
-blocks of the model are planned once. See docs/concepts/levels.md.
+Devices of a stage do alike (all cuts are even), stages of a size lie alike in the cluster, and
+repeated blocks of the model are planned once. See docs/concepts/levels.md.
 """
 
-from partitioner.levels.search import search_levels
+from partitioner.levels.layouts import Layout, layouts
+from partitioner.levels.plan import decisions, evaluation, groups
+from partitioner.levels.search import Staged, search_levels
 
-__all__ = ["search_levels"]
+__all__ = [
+    "Layout",
+    "Staged",
+    "decisions",
+    "evaluation",
+    "groups",
+    "layouts",
+    "search_levels",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster import Cluster
@@ -70,3 +70,36 @@ def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
     for minor in range(2, min(size, cluster.levels[0].size + 1)):
         if size % minor == 0 and (first % minor == 0 or len(cluster.levels) == 1):
             yield DeviceMesh.of({"dp": size // minor, "tp": minor}, devices)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A way to run a stage: a mesh of so many devices of one kind, the kind's first ones."""
+
+    kind: int
+    mesh: DeviceMesh
+
+    def __str__(self) -> str:
+        shape = " ".join(f"{axis}={size}" for axis, size in self.mesh.axes)
+        return shape or "one device"
+
+
+def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> tuple[Layout, ...]:
+    """Layouts of a request: one axis first, larger stages first.
+
+    Args:
+        cluster: The devices.
+        strategy: "auto", "intra" (one stage of all devices) or "inter" (stages of one device).
+        mesh: The mesh of an intra plan; None for all.
+    """
+    whole = kinds(cluster)
+    if mesh is not None:
+        return (Layout(0, DeviceMesh.of(mesh)),)
+    found = [
+        Layout(index, shape)
+        for index, kind in enumerate(whole)
+        for size in reversed(sizes(kind, cluster))
+        if (strategy != "inter" or size == 1) and (strategy != "intra" or size == len(cluster))
+        for shape in meshes(kind.first, size, cluster)
+    ]
+    return tuple(sorted(found, key=lambda layout: len(layout.mesh.axes) > 1))

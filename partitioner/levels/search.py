@@ -2,65 +2,68 @@
 
 from __future__ import annotations
 
-import math
+import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.even import EvenMesh
-from partitioner.cost_model.prices import EvenPrices
-from partitioner.cost_model.even import EvenResharder
 from partitioner.ir.graph import Graph
-from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import NodePlan, PlacedNode, place
-from partitioner.ir.rule import Cut
-from partitioner.levels.layouts import Kind, kinds, meshes, sizes
+from partitioner.ir.plan import place
+from partitioner.levels.layouts import Layout, kinds
 from partitioner.levels.shard import Sharded, Sharder
-from partitioner.levels.stage import Blocks, blocks, stage_option
+from partitioner.levels.stage import Blocks, blocks, stage_option, stretches
 from partitioner.repeats import Folded, fold
 from partitioner.solver import Infeasible
-from partitioner.solver.stages import Cut as StageCut
-from partitioner.solver.stages import Pool, StageOption, StageProblem, cut_stages
+from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.intervals import Floats
+from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies import Rules
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A way to run a stage: a mesh of so many devices of one kind."""
+class Option:
+    """One layout with the model sharded over it.
 
-    kind: int
-    mesh: DeviceMesh
+    Attributes:
+        layout: The mesh.
+        sharded: How the model is sharded over it.
+        parts: What stretches of blocks cost on it; see `stretches`.
+        stage: The same for the stage cutter.
+    """
 
-    def __str__(self) -> str:
-        shape = " ".join(f"{axis}={size}" for axis, size in self.mesh.axes)
-        return shape or "one device"
+    layout: Layout
+    sharded: Sharded
+    parts: Floats
+    stage: StageOption
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The best cut found, with what its options stand for.
+    """The best cut found.
 
     Attributes:
         folded: The model.
-        cut: The stages, by options.
-        blocks: The positions that the stages are of.
-        options: Sharding of each option.
-        layouts: Layout of each option.
-        bound_s: No plan of stages over these kinds of devices has a lower largest load.
-        tried: All layouts that were sharded, in order.
-        failed: Layouts that were not, and why.
+        cut: The stages: stretches of `blocks`.
+        blocks: Positions that stages begin and end at.
+        options: What each stage runs on.
+        bound_s: No plan of stages on these devices has a lower largest load.
+        searched: Layouts that the model was sharded over.
+        failed: The others, and why not.
+        in_time: Whether the time limit cut nothing off.
     """
 
     folded: Folded
-    cut: StageCut
+    cut: Cut
     blocks: Blocks
-    options: tuple[Sharded, ...]
-    layouts: tuple[Layout, ...]
+    options: tuple[Option, ...]
     bound_s: float
-    tried: tuple[Layout, ...]
-    failed: Mapping[str, str]
+    searched: tuple[Layout, ...]
+    failed: dict[Layout, str]
+    in_time: bool
 
 
 def search_levels(
@@ -72,38 +75,45 @@ def search_levels(
     deadline: float,
     gap: float,
     progress: Callable[[str], None],
+    seed: int = 0,
+    engine: Engine = HIGHS,
 ) -> Staged:
     """The best plan of stages, each on one of the layouts.
 
     Layouts are sharded in order until the gap is met or time is up.
 
+    Args:
+        graph: The model.
+        rules: Its rules.
+        cluster: The devices.
+        candidates: Layouts to choose from, the most promising first.
+        deadline: Monotonic second after which no further layout is begun.
+        gap: Relative gap between load and bound at which to stop.
+        progress: Called with a line of text before each layout.
+        seed: Of all random choices.
+        engine: MILP solver.
+
     Raises:
         Infeasible: No cut into stages fits the devices' memory.
     """
-    return _Levels(graph, rules, cluster, tuple(candidates), deadline, gap, progress).run()
+    with _no_collection():
+        job = _Levels(graph, rules, cluster, tuple(candidates), deadline, gap, progress)
+        return job.run(seed, engine)
 
 
-def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> list[Layout]:
-    """Layouts of a request, those with one axis first, larger stages first.
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Many small objects that all stay: collecting garbage would visit them again and again.
 
-    Args:
-        cluster: The devices.
-        strategy: "auto", "intra" (one stage of all devices) or "inter" (stages of one device).
-        mesh: The mesh of an intra plan; None for all.
+    It takes a fifth of the time (tests/benchmarks/gpt3.py).
     """
-    found = []
-    whole = kinds(cluster)
-    for index, kind in enumerate(whole):
-        for size in reversed(sizes(kind, cluster)):
-            if strategy == "inter" and size > 1:
-                continue
-            if (strategy == "intra" or mesh) and (size < kind.count or len(whole) > 1):
-                continue
-            shapes = meshes(kind.first, size, cluster)
-            if mesh is not None:
-                shapes = iter([DeviceMesh.of(mesh)])
-            found += [Layout(index, shape) for shape in shapes]
-    return sorted(found, key=lambda layout: len(layout.mesh.axes) > 1)
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 @dataclass
@@ -115,13 +125,16 @@ class _Levels:
     deadline: float
     gap: float
     progress: Callable[[str], None]
-    found: list[tuple[Layout, Sharded, StageOption]] = field(default_factory=list)
-    best: StageCut | None = None
+    found: list[Option] = field(default_factory=list)
+    failed: dict[Layout, str] = field(default_factory=dict)
+    best: tuple[Cut, tuple[Option, ...]] | None = None
     refusal: Infeasible | None = None
+    in_time: bool = True
 
-    def run(self) -> Staged:
+    def run(self, seed: int, engine: Engine) -> Staged:
+        """Fold the model, shard it over layout after layout, cut stages."""
         self.folded = fold(self.graph, self.rules)
-        self.sharder = Sharder(self.folded, self.cluster)
+        self.sharder = Sharder(self.folded, self.cluster, seed, engine)
         self.kinds = kinds(self.cluster)
         self.pools = tuple(
             Pool(kind.count, float(self.cluster.devices[kind.first].memory_bytes))
@@ -129,23 +142,23 @@ class _Levels:
         )
         self.blocks = blocks(self.graph)
         self.bound_s = self._work_bound()
-        self.failed: dict[str, str] = {}
         self._pass(limited=False)
         if self.best is None:
             self._pass(limited=True)
         if self.best is None:
-            raise self.refusal or Infeasible("no layout of stages was searched")
+            raise self.refusal or Infeasible("no layout of stages was searched in time")
         if len(self.kinds) == 1 and len(self.found) > 1 and not self._met():
-            self._cut([option for _, _, option in self.found])
+            self._cut(self.found)
+        cut, options = self.best
         return Staged(
             self.folded,
-            self.best,
+            cut,
             self.blocks,
-            tuple(sharded for sharded, _ in self._used()),
-            tuple(layout for _, layout in self._used()),
-            min(self.bound_s, self.best.load_s),
-            tuple(layout for layout in self.layouts if str(layout) not in self.failed),
+            options,
+            min(self.bound_s, cut.load_s),
+            tuple(dict.fromkeys(option.layout for option in self.found)),
             self.failed,
+            self.in_time,
         )
 
     def _pass(self, *, limited: bool) -> None:
@@ -153,59 +166,57 @@ class _Levels:
         for layout in self._ranked():
             if self._met():
                 return
-            if self.found and time.monotonic() > self.deadline:
-                self.failed[str(layout)] = "not searched within the time limit"
+            if self.best is not None and time.monotonic() > self.deadline:
+                self.failed[layout] = "not searched within the time limit"
+                self.in_time = False
                 continue
             self.progress(f"planning stages of {layout.mesh.size()} devices ({layout})")
             try:
                 self._try(layout, limited=limited)
             except Infeasible as error:
-                self.failed[str(layout)] = str(error)
+                self.failed[layout] = str(error)
                 self.refusal = error
 
     def _ranked(self) -> Iterator[Layout]:
         """Layouts of one axis, then those of two that add a second one to the best of these."""
         yield from (layout for layout in self.layouts if len(layout.mesh.axes) < 2)
-        best = {layout.mesh.size() for _, layout in self._used()}
+        used = self.best[1] if self.best is not None else ()
+        best = {option.layout.mesh.size() for option in used}
         rest = [layout for layout in self.layouts if len(layout.mesh.axes) > 1]
-        yield from sorted(rest, key=lambda layout: layout.mesh.axes[0][1] not in best)
-
-    def _used(self) -> list[tuple[Sharded, Layout]]:
-        """What the best cut uses."""
-        stages = self.best.stages if self.best is not None else ()
-        return [(self.used[s.option][1], self.used[s.option][0]) for s in stages]
+        yield from sorted(
+            rest,
+            key=lambda layout: (layout.mesh.axes[0][1] not in best, layout.mesh.axes[1][1]),
+        )
 
     def _met(self) -> bool:
-        return self.best is not None and (
-            self.best.load_s - self.bound_s <= self.gap * self.best.load_s
-        )
+        if self.best is None:
+            return False
+        load = self.best[0].load_s
+        return load - self.bound_s <= self.gap * load
 
     def _try(self, layout: Layout, *, limited: bool) -> None:
         """Shard over one layout, and cut stages once every kind of device has one."""
-        kind = self.kinds[layout.kind]
-        stages = kind.count // layout.mesh.size()
+        stages = self.kinds[layout.kind].count // layout.mesh.size()
         left = max(1.0, self.deadline - time.monotonic())
         sharded = self.sharder.shard(
             layout.mesh, stages, limited=limited, time_limit_s=left, gap=self.gap / 2
         )
         alone = len(self.kinds) == 1
-        least = sharded.solution.bound / stages
-        if alone and self.best is not None and least >= self.best.load_s:
+        if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
             return
-        option = stage_option(sharded, self.blocks, layout.kind, str(layout))
-        self.found.append((layout, sharded, option))
+        parts = stretches(sharded, self.blocks)
+        option = stage_option(sharded, parts, layout.kind, str(layout))
+        self.found.append(Option(layout, sharded, parts, option))
         if alone:
-            self._cut([option])
-        elif {option.pool for _, _, option in self.found} == set(range(len(self.pools))):
-            self._cut([option for _, _, option in self.found])
+            self._cut(self.found[-1:])
+        elif {option.layout.kind for option in self.found} == set(range(len(self.pools))):
+            self._cut(self.found)
 
-    def _cut(self, options: Sequence[StageOption]) -> None:
-        problem = StageProblem(tuple(options), self.pools, in_flight=False)
-        cut = cut_stages(problem, gap=self.gap / 4)
-        if self.best is None or cut.load_s < self.best.load_s:
-            index = {id(option): entry for entry in self.found for option in entry[2:]}
-            self.best = cut
-            self.used = [index[id(option)] for option in options]
+    def _cut(self, options: Sequence[Option]) -> None:
+        stages = tuple(option.stage for option in options)
+        cut = cut_stages(StageProblem(stages, self.pools, in_flight=False), gap=self.gap / 4)
+        if self.best is None or cut.load_s < self.best[0].load_s:
+            self.best = cut, tuple(options[stage.option] for stage in cut.stages)
 
     def _work_bound(self) -> float:
         """No plan is below: all nodes' least device seconds, shared by all devices.
@@ -218,96 +229,21 @@ class _Levels:
         for kind in self.kinds:
             mesh = DeviceMesh.single(kind.first)
             even = EvenMesh(mesh, mesh, self.cluster)
-            prices = EvenPrices(graph, even, EvenResharder(self.cluster, even=even))
             alone = (place(graph, n, mesh, {}, self.sharder.rule(n)) for n in graph.nodes)
-            seconds.append([sum(prices.node_seconds(placed).values()) for placed in alone])
+            seconds.append([even.node_seconds(graph, placed) for placed in alone])
         whole = [sum(t * s for t, s in zip(times, own, strict=True)) for own in seconds]
         if not all(whole):
             return 0.0
         speed = sum(kind.count / total for kind, total in zip(self.kinds, whole, strict=True))
         weights = [1 / total / speed for total in whole]
         return sum(
-            times[node] * min(w * own[node] for w, own in zip(weights, seconds, strict=True))
-            for node in range(len(graph.nodes))
+            count * min(w * own[node] for w, own in zip(weights, seconds, strict=True))
+            for node, count in enumerate(times)
         )
 
     def _times(self) -> list[int]:
         """How many nodes of the whole graph each node of the folded one stands for."""
         counted = [0] * len(self.folded.graph.nodes)
-        for place_ in self.folded.places:
-            counted[place_] += 1
+        for node in self.folded.places:
+            counted[node] += 1
         return counted
-
-
-@dataclass(frozen=True)
-class Group:
-    """Devices of one stage, and the stand-in that its nodes' strategies are on."""
-
-    mesh: DeviceMesh
-    even: EvenMesh
-
-
-def groups(staged: Staged, cluster: Cluster) -> tuple[DeviceMesh, ...]:
-    """The devices of each stage, in the order of the stages.
-
-    Larger stages take their devices first, so that all of them lie aligned in the cluster.
-    """
-    free = {index: kind.first for index, kind in enumerate(kinds(cluster))}
-    order = sorted(
-        range(len(staged.cut.stages)), key=lambda k: (-staged.layouts[k].mesh.size(), k)
-    )
-    found: dict[int, DeviceMesh] = {}
-    for stage in order:
-        layout = staged.layouts[stage]
-        first, size = free[layout.kind], layout.mesh.size()
-        found[stage] = DeviceMesh(layout.mesh.axes, tuple(range(first, first + size)))
-        free[layout.kind] = first + size
-    return tuple(found[stage] for stage in range(len(staged.cut.stages)))
-
-
-def decisions(
-    staged: Staged, meshes_of: Sequence[DeviceMesh]
-) -> tuple[tuple[DeviceMesh, ...], dict[str, NodePlan]]:
-    """Groups and decisions of a plan: opaque nodes are on the first device of their stage."""
-    used: dict[DeviceMesh, int] = {}
-    plans: dict[str, NodePlan] = {}
-    cuts: dict[tuple[DimLayout, tuple[tuple[str, int], ...]], Cut] = {}
-    graph, places = staged.folded.whole, staged.folded.places
-    ends = staged.blocks.ends
-    for index, stage in enumerate(staged.cut.stages):
-        picks, mesh = staged.options[index].picks, meshes_of[index]
-        first = ends[stage.start - 1] if stage.start else 0
-        for position in range(first, ends[stage.stop - 1]):
-            placed = picks[places[position]]
-            group = mesh if placed.mesh.axes == mesh.axes or placed.mesh.axes else None
-            target = mesh if placed.mesh.axes or not mesh.axes else None
-            on = target or group or DeviceMesh.single(mesh.devices[0])
-            own = {}
-            for name, layout in placed.layouts.items():
-                key = layout, mesh.axes
-                if key not in cuts:
-                    cuts[key] = _real(layout, mesh)
-                own[name] = cuts[key]
-            plans[graph.nodes[position].name] = NodePlan(used.setdefault(on, len(used)), own)
-    return tuple(used), plans
-
-
-def _real(layout: DimLayout, mesh: DeviceMesh) -> Cut:
-    """A cut of the stand-in at the mesh's real size."""
-    parts = mesh.size(layout.axes)
-    rows = [(sum(cuts) // parts,) * parts for cuts in layout.segments]
-    return Cut.of(DimLayout.cut(layout.axes, rows), mesh)
-
-
-__all__ = [
-    "Group",
-    "Kind",
-    "Layout",
-    "PlacedNode",
-    "Staged",
-    "decisions",
-    "groups",
-    "layouts",
-    "math",
-    "search_levels",
-]

@@ -16,6 +16,7 @@ from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import Rule
 from partitioner.repeats import Folded
 from partitioner.solver import Solution, evaluate_choices, solve
+from partitioner.solver.engines import HIGHS, Engine
 from partitioner.strategies import Rules, strategies
 
 Options = Mapping[str, tuple[PlacedNode, ...]]
@@ -82,6 +83,8 @@ class Sharder:
 
     folded: Folded
     cluster: Cluster
+    seed: int = 0
+    engine: Engine = HIGHS
     _rules: Rules = field(init=False)
     _options: dict[DeviceMesh, Options] = field(default_factory=dict)
 
@@ -114,7 +117,14 @@ class Sharder:
         if limited:
             room = float(self.cluster.devices[even.device].memory_bytes) * stages
         problem = replace(problem, limit_bytes=(room,))
-        solution = solve(problem, time_limit_s=time_limit_s, gap=gap, reason_s=0.0)
+        solution = solve(
+            problem,
+            time_limit_s=time_limit_s,
+            gap=gap,
+            seed=self.seed,
+            reason_s=0.0,
+            engine=self.engine,
+        )
         return Sharded(self.folded, even, built, solution, limited)
 
     def _build(self, even: EvenMesh) -> Built:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from partitioner.solver.stages import StageOption
 #: Blocks that the order is cut into at most: stages begin and end between them.
 MAX_BLOCKS = 480
 
-#: Entries of a charge: seconds of computing, seconds of communicating, bytes of weights.
-COMPUTE, COMM, WEIGHTS = range(3)
+#: Entries of a charge: seconds of computing, seconds of communicating, bytes of weights, bytes
+#: that are sent.
+COMPUTE, COMM, WEIGHTS, SENT = range(4)
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def blocks(graph: Graph) -> Blocks:
     windows = min(count, MAX_BLOCKS)
     edges = [round(index * count / windows) for index in range(windows + 1)]
     ends = {count}
-    for first, last in zip(edges[1:-1], edges[2:], strict=True):
+    for first, last in pairwise(edges[1:]):
         ends.add(first + int(np.argmin(crossing[first:last])))
     ordered = tuple(sorted(ends))
     of, block = [], 0
@@ -69,13 +71,8 @@ def _crossing(graph: Graph) -> Floats:
     return np.cumsum(change)[:-1]
 
 
-def stage_option(sharded: Sharded, cut: Blocks, pool: int, label: str) -> StageOption:
-    """The loads and bytes of all stretches of blocks as stages on the mesh.
-
-    A value that leaves is charged once whatever the number of stages that read it, as if they
-    were neighbours; one that is needed both inside and outside its stage may be charged for both.
-    """
-    parts = stretches(sharded, cut)
+def stage_option(sharded: Sharded, parts: Floats, pool: int, label: str) -> StageOption:
+    """All stretches of blocks as stages on the mesh; `parts` are their `stretches`."""
     load = _between(parts[COMPUTE] + parts[COMM])
     held = _between(parts[WEIGHTS])
     passing = np.zeros_like(load) + sharded.passing_bytes
@@ -92,7 +89,11 @@ def _between(parts: Floats) -> Floats:
 
 
 def stretches(sharded: Sharded, cut: Blocks) -> Floats:
-    """[entry, i, j]: what a device of the mesh takes with blocks i to j."""
+    """[entry, i, j]: what a device of the mesh takes with blocks i to j; (4, blocks, blocks).
+
+    A value that leaves is charged once whatever the number of stages that read it, as if they
+    were neighbours; one that is needed both inside and outside its stage may be charged for both.
+    """
     return _Stretches(sharded, cut).run()
 
 
@@ -115,11 +116,11 @@ class _Stretches:
         run = folded.run
         copies = range(run.block(2).start, run.block(run.count - 2).start) if run else range(0)
         sample = frozenset(run.block(1)) if run else frozenset()
-        self.charges = Charges(count, 3)
+        self.charges = Charges(count, 4)
         self._charge_nodes(i for i in range(count) if i not in copies and i not in sample)
         rectangles, parts = self.charges.arrays()
         if run:
-            self.charges = Charges(count, 3)
+            self.charges = Charges(count, 4)
             self._charge_nodes(sample)
             shifts = [index * run.period for index in range(run.count - 3)]
             more = _shifted(*self.charges.arrays(), shifts, count)
@@ -143,7 +144,7 @@ class _Stretches:
         for position in positions:
             node, place = self.graph.nodes[position], places[position]
             placed, seconds = picks[place], self.sharded.loads_s[place]
-            self.charges.add((seconds, 0.0, 0.0), self.charges.some_in([position]))
+            self.charges.add((seconds, 0.0, 0.0, 0.0), self.charges.some_in([position]))
             for value, at in dict(_named((*node.inputs, *node.captures), placed.ins)).items():
                 if value in self.graph.constants:
                     self._weight(value, at, position)
@@ -165,7 +166,7 @@ class _Stretches:
         readers = [reader for where, reader in self._readers(value) if where == at]
         if position == readers[0]:
             nbytes = self.sharded.even.local_bytes(at, self.graph.types[value].dtype)
-            self.charges.add((0.0, 0.0, float(nbytes)), self.charges.some_in(readers))
+            self.charges.add((0.0, 0.0, float(nbytes), 0.0), self.charges.some_in(readers))
 
     def _value(
         self, value: str, home: Placement, position: int, readers: Sequence[tuple[Placement, int]]
@@ -190,7 +191,9 @@ class _Stretches:
         for hop, own in leaving.values():
             self._charge(hop, self.charges.leaf_out(position, own), self.device)
         for hop, own in arriving.values():
-            self._charge(hop, self.charges.leaf_in(position, own), self.resharder.column(self.model))
+            self._charge(
+                hop, self.charges.leaf_in(position, own), self.resharder.column(self.model)
+            )
 
     def _away(self, want: Placement) -> Placement:
         """The same placement on the other group."""
@@ -199,8 +202,10 @@ class _Stretches:
         return Placement(DeviceMesh.single(self.model.devices[0]), want.sharding)
 
     def _charge(self, hop: Hop, where: Iterable[tuple[int, int, int, int, int]], at: int) -> None:
-        seconds = sum(priced.seconds.get(at, 0.0) for priced in hop.comms)
-        self.charges.add((0.0, seconds, 0.0), where)
+        own = [priced for priced in hop.comms if at in priced.seconds]
+        seconds = sum(priced.seconds[at] for priced in own)
+        sent = sum(priced.sent_bytes for priced in own if at == priced.comm.ranks[0])
+        self.charges.add((0.0, seconds, 0.0, sent), where)
 
 
 def _shifted(
@@ -227,9 +232,7 @@ def _named(
     return ((v, at) for v, at in zip(values, places, strict=True) if at is not None)
 
 
-def _note(
-    found: dict[Placement, tuple[Hop, set[int]]], hops: Iterable[Hop], reader: int
-) -> None:
+def _note(found: dict[Placement, tuple[Hop, set[int]]], hops: Iterable[Hop], reader: int) -> None:
     """Hops by what they leave, with the blocks of who needs it."""
     for hop in hops:
         found.setdefault(hop.after, (hop, set()))[1].add(reader)

@@ -139,7 +139,12 @@ class Eliminator:
             for price, item in zip(prices, problem.items, strict=True)
         )
         flat = replace(
-            problem, devices=1, limit_bytes=(math.inf,), nodes=nodes, items=items, interchangeable=()
+            problem,
+            devices=1,
+            limit_bytes=(math.inf,),
+            nodes=nodes,
+            items=items,
+            interchangeable=(),
         )
         try:
             converted = convert(flat)

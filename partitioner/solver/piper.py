@@ -88,7 +88,6 @@ class Instance:
     edges: Mapping[tuple[int, int], float]
 
 
-
 def read(path: Path) -> Instance:
     """Read a file.
 
@@ -189,8 +188,6 @@ def _sharded(
     return replace(shared[0], configs=tuple(configs))
 
 
-def _syncs(
-    way: Mapping[str, Any], key: str, ends: Iterable[int], where: str
-) -> dict[int, float]:
+def _syncs(way: Mapping[str, Any], key: str, ends: Iterable[int], where: str) -> dict[int, float]:
     table = as_object(way.get(key), f"{key!r} of {where}")
     return {end: number(table, str(end), f"{key!r} of {where}") for end in ends}

@@ -11,7 +11,6 @@ from partitioner.cost_model.reshard import Hop, Resharder
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind
-from partitioner.ir.types import TensorType
 
 REAL = Resharder(resolve_cluster("6xh100"))
 IDEAL = Resharder(resolve_cluster("6xideal"))

@@ -43,8 +43,9 @@ def refusal(problem: StageProblem) -> Infeasible:
 
 def _least_extra(problem: StageProblem, extra: float) -> float | None:
     """With so many more bytes on each device, the excess of a cut that fits; None if none does."""
-    pools = tuple(Pool(p.devices, min(p.limit_bytes, sys.float_info.max) + extra)
-                  for p in problem.pools)
+    pools = tuple(
+        Pool(p.devices, min(p.limit_bytes, sys.float_info.max) + extra) for p in problem.pools
+    )
     stages = _cut(replace(problem, pools=pools))
     if stages is None:
         return None

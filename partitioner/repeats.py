@@ -27,7 +27,7 @@ KEPT = 4
 #: Periods that are tried, the most frequent distances between like nodes first.
 PERIODS = 12
 #: Shorter blocks are not worth it.
-MIN_PERIOD = 3
+MIN_PERIOD = 2
 
 Bools = npt.NDArray[np.bool_]
 

@@ -12,6 +12,7 @@ from partitioner import examples
 from partitioner.build import Built, build
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.families import families
 from partitioner.frontends.onnx import load_onnx
@@ -52,7 +53,8 @@ def problem(graph: Graph, groups: Sequence[DeviceMesh], cluster: Cluster) -> Bui
     offered = candidates(graph, groups)
     homes = [DeviceMesh.single(mesh.devices[0]) for mesh in groups]
     meshes = list(dict.fromkeys((*groups, *homes)))
-    return build(graph, meshes, offered, cluster, Resharder(cluster))
+    prices = DevicePrices(graph, cluster, Resharder(cluster))
+    return build(graph, meshes, offered, prices)
 
 
 def check(graph: Graph, built: Built, cluster: Cluster, seed: int) -> None:

@@ -175,12 +175,15 @@ def settle(space: Space, runs: Runs) -> Runs:
     The loads of the result are 0.
     """
     many = len(space.groups.pool)
-    table = np.zeros((len(space.start), many), dtype=np.int64)
-    np.maximum.at(table.reshape(-1), runs.cell * many + runs.group, runs.room)
+    cells = np.flatnonzero(np.bincount(runs.cell, minlength=len(space.start)))
+    row = np.zeros(len(space.start), dtype=np.int64)
+    row[cells] = np.arange(len(cells))
+    table = np.zeros((len(cells), many), dtype=np.int64)
+    np.maximum.at(table.reshape(-1), row[runs.cell] * many + runs.group, runs.room)
     for own in space.groups.classes:
         rooms = table[:, own]
         fewer = np.zeros_like(rooms)
         np.maximum.accumulate(rooms[:, :-1], axis=1, out=fewer[:, 1:])
         table[:, own] = np.where(rooms > fewer, rooms, 0)
-    cell, group = np.nonzero(table)
-    return Runs(cell, group, table[cell, group], np.zeros(len(cell)))
+    at, group = np.nonzero(table)
+    return Runs(cells[at], group, table[at, group], np.zeros(len(at)))

@@ -55,7 +55,7 @@ def _least_extra(problem: StageProblem, extra: float) -> float | None:
 
 def _cut(problem: StageProblem) -> tuple[Stage, ...] | None:
     space, runs = lay_out(problem)
-    picks = fit(space, settle(space, runs))
+    picks, _ = fit(space, settle(space, runs))
     return None if picks is None else with_ways(problem, space, picks)
 
 

@@ -14,9 +14,10 @@ import numpy as np
 from partitioner.solver.stages.paths import Bounds, Lengths, Picks, bound, picks_of
 from partitioner.solver.stages.runs import Bools, Ints, Runs, Space
 
-#: Labels of a position that a first search keeps, spread over all; far from the least load there
-#: are thousands, of which nearly any leads to a cut that fits.
-WIDTH = 4
+#: Labels of a position that a search keeps, spread over all; None for all, the only one that
+#: proves that nothing fits. Far from the least load there are thousands, of which nearly any
+#: leads to a cut that fits.
+WIDTHS = (4, 32, None)
 #: Combinations of values up to which the lowest of a grid is looked up.
 GRID = 2**22
 
@@ -35,10 +36,11 @@ def fit(space: Space, runs: Runs) -> tuple[Picks | None, Bounds]:
     if bounds.picks is not None or not bounds.fits:
         return bounds.picks, bounds
     runs = bounds.within(space, runs)
-    picks, exact = search(space, runs, bounds.lengths, WIDTH)
-    if picks is None and not exact:
-        picks, _ = search(space, runs, bounds.lengths, None)
-    return picks, bounds
+    for width in WIDTHS:
+        picks, exact = search(space, runs, bounds.lengths, width)
+        if picks is not None or exact:
+            return picks, bounds
+    raise AssertionError("the last search leaves no label out")
 
 
 def search(

@@ -87,7 +87,6 @@ class Instance:
     edges: Mapping[tuple[int, int], float]
 
 
-
 def read(path: Path) -> Instance:
     """Read a file.
 
@@ -166,7 +165,8 @@ def _shards(
 def _sharded(
     ways: Sequence[tuple[Mapping[str, Any], str]], before: Sequence[int], after: Sequence[int]
 ) -> Sharded:
-    configs, shared = [], []
+    configs: list[Config] = []
+    shared: list[Sharded] = []
     for way, where in ways:
         if not isinstance(way.get("id"), str) or way["id"] in {c.name for c in configs}:
             raise SolverError(f"{where}: {way.get('id')!r} is not the name of one TMPC")
@@ -188,8 +188,6 @@ def _sharded(
     return replace(shared[0], configs=tuple(configs))
 
 
-def _syncs(
-    way: Mapping[str, Any], key: str, ends: Iterable[int], where: str
-) -> dict[int, float]:
+def _syncs(way: Mapping[str, Any], key: str, ends: Iterable[int], where: str) -> dict[int, float]:
     table = as_object(way.get(key), f"{key!r} of {where}")
     return {end: number(table, str(end), f"{key!r} of {where}") for end in ends}

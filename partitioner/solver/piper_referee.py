@@ -62,9 +62,7 @@ def _plan_faults(instance: Instance, plan: Sequence[PlannedStage]) -> list[str]:
     if set(where) != set(instance.nodes):
         faults.append("the stages do not hold the instance's nodes")
         return faults
-    faults += [
-        f"edge from {u} to {v} leads back" for u, v in instance.edges if where[u] > where[v]
-    ]
+    faults += [f"edge from {u} to {v} leads back" for u, v in instance.edges if where[u] > where[v]]
     devices = sum(stage.data_degree * stage.tensor_degree for stage in plan)
     if devices > instance.devices:
         faults.append(f"{devices} devices are taken, there are {instance.devices}")

@@ -12,8 +12,8 @@ import numpy as np
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.stages.labels import fit
 from partitioner.solver.stages.model import Cut, Floats, StageProblem, evaluate_cut
-from partitioner.solver.stages.paths import ROUNDING, tail_lengths
-from partitioner.solver.stages.runs import Runs, Space, lay_out, settle
+from partitioner.solver.stages.paths import ROUNDING, least_of, tail_lengths
+from partitioner.solver.stages.runs import Runs, Space, join, lay_out, settle
 from partitioner.solver.stages.shortage import refusal
 from partitioner.solver.stages.ways import with_ways
 
@@ -43,7 +43,7 @@ def cut_stages(problem: StageProblem, *, gap: float = 0.0) -> Cut:
     step = 0
     while len(runs) and relative_gap(load, bound := float(runs.load_s.min())) > gap:
         tried, step = _candidate(runs.load_s, bound, step)
-        below = _joined(known, runs.where(runs.load_s <= tried))
+        below = join([known, runs.where(runs.load_s <= tried)])
         settled = settle(space, below)
         picks, bounds = fit(space, settled)
         if picks is None:
@@ -63,15 +63,6 @@ def _split(space: Space, runs: Runs) -> tuple[Runs, Runs]:
     return settle(space, runs.where(runs.load_s < floor)), runs.where(runs.load_s >= floor)
 
 
-def _joined(one: Runs, other: Runs) -> Runs:
-    return Runs(
-        np.concatenate([one.cell, other.cell]),
-        np.concatenate([one.group, other.group]),
-        np.concatenate([one.room, other.room]),
-        np.concatenate([one.load_s, other.load_s]),
-    )
-
-
 def _candidate(loads: Floats, bound: float, step: int) -> tuple[float, int]:
     """The load to try next: close above the bound at first, then in the middle of all."""
     if step < len(STEPS):
@@ -85,9 +76,6 @@ def work_bound(space: Space, runs: Runs) -> float:
 
     Infinite if there is no cut.
     """
-    side = space.positions + 1
-    work = np.full(side * side, np.inf)
-    at = space.start[runs.cell] * side + space.stop[runs.cell]
-    np.minimum.at(work, at, runs.load_s * space.groups.devices[runs.group])
-    least = float(tail_lengths(work.reshape(side, side))[0][0])
+    work = least_of(space, runs, runs.load_s * space.groups.devices[runs.group])
+    least = float(tail_lengths(work)[0][0])
     return least / int(space.pools.sum()) * (1 - ROUNDING)

@@ -142,7 +142,7 @@ def _by_grid(ranks: list[Ints], last: Ints) -> Ints:
     for axis, rank in enumerate(ranks):
         before = lowest.take(np.maximum(np.arange(shape[axis]) - 1, 0), axis=axis)
         kept &= (rank[rows] == 0) | (last[rows] < before.reshape(-1)[cell[rows]])
-    return rows[kept]
+    return np.asarray(rows[kept])
 
 
 def _by_elimination(taken: Ints, order: Ints) -> Ints:

@@ -94,6 +94,14 @@ class Matrices:
         return Matrices(devices, entries)
 
 
+def least_of(space: Space, runs: Runs, values: Floats) -> Floats:
+    """[i, j]: the least of one value an entry over the entries of positions i to j - 1."""
+    side = space.positions + 1
+    least = np.full(side * side, np.inf)
+    np.minimum.at(least, space.start[runs.cell] * side + space.stop[runs.cell], values)
+    return least.reshape(side, side)
+
+
 def tail_lengths(cost: Floats) -> tuple[Floats, Ints]:
     """Length of the shortest path from each position to the last, and its next position."""
     size = len(cost)
@@ -181,10 +189,9 @@ def bound(space: Space, runs: Runs) -> Bounds:
         weighted = matrices.devices * weights[:, None, None]
         cost = weighted.min(axis=0)
         tail, follow = tail_lengths(cost)
-        found.append(
-            Lengths(weights, float(weights @ space.pools) * (1 + ROUNDING), tail, head_lengths(cost))
-        )
-        if tail[0] > found[-1].limit:
+        limit = float(weights @ space.pools) * (1 + ROUNDING)
+        found.append(Lengths(weights, limit, tail, head_lengths(cost)))
+        if tail[0] > limit:
             return Bounds(False, None, tails, ())
         entries = _entries_along(matrices, weighted.argmin(axis=0), follow)
         picks = picks or picks_of(space, runs, entries)

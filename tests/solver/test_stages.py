@@ -164,6 +164,9 @@ REFUSED = {
     "none is within both 2 devices and a sum of degrees of 3": StageProblem(
         (_option(4, 1, degree=4), _option(4, 3)), (Pool(2),), most_degrees=3
     ),
+    "no chain of stages leads past position 0": StageProblem(
+        (replace(_option(4), resident_bytes=np.full((1, 5, 5), np.inf)),), (Pool(2, 9.0),)
+    ),
     "the nearest is 1 bytes a device short \\(1 B over a limit of 1 B\\)": StageProblem(
         (_option(4),), (Pool(2, 1.0),)
     ),

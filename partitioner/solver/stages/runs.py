@@ -182,7 +182,7 @@ def most_in_flight(limit_bytes: float, resident: Floats, flying: Floats, most: i
 
     Exact in the arithmetic of that very comparison; below 1 where not even one fits.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         many = np.floor((limit_bytes - resident) / flying)
         many = np.where(flying > 0, many, np.where(resident <= limit_bytes, most, 0))
         many = np.clip(np.nan_to_num(many, nan=0.0), 0, most)

@@ -43,9 +43,8 @@ def refusal(problem: StageProblem) -> Infeasible:
 
 def _least_extra(problem: StageProblem, extra: float) -> float | None:
     """With so many more bytes on each device, the excess of a cut that fits; None if none does."""
-    pools = tuple(
-        Pool(p.devices, min(p.limit_bytes, sys.float_info.max) + extra) for p in problem.pools
-    )
+    largest = sys.float_info.max  # under which infinite bytes still do not fit
+    pools = tuple(Pool(p.devices, min(p.limit_bytes + extra, largest)) for p in problem.pools)
     stages = _cut(replace(problem, pools=pools))
     if stages is None:
         return None

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,33 @@ def test_a_cut_is_as_good_as_any(name: str) -> None:
         assert cut.status == "optimal"
         found += 1
     assert found > 5
+
+
+#: Where neither a bound nor a shortest path decides, for the memory of coupled stages alone.
+HARD = (
+    (Spec(positions=6, options=4), (158, 169)),
+    (Spec(positions=6, options=4, degrees=(1, 2, 3)), (14, 70, 105, 107)),
+    (Spec(positions=5, options=5, degrees=(1, 2, 4)), (6, 14, 19, 47, 48, 60, 67, 87, 123, 144)),
+)
+
+
+@pytest.mark.parametrize(("spec", "seeds"), HARD)
+def test_labels_decide_where_memory_couples(
+    spec: Spec, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+    search = labels.search
+
+    def counted(*of: Any) -> Any:
+        searches.append(of)
+        return search(*of)
+
+    monkeypatch.setattr(labels, "search", counted)
+    for seed in seeds:
+        asked = problem(seed, spec)
+        assert _load(asked) == brute_force(asked)
+        assert searches
+        searches.clear()
 
 
 @pytest.mark.parametrize("name", ["two pools", "two pools, degrees", "memory couples"])

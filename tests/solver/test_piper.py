@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from piper_files import Json, all_plans, piper, price
 
@@ -15,7 +16,7 @@ from partitioner.solver import Infeasible, SolverError
 from partitioner.solver.piper import Config, Sharded, parse, read
 from partitioner.solver.piper_arrays import fast_and_small
 from partitioner.solver.piper_problem import enumerate_downsets, planner
-from partitioner.solver.piper_referee import PlannedStage, evaluate_plan
+from partitioner.solver.piper_referee import PlannedStage, _held_bytes, _time_s, evaluate_plan
 from partitioner.solver.stages import cut_stages
 
 
@@ -37,6 +38,19 @@ def test_a_plan_is_as_good_as_any(seed: int) -> None:
     stated = [(dict(s.configs), s.data_degree, s.tensor_degree) for s in plan]
     assert price(data, stated) == pytest.approx(max(outcome.time_s), rel=1e-12)
     assert cut.load_s == cut.bound_s == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_stage_is_priced_as_the_referee_does(seed: int) -> None:
+    instance = parse(piper(seed, 4))
+    planned = planner(instance)
+    for index, option in enumerate(planned.problem.options):
+        for way, i, j in zip(*np.nonzero(np.isfinite(option.load_s)), strict=True):
+            stage = planned._stage(planned.downsets[j] - planned.downsets[i], index, way)
+            assert _time_s(instance, stage) == pytest.approx(option.load_s[way, i, j], rel=1e-12)
+            for many in (1, 3):
+                held = option.resident_bytes[way, i, j] + option.flying_bytes[way, i, j] * many
+                assert _held_bytes(instance, stage, many) == pytest.approx(held, rel=1e-12)
 
 
 def test_the_random_files_are_varied() -> None:

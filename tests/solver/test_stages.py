@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stage_problems import Spec, brute_force, problem
+from stage_problems import Spec, all_cuts, brute_force, problem
 
 from partitioner.solver import Infeasible, SolverError
 from partitioner.solver.stages import (
@@ -20,7 +20,8 @@ from partitioner.solver.stages import (
     labels,
 )
 from partitioner.solver.stages.labels import frontier
-from partitioner.solver.stages.runs import most_in_flight
+from partitioner.solver.stages.paths import least_tails
+from partitioner.solver.stages.runs import lay_out, most_in_flight, settle
 
 SPECS = {
     "memory couples": Spec(),
@@ -143,6 +144,33 @@ def test_early_stages_hold_what_later_ones_need() -> None:
     assert [stage.stop for stage in tight.stages] == [1, 3, 6]
     free = cut_stages(replace(asked, pools=(Pool(3, 2.0),), in_flight=False))
     assert free.load_s == 2.0
+
+
+def test_a_smaller_degree_is_kept_for_the_stages_before() -> None:
+    """The last stage could take 1 device at degree 4, but then the first has no room."""
+
+    def only(start: int, devices: int, degree: int, flying: float) -> StageOption:
+        load = np.full((1, 3, 3), np.inf)
+        load[0, start, start + 1] = 1.0
+        return StageOption("", devices, load, 0 * _span(2), flying * _span(2), degree)
+
+    options = only(1, 1, 4, 0.0), only(1, 2, 1, 1.0), only(0, 1, 1, 1.5)
+    asked = StageProblem(options, (Pool(3, 3.0),))
+    assert [stage.option for stage in cut_stages(asked).stages] == [2, 1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_least_sum_of_degrees_is_exact(seed: int) -> None:
+    asked = problem(seed, Spec(degrees=(1, 2, 3)))
+    asked = replace(asked, pools=(replace(asked.pools[0], devices=99),))
+    sums = [
+        sum(asked.options[stage.option].degree for stage in stages)
+        for stages in all_cuts(asked)
+        if not evaluate_cut(asked, stages).faults
+    ]
+    space, runs = lay_out(asked)
+    tails, _ = least_tails(space, settle(space, runs))
+    assert tails[0] == min(sums, default=-1)
 
 
 def test_micro_batches_in_flight_follow_the_degrees() -> None:

@@ -4,32 +4,37 @@ import itertools
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from partitioner.solver.stages import Pool, Stage, StageOption, StageProblem, evaluate_cut
 
 
-def problem(
-    seed: int,
-    *,
-    positions: int = 4,
-    options: int = 3,
-    pools: int = 1,
-    degrees: tuple[int, ...] = (1,),
-    memory: bool = True,
-    in_flight: bool = True,
-    most_degrees: int | None = None,
-    ways: int = 1,
-) -> StageProblem:
-    """Loads grow with the interval but for noise, so that neither is monotone."""
+@dataclass(frozen=True)
+class Spec:
+    """What a random problem is like."""
+
+    positions: int = 4
+    options: int = 3
+    pools: int = 1
+    degrees: tuple[int, ...] = (1,)
+    memory: bool = True
+    in_flight: bool = True
+    most_degrees: int | None = None
+    ways: int = 1
+
+
+def problem(seed: int, spec: Spec) -> StageProblem:
+    """Loads grow with the interval but for noise, so that they are not monotone."""
     rng = np.random.default_rng(seed)
     pick = random.Random(seed)
+    positions, ways = spec.positions, spec.ways
     work = rng.integers(1, 9, positions)
     size = rng.integers(1, 9, positions)
     made = []
-    for index in range(options):
-        devices, degree = pick.choice((1, 1, 2, 3, 4)), pick.choice(degrees)
+    for index in range(spec.options):
+        devices, degree = pick.choice((1, 1, 2, 3, 4)), pick.choice(spec.degrees)
         shape = (ways, positions + 1, positions + 1)
         load, resident = np.zeros(shape), np.zeros(shape)
         for i, j in itertools.combinations(range(positions + 1), 2):
@@ -44,12 +49,14 @@ def problem(
                 resident,
                 np.floor(resident / pick.choice((2, 3))),
                 degree,
-                pick.randrange(pools),
+                pick.randrange(spec.pools),
             )
         )
-    limits = [pick.choice((8.0, 14.0, 22.0)) if memory else math.inf for _ in range(pools)]
-    there = tuple(Pool(pick.randint(1, 5 if pools > 1 else 8), limit) for limit in limits)
-    return StageProblem(tuple(made), there, most_degrees, in_flight)
+    limits = [
+        pick.choice((8.0, 14.0, 22.0)) if spec.memory else math.inf for _ in range(spec.pools)
+    ]
+    there = tuple(Pool(pick.randint(1, 5 if spec.pools > 1 else 8), limit) for limit in limits)
+    return StageProblem(tuple(made), there, spec.most_degrees, spec.in_flight)
 
 
 def all_cuts(asked: StageProblem) -> Iterator[tuple[Stage, ...]]:

@@ -166,7 +166,8 @@ def _shards(
 def _sharded(
     ways: Sequence[tuple[Mapping[str, Any], str]], before: Sequence[int], after: Sequence[int]
 ) -> Sharded:
-    configs, shared = [], []
+    configs: list[Config] = []
+    shared: list[Sharded] = []
     for way, where in ways:
         if not isinstance(way.get("id"), str) or way["id"] in {c.name for c in configs}:
             raise SolverError(f"{where}: {way.get('id')!r} is not the name of one TMPC")

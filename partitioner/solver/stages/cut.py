@@ -12,8 +12,8 @@ import numpy as np
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.stages.labels import fit
 from partitioner.solver.stages.model import Cut, Floats, StageProblem, evaluate_cut
-from partitioner.solver.stages.paths import ROUNDING, tail_lengths
-from partitioner.solver.stages.runs import Runs, Space, lay_out, settle
+from partitioner.solver.stages.paths import ROUNDING, least_of, tail_lengths
+from partitioner.solver.stages.runs import Runs, Space, join, lay_out, settle
 from partitioner.solver.stages.shortage import refusal
 from partitioner.solver.stages.ways import with_ways
 
@@ -34,42 +34,33 @@ def cut_stages(problem: StageProblem, *, gap: float = 0.0) -> Cut:
         Infeasible: No cut fits; the message says what is short.
     """
     space, runs = lay_out(problem)
-    picks = fit(space, settle(space, runs))
+    picks, _ = fit(space, settle(space, runs))
     if picks is None:
         raise refusal(problem)
     best = with_ways(problem, space, picks)
     load = max(evaluate_cut(problem, best).load_s)
-    floor = work_bound(space, runs)
-    known, runs = _split(space, runs, floor, load)
+    known, runs = _split(space, runs.where(runs.load_s < load))
     step = 0
     while len(runs) and relative_gap(load, bound := float(runs.load_s.min())) > gap:
         tried, step = _candidate(runs.load_s, bound, step)
-        below = _joined(known, runs.where(runs.load_s <= tried))
+        below = join([known, runs.where(runs.load_s <= tried)])
         settled = settle(space, below)
-        picks = fit(space, settled)
+        picks, bounds = fit(space, settled)
         if picks is None:
             known, runs = settled, runs.where(runs.load_s > tried)
             continue
         best = with_ways(problem, space, picks)
         load = max(evaluate_cut(problem, best).load_s)
-        runs, step = runs.where(runs.load_s < load), len(STEPS)
+        known = bounds.within(space, known)
+        runs, step = bounds.within(space, runs.where(runs.load_s < load)), len(STEPS)
     bound = float(runs.load_s.min()) if len(runs) else load
     return Cut(best, load, min(load, bound), "optimal")
 
 
-def _split(space: Space, runs: Runs, floor: float, load: float) -> tuple[Runs, Runs]:
-    """Entries whose load cannot decide, settled, and those that may: of loads up to `load`."""
-    known = settle(space, runs.where(runs.load_s < floor))
-    return known, runs.where((runs.load_s >= floor) & (runs.load_s < load))
-
-
-def _joined(one: Runs, other: Runs) -> Runs:
-    return Runs(
-        np.concatenate([one.cell, other.cell]),
-        np.concatenate([one.group, other.group]),
-        np.concatenate([one.room, other.room]),
-        np.concatenate([one.load_s, other.load_s]),
-    )
+def _split(space: Space, runs: Runs) -> tuple[Runs, Runs]:
+    """Entries whose load is too low to decide, settled, and the rest."""
+    floor = work_bound(space, runs)
+    return settle(space, runs.where(runs.load_s < floor)), runs.where(runs.load_s >= floor)
 
 
 def _candidate(loads: Floats, bound: float, step: int) -> tuple[float, int]:
@@ -81,10 +72,10 @@ def _candidate(loads: Floats, bound: float, step: int) -> tuple[float, int]:
 
 
 def work_bound(space: Space, runs: Runs) -> float:
-    """No cut has a lower largest load: work of its devices over all devices."""
-    side = space.positions + 1
-    work = np.full(side * side, np.inf)
-    at = space.start[runs.cell] * side + space.stop[runs.cell]
-    np.minimum.at(work, at, runs.load_s * space.groups.devices[runs.group])
-    least = float(tail_lengths(work.reshape(side, side))[0][0])
+    """No cut of these entries has a lower largest load: its devices' work over all devices.
+
+    Infinite if there is no cut.
+    """
+    work = least_of(space, runs, runs.load_s * space.groups.devices[runs.group])
+    least = float(tail_lengths(work)[0][0])
     return least / int(space.pools.sum()) * (1 - ROUNDING)

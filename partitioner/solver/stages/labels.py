@@ -7,44 +7,57 @@ complete within the devices, by the bounds of `paths`, are dropped.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from partitioner.solver.stages.paths import (
-    Lengths,
-    Picks,
-    follow_tails,
-    least_tails,
-    picks_of,
-    try_weights,
-    with_room,
-    within,
-)
+from partitioner.solver.stages.paths import Bounds, Lengths, Picks, bound, picks_of
 from partitioner.solver.stages.runs import Bools, Ints, Runs, Space
 
+#: Labels of a position that a search keeps, spread over all; None for all, the only one that
+#: proves that nothing fits. Far from the least load there are thousands, of which nearly any
+#: leads to a cut that fits.
+WIDTHS = (4, 32, None)
+#: Combinations of values up to which the lowest of a grid is looked up.
+GRID = 2**22
 
-def fit(space: Space, runs: Runs) -> Picks | None:
-    """A cut out of the entries that fits the devices, the memory and the degrees; None if none.
+
+def fit(space: Space, runs: Runs) -> tuple[Picks | None, Bounds]:
+    """A cut out of the entries that fits the devices, the memory and the degrees, if there is one.
 
     Args:
         space: Of the entries.
         runs: Settled entries, sorted by interval.
+
+    Returns:
+        The cut, None if there is none; and what any cut of the entries takes at least.
     """
-    if space.coupled:
-        tails, pick = least_tails(space, runs)
-        if tails[0] < 0:
-            return None
-        picks = picks_of(space, runs, follow_tails(space, runs, pick))
-        if picks is not None:
-            return picks
-        runs = with_room(space, runs, tails)
-    picks, lengths = try_weights(space, runs)
-    if picks is not None or not lengths:
-        return picks
-    return search(space, runs.where(within(space, runs, lengths)), lengths)
+    bounds = bound(space, runs)
+    if bounds.picks is not None or not bounds.fits:
+        return bounds.picks, bounds
+    runs = bounds.within(space, runs)
+    for width in WIDTHS:
+        picks, exact = search(space, runs, bounds.lengths, width)
+        if picks is not None or exact:
+            return picks, bounds
+    raise AssertionError("the last search leaves no label out")
 
 
-def search(space: Space, runs: Runs, lengths: tuple[Lengths, ...]) -> Picks | None:
-    """`fit` by labels, once the bounds have not decided."""
+def search(
+    space: Space, runs: Runs, lengths: tuple[Lengths, ...], width: int | None
+) -> tuple[Picks | None, bool]:
+    """`fit` by labels, once the bounds have not decided.
+
+    Args:
+        space: Of the entries.
+        runs: Entries that may be on a path within all limits.
+        lengths: Bounds on what the heads of labels take.
+        width: Most labels to keep of a position; None for all.
+
+    Returns:
+        A cut that fits, if one was found, and whether no label was left out.
+    """
+    exact = True
     size = space.positions + 1
     many, begin = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     first = np.searchsorted(space.start[runs.cell], np.arange(size))
@@ -60,17 +73,19 @@ def search(space: Space, runs: Runs, lengths: tuple[Lengths, ...]) -> Picks | No
         tried = _extended(space, runs, pairs, taken[tails])
         keep = np.flatnonzero(_allowed(space, runs, pairs, tried, lengths, i))
         keep = keep[frontier(tried[keep])]
+        if width is not None and len(keep) > width:
+            exact, keep = False, keep[np.linspace(0, len(keep) - 1, width).astype(np.int64)]
         begin[i], many[i] = len(taken), len(keep)
         taken = np.concatenate([taken, tried[keep]])
         entry = np.concatenate([entry, pairs[keep]])
         after = np.concatenate([after, tails[keep]])
     if not many[0]:
-        return None
+        return None, exact
     label, entries = int(begin[0]), []
     while entry[label] >= 0:
         entries.append(int(entry[label]))
         label = int(after[label])
-    return picks_of(space, runs, entries)
+    return picks_of(space, runs, entries), exact
 
 
 def _ranges(begin: Ints, many: Ints) -> Ints:
@@ -101,15 +116,37 @@ def _allowed(
 
 def frontier(taken: Ints) -> Ints:
     """Indices of the rows of which no other is as low in every column; one of equal rows."""
-    columns = np.flatnonzero((taken != taken[:1]).any(axis=0))
-    order = np.lexsort(taken.T[::-1])
-    if len(columns) <= 1:
-        return order[:1]
-    if len(columns) == 2:
-        last = taken[order, columns[1]]
-        lower = np.ones(len(order), dtype=bool)
-        lower[1:] = last[1:] < np.minimum.accumulate(last)[:-1]
-        return order[lower]
+    columns = [column for column in taken.T if len(column) and (column != column[0]).any()]
+    if not columns:
+        return np.arange(min(len(taken), 1))
+    ranks = [np.unique(column, return_inverse=True)[1] for column in columns[:-1]]
+    if math.prod(int(rank.max()) + 1 for rank in ranks) > GRID:
+        return _by_elimination(taken, np.lexsort(taken.T[::-1]))
+    return _by_grid(ranks, columns[-1])
+
+
+def _by_grid(ranks: list[Ints], last: Ints) -> Ints:
+    """Of each combination of ranks the row of the lowest `last`, where that is a new low."""
+    shape = tuple(int(rank.max()) + 1 for rank in ranks)
+    cell = np.ravel_multi_index(ranks, shape) if ranks else np.zeros(len(last), dtype=np.int64)
+    order = np.lexsort((last, cell))
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = cell[order][1:] != cell[order][:-1]
+    rows = order[first]
+    lowest = np.full(math.prod(shape), np.iinfo(np.int64).max)
+    lowest[cell[rows]] = last[rows]
+    lowest = lowest.reshape(shape)
+    for axis in range(len(shape)):
+        np.minimum.accumulate(lowest, axis=axis, out=lowest)
+    kept = last[rows] == lowest.reshape(-1)[cell[rows]]
+    for axis, rank in enumerate(ranks):
+        before = lowest.take(np.maximum(np.arange(shape[axis]) - 1, 0), axis=axis)
+        kept &= (rank[rows] == 0) | (last[rows] < before.reshape(-1)[cell[rows]])
+    return np.asarray(rows[kept])
+
+
+def _by_elimination(taken: Ints, order: Ints) -> Ints:
+    """The same with one pass over the rows for each that is kept; needs no memory."""
     kept = []
     while len(order):
         kept.append(int(order[0]))

@@ -131,7 +131,7 @@ class StageProblem:
     @property
     def positions(self) -> int:
         """How many positions there are to cut."""
-        return self.options[0].load_s.shape[1] - 1
+        return int(self.options[0].load_s.shape[1]) - 1
 
 
 @dataclass(frozen=True)

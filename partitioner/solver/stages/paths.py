@@ -66,10 +66,10 @@ def least_tails(space: Space, runs: Runs) -> tuple[Ints, Ints]:
     return np.where(key < 0, -1, key // DEVICES), pick
 
 
-def with_room(space: Space, runs: Runs, tails: Ints) -> Runs:
-    """The entries that have room for the least tail after them."""
+def _has_room(space: Space, runs: Runs, tails: Ints) -> Bools:
+    """Which entries have room for the least tail after them."""
     tail = tails[space.stop[runs.cell]]
-    return runs.where((tail >= 0) & (tail + space.groups.degree[runs.group] <= runs.room))
+    return np.asarray((tail >= 0) & (tail + space.groups.degree[runs.group] <= runs.room))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +92,14 @@ class Matrices:
         devices[at] = space.groups.devices[runs.group[entry]]
         entries[at] = entry
         return Matrices(devices, entries)
+
+
+def least_of(space: Space, runs: Runs, values: Floats) -> Floats:
+    """[i, j]: the least of one value an entry over the entries of positions i to j - 1."""
+    side = space.positions + 1
+    least = np.full(side * side, np.inf)
+    np.minimum.at(least, space.start[runs.cell] * side + space.stop[runs.cell], values)
+    return least.reshape(side, side)
 
 
 def tail_lengths(cost: Floats) -> tuple[Floats, Ints]:
@@ -139,30 +147,58 @@ def follow_tails(space: Space, runs: Runs, pick: Ints) -> list[int]:
     return entries
 
 
-def try_weights(space: Space, runs: Runs) -> tuple[Picks | None, tuple[Lengths, ...]]:
-    """Bounds under several weights of the pools, or a cut that is met on the way.
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """What any cut out of some entries takes at least, and a cut if one was met on the way.
 
-    Returns:
-        A cut that fits, if one was met; and the bounds, none if nothing fits.
+    Attributes:
+        fits: False if it is proven that no cut fits.
+        picks: A cut that fits, if one was met.
+        tails: Least sum of degrees from each position; (n + 1,).
+        lengths: Under each of the weights that were tried.
     """
+
+    fits: bool
+    picks: Picks | None
+    tails: Ints
+    lengths: tuple[Lengths, ...]
+
+    def within(self, space: Space, runs: Runs) -> Runs:
+        """The entries that may be in a cut that is within all limits."""
+        start, stop = space.start[runs.cell], space.stop[runs.cell]
+        devices, pool = space.groups.devices[runs.group], space.groups.pool[runs.group]
+        mask = _has_room(space, runs, self.tails)
+        for of in self.lengths:
+            mask &= of.head[start] + of.weights[pool] * devices + of.tail[stop] <= of.limit
+        return runs.where(mask)
+
+
+def bound(space: Space, runs: Runs) -> Bounds:
+    """Bounds on the cuts out of settled entries, sorted by interval."""
+    picks, tails = None, np.zeros(space.positions + 1, dtype=np.int64)
+    if space.coupled:
+        tails, pick = least_tails(space, runs)
+        if tails[0] < 0:
+            return Bounds(False, None, tails, ())
+        picks = picks_of(space, runs, follow_tails(space, runs, pick))
+        runs = runs.where(_has_room(space, runs, tails))
     matrices = Matrices.of(space, runs)
     weights = 1.0 / np.maximum(space.pools, 1)
     found: list[Lengths] = []
     for trial in range(1 if len(space.pools) == 1 else TRIALS):
         weighted = matrices.devices * weights[:, None, None]
-        pool = weighted.argmin(axis=0)
         cost = weighted.min(axis=0)
         tail, follow = tail_lengths(cost)
         limit = float(weights @ space.pools) * (1 + ROUNDING)
-        if tail[0] > limit:
-            return None, ()
-        entries = _entries_along(matrices, pool, follow)
-        picks = picks_of(space, runs, entries)
-        if picks is not None:
-            return picks, ()
         found.append(Lengths(weights, limit, tail, head_lengths(cost)))
+        if tail[0] > limit:
+            return Bounds(False, None, tails, ())
+        entries = _entries_along(matrices, weighted.argmin(axis=0), follow)
+        picks = picks or picks_of(space, runs, entries)
+        if picks is not None:
+            break
         weights = _reweighted(space, runs, entries, weights, trial)
-    return None, tuple(found)
+    return Bounds(True, picks, tails, tuple(found))
 
 
 def _entries_along(matrices: Matrices, pool: Ints, follow: Ints) -> list[int]:
@@ -185,13 +221,3 @@ def _reweighted(
     over = np.clip(used / np.maximum(space.pools, 1), 0.25, 4.0)
     changed: Floats = weights * over ** (1.0 / (1 + trial))
     return changed
-
-
-def within(space: Space, runs: Runs, lengths: tuple[Lengths, ...]) -> Bools:
-    """Which entries may be on a path that is within all limits."""
-    start, stop = space.start[runs.cell], space.stop[runs.cell]
-    devices, pool = space.groups.devices[runs.group], space.groups.pool[runs.group]
-    mask = np.ones(len(runs), dtype=bool)
-    for of in lengths:
-        mask &= of.head[start] + of.weights[pool] * devices + of.tail[stop] <= of.limit
-    return mask

@@ -9,6 +9,7 @@ in degree, one that takes more devices must have more room.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,25 +93,45 @@ def lay_out(problem: StageProblem) -> tuple[Space, Runs]:
     keys = [(o.pool, o.devices, o.degree) for o in problem.options]
     order = sorted(set(keys))
     of = tuple(order.index(key) for key in keys)
-    parts = [
-        _entries(problem, option, group, upper, most)
-        for option, group in zip(problem.options, of, strict=True)
-        if option.devices <= problem.pools[option.pool].devices
-    ]
-    empty = Runs(*(np.zeros(0, dtype=np.int64) for _ in range(3)), np.zeros(0))
-    parts = parts or [empty]
-    runs = Runs(
-        np.concatenate([part.cell for part in parts]),
-        np.concatenate([part.group for part in parts]),
-        np.concatenate([part.room for part in parts]),
-        np.concatenate([part.load_s for part in parts]),
-    )
+    runs = join(list(_parts(problem, of, upper, most)))
     coupled = bool((runs.room < most).any())
     pool, devices, degree = (np.array(column) for column in zip(*order, strict=True))
     groups = Groups(pool, devices, degree, of, _classes(order, coupled=coupled))
     pools = np.array([pool.devices for pool in problem.pools])
     start, stop = np.divmod(upper, side)
     return Space(problem.positions, pools, groups, start, stop, coupled), runs
+
+
+def join(parts: Sequence[Runs]) -> Runs:
+    """The entries of all parts."""
+    none = np.zeros(0, dtype=np.int64)
+    parts = parts or [Runs(none, none, none, np.zeros(0))]
+    return Runs(
+        np.concatenate([part.cell for part in parts]),
+        np.concatenate([part.group for part in parts]),
+        np.concatenate([part.room for part in parts]),
+        np.concatenate([part.load_s for part in parts]),
+    )
+
+
+def _parts(problem: StageProblem, of: Sequence[int], upper: Ints, most: int) -> Iterator[Runs]:
+    """The entries of each option, by devices, less those that are useless beside earlier ones.
+
+    That is where an option of the same pool and degree, on as few devices, is as fast and has
+    room for everything: in most intervals, if memory is plenty.
+    """
+    largest = most if problem.most_degrees is None else min(most, problem.most_degrees)
+    fastest: dict[tuple[int, int], Floats] = {}
+    for index in sorted(range(len(of)), key=of.__getitem__):
+        option = problem.options[index]
+        if option.devices > problem.pools[option.pool].devices:
+            continue
+        key = option.pool, option.degree
+        least = fastest.setdefault(key, np.full(len(upper), np.inf))
+        part = _entries(problem, option, of[index], upper, most, least)
+        roomy = part.room == largest
+        np.minimum.at(least, part.cell[roomy], part.load_s[roomy])
+        yield part
 
 
 def _most_degrees(problem: StageProblem) -> int:
@@ -132,11 +153,12 @@ def _classes(order: list[tuple[int, int, int]], *, coupled: bool) -> tuple[Ints,
 
 
 def _entries(
-    problem: StageProblem, option: StageOption, group: int, upper: Ints, most: int
+    problem: StageProblem, option: StageOption, group: int, upper: Ints, most: int, below: Floats
 ) -> Runs:
+    """The entries of an option with loads below some, (intervals,)."""
     ways = len(option.load_s)
     loads = option.load_s.reshape(ways, -1)[:, upper]
-    way, cell = np.nonzero(loads < np.inf)
+    way, cell = np.nonzero(loads < below)
     at = upper[cell]
     many = most_in_flight(
         problem.pools[option.pool].limit_bytes,
@@ -160,7 +182,7 @@ def most_in_flight(limit_bytes: float, resident: Floats, flying: Floats, most: i
 
     Exact in the arithmetic of that very comparison; below 1 where not even one fits.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         many = np.floor((limit_bytes - resident) / flying)
         many = np.where(flying > 0, many, np.where(resident <= limit_bytes, most, 0))
         many = np.clip(np.nan_to_num(many, nan=0.0), 0, most)
@@ -175,12 +197,15 @@ def settle(space: Space, runs: Runs) -> Runs:
     The loads of the result are 0.
     """
     many = len(space.groups.pool)
-    table = np.zeros((len(space.start), many), dtype=np.int64)
-    np.maximum.at(table.reshape(-1), runs.cell * many + runs.group, runs.room)
+    cells = np.flatnonzero(np.bincount(runs.cell, minlength=len(space.start)))
+    row = np.zeros(len(space.start), dtype=np.int64)
+    row[cells] = np.arange(len(cells))
+    table = np.zeros((len(cells), many), dtype=np.int64)
+    np.maximum.at(table.reshape(-1), row[runs.cell] * many + runs.group, runs.room)
     for own in space.groups.classes:
         rooms = table[:, own]
         fewer = np.zeros_like(rooms)
         np.maximum.accumulate(rooms[:, :-1], axis=1, out=fewer[:, 1:])
         table[:, own] = np.where(rooms > fewer, rooms, 0)
-    cell, group = np.nonzero(table)
-    return Runs(cell, group, table[cell, group], np.zeros(len(cell)))
+    at, group = np.nonzero(table)
+    return Runs(cells[at], group, table[at, group], np.zeros(len(at)))

@@ -12,7 +12,7 @@ from partitioner import units
 from partitioner.solver.outcome import Infeasible
 from partitioner.solver.stages.labels import fit
 from partitioner.solver.stages.model import Floats, Pool, Stage, StageProblem, evaluate_cut
-from partitioner.solver.stages.paths import Matrices, head_lengths, least_tails, tail_lengths
+from partitioner.solver.stages.paths import head_lengths, least_of, tail_lengths
 from partitioner.solver.stages.runs import lay_out, settle
 from partitioner.solver.stages.ways import with_ways
 
@@ -43,9 +43,8 @@ def refusal(problem: StageProblem) -> Infeasible:
 
 def _least_extra(problem: StageProblem, extra: float) -> float | None:
     """With so many more bytes on each device, the excess of a cut that fits; None if none does."""
-    pools = tuple(
-        Pool(p.devices, min(p.limit_bytes, sys.float_info.max) + extra) for p in problem.pools
-    )
+    largest = sys.float_info.max  # under which infinite bytes still do not fit
+    pools = tuple(Pool(p.devices, min(p.limit_bytes + extra, largest)) for p in problem.pools)
     stages = _cut(replace(problem, pools=pools))
     if stages is None:
         return None
@@ -56,7 +55,7 @@ def _least_extra(problem: StageProblem, extra: float) -> float | None:
 
 def _cut(problem: StageProblem) -> tuple[Stage, ...] | None:
     space, runs = lay_out(problem)
-    picks = fit(space, settle(space, runs))
+    picks, _ = fit(space, settle(space, runs))
     return None if picks is None else with_ways(problem, space, picks)
 
 
@@ -64,12 +63,12 @@ def _without_memory(problem: StageProblem) -> str:
     """What is short although no memory is."""
     plenty = tuple(Pool(PLENTY, sys.float_info.max) for _ in problem.pools)
     space, runs = lay_out(replace(problem, pools=plenty, most_degrees=None))
-    settled = settle(space, runs)
-    devices = Matrices.of(space, settled).devices.min(axis=0)
+    devices = least_of(space, runs, space.groups.devices[runs.group].astype(float))
     reached = int(np.flatnonzero(np.isfinite(head_lengths(devices)))[-1])
     if reached < space.positions:
         return f"no cut into stages: no chain of stages leads past position {reached}"
-    degrees, there = int(least_tails(space, settled)[0][0]), problem.most_degrees
+    degree = least_of(space, runs, space.groups.degree[runs.group].astype(float))
+    degrees, there = int(tail_lengths(degree)[0][0]), problem.most_degrees
     if there is not None and degrees > there:
         return f"no cut into stages: degrees sum to {degrees} at least, {there} are allowed"
     return f"no cut into stages: {_short_devices(problem, devices)}"

@@ -1,0 +1,331 @@
+"""Cuts into stages: as good as brute force, proven, repeatable; refusals say what is short."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from stage_problems import Spec, all_cuts, brute_force, problem
+
+from partitioner.solver import Infeasible, SolverError
+from partitioner.solver.stages import (
+    Pool,
+    Stage,
+    StageOption,
+    StageProblem,
+    cut_stages,
+    evaluate_cut,
+    flights,
+    labels,
+)
+from partitioner.solver.stages.labels import frontier
+from partitioner.solver.stages.paths import least_tails
+from partitioner.solver.stages.runs import lay_out, most_in_flight, settle
+
+SPECS = {
+    "memory couples": Spec(),
+    "no memory": Spec(memory=False),
+    "nothing in flight": Spec(in_flight=False),
+    "degrees": Spec(degrees=(1, 2, 3)),
+    "limited degrees": Spec(degrees=(1, 2, 4), most_degrees=5, positions=3, ways=2),
+    "two pools": Spec(pools=2, memory=False),
+    "two pools, memory": Spec(pools=2, options=4),
+    "two pools, degrees": Spec(pools=2, degrees=(1, 2), most_degrees=6),
+    "three pools": Spec(pools=3, degrees=(1, 2)),
+    "ways": Spec(positions=3, ways=3, pools=2, in_flight=False),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_cut_is_as_good_as_any(name: str) -> None:
+    found = 0
+    for seed in range(30):
+        asked = problem(seed, SPECS[name])
+        best = brute_force(asked)
+        if best is None:
+            with pytest.raises(Infeasible, match="no cut into stages"):
+                cut_stages(asked)
+            continue
+        cut = cut_stages(asked)
+        outcome = evaluate_cut(asked, cut.stages)
+        assert not outcome.faults
+        assert max(outcome.load_s) == cut.load_s == cut.bound_s == best
+        assert cut.status == "optimal"
+        found += 1
+    assert found > 5
+
+
+#: Where neither a bound nor a shortest path decides, for the memory of coupled stages alone.
+HARD = (
+    (Spec(positions=6, options=4), (158, 169)),
+    (Spec(positions=6, options=4, degrees=(1, 2, 3)), (14, 70, 105, 107)),
+    (Spec(positions=5, options=5, degrees=(1, 2, 4)), (6, 14, 19, 47, 48, 60, 67, 87, 123, 144)),
+)
+
+
+@pytest.mark.parametrize(("spec", "seeds"), HARD)
+def test_labels_decide_where_memory_couples(
+    spec: Spec, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches = []
+    search = labels.search
+
+    def counted(*of: Any) -> Any:
+        searches.append(of)
+        return search(*of)
+
+    monkeypatch.setattr(labels, "search", counted)
+    for seed in seeds:
+        asked = problem(seed, spec)
+        assert _load(asked) == brute_force(asked)
+        assert searches
+        searches.clear()
+
+
+@pytest.mark.parametrize("name", ["two pools", "two pools, degrees", "memory couples"])
+def test_searches_that_leave_labels_out_lose_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = replace(SPECS[name], positions=7, options=5)
+    asked = [problem(seed, specs) for seed in range(25)]
+    loads = [_load(one) for one in asked]
+    monkeypatch.setattr(labels, "WIDTHS", (1, None))
+    assert [_load(one) for one in asked] == loads
+    monkeypatch.setattr(labels, "WIDTHS", (None,))
+    monkeypatch.setattr(labels, "GRID", 0)
+    assert [_load(one) for one in asked] == loads
+    assert len(set(loads)) > 5
+
+
+def _load(asked: StageProblem) -> float | None:
+    try:
+        return cut_stages(asked).load_s
+    except Infeasible:
+        return None
+
+
+def test_equal_problems_have_equal_cuts() -> None:
+    for seed in range(5):
+        first, second = (
+            cut_stages(problem(seed, Spec(positions=12, options=6, memory=False))) for _ in range(2)
+        )
+        assert first == second
+
+
+def test_a_gap_is_kept_and_the_bound_holds() -> None:
+    loose = 0
+    for seed in range(20):
+        asked = problem(seed, Spec(positions=12, options=6, memory=False))
+        exact, near = cut_stages(asked), cut_stages(asked, gap=0.2)
+        assert near.bound_s <= exact.load_s <= near.load_s
+        assert near.load_s - near.bound_s <= 0.2 * near.load_s
+        loose += near.bound_s < near.load_s
+    assert loose
+
+
+def test_many_positions_and_devices_are_balanced() -> None:
+    """200 equal positions on 1,000 single devices: one stage a position; on 40, five each."""
+    asked = StageProblem((_option(200),), (Pool(1000),))
+    assert cut_stages(asked).load_s == 1.0
+    cut = cut_stages(replace(asked, pools=(Pool(40),)))
+    assert cut.load_s == cut.bound_s == 5.0
+    assert {stage.stop - stage.start for stage in cut.stages} == {5}
+
+
+def test_early_stages_hold_what_later_ones_need() -> None:
+    """With 6 bytes a device, 1 a position in flight: 1 + 2 + 3 positions from the first on."""
+    option = replace(_option(6), flying_bytes=_span(6), resident_bytes=_span(6) * 0)
+    asked = StageProblem((option,), (Pool(3, 6.0),))
+    cut = cut_stages(asked)
+    assert evaluate_cut(asked, cut.stages).in_flight == (3, 2, 1)
+    assert cut.load_s == 2.0
+    tight = cut_stages(replace(asked, pools=(Pool(3, 4.0),)))
+    assert [stage.stop for stage in tight.stages] == [1, 3, 6]
+    free = cut_stages(replace(asked, pools=(Pool(3, 2.0),), in_flight=False))
+    assert free.load_s == 2.0
+
+
+def test_a_smaller_degree_is_kept_for_the_stages_before() -> None:
+    """The last stage could take 1 device at degree 4, but then the first has no room."""
+
+    def only(start: int, devices: int, degree: int, flying: float) -> StageOption:
+        load = np.full((1, 3, 3), np.inf)
+        load[0, start, start + 1] = 1.0
+        return StageOption("", devices, load, 0 * _span(2), flying * _span(2), degree)
+
+    options = only(1, 1, 4, 0.0), only(1, 2, 1, 1.0), only(0, 1, 1, 1.5)
+    asked = StageProblem(options, (Pool(3, 3.0),))
+    assert [stage.option for stage in cut_stages(asked).stages] == [2, 1]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_least_sum_of_degrees_is_exact(seed: int) -> None:
+    asked = problem(seed, Spec(degrees=(1, 2, 3)))
+    asked = replace(asked, pools=(replace(asked.pools[0], devices=99),))
+    sums = [
+        sum(asked.options[stage.option].degree for stage in stages)
+        for stages in all_cuts(asked)
+        if not evaluate_cut(asked, stages).faults
+    ]
+    space, runs = lay_out(asked)
+    tails, _ = least_tails(space, settle(space, runs))
+    assert tails[0] == min(sums, default=-1)
+
+
+def test_micro_batches_in_flight_follow_the_degrees() -> None:
+    assert flights([1, 1, 1]) == (3, 2, 1)
+    assert flights([4, 2, 1]) == (2, 2, 1)
+    assert flights([1, 2, 4]) == (7, 3, 1)
+    assert flights([1, 2, 4], in_flight=False) == (1, 1, 1)
+
+
+def test_positions_may_be_downsets() -> None:
+    """Two nodes without an edge: four downsets, and no stage from {a} to {b}."""
+    load = np.full((1, 4, 4), np.inf)
+    for i, j, seconds in ((0, 1, 3.0), (0, 2, 4.0), (1, 3, 4.0), (2, 3, 3.0), (0, 3, 7.0)):
+        load[0, i, j] = seconds
+    load[0, 2, 3] = 5.0
+    nothing = np.zeros((1, 4, 4))
+    asked = StageProblem((StageOption("", 1, load, nothing, nothing),), (Pool(2),))
+    cut = cut_stages(asked)
+    assert [(stage.start, stage.stop) for stage in cut.stages] == [(0, 1), (1, 3)]
+
+
+def _span(positions: int) -> np.ndarray:
+    at = np.arange(positions + 1.0)
+    return (at[None, :] - at[:, None]).clip(0)[None]
+
+
+def _option(positions: int, devices: int = 1, pool: int = 0, degree: int = 1) -> StageOption:
+    load = _span(positions)
+    return StageOption("only", devices, load, load, 0 * load, degree, pool)
+
+
+def _gap_at(position: int) -> StageOption:
+    load = _span(4)
+    load[:, : position + 1, position + 1 :] = np.inf
+    return replace(_option(4), load_s=load)
+
+
+REFUSED = {
+    "no chain of stages leads past position 2": StageProblem((_gap_at(2),), (Pool(4),)),
+    "it takes 3 devices at least, there are 2": StageProblem((_option(4, 3),), (Pool(2),)),
+    "none is within the 1 \\+ 1 devices of the pools, though 2 are enough in all": StageProblem(
+        (_option(4, 2), _option(4, 3, 1)), (Pool(1), Pool(1))
+    ),
+    "degrees sum to 4 at least, 3 are allowed": StageProblem(
+        (_option(4, 1, degree=4),), (Pool(2),), most_degrees=3
+    ),
+    "none is within both 2 devices and a sum of degrees of 3": StageProblem(
+        (_option(4, 1, degree=4), _option(4, 3)), (Pool(2),), most_degrees=3
+    ),
+    "no chain of stages leads past position 0": StageProblem(
+        (replace(_option(4), resident_bytes=np.full((1, 5, 5), np.inf)),), (Pool(2, 9.0),)
+    ),
+    "the nearest is 1 bytes a device short \\(1 B over a limit of 1 B\\)": StageProblem(
+        (_option(4),), (Pool(2, 1.0),)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_refusal_says_what_is_short(message: str) -> None:
+    with pytest.raises(Infeasible, match=f"^no cut into stages.*{message}") as error:
+        cut_stages(REFUSED[message])
+    assert "\n" not in str(error.value)
+
+
+def test_the_bytes_that_are_short_are_just_enough() -> None:
+    tried = 0
+    for seed in range(60):
+        asked = problem(seed, Spec(positions=5, degrees=(1, 2)))
+        asked = _limited(asked, 3.0)
+        try:
+            cut_stages(asked)
+        except Infeasible as error:
+            if not error.bytes_short:
+                continue
+            needed = 3.0 + math.ceil(error.bytes_short)
+            cut_stages(_limited(asked, needed))
+            with pytest.raises(Infeasible):
+                cut_stages(_limited(asked, needed - 1.5))
+            tried += 1
+    assert tried > 5
+
+
+def _limited(asked: StageProblem, limit_bytes: float) -> StageProblem:
+    return replace(asked, pools=(replace(asked.pools[0], limit_bytes=limit_bytes),))
+
+
+def test_every_broken_rule_is_named() -> None:
+    asked = StageProblem((_option(4, 2, degree=2), _gap_at(2)), (Pool(3, 1.0),), most_degrees=3)
+    outcome = evaluate_cut(asked, (Stage(0, 2, 0, 0), Stage(2, 3, 1, 0), Stage(2, 3, 0, 0)))
+    assert outcome.load_s == (2.0, math.inf, 1.0)
+    assert outcome.held_bytes == (2.0, 1.0, 1.0)
+    assert outcome.in_flight == (3, 3, 1)
+    assert outcome.devices == (5,)
+    assert outcome.faults == (
+        "stage 0 holds 2 bytes of 1",
+        "stage 1 cannot be",
+        "pool 0 has 3 devices, 5 are taken",
+        "stages do not follow each other from 0 to 4",
+        "degrees sum to 5, over 3",
+    )
+
+
+def test_the_largest_number_in_flight_is_exact() -> None:
+    rng = np.random.default_rng(0)
+    resident, flying = rng.random(5000) * 9, rng.random(5000) * rng.integers(0, 2, 5000)
+    limit = 7.3
+    many = most_in_flight(limit, resident, flying, 40)
+    for m in range(1, 41):
+        assert ((resident + flying * m <= limit) == (many >= m)).all()
+    edges = most_in_flight(
+        3.0, np.array([0.0, 3.0, 3.0, np.inf]), np.array([1.0, 0.0, 1.0, 0.0]), 9
+    )
+    assert edges.tolist() == [3.0, 9.0, 0.0, -1.0]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
+def test_the_frontier_has_every_row_that_none_is_below(columns: int) -> None:
+    rng = np.random.default_rng(columns)
+    for size in (1, 2, 30, 200):
+        rows = rng.integers(0, 6, (size, columns))
+        below = (rows[:, None] <= rows[None]).all(axis=2) & (rows[:, None] < rows[None]).any(axis=2)
+        wanted = {tuple(row) for row in rows[~below.any(axis=0)].tolist()}
+        got = [tuple(row) for row in rows[frontier(rows)].tolist()]
+        assert len(got) == len(set(got))
+        assert set(got) == wanted
+
+
+SPOILT = {
+    "a pool of -1 devices": lambda: Pool(-1),
+    "a limit of nan bytes": lambda: Pool(1, math.nan),
+    "option 'only': 0 devices and degree 1, both must be at least 1": lambda: _option(2, 0),
+    r"load_s has shape \(3, 3\), not \(ways, n \+ 1, n \+ 1\)": lambda: StageOption(
+        "x", 1, *(_span(2)[0],) * 3
+    ),
+    r"flying_bytes has shape \(1, 4, 4\), load_s has \(1, 3, 3\)": lambda: StageOption(
+        "x", 1, _span(2), _span(2), _span(3)
+    ),
+    "resident_bytes has a negative value or a NaN": lambda: StageOption(
+        "x", 1, _span(2), _span(2) * math.nan, _span(2)
+    ),
+    "load_s has a negative value or a NaN": lambda: StageOption(
+        "x", 1, -_span(2), _span(2), _span(2)
+    ),
+    "there is no stage option": lambda: StageProblem((), (Pool(1),)),
+    "option 'only' has 3 positions, 'only' has 2": lambda: StageProblem(
+        (_option(2), _option(3)), (Pool(1),)
+    ),
+    "option 'only' is of pool 1, there are 1 pools": lambda: StageProblem(
+        (_option(2, pool=1),), (Pool(1),)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", SPOILT)
+def test_a_spoilt_problem_is_refused(message: str) -> None:
+    with pytest.raises(SolverError, match=message):
+        SPOILT[message]()

@@ -157,12 +157,12 @@ class EvenResharder(Resharder):
 
     Attributes:
         even: The group.
-        other: Another group of the same shape, as (its stand-in, a device of it): what leaves
-            for it and arrives from it is priced as between these two.
+        other: Another group, on a stand-in of other devices: what leaves for it and arrives from
+            it is priced as between the devices that stand for the two.
     """
 
     even: EvenMesh = field(kw_only=True)
-    other: tuple[DeviceMesh, int] | None = field(default=None, kw_only=True)
+    other: EvenMesh | None = field(default=None, kw_only=True)
     _reach: dict[tuple[int, ...], Mapping[LinkLevel, int]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
@@ -230,11 +230,11 @@ class EvenResharder(Resharder):
     def column(self, mesh: DeviceMesh) -> int:
         """The device that stands for the group of a stand-in, or of one of its devices."""
         if self.other is not None and self._is_other(mesh):
-            return self.other[1]
+            return self.other.device
         return self.even.device
 
     def _is_other(self, mesh: DeviceMesh) -> bool:
-        return self.other is not None and mesh.devices[0] in self.other[0].devices
+        return self.other is not None and mesh.devices[0] in self.other.model.devices
 
     def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
         if source == target:
@@ -324,14 +324,17 @@ class EvenResharder(Resharder):
         Holders take turns, so each sends as much as a device there receives.
         """
         assert self.other is not None
-        ends = (self.even.device, self.other[1])
-        level = self.cluster.level(ends)
+        here, there = self.even, self.other
+        if self._is_other(source.mesh):
+            here, there = there, here
+        level = self.cluster.level((here.device, there.device))
         pieces = 1
         for held, want in zip(source.sharding.dims, target.sharding.dims, strict=True):
-            before = held.size // (self.even.parts(held.axes) if source.mesh.axes else 1)
-            after = want.size // (self.even.parts(want.axes) if target.mesh.axes else 1)
+            before = held.size // (here.parts(held.axes) if source.mesh.axes else 1)
+            after = want.size // (there.parts(want.axes) if target.mesh.axes else 1)
             pieces *= max(1, -(-after // max(before, 1)))
-        nbytes = self.even.local_numel(target) * DTYPE_BITS[dtype] / 8
+        nbytes = there.local_numel(target) * DTYPE_BITS[dtype] / 8
+        ends = here.device, there.device
         launch = max(self.cluster.devices[device].launch_s for device in ends)
         seconds = launch + pieces * level.latency_s + nbytes / level.bandwidth_bytes_per_s
         comm = Comm(-1, CommKind.ALL_TO_ALL, ends, "", "", dtype, ())

@@ -77,7 +77,7 @@ class EvenPrices:
     def devices(self) -> tuple[int, ...]:
         """The device that stands for each group."""
         other = self.resharder.other
-        return (self.even.device,) if other is None else (self.even.device, other[1])
+        return (self.even.device,) if other is None else (self.even.device, other.device)
 
     def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
         """Of the device that stands for the node's group."""

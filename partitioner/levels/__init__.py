@@ -4,8 +4,9 @@ Devices of a stage do alike (all cuts are even), stages of a size lie alike in t
 repeated blocks of the model are planned once. See docs/concepts/levels.md.
 """
 
+from partitioner.levels.figures import evaluation
 from partitioner.levels.layouts import Layout, layouts
-from partitioner.levels.plan import decisions, evaluation, groups
+from partitioner.levels.plan import decisions, groups
 from partitioner.levels.search import Staged, search_levels
 
 __all__ = [

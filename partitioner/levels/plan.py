@@ -1,21 +1,17 @@
-"""From the stages of a search by levels to a plan, and its figures."""
+"""From the stages of a search by levels to a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import sharded_flops_share
-from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan
 from partitioner.ir.rule import Cut
 from partitioner.levels.layouts import kinds
 from partitioner.levels.search import Staged
-from partitioner.levels.stage import COMM, COMPUTE, SENT, WEIGHTS
 
 
 def groups(staged: Staged, cluster: Cluster) -> tuple[DeviceMesh, ...]:
@@ -41,10 +37,10 @@ def decisions(
     used: dict[DeviceMesh, int] = {}
     plans: dict[str, NodePlan] = {}
     graph, places = staged.folded.whole, staged.folded.places
-    for option, mesh, positions in zip(staged.options, meshes, _positions(staged), strict=True):
+    for option, mesh, span in zip(staged.options, meshes, spans(staged), strict=True):
         real = _realizer(mesh)
         home = DeviceMesh.single(mesh.devices[0])
-        for position in positions:
+        for position in span:
             placed = option.sharded.picks[places[position]]
             on = mesh if placed.mesh.axes or not mesh.axes else home
             cuts = {name: real(layout) for name, layout in placed.layouts.items()}
@@ -52,7 +48,7 @@ def decisions(
     return tuple(used), plans
 
 
-def _positions(staged: Staged) -> list[range]:
+def spans(staged: Staged) -> list[range]:
     """The nodes of each stage."""
     ends = (0, *staged.blocks.ends)
     return [range(ends[stage.start], ends[stage.stop]) for stage in staged.cut.stages]
@@ -68,44 +64,3 @@ def _realizer(mesh: DeviceMesh) -> Callable[[DimLayout], Cut]:
         return Cut.of(DimLayout.cut(layout.axes, rows), mesh)
 
     return real
-
-
-def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -> Evaluation:
-    """The figures of a plan whose stages' devices do alike, by stage.
-
-    The latency is that of stages that run one after the other. Peaks are upper estimates: the
-    weights of the stage and the most that all other values take anywhere in the model.
-    """
-    devices = range(len(cluster))
-    compute = dict.fromkeys(devices, 0.0)
-    comm = dict.fromkeys(devices, 0.0)
-    sent = dict.fromkeys(devices, 0)
-    peak = dict.fromkeys(devices, MemoryPeak(0, 0, 0, ""))
-    bare = dict(peak)
-    for option, mesh, stage in zip(staged.options, meshes, staged.cut.stages, strict=True):
-        parts = option.parts[:, stage.start, stage.stop - 1]
-        weights, passing = round(float(parts[WEIGHTS])), round(option.sharded.passing_bytes)
-        without = passing * 100 // HEADROOM_PERCENT
-        for device in mesh.devices:
-            compute[device] = float(parts[COMPUTE])
-            comm[device] = float(parts[COMM])
-            sent[device] = round(float(parts[SENT]))
-            peak[device] = MemoryPeak(weights + passing, weights, passing, "")
-            bare[device] = MemoryPeak(weights + without, weights, without, "")
-    loads: Mapping[int, float] = {d: compute[d] + comm[d] for d in devices}
-    picks = [
-        option.sharded.picks[staged.folded.places[position]]
-        for option, positions in zip(staged.options, _positions(staged), strict=True)
-        for position in positions
-    ]
-    return Evaluation(
-        compute_s=compute,
-        comm_s=comm,
-        latency_s=sum(loads[mesh.devices[0]] for mesh in meshes),
-        peak=peak,
-        exact_peak=bare,
-        limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
-        sent_bytes=sent,
-        devices_used=sum(mesh.size() for mesh in meshes),
-        sharded_flops_share=sharded_flops_share(picks),
-    )

@@ -204,7 +204,7 @@ class _Levels:
         alone = len(self.kinds) == 1
         if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
             return
-        parts = stretches(sharded, self.blocks)
+        parts = stretches(sharded, self.blocks, stages)
         option = stage_option(sharded, parts, layout.kind, str(layout))
         self.found.append(Option(layout, sharded, parts, option))
         if alone:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from partitioner.cost_model.even import EvenResharder
+from partitioner.cost_model.even import EvenMesh, EvenResharder
 from partitioner.cost_model.reshard import Hop
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
@@ -88,13 +88,19 @@ def _between(parts: Floats) -> Floats:
     return found
 
 
-def stretches(sharded: Sharded, cut: Blocks) -> Floats:
+def stretches(sharded: Sharded, cut: Blocks, stages: int) -> Floats:
     """[entry, i, j]: what a device of the mesh takes with blocks i to j; (4, blocks, blocks).
 
-    A value that leaves is charged once whatever the number of stages that read it, as if they
-    were neighbours; one that is needed both inside and outside its stage may be charged for both.
+    A value that leaves for readers far apart is charged for as many stages as they would be in if
+    all stages had equal loads; one that is needed both inside and outside its stage may be charged
+    for both. What the cut that is taken in the end costs is counted anew (`figures`).
+
+    Args:
+        sharded: The model on the mesh.
+        cut: The blocks.
+        stages: How many stages there may be.
     """
-    return _Stretches(sharded, cut).run()
+    return _Stretches(sharded, cut, stages).run()
 
 
 @dataclass
@@ -103,15 +109,15 @@ class _Stretches:
 
     sharded: Sharded
     cut: Blocks
+    stages: int
 
     def run(self) -> Floats:
         even, folded = self.sharded.even, self.sharded.folded
         self.graph = folded.whole
         self.device = even.device
-        shift = even.model.size()
-        self.model = replace(even.model, devices=tuple(d + shift for d in even.model.devices))
-        neighbour = _neighbour(self.sharded)
-        self.resharder = EvenResharder(even.cluster, even=even, other=(self.model, neighbour))
+        self.other = away(_neighbour(even), beyond=even.model)
+        self.resharder = EvenResharder(even.cluster, even=even, other=self.other)
+        self.stage = self._guessed()
         count = len(self.graph.nodes)
         run = folded.run
         copies = range(run.block(2).start, run.block(run.count - 2).start) if run else range(0)
@@ -128,6 +134,13 @@ class _Stretches:
                 np.concatenate(pair) for pair in zip((rectangles, parts), more, strict=True)
             )
         return summed(self._in_blocks(rectangles), parts, len(self.cut.ends))
+
+    def _guessed(self) -> Ints:
+        """The stage of each node, if all stages had equal loads."""
+        loads = np.array([self.sharded.loads_s[place] for place in self.sharded.folded.places])
+        done = np.cumsum(loads) - loads / 2
+        share = done / max(float(loads.sum()), 1e-300)
+        return (share * self.stages).astype(np.intp)
 
     def _in_blocks(self, rectangles: Ints) -> Ints:
         """Rectangles of node positions as rectangles of blocks."""
@@ -181,31 +194,31 @@ class _Stretches:
                 _note(inside, self.resharder.hops(dtype, home, done), position)
         for want, reader in readers:
             _note(inside, self.resharder.hops(dtype, home, want), reader)
-            away = self.resharder.hops(dtype, home, self._away(want))
-            _note(leaving, away, reader)
-            _note(arriving, away, reader)
+            across = self.resharder.hops(dtype, home, moved(want, self.other))
+            _note(leaving, across, reader)
+            _note(arriving, across, reader)
         for after, (hop, own) in inside.items():
             both = leaving.pop(after, None)
             where = self.charges.both_in(position, own)
             self._charge(hop, self.charges.some_in([position]) if both else where, self.device)
         for hop, own in leaving.values():
-            self._charge(hop, self.charges.leaf_out(position, own), self.device)
-        for hop, own in arriving.values():
-            self._charge(
-                hop, self.charges.leaf_in(position, own), self.resharder.column(self.model)
+            stages = {int(self.stage[reader]) for reader in own} - {int(self.stage[position])}
+            times = (
+                max(1, len(stages)) if hop.after.mesh.devices[0] in self.other.model.devices else 1
             )
+            self._charge(hop, self.charges.leaf_out(position, own), self.device, times)
+        for hop, own in arriving.values():
+            self._charge(hop, self.charges.leaf_in(position, own), self.other.device)
 
-    def _away(self, want: Placement) -> Placement:
-        """The same placement on the other group."""
-        if want.mesh == self.sharded.even.model:
-            return Placement(self.model, want.sharding)
-        return Placement(DeviceMesh.single(self.model.devices[0]), want.sharding)
-
-    def _charge(self, hop: Hop, where: Iterable[tuple[int, int, int, int, int]], at: int) -> None:
-        own = [priced for priced in hop.comms if at in priced.seconds]
-        seconds = sum(priced.seconds[at] for priced in own)
-        sent = sum(priced.sent_bytes for priced in own if at == priced.comm.ranks[0])
-        self.charges.add((0.0, seconds, 0.0, sent), where)
+    def _charge(
+        self,
+        hop: Hop,
+        where: Iterable[tuple[int, int, int, int, int]],
+        at: int,
+        times: int = 1,
+    ) -> None:
+        seconds, sent = paid(hop, at)
+        self.charges.add((0.0, times * seconds, 0.0, times * sent), where)
 
 
 def _shifted(
@@ -218,12 +231,32 @@ def _shifted(
     return copies.reshape(-1, 5), np.tile(parts, (len(shifts), 1))
 
 
-def _neighbour(sharded: Sharded) -> int:
-    """A device of the next group of the same size, or of the one before; itself if alone."""
-    even = sharded.even
+def away(even: EvenMesh, beyond: DeviceMesh) -> EvenMesh:
+    """The same group on a stand-in of devices beyond those of another stand-in."""
+    shift = max(beyond.devices) + 1
+    model = replace(even.model, devices=tuple(d + shift for d in even.model.devices))
+    return replace(even, model=model)
+
+
+def moved(at: Placement, other: EvenMesh) -> Placement:
+    """The same placement on another group; a single device is its first."""
+    mesh = other.model if at.mesh.axes else DeviceMesh.single(other.model.devices[0])
+    return Placement(mesh, at.sharding)
+
+
+def paid(hop: Hop, device: int) -> tuple[float, float]:
+    """Seconds that a hop takes of a device, and bytes that it sends."""
+    own = [priced for priced in hop.comms if device in priced.seconds]
+    sent = sum(priced.sent_bytes for priced in own if device == priced.comm.ranks[0])
+    return sum(priced.seconds[device] for priced in own), sent
+
+
+def _neighbour(even: EvenMesh) -> EvenMesh:
+    """The next group of the same shape, or the one before; itself if it is alone."""
     size, count = even.mesh.size(), len(even.cluster)
-    after, before = even.device + size, even.device - size
-    return after if after < count else max(before, 0)
+    shift = size if even.device + size < count else -min(size, even.device)
+    devices = tuple(device + shift for device in even.mesh.devices)
+    return replace(even, mesh=replace(even.mesh, devices=devices)) if shift else even
 
 
 def _named(

@@ -155,11 +155,12 @@ def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, in
 def _alone(problem: Problem, chosen: Sequence[int], seen: set[int]) -> list[tuple[int, int]]:
     """Items that take time and holds alone bring about, each with the first of their nodes."""
     alone: dict[int, int] = {}
-    for hold in sorted(problem.holds, key=lambda hold: hold.node):
-        for index in sorted(set(hold.items[chosen[hold.node]]) - seen):
-            if any(problem.items[index].load_s):
-                alone.setdefault(index, hold.node)
-    return list(alone.items())
+    items = problem.items
+    for hold in problem.holds:
+        for index in hold.items[chosen[hold.node]]:
+            if any(items[index].load_s) and index not in seen:
+                alone[index] = min(hold.node, alone.get(index, hold.node))
+    return sorted(alone.items(), key=lambda entry: (entry[1], entry[0]))
 
 
 def _occupy(free: list[float], load: Sequence[float], start: float) -> float:

@@ -143,7 +143,7 @@ def _partition(argv: Sequence[str]) -> int:
     from partitioner.directory import check_target
 
     if args.dump_problem is not None:
-        return _dump(args)
+        return _dump(parser, args)
     model = Path(args.model)
     target = Path(args.output) if args.output else Path(f"{model.stem}.partition")
     check_model(model)
@@ -182,7 +182,15 @@ def _partition(argv: Sequence[str]) -> int:
     return 0
 
 
-def _dump(args: argparse.Namespace) -> int:
+#: Options that say what to do with a plan.
+_OF_PLANS = ("output", "plan_only", "force", "json", "dot", "graph", "timeline", "annotate")
+
+
+def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    for name in _OF_PLANS:
+        if getattr(args, name):
+            option = name.replace("_", "-")
+            parser.error(f"--dump-problem plans nothing: leave out --{option}")
     check_model(Path(args.model))
     say = progress(args.quiet)
     say("loading the compiler")

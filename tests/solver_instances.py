@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem
@@ -167,6 +168,58 @@ def placement(
             )
         make.holds.append(Hold(v, tuple(held)))
     return make.build(nodes, limit, (tuple(range(devices)),))
+
+
+def shared_holds(problem: Problem, seed: int) -> Problem:
+    """Weights that several nodes share, and items that edges and holds trigger together."""
+    rng = random.Random(seed)
+    items = list(problem.items)
+    last = len(problem.nodes) - 1
+    holds = list(problem.holds)
+    for _ in range(3):
+        items.append(Item((0.5, 0.5), (3.0, 3.0), 0, last))
+        for node in rng.sample(range(len(holds)), 2):
+            own = [list(entry) for entry in holds[node].items]
+            own[rng.randrange(len(own))].append(len(items) - 1)
+            holds[node] = Hold(node, tuple(map(tuple, own)))
+    for edge in problem.edges[:2]:
+        for paid in list(edge.items.values())[:2]:
+            node = rng.randrange(len(holds))
+            own = [list(entry) for entry in holds[node].items]
+            own[rng.randrange(len(own))] += paid
+            holds[node] = Hold(node, tuple(map(tuple, own)))
+    return replace(problem, items=tuple(items), holds=tuple(holds), interchangeable=())
+
+
+def hops(seed: int, count: int = 6) -> Problem:
+    """Reshards of two hops: the first is shared by consumers that want different placements."""
+    problem = spmd(seed, count, 4, classes=4, limit=16 + 4 * count + seed % 9)
+    rng = random.Random(seed)
+    items = list(problem.items)
+    first: dict[tuple[int, int], int] = {}
+    edges = []
+    for edge in problem.edges:
+        table = {}
+        for (out, into), paid in edge.items.items():
+            key = (edge.u, out)
+            if key not in first:
+                seconds = rng.choice((0.0, 0.5, 1.25))
+                size = float(rng.randint(0, 3))
+                last = problem.items[paid[0]].last
+                items.append(Item((seconds,) * 2, (size,) * 2, edge.u, last))
+                first[key] = len(items) - 1
+            table[out, into] = (first[key], *paid) if out == 0 else paid
+        edges.append(replace(edge, items=table))
+    return replace(problem, edges=tuple(edges), items=tuple(items))
+
+
+def uneven(problem: Problem) -> Problem:
+    """Device 0 runs at half speed: nothing is interchangeable."""
+    nodes = tuple(
+        tuple(replace(c, load_s=(2 * c.load_s[0], *c.load_s[1:])) for c in choices)
+        for choices in problem.nodes
+    )
+    return replace(problem, nodes=nodes, interchangeable=())
 
 
 def dnnp(seed: int, count: int = 9) -> Json:

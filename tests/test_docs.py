@@ -55,6 +55,21 @@ def test_the_pins_and_commands_of_the_constraints_page(
     assert "no plan in intra (tp=4)" in capsys.readouterr().out
 
 
+def test_the_commands_of_the_problem_files_page(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    (block,) = blocks("reference/problem-files.md", "console")
+    for line in block.splitlines():
+        command = shlex.split(line)
+        assert command[0] == "partition"
+        assert main(command[1:]) == 0, line
+    out = capsys.readouterr().out
+    assert out.count("\nfeasible\n") == 2
+    assert "in the format of google/iopddl" in out
+    assert "in the format of msr-fiddle/dnn-partitioning" in out
+
+
 def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:
     listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}

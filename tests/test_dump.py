@@ -110,6 +110,17 @@ def test_what_cannot_be_written(
     assert not (here / "p.json").exists()
 
 
+@pytest.mark.parametrize("option", ["-o d", "--plan-only", "--force", "--json", "--dot g.dot"])
+def test_options_of_plans_are_refused(
+    here: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["m.onnx", "--strategy", "intra", "--dump-problem", "p.json", *option.split()])
+    assert left.value.code == 2
+    assert "--dump-problem plans nothing: leave out --" in capsys.readouterr().err
+    assert not (here / "p.json").exists()
+
+
 def test_the_model_is_not_replaced(here: Path) -> None:
     with pytest.raises(partitioner.PartitionerError, match="it is the model itself"):
         partitioner.dump_problem("m.onnx", here / "m.onnx", 2, strategy="intra")

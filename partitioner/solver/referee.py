@@ -97,8 +97,8 @@ def latency_s(problem: Problem, chosen: Sequence[int]) -> float:
     """Seconds of one request: every device does its share of one global order, in that order.
 
     An item goes as early in the order as it can without holding up its receivers: after its
-    producer, and after the last node before it on the devices that only receive. All devices of
-    a node or item start together.
+    producer, and after the last node before it on the devices that only receive. What a hold alone
+    brings about follows its node. All devices of a node or item start together.
     """
     free = [0.0] * problem.devices
     ready: dict[int, float] = {}  # when each item is there
@@ -128,7 +128,7 @@ def _needs(problem: Problem, chosen: Sequence[int]) -> list[list[tuple[int, tupl
 
 
 def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(item, producer, node after which it runs) of every item of an edge, in order."""
+    """(item, producer, node after which it runs) of every item that takes time, in order."""
     last_busy = [-1] * problem.devices
     seen: set[int] = set()
     anchors = []
@@ -149,7 +149,18 @@ def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, in
         for device, seconds in enumerate(problem.nodes[node][chosen[node]].load_s):
             if seconds > 0:
                 last_busy[device] = node
-    return anchors
+    return anchors + [(i, node, node) for i, node in _alone(problem, chosen, seen)]
+
+
+def _alone(problem: Problem, chosen: Sequence[int], seen: set[int]) -> list[tuple[int, int]]:
+    """Items that take time and holds alone bring about, each with the first of their nodes."""
+    alone: dict[int, int] = {}
+    items = problem.items
+    for hold in problem.holds:
+        for index in hold.items[chosen[hold.node]]:
+            if any(items[index].load_s) and index not in seen:
+                alone[index] = min(hold.node, alone.get(index, hold.node))
+    return sorted(alone.items(), key=lambda entry: (entry[1], entry[0]))
 
 
 def _occupy(free: list[float], load: Sequence[float], start: float) -> float:

@@ -428,6 +428,12 @@ class TestPlan:
             )
             assert f"Position\n{said}" in details(driver)
 
+    def test_the_seed_and_what_was_folded(self, opened: Opener) -> None:
+        driver = opened("plan")
+        assert driver.find_element(By.ID, "subtitle").text.endswith(" \u00b7 seed 3")
+        notes = driver.find_element(By.ID, "notes-list").get_attribute("textContent")
+        assert "folded: 12 layers as one" in str(notes)
+
     def test_without_a_certificate(self, opened: Opener) -> None:
         header = opened("uncertified").find_element(By.TAG_NAME, "header")
         subtitle = header.find_element(By.ID, "subtitle").text

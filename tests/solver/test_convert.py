@@ -2,15 +2,13 @@
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
-from solver_instances import placement, spmd
+from solver_instances import hops, placement, shared_holds, spmd
 
 from partitioner.solver import (
     Choice,
     Edge,
-    Hold,
     Item,
     Problem,
     SolverError,
@@ -22,49 +20,6 @@ from partitioner.solver.pairwise.convert import PER_SECOND, convert
 
 #: Costs are rounded one by one, each to within half a picosecond.
 ROUNDING = 100
-
-
-def shared_holds(problem: Problem, seed: int) -> Problem:
-    """Weights that several nodes share, and items that edges and holds trigger together."""
-    rng = random.Random(seed)
-    items = list(problem.items)
-    last = len(problem.nodes) - 1
-    holds = list(problem.holds)
-    for _ in range(3):
-        items.append(Item((0.5, 0.5), (3.0, 3.0), 0, last))
-        for node in rng.sample(range(len(holds)), 2):
-            own = [list(entry) for entry in holds[node].items]
-            own[rng.randrange(len(own))].append(len(items) - 1)
-            holds[node] = Hold(node, tuple(map(tuple, own)))
-    for edge in problem.edges[:2]:
-        for paid in list(edge.items.values())[:2]:
-            node = rng.randrange(len(holds))
-            own = [list(entry) for entry in holds[node].items]
-            own[rng.randrange(len(own))] += paid
-            holds[node] = Hold(node, tuple(map(tuple, own)))
-    return replace(problem, items=tuple(items), holds=tuple(holds))
-
-
-def hops(seed: int) -> Problem:
-    """Reshards of two hops: the first is shared by consumers that want different placements."""
-    problem = spmd(seed, 6, 4, classes=4, limit=40 + seed % 9)
-    rng = random.Random(seed)
-    items = list(problem.items)
-    first: dict[tuple[int, int], int] = {}
-    edges = []
-    for edge in problem.edges:
-        table = {}
-        for (out, into), paid in edge.items.items():
-            key = (edge.u, out)
-            if key not in first:
-                seconds = rng.choice((0.0, 0.5, 1.25))
-                size = float(rng.randint(0, 3))
-                last = problem.items[paid[0]].last
-                items.append(Item((seconds,) * 2, (size,) * 2, edge.u, last))
-                first[key] = len(items) - 1
-            table[out, into] = (first[key], *paid) if out == 0 else paid
-        edges.append(replace(edge, items=table))
-    return replace(problem, edges=tuple(edges), items=tuple(items))
 
 
 KINDS = {

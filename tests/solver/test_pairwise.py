@@ -19,7 +19,7 @@ from partitioner.solver.pairwise.moves import Mover
 from partitioner.solver.pairwise.reduce import prune, reduce
 from partitioner.solver.problem import SolverError
 
-SEEDS = range(0, 300, 20)
+SEEDS = range(0, 500, 20)
 
 
 def buildable(seed: int, **size: int) -> Model | None:
@@ -46,6 +46,7 @@ def test_solve_is_the_optimum(start: int) -> None:
         assert found.status == "optimal"
         assert found.bound == best
         assert second_opinion(problem, found.chosen)[::2] == (best, True)
+        assert found.cost == evaluate(problem, found.chosen).cost
     assert feasible
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from solver_instances import placement, spmd
+from solver_instances import placement, spmd, uneven
 
 from partitioner.solver import (
     Infeasible,
@@ -29,15 +29,6 @@ KINDS: dict[str, Callable[[int], Problem]] = {
     "hybrid, limited": lambda seed: placement(seed, 4, 2, limit=14 + seed % 9, per_group=2),
     "uneven": lambda seed: uneven(placement(seed, 5, 3)),
 }
-
-
-def uneven(problem: Problem) -> Problem:
-    """Device 0 runs at half speed: nothing is interchangeable."""
-    nodes = tuple(
-        tuple(replace(c, load_s=(2 * c.load_s[0], *c.load_s[1:])) for c in choices)
-        for choices in problem.nodes
-    )
-    return replace(problem, nodes=nodes, interchangeable=())
 
 
 def answer(problem: Problem, objective: Objective, **options: float) -> Solution | None:

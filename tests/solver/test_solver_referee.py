@@ -64,6 +64,18 @@ def test_latency_is_the_longest_path() -> None:
     assert evaluate_choices(two_devices(), (0, 1, 1)).latency_s == 10.0
 
 
+def test_what_a_hold_alone_brings_about_follows_its_node() -> None:
+    problem = two_devices()
+    late = Item((2.0, 0.0), (0.0, 0.0), 1, 2)
+    holds = (*problem.holds, Hold(1, ((4,), ())), Hold(2, ((4,), ())))
+    problem = replace(problem, items=(*problem.items, late), holds=holds)
+    # a 3 s, b 3 s, the item 2 s before c, once though c holds it too
+    assert evaluate_choices(problem, (0, 0, 0)).latency_s == 11.0
+    # a 3 s, send 1 s, b 3 s, the item 2 s; c beside them
+    assert evaluate_choices(problem, (0, 0, 1)).latency_s == 9.0
+    assert evaluate_choices(problem, (0, 1, 1)).latency_s == 10.0
+
+
 def test_brute_force_finds_the_least_of_each_objective() -> None:
     problem = two_devices()
     assert brute_force(problem, "throughput") == ((0, 0, 1), 7.0)

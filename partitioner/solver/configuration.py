@@ -19,7 +19,6 @@ all T at once, so any values prove the largest T that they refute, without toler
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,10 +29,12 @@ from partitioner.solver.capacity import Knapsack, longest_runs
 from partitioner.solver.covering import Column, Covering
 from partitioner.solver.frontier import Fleet
 from partitioner.solver.hunt import Hunt
-from partitioner.solver.sweep import Ints, Net, Sweep, Swept, lay_out, sweep
+from partitioner.solver.sweep import Net, Sweep, Swept, lay_out, sweep
 
 Floats = npt.NDArray[np.float64]
 
+#: The name of the bound.
+SOURCE = "configuration LP"
 #: Larger tables, in entries for one value, are not swept: 0.1 s for 100 values.
 MOST_CELLS = 400_000
 #: Mean value of what a device holds: values are rounded first coarsely, in the end finely.
@@ -41,7 +42,9 @@ COARSE, FINE = 400, 1600
 #: Rounds of pricing in all.
 ROUNDS = 1000
 #: Rounds without a better bound after which there is no more to gain.
-PATIENCE = 40
+PATIENCE = 100
+#: The same while another bound is better.
+IMPATIENCE = 25
 #: The best values' share in the average.
 SMOOTH = 0.5
 #: Sets that one sweep gives, just within the limit and about the bound.
@@ -56,14 +59,20 @@ ROUNDING = 1e-9
 COVERED = 1e-9
 
 
-def configure(hunt: Hunt) -> None:
-    """Raise the bound of the throughput objective."""
-    if hunt.fleet is None or hunt.best is None:
+def configure(hunt: Hunt, *, final: bool = True) -> None:
+    """Raise the bound of the throughput objective.
+
+    Args:
+        hunt: Where devices are groups of their own; others are left alone.
+        final: Whether to go on with a lower T once the best plan's cannot be refuted. A better
+            plan is likely then, and makes all that follows cheaper.
+    """
+    if hunt.fleet is None or hunt.best is None or not hunt.left_s:
         return
-    sweeps = [_lay_out(sack, hunt.fleet.order) for sack in hunt.fleet.sacks]
+    sweeps = [laid_out(sack, hunt.fleet.order) for sack in hunt.fleet.sacks]
     kept = [plan for plan in sweeps if plan is not None and plan.cells <= MOST_CELLS]
     if len(kept) == len(sweeps):
-        _Search(hunt, hunt.fleet, kept).run()
+        _Search(hunt, hunt.fleet, kept).run(final=final)
 
 
 @dataclass
@@ -96,17 +105,22 @@ class _Search:
                 inside = frozenset(node for node, (now, pick) in enumerate(picks) if now == pick)
                 yield Column(kind, inside, self.fleet.sacks[kind].seconds(inside))
 
-    def run(self) -> None:
+    def run(self, *, final: bool) -> None:
         """Price in rounds until the gap is met or there is no more to gain."""
         hunt = self.hunt
         limit = hunt.cost * (1 - max(hunt.gap / 2, LEAST_STEP))
         self._round(self.best, limit)
         known, raised = False, 0
         for count in range(ROUNDS):
-            if hunt.done or not hunt.left_s or count > raised + PATIENCE:
+            leads = self.most >= hunt.bound or hunt.proved_by == SOURCE
+            if count > raised + (PATIENCE if leads else IMPATIENCE):
+                return
+            if hunt.done or not hunt.left_s:
                 return
             theta, prices = self.master.solve(limit)
             if theta <= 1 + COVERED:
+                if not final:
+                    return
                 limit = (limit + hunt.bound) / 2
                 continue
             before = self.most
@@ -131,7 +145,7 @@ class _Search:
         bound = refuted(swept, self.numbers, total) * (1 - ROUNDING)
         if bound > self.most:
             self.best, self.most = values, bound
-            self.hunt.prove(bound, "configuration LP")
+            self.hunt.prove(bound, SOURCE)
         return self._add(
             Column(kind, own.inside(value), float(own.seconds[value]))
             for kind, own in enumerate(swept)
@@ -139,10 +153,11 @@ class _Search:
         )
 
     def _add(self, columns: Iterable[Column]) -> bool:
-        return any([self.master.add(column) for column in columns])
+        return sum(self.master.add(column) for column in columns) > 0
 
 
-def _lay_out(sack: Knapsack, order: Sequence[int]) -> Sweep | None:
+def laid_out(sack: Knapsack, order: Sequence[int]) -> Sweep | None:
+    """The sets of nodes of a device; None if too many nodes wait for one another."""
     nets = [
         Net(star.centre, star.leaves, (0.0, 0.0), (star.come_s, star.leave_s))
         for star in sack.stars

@@ -47,7 +47,7 @@ class Covering:
         self.columns: list[Column] = []
         self.known: set[tuple[int, frozenset[int]]] = set()
         self.count, self.limit = len(box), math.inf
-        self.solver: Any = highspy.Highs()
+        self.solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         for option, value in (
             ("output_flag", False),
             ("threads", 1),
@@ -59,7 +59,9 @@ class Covering:
             self._row(1.0, math.inf)
         for _ in numbers:
             self._row(-math.inf, 0.0)
-        self._column(1.0, range(self.count, self.count + len(numbers)), [-float(n) for n in numbers])
+        self._column(
+            1.0, range(self.count, self.count + len(numbers)), [-float(n) for n in numbers]
+        )
         for node, cost in enumerate(box):
             self._column(float(cost), [node], [1.0])
         self.first = 1 + self.count

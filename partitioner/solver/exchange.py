@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from partitioner.solver.frontier import Fleet
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.pairs import Splits, split
-from partitioner.solver.referee import evaluate_choices
 
 #: Best splits, by rounded seconds, of which the best by exact seconds is taken.
-LOOKED_AT = 6
+LOOKED_AT = 10
 #: Random splits of one kick, and by how much they may be above the plan's largest load.
 KICK_PAIRS = (1, 1, 2)
 KICK_ABOVE = (1.0, 1.005, 1.02)

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from partitioner.solver.capacity import Knapsack, Star
-from partitioner.solver.sweep import Net, Swept, lay_out, sweep
+from partitioner.solver.sweep import Net, Sweep, Swept, lay_out, sweep
 
-#: Quanta up to the limit. Rounding 30 nodes moves their sum by 2 quanta or so.
-LEVELS = 600
-#: Entries of tables, all quanta together, that one split may fill: 0.1 s.
+#: Quanta up to the limit: rounding 30 nodes moves their sum by 2 quanta or so.
+FEWEST, MOST = 600, 4000
+#: Entries of tables, all quanta together, up to which there are more than the fewest: 10 ms.
+FEW_ENTRIES = 2_000_000
+#: Entries that one split may fill: 0.1 s.
 MOST_ENTRIES = 20_000_000
 
 
@@ -47,9 +49,7 @@ class Splits:
         return self.swept.inside(quanta)
 
 
-def split(
-    first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: float
-) -> Splits | None:
+def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: float) -> Splits | None:
     """All splits of some nodes between two devices that may stay within the limit.
 
     Args:
@@ -58,14 +58,24 @@ def split(
         order: The nodes that the two hold, in an order in which few wait for one another.
         limit_s: Seconds that interest.
     """
-    quantum = limit_s / LEVELS
-    nets = list(_nets(first, second, frozenset(order), quantum))
-    nothing = [0.0] * len(first.work_s)
-    plan = lay_out(order, nothing, second.work_s, nets)
-    if plan is None or plan.cells * LEVELS > MOST_ENTRIES:
+    # a tighter grid costs nothing in the layout, so lay out at the coarsest for the size
+    levels = FEWEST
+    plan = _plan(first, second, order, limit_s / levels)
+    if plan is None or plan.cells * levels > MOST_ENTRIES:
         return None
+    levels = max(FEWEST, min(MOST, FEW_ENTRIES // plan.cells))
+    quantum = limit_s / levels
+    if levels > FEWEST:
+        plan = _plan(first, second, order, quantum) or plan
     values = np.rint(np.array(first.work_s) / quantum).astype(np.int64)
-    return Splits(sweep(plan, values, LEVELS + 1), quantum)
+    return Splits(sweep(plan, values, levels + 1), quantum)
+
+
+def _plan(
+    first: Knapsack, second: Knapsack, order: Sequence[int], quantum: float
+) -> Sweep | None:
+    nets = list(_nets(first, second, frozenset(order), quantum))
+    return lay_out(order, [0.0] * len(first.work_s), second.work_s, nets)
 
 
 @dataclass
@@ -92,9 +102,7 @@ def _nets(
             total = sums.setdefault(key, _Sum())
             _pay(star, free, side, total.first if side else total.second)
     for (centre, leaves), total in sums.items():
-        whole, cut = (
-            (round(own[0] / quantum), round(own[1] / quantum)) for own in total.first
-        )
+        whole, cut = ((round(own[0] / quantum), round(own[1] / quantum)) for own in total.first)
         yield Net(
             centre,
             leaves,

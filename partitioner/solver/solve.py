@@ -33,7 +33,7 @@ EXACT_BINARIES = 100
 #: Moves that local search tries from the MILP's plan, for the tie-break.
 POLISH = 2_000
 #: Kicks of pair splits, each time before the bound is raised: most plans need few.
-KICKS = (5, 40, 320)
+KICKS = (10, 30, 100, 1000)
 #: A smaller gap cannot be proven: the tie-break in the objective and rounding take as much.
 LEAST_GAP = 1e-4
 
@@ -117,7 +117,7 @@ def _steps(hunt: Hunt) -> Iterator[Callable[[Hunt], None]]:
     if hunt.fleet is not None:
         for kicks in KICKS:
             yield partial(exchange, kicks=kicks)
-            yield configure
+            yield partial(configure, final=kicks == KICKS[-1])
     yield share_anew
     if hunt.fleet is None and not small:
         yield close

@@ -151,7 +151,7 @@ class _Layout:
         self.tables: list[list[tuple[tuple[int, ...], Floats, Floats]]] = [[] for _ in order]
         for index, net in enumerate(nets):
             seconds, values = (net.whole_s, net.cut_s), (net.whole_value, net.cut_value)
-            # by [centre, question]
+            # transposed: the centre's side comes first, then the question
             self._net(net, -1 - index, np.array(seconds).T, np.array(values).T)
 
     def _net(self, net: Net, bit: int, seconds: Floats, values: Floats) -> None:
@@ -215,7 +215,8 @@ def sweep(plan: Sweep, values: Ints, most: int) -> Swept:
     """
     table = np.full(most + 1, math.inf)
     table[0] = 0.0
-    picks, sources = [], []
+    picks: list[npt.NDArray[np.bool_]] = []
+    sources: list[Ints] = []
     for step in plan.steps:
         value = min(int(values[step.node]), most)
         table, source = _join(table, value, plan.outside_s[step.node], plan.inside_s[step.node])
@@ -228,7 +229,7 @@ def sweep(plan: Sweep, values: Ints, most: int) -> Swept:
             _shift(table, step.shift)
         for axis in step.drops:
             out, inside = (table.take(side, axis=axis) for side in (0, 1))
-            picks.append(inside < out)
+            picks.append(np.asarray(inside < out))
             table = np.minimum(out, inside)
     return Swept(table, plan, values, tuple(picks), tuple(sources))
 

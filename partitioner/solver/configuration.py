@@ -44,7 +44,7 @@ ROUNDS = 1000
 #: Rounds without a better bound after which there is no more to gain.
 PATIENCE = 100
 #: The same while another bound is better.
-IMPATIENCE = 25
+IMPATIENCE = 60
 #: The best values' share in the average.
 SMOOTH = 0.5
 #: Sets that one sweep gives, just within the limit and about the bound.

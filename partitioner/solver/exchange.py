@@ -18,7 +18,7 @@ from partitioner.solver.pairs import Splits, split
 #: Best splits, by rounded seconds, of which the best by exact seconds is taken.
 LOOKED_AT = 10
 #: Random splits of one kick, and by how much they may be above the plan's largest load.
-KICK_PAIRS = (1, 1, 2)
+KICK_PAIRS = (1, 2, 3)
 KICK_ABOVE = (1.0, 1.005, 1.02)
 #: Loads are lower from this relative difference on.
 EPSILON = 1e-7

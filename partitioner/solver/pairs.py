@@ -71,9 +71,7 @@ def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: floa
     return Splits(sweep(plan, values, levels + 1), quantum)
 
 
-def _plan(
-    first: Knapsack, second: Knapsack, order: Sequence[int], quantum: float
-) -> Sweep | None:
+def _plan(first: Knapsack, second: Knapsack, order: Sequence[int], quantum: float) -> Sweep | None:
     nets = list(_nets(first, second, frozenset(order), quantum))
     return lay_out(order, [0.0] * len(first.work_s), second.work_s, nets)
 

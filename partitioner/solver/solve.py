@@ -33,7 +33,7 @@ EXACT_BINARIES = 100
 #: Moves that local search tries from the MILP's plan, for the tie-break.
 POLISH = 2_000
 #: Kicks of pair splits, each time before the bound is raised: most plans need few.
-KICKS = (10, 30, 100, 1000)
+KICKS = (10, 20, 40, 1000)
 #: A smaller gap cannot be proven: the tie-break in the objective and rounding take as much.
 LEAST_GAP = 1e-4
 

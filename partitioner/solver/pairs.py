@@ -58,7 +58,7 @@ def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: floa
         order: The nodes that the two hold, in an order in which few wait for one another.
         limit_s: Seconds that interest.
     """
-    # a tighter grid costs nothing in the layout, so lay out at the coarsest for the size
+    # how many quanta are cheap depends on the size of the tables, and that on the nodes alone
     levels = FEWEST
     plan = _plan(first, second, order, limit_s / levels)
     if plan is None or plan.cells * levels > MOST_ENTRIES:

@@ -8,26 +8,20 @@ where communication_d(S) is what d pays for values between S and any rest. It is
 where it is certain: the items that a pair of nodes pays on d whichever other group the outer
 node is on, or, where all groups are interchangeable, the items for any one of them. So every
 plan of no more than T puts a set that fits on every device.
+
+What is charged is a sum over stars: a node, its centre, and others, its leaves. The centre inside
+and any leaf outside costs one sum, the centre outside and any leaf inside another.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from partitioner.solver.engines import HIGHS, Engine
-from partitioner.solver.formulation import formulate
-from partitioner.solver.milp import solve_milp
-from partitioner.solver.presolve import presolve
-from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
-from partitioner.solver.referee import evaluate_choices
+from partitioner.solver.problem import Edge, Problem
 from partitioner.solver.symmetry import symmetric_groups
-
-#: Branch-and-bound nodes of one pricing, the seconds that guard it, and its relative gap.
-BRANCHES = 3000
-GUARD_S = 4.0
-GAP = 1e-4
 
 
 @dataclass(frozen=True)
@@ -78,92 +72,83 @@ def work(problem: Problem, found: Devices, group: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Priced:
-    """The most valuable set that fits.
+class Star:
+    """A value between nodes.
 
     Attributes:
-        bound: No set that fits is worth more.
-        inside: The nodes of the best one found; None if none was.
-        seconds: What it takes of the device.
+        centre: Who makes it, or the one node that reads it.
+        leaves: The other nodes, ascending.
+        leave_s: What the device pays if the centre is inside and any leaf outside.
+        come_s: What it pays if the centre is outside and any leaf inside.
     """
 
-    bound: float
-    inside: frozenset[int] | None = None
-    seconds: float = 0.0
+    centre: int
+    leaves: tuple[int, ...]
+    leave_s: float
+    come_s: float
+
+    def seconds(self, inside: Collection[int]) -> float:
+        """What the device pays if it has these nodes."""
+        if self.centre in inside:
+            return self.leave_s if any(leaf not in inside for leaf in self.leaves) else 0.0
+        return self.come_s if any(leaf in inside for leaf in self.leaves) else 0.0
 
 
-def price(
-    knapsack: Problem,
-    values: Sequence[float],
-    limit_s: float,
-    left_s: float,
-    engine: Engine = HIGHS,
-) -> Priced:
-    """The set of most value that fits into `limit_s`.
+@dataclass(frozen=True)
+class Knapsack:
+    """What a set of nodes takes of one device.
 
-    Args:
-        knapsack: Of `knapsack`.
-        values: What each node is worth, at least 0.
-        limit_s: Seconds of the device.
-        left_s: Wall-clock limit.
-        engine: Solves the MILP.
+    Attributes:
+        work_s: Seconds of each node.
+        stars: What is paid where a value is cut, each pair of centre and leaves once.
     """
-    asked = replace(
-        knapsack,
-        limit_bytes=(limit_s,),
-        nodes=tuple((Choice((0.0,), 0, "in"), Choice((v,), 0, "out")) for v in values),
-    )
-    whole = math.fsum(values)
-    reduced = presolve(asked)
-    form = formulate(reduced.problem, "throughput")
-    result = solve_milp(form.milp, min(left_s, GUARD_S), GAP, branches=BRANCHES, engine=engine)
-    if result.status == "infeasible" or not math.isfinite(result.bound):
-        return Priced(whole)
-    bound = whole - form.bound(result.bound)
-    if not result.values:
-        return Priced(bound)
-    chosen = reduced.restore(form.decode(result.values))
-    inside = frozenset(node for node, pick in enumerate(chosen) if pick == 0)
-    return Priced(bound, inside, evaluate_choices(asked, chosen).peak_bytes[0])
+
+    work_s: tuple[float, ...]
+    stars: tuple[Star, ...]
+
+    def seconds(self, inside: Collection[int]) -> float:
+        """What this set of nodes takes."""
+        work = math.fsum(self.work_s[node] for node in inside)
+        return work + math.fsum(star.seconds(inside) for star in self.stars)
 
 
-def knapsack(problem: Problem, found: Devices, group: int) -> Problem:
-    """Which nodes are on the group's device (choice 0) or not (1), without values and limit.
+@dataclass(frozen=True)
+class Run:
+    """Nodes that follow one another in an order, and what they take of a device."""
 
-    There is one device; its bytes are the seconds that the group's device spends.
-    """
-    seconds = work(problem, found, group)
-    last = len(problem.nodes) - 1
-    items: list[Item] = []
-    number: dict[int, int] = {}
-    holds = []
-    for node, own in enumerate(seconds):
-        if own > 0:
-            items.append(Item((0.0,), (own,), 0, last))
-            holds.append(Hold(node, ((len(items) - 1,), ())))
-    edges = []
+    inside: frozenset[int]
+    seconds: float
+
+
+def knapsack(problem: Problem, found: Devices, group: int) -> Knapsack:
+    """What sets of nodes take of the group's device."""
+    arcs: dict[int, set[tuple[int, int]]] = {}  # of an item: (inside, outside)
     device = found.device[group]
     for edge in problem.edges:
-        paid: dict[tuple[int, int], tuple[int, ...]] = {}
-        for pair in ((0, 1), (1, 0)):
-            certain = _certain(found, group, edge, pair)
-            costs = [(i, problem.items[i].load_s[device]) for i in sorted(certain)]
-            for index, cost in costs:
-                if cost and index not in number:
-                    number[index] = len(items)
-                    items.append(Item((0.0,), (cost,), 0, last))
-            paid[pair] = tuple(number[index] for index, cost in costs if cost)
-        if any(paid.values()):
-            edges.append(Edge(edge.u, edge.v, (0, 1), (0, 1), paid))
-    return Problem(
-        devices=1,
-        limit_bytes=(math.inf,),
-        nodes=((Choice((0.0,), 0, "in"), Choice((0.0,), 0, "out")),) * len(seconds),
-        names=problem.names,
-        edges=tuple(edges),
-        holds=tuple(holds),
-        items=tuple(items),
-    )
+        for pair, arc in (((0, 1), (edge.u, edge.v)), ((1, 0), (edge.v, edge.u))):
+            for item in _certain(found, group, edge, pair):
+                if problem.items[item].load_s[device]:
+                    arcs.setdefault(item, set()).add(arc)
+    paid: dict[tuple[int, tuple[int, ...]], list[float]] = {}
+    for item in sorted(arcs):
+        centre, leaves, inside = _star(arcs[item])
+        costs = paid.setdefault((centre, leaves), [0.0, 0.0])
+        costs[0 if inside else 1] += problem.items[item].load_s[device]
+    stars = tuple(Star(centre, leaves, *costs) for (centre, leaves), costs in sorted(paid.items()))
+    return Knapsack(tuple(work(problem, found, group)), stars)
+
+
+def _star(arcs: Collection[tuple[int, int]]) -> tuple[int, tuple[int, ...], bool]:
+    """Centre, leaves, whether the centre is inside: those of most arcs, if there are several.
+
+    To charge the item for some of its arcs only is less than it costs, so it is a bound too.
+    """
+    ends = Counter((end, side) for arc in arcs for side, end in enumerate(arc))
+    centre, side = min(ends, key=lambda end: (-ends[end], end[1], end[0]))
+    leaves = tuple(sorted(arc[1 - side] for arc in arcs if arc[side] == centre))
+    if len(leaves) == 1 and leaves[0] < centre:
+        return leaves[0], (centre,), side == 1
+    return centre, leaves, side == 0
 
 
 def _certain(found: Devices, group: int, edge: Edge, pair: tuple[int, int]) -> set[int]:
@@ -179,3 +164,39 @@ def _certain(found: Devices, group: int, edge: Edge, pair: tuple[int, int]) -> s
         if ends not in edge.forbidden:
             kinds.append(set(edge.items.get(ends, ())))
     return set.intersection(*kinds) if kinds else set()
+
+
+def longest_runs(knapsack: Knapsack, order: Sequence[int], limit_s: float) -> list[Run]:
+    """From each node the longest run of the order that takes at most `limit_s`, if there is one.
+
+    Runs that end where another one that begins earlier ends are left out: they hold less.
+    """
+    of: list[list[Star]] = [[] for _ in knapsack.work_s]
+    for star in knapsack.stars:
+        for node in (star.centre, *star.leaves):
+            of[node].append(star)
+    runs: list[Run] = []
+    reached = 0
+    for start in range(len(order)):
+        found = _longest(knapsack, of, order[start:], limit_s)
+        if found is not None and start + len(found.inside) > reached:
+            runs.append(found)
+            reached = start + len(found.inside)
+    return runs
+
+
+def _longest(
+    knapsack: Knapsack, of: Sequence[Sequence[Star]], order: Sequence[int], limit_s: float
+) -> Run | None:
+    inside: set[int] = set()
+    best, work, cut = None, 0.0, 0.0
+    for length, node in enumerate(order, start=1):
+        cut -= sum(star.seconds(inside) for star in of[node])
+        inside.add(node)
+        cut += sum(star.seconds(inside) for star in of[node])
+        work += knapsack.work_s[node]
+        if work > limit_s:
+            break
+        if work + cut <= limit_s:
+            best = length, work + cut
+    return None if best is None else Run(frozenset(order[: best[0]]), best[1])

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from partitioner.solver.elimination import Eliminator
 from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.frontier import Fleet, fleet
 from partitioner.solver.milp import Status
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem, SolverError
@@ -87,6 +88,11 @@ class Hunt:
     def eliminator(self) -> Eliminator:
         """The problem laid out for elimination."""
         return Eliminator(self.problem)
+
+    @cached_property
+    def fleet(self) -> Fleet | None:
+        """The devices, if each is a group of its own."""
+        return fleet(self.problem)
 
     @property
     def left_s(self) -> float:

@@ -17,6 +17,8 @@ from partitioner.solver.symmetry import symmetric_groups
 
 #: Moves that local search tries from each start.
 EFFORT = 30_000
+#: The same where devices are split in pairs afterwards: 0.2 s.
+QUICK = 2_000
 #: The same for each choice of a node: small problems are left to the MILP early.
 EFFORT_PER_CHOICE = 40
 #: Plans that local search starts from.
@@ -147,6 +149,8 @@ def seek(hunt: Hunt) -> None:
     """Offer good starts, and what local search makes of the most promising."""
     # peaks make a move three times as dear, and the bound is near without many of them
     most = EFFORT // 3 if hunt.objective == "memory" else EFFORT
+    if hunt.effort > 1 and hunt.fleet is not None:
+        most = QUICK
     effort = min(most, EFFORT_PER_CHOICE * sum(map(len, hunt.problem.nodes)))
     ranked: dict[tuple[int, ...], tuple[float, float]] = {}
     for chosen in starts(hunt):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from partitioner.solver.configuration import configure
 from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.exchange import exchange
 from partitioner.solver.formulation import Goal, formulate
 from partitioner.solver.hunt import Hunt
 from partitioner.solver.incumbents import refute, relax, relax_memory, seek
@@ -31,6 +33,8 @@ ROW_TOLERANCE = 2e-6
 EXACT_BINARIES = 100
 #: Moves that local search tries from the MILP's plan, for the tie-break.
 POLISH = 2_000
+#: Kicks of pair splits, each time before the bound is raised: most plans need few.
+KICKS = (10, 20, 40, 1000)
 #: A smaller gap cannot be proven: the tie-break in the objective and rounding take as much.
 LEAST_GAP = 1e-4
 
@@ -108,11 +112,25 @@ def minimise_load(hunt: Hunt) -> None:
         refute(hunt)
     if math.isinf(hunt.bound):
         return
-    small = sum(map(len, hunt.problem.nodes)) <= EXACT_BINARIES
-    steps = (close, share_anew, configure) if small else (share_anew, close, configure)
-    for step in steps if hunt.effort > 1 else (close,):
+    for step in _steps(hunt):
         if not hunt.done and hunt.left_s:
             step(hunt)
+
+
+def _steps(hunt: Hunt) -> Iterator[Callable[[Hunt], None]]:
+    """What improves the plan and the bound, in turn."""
+    small = sum(map(len, hunt.problem.nodes)) <= EXACT_BINARIES
+    if hunt.effort < 2 or small:
+        yield close
+    if hunt.effort < 2:
+        return
+    if hunt.fleet is not None:
+        for kicks in KICKS:
+            yield partial(exchange, kicks=kicks)
+            yield partial(configure, final=kicks == KICKS[-1])
+    yield share_anew
+    if hunt.fleet is None and not small:
+        yield close
 
 
 def close(hunt: Hunt) -> None:

@@ -1,6 +1,6 @@
 """Placement on msr-fiddle/dnn-partitioning instances: cost, bound, gap and seconds.
 
-    python tests/benchmarks/dnnp.py PATH... [--time-limit 30] [--gap 0.01] [--write FOLDER]
+    python tests/benchmarks/dnnp.py PATH... [--time-limit 10] [--gap 0.0001] [--write FOLDER]
 
 `contiguous` is the best plan in which no path leaves a device and returns, `known` the best
 plan known without that rule (`*`: proven optimal); both are the literature's figures or found
@@ -61,8 +61,8 @@ def row(path: Path, time_limit_s: float, gap: float, folder: Path | None) -> str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path)
-    parser.add_argument("--time-limit", type=float, default=30.0)
-    parser.add_argument("--gap", type=float, default=0.01)
+    parser.add_argument("--time-limit", type=float, default=10.0)
+    parser.add_argument("--gap", type=float, default=1e-4)
     parser.add_argument("--write", type=Path, help="folder for the solutions, as JSON")
     options = parser.parse_args()
     files = [f for p in options.paths for f in (sorted(p.glob("*.json")) if p.is_dir() else [p])]

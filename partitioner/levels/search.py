@@ -23,6 +23,9 @@ from partitioner.solver.intervals import Floats
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies import Rules
 
+#: Of the time that is left, what the solver may take for one layout.
+SHARE = 0.2
+
 
 @dataclass(frozen=True)
 class Option:
@@ -197,7 +200,7 @@ class _Levels:
     def _try(self, layout: Layout, *, limited: bool) -> None:
         """Shard over one layout, and cut stages once every kind of device has one."""
         stages = self.kinds[layout.kind].count // layout.mesh.size()
-        left = max(1.0, self.deadline - time.monotonic())
+        left = max(1.0, SHARE * (self.deadline - time.monotonic()))
         sharded = self.sharder.shard(
             layout.mesh, stages, limited=limited, time_limit_s=left, gap=self.gap / 2
         )

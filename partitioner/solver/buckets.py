@@ -74,49 +74,76 @@ def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMAL
         sizes: How many choices each node has.
         room: Where to give up.
     """
-    touching: dict[int, set[int]] = {n: set() for n, size in enumerate(sizes) if size > 1}
     squeezed = [_squeezed(factor, sizes) for factor in factors]
-    pool = {index: factor for index, factor in enumerate(squeezed) if factor.scope}
-    for index, factor in pool.items():
-        for node in factor.scope:
-            touching[node].add(index)
+    order = _order([factor.scope for factor in squeezed], sizes, room)
+    if order is None:
+        return None
+    place = {node: index for index, (node, _) in enumerate(order)}
+    buckets: list[list[Factor]] = [[] for _ in order]
+    constant = 0.0
+    for factor in squeezed:
+        if factor.scope:
+            buckets[min(place[node] for node in factor.scope)].append(factor)
+        else:
+            constant += float(factor.table)
     steps: list[_Step] = []
-    work = 0
-    constant = float(sum(factor.table for factor in squeezed if not factor.scope))
-    queue = _Queue(touching, pool, sizes)
-    while touching:
-        node, scope = queue.cheapest()
-        shape = [sizes[n] for n in scope]
-        work += math.prod(shape)
-        if math.prod(shape) > room.table or work > room.work or len(scope) > MAX_SCOPE:
-            return None
-        total = np.zeros(shape)
-        for index in sorted(touching.pop(node)):
-            factor = pool.pop(index)
+    for (node, scope), bucket in zip(order, buckets, strict=True):
+        total = np.zeros([sizes[n] for n in scope])
+        for factor in bucket:
             total += spread(factor.table, factor.scope, scope)
-            for other in factor.scope:
-                if other != node:
-                    touching[other].discard(index)
+        bucket.clear()
         axis = scope.index(node)
         rest = scope[:axis] + scope[axis + 1 :]
         steps.append(_Step(node, rest, total.argmin(axis=axis)))
         least = total.min(axis=axis)
-        if not rest:
+        if rest:
+            buckets[min(place[n] for n in rest)].append(Factor(rest, least))
+        else:
             constant += float(least)
-            continue
-        index = len(factors) + len(steps)
-        pool[index] = Factor(rest, least)
-        for other in rest:
-            touching[other].add(index)
-        queue.update(rest)
     return _decode(steps, len(sizes)), constant
+
+
+Scope = tuple[int, ...]
+
+
+def _order(
+    scopes: Iterable[Scope], sizes: Sequence[int], room: Room
+) -> list[tuple[int, Scope]] | None:
+    """Nodes in order of elimination with the scopes of their tables; None if there is no room."""
+    pool = {index: scope for index, scope in enumerate(scopes) if scope}
+    touching: dict[int, set[int]] = {n: set() for n, size in enumerate(sizes) if size > 1}
+    for index, scope in pool.items():
+        for node in scope:
+            touching[node].add(index)
+    found: list[tuple[int, Scope]] = []
+    queue = _Queue(touching, pool, sizes)
+    work, fresh = 0, max(pool, default=0) + 1
+    while touching:
+        node, scope = queue.cheapest()
+        entries = math.prod(sizes[n] for n in scope)
+        work += entries
+        if entries > room.table or work > room.work or len(scope) > MAX_SCOPE:
+            return None
+        found.append((node, scope))
+        for index in touching.pop(node):
+            for other in pool.pop(index):
+                if other != node:
+                    touching[other].discard(index)
+        rest = tuple(other for other in scope if other != node)
+        if rest:
+            pool[fresh] = rest
+            for other in rest:
+                touching[other].add(fresh)
+            fresh += 1
+            queue.update(rest)
+    return found
 
 
 class _Queue:
     """Nodes by the table that their elimination makes, the smallest first."""
 
     def __init__(
-        self, touching: dict[int, set[int]], pool: dict[int, Factor], sizes: Sequence[int]
+        self, touching: dict[int, set[int]], pool: dict[int, Scope], sizes: Sequence[int]
     ) -> None:
         self.touching, self.pool, self.sizes = touching, pool, sizes
         self.size = {node: self._size(node) for node in touching}
@@ -139,7 +166,7 @@ class _Queue:
                 heapq.heappush(self.heap, (size, node))
 
     def _scope(self, node: int) -> set[int]:
-        return {node}.union(*(self.pool[index].scope for index in self.touching[node]))
+        return {node}.union(*(self.pool[index] for index in self.touching[node]))
 
     def _size(self, node: int) -> int:
         return math.prod(self.sizes[n] for n in self._scope(node))

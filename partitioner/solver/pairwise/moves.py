@@ -12,16 +12,17 @@ The price of memory enters the node costs, so that a move may pay for room that 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from partitioner.solver.pairwise.draw import State, draw, seeded
 from partitioner.solver.pairwise.forest import Space, grow, lay, plan, space
 from partitioner.solver.pairwise.jit import jit
 from partitioner.solver.pairwise.ledger import Ledger, add, ledger
 from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph, Model
 from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.wide import best_given_cutset
 
-State = npt.NDArray[np.uint64]
-
+#: Entries of the largest table of elimination.
+TABLE = 4_000
 #: Arcs of one node that the search for a ball follows.
 FANOUT = 40
 #: Nodes that use too much that are mended at once.
@@ -38,7 +39,7 @@ class Mover:
 
     def __init__(self, model: Model, chosen: Ints, seed: int) -> None:
         self.model = model
-        self._random = np.array([2 * seed + 1], dtype=np.uint64)
+        self._random = seeded(seed)
         self._space = space(model.graph)
         self._open = np.flatnonzero(np.diff(model.graph.offsets) > 1)
         self.restart(chosen)
@@ -103,6 +104,22 @@ class Mover:
         wrong: Ints = heavy[(usage * short)[heavy] > 0]
         return wrong
 
+    def widen(self, priced: Floats, tournament: int, *, free: bool = False) -> None:
+        """Set all nodes to their best but a random few, which stay; parts that gain are taken.
+
+        Args:
+            priced: Cost of each strategy, price of memory included; (strategies,).
+            tournament: Nodes drawn for each that stays; that with most neighbours does.
+            free: Whether memory may become short; its price alone speaks for it.
+        """
+        best = best_given_cutset(
+            self.chosen, priced, TABLE, tournament, self._random, self.model.graph
+        )
+        if free:
+            self.restart(best)
+        else:
+            self.cross(best, priced)
+
     def cross(self, other: Ints, priced: Floats) -> int:
         """Take over the parts of another choice that gain; how many."""
         return _cross(
@@ -139,17 +156,6 @@ def _conflicts(chosen: Ints, g: Graph) -> Ints:
 
 
 @jit
-def _draw(state: State, limit: int) -> int:
-    """A number below the limit (xorshift64*)."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % limit  # type: ignore[return-value]
-
-
-@jit
 def _improve(
     rounds: int, ball: int, free: bool, state: State, centres: Ints, pool: Ints, chosen: Ints,
     priced: Floats, usage: Floats, book: Ledger, s: Space, g: Graph,
@@ -158,7 +164,7 @@ def _improve(
     for _ in range(rounds):
         count = len(pool)
         if ball < count:
-            count = _ball(state, centres[_draw(state, len(centres))], ball, s, g)
+            count = _ball(state, centres[draw(state, len(centres))], ball, s, g)
         else:
             s.block[:count] = pool
         _shuffle(state, s.block, count)
@@ -185,7 +191,7 @@ def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
         done += 1
         degree = g.starts[v + 1] - g.starts[v]
         for k in range(min(degree, FANOUT)):
-            w = g.heads[g.starts[v] + (k if degree <= FANOUT else _draw(state, degree))]
+            w = g.heads[g.starts[v] + (k if degree <= FANOUT else draw(state, degree))]
             if s.near[w] == -1 and count < most:
                 s.near[w] = 1
                 s.block[count] = w
@@ -198,7 +204,7 @@ def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
 @jit
 def _shuffle(state: State, block: Ints, count: int) -> None:
     for k in range(count - 1):
-        other = k + _draw(state, count - k)
+        other = k + draw(state, count - k)
         block[k], block[other] = block[other], block[k]
 
 

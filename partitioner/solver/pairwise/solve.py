@@ -15,10 +15,12 @@ from partitioner.solver.pairwise.model import Model, build, restrict
 from partitioner.solver.pairwise.primal import Primal
 from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, evaluate
 from partitioner.solver.pairwise.reduce import reduce
+from partitioner.solver.pairwise.relax import Relaxation, relax
 from partitioner.solver.problem import SolverError
 
 #: Sweeps of a round, before the search looks at what they chose.
-SWEEPS = 20
+SWEEPS = 100
+WARM_UP = 60
 #: The exact program is tried from this size (columns) down, and first after this many rounds.
 MAX_COLUMNS = 120_000
 FIRST_TRY = 20
@@ -97,25 +99,41 @@ def _shortage(problem: Pairwise) -> str:
 
 
 def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
-    dual, primal = Dual(model), Primal(model, seed)
-    wait, done = FIRST_TRY, 0
-    dual.ascend(1)
+    primal, first = Primal(model, seed), Dual(model)
+    first.ascend(WARM_UP)
+    hunt.prove(first.bound)
+    keep = first.met.copy()
+    relaxation = relax(model, keep)
+    if relaxation is None:
+        _close(hunt)
+        return
+    dual, wait, done = Dual(relaxation.model), FIRST_TRY, 0
+    dual.inherit(first)
+    dual.ascend(WARM_UP)
     with ThreadPoolExecutor(1) as pool:
         while done < rounds and not hunt.over:
             view = (
                 dual.copy()
             )  # the search sees the bound as it was, so that threads change nothing
             ascent = pool.submit(dual.ascend, SWEEPS)
-            primal.round(view, hunt)
+            broken = primal.round(relaxation, view, hunt)
             ascent.result()
             hunt.prove(dual.bound)
             done += 1
             if done == wait and not hunt.over:
                 wait *= 2
-                _finish(hunt, dual)
+                _finish(hunt, dual, relaxation)
+            if not keep[broken].all():
+                keep[broken] = True
+                relaxation = relax(model, keep)
+                if relaxation is None:
+                    _close(hunt)
+                    return
+                former, dual = dual, Dual(relaxation.model)
+                dual.inherit(former)
 
 
-def _finish(hunt: PairwiseHunt, dual: Dual) -> None:
+def _finish(hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation) -> None:
     """Drop strategies that no better choice takes, and solve exactly if little is left."""
     model: Model | None = dual.model
     if columns(dual.model) > 10 * MAX_COLUMNS:

@@ -1,0 +1,331 @@
+"""The best strategies of most nodes at once, a few fixed: elimination within a table limit.
+
+Nodes are eliminated in an order that keeps tables small (Bertele and Brioschi, "Nonserial Dynamic
+Programming", 1972). Where every table would be above the limit, a node is fixed at what it has
+(a cutset; Dechter, "Enhancement schemes for constraint processing", Artificial Intelligence 41,
+1990), drawn at random in favour of many neighbours: another call fixes other nodes. What is left is
+solved exactly given what is fixed. Forests are the case of tables with two nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from partitioner.solver.pairwise.draw import State, draw
+from partitioner.solver.pairwise.jit import jit
+from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
+from partitioner.solver.pairwise.problem import Ints
+
+#: Entries of all messages of one call at most, 8 bytes each.
+MAX_ENTRIES = 16_000_000
+#: States of a node while the order is made.
+WAITING, ORDERED, FIXED = 0, 1, 2
+
+
+class Order(NamedTuple):
+    """An order of elimination.
+
+    Attributes:
+        nodes: Nodes in order; (eliminated,).
+        place: Position of each node in it; -1 where it is fixed; (nodes,).
+        first: First entry of each position's scope; (eliminated + 1,).
+        scope: Nodes that the message of a position depends on, the last eliminated first.
+    """
+
+    nodes: Ints
+    place: Ints
+    first: Ints
+    scope: Ints
+
+
+def best_given_cutset(
+    chosen: Ints, priced: Floats, limit: float, tournament: int, state: State, graph: Graph
+) -> Ints:
+    """A choice that is best among all that agree with the fixed nodes; one strategy a node.
+
+    Args:
+        chosen: The choice that fixed nodes keep; on ties all others keep it too.
+        priced: Cost of each strategy, price of memory included; (strategies,).
+        limit: Entries of the largest table, the eliminated node included.
+        tournament: Nodes drawn for each one that is fixed; that with most neighbours is.
+        state: Of the random draws; changed.
+        graph: The graph.
+    """
+    order = _order(math.log2(limit), tournament, state, graph)
+    best: Ints = _eliminate(chosen, priced, order, graph)
+    return best
+
+
+@jit
+def _order(most: float, tournament: int, state: State, g: Graph) -> Order:
+    count = len(g.offsets) - 1
+    status, logs, first, length, pool = _adjacency(g)
+    room = length.copy()
+    weight, heap = np.zeros(count), [(0.0, -1)]
+    for v in range(count):
+        weight[v] = logs[v]
+        for k in range(first[v], first[v] + length[v]):
+            weight[v] += logs[pool[k]]
+        if status[v] == WAITING:
+            heap.append((weight[v], v))
+    heapq.heapify(heap)
+    waiting = np.flatnonzero(status == WAITING)
+    left, top = len(waiting), len(pool)
+    nodes, place = np.empty(left, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    starts, scope = [0], [0]
+    scope.pop()
+    mark = np.full(count, -1, dtype=np.int64)
+    total, done = 0.0, 0
+    while len(heap):
+        key, v = heapq.heappop(heap)
+        if v < 0 or status[v] != WAITING or key != weight[v]:
+            continue
+        if key > most or total + 2.0 ** (key - logs[v]) > MAX_ENTRIES:
+            heapq.heappush(heap, (key, v))
+            c = v
+            widest = -1
+            for _ in range(tournament):
+                at = draw(state, left)
+                while status[waiting[at]] != WAITING:
+                    left -= 1
+                    waiting[at] = waiting[left]
+                    at = draw(state, left)
+                if length[waiting[at]] > widest:
+                    c, widest = waiting[at], length[waiting[at]]
+            status[c] = FIXED
+            for k in range(first[c], first[c] + length[c]):
+                w = pool[k]
+                _drop(w, c, first, length, pool)
+                weight[w] -= logs[c]
+                if length[w] == 0:
+                    weight[w] = logs[w]
+                heapq.heappush(heap, (weight[w], w))
+            continue
+        status[v] = ORDERED
+        nodes[done], place[v] = v, done
+        done += 1
+        total += 2.0 ** (key - logs[v])
+        own = pool[first[v] : first[v] + length[v]].copy()
+        for w in own:
+            scope.append(w)
+        starts.append(len(scope))
+        for w in own:
+            _drop(w, v, first, length, pool)
+            need = length[w] + len(own)
+            if need > room[w]:
+                if top + 2 * need > len(pool):
+                    bigger = np.empty(2 * len(pool) + 2 * need, dtype=np.int64)
+                    bigger[:top] = pool[:top]
+                    pool = bigger
+                pool[top : top + length[w]] = pool[first[w] : first[w] + length[w]]
+                first[w], room[w] = top, 2 * need
+                top += 2 * need
+            mark[w] = w
+            for k in range(first[w], first[w] + length[w]):
+                mark[pool[k]] = w
+            for x in own:
+                if mark[x] != w:
+                    pool[first[w] + length[w]] = x
+                    length[w] += 1
+            weight[w] = logs[w]
+            for k in range(first[w], first[w] + length[w]):
+                weight[w] += logs[pool[k]]
+            heapq.heappush(heap, (weight[w], w))
+    return _sorted(nodes[:done], place, np.array(starts), np.array(scope + [0])[: len(scope)])
+
+
+@jit
+def _sorted(nodes: Ints, place: Ints, starts: Ints, scope: Ints) -> Order:
+    """Scopes without fixed nodes, the last eliminated first."""
+    first = np.zeros(len(starts), dtype=np.int64)
+    kept = 0
+    for k in range(len(nodes)):
+        begin = kept
+        for i in range(starts[k], starts[k + 1]):
+            w = scope[i]
+            if place[w] < 0:
+                continue
+            at = kept
+            while at > begin and place[scope[at - 1]] < place[w]:
+                scope[at] = scope[at - 1]
+                at -= 1
+            scope[at] = w
+            kept += 1
+        first[k + 1] = kept
+    return Order(nodes, place, first, scope[:kept].copy())
+
+
+@jit
+def _adjacency(g: Graph) -> tuple[Ints, Floats, Ints, Ints, Ints]:
+    """Status, log2 of the size, and the list of free neighbours of each node."""
+    count = len(g.offsets) - 1
+    status = np.full(count, FIXED, dtype=np.int64)
+    logs = np.zeros(count)
+    for v in range(count):
+        size = g.offsets[v + 1] - g.offsets[v]
+        if size > 1:
+            status[v] = WAITING
+            logs[v] = np.log2(size)
+    first, length = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    pool = np.empty(2 * len(g.heads) + 16, dtype=np.int64)
+    top = 0
+    for v in range(count):
+        first[v] = top
+        if status[v] != WAITING:
+            continue
+        for arc in range(g.starts[v], g.starts[v + 1]):
+            if status[g.heads[arc]] == WAITING:
+                pool[top] = g.heads[arc]
+                top += 1
+        length[v] = top - first[v]
+    return status, logs, first, length, pool
+
+
+@jit
+def _drop(w: int, v: int, first: Ints, length: Ints, pool: Ints) -> None:
+    k = first[w]
+    while pool[k] != v:
+        k += 1
+    length[w] -= 1
+    pool[k] = pool[first[w] + length[w]]
+
+
+@jit
+def _eliminate(chosen: Ints, priced: Floats, o: Order, g: Graph) -> Ints:
+    count = len(o.nodes)
+    sizes, places = np.empty(count, dtype=np.int64), np.zeros(count + 1, dtype=np.int64)
+    child, following = np.full(count, -1, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    widest = 1
+    for k in range(count):
+        size = 1
+        for i in range(o.first[k], o.first[k + 1]):
+            size *= g.offsets[o.scope[i] + 1] - g.offsets[o.scope[i]]
+        sizes[k] = size
+        places[k + 1] = places[k] + size
+        v = o.nodes[k]
+        widest = max(widest, size * (g.offsets[v + 1] - g.offsets[v]))
+        if o.first[k + 1] > o.first[k]:
+            up = o.place[o.scope[o.first[k + 1] - 1]]
+            following[k], child[up] = child[up], k
+    messages, table = np.empty(places[count]), np.empty(widest)
+    steps = np.zeros(64, dtype=np.int64)
+    for k in range(count):
+        width = g.offsets[o.nodes[k] + 1] - g.offsets[o.nodes[k]]
+        own = table[: sizes[k] * width]
+        _gather(own, k, chosen, priced, messages, places, child, following, steps, o, g)
+        out = messages[places[k] : places[k + 1]]
+        for row in range(sizes[k]):
+            least = own[row * width]
+            for p in range(1, width):
+                least = min(least, own[row * width + p])
+            out[row] = least
+    best = chosen.copy()
+    for k in range(count - 1, -1, -1):
+        _settle(best, table, k, priced, messages, places, child, following, o, g)
+    return best
+
+
+@jit
+def _start(own: Floats, v: int, chosen: Ints, priced: Floats, o: Order, g: Graph) -> None:
+    """Cost of a node's strategies given its fixed neighbours."""
+    own[:] = priced[g.offsets[v] : g.offsets[v + 1]]
+    for arc in range(g.starts[v], g.starts[v + 1]):
+        w = g.heads[arc]
+        if o.place[w] >= 0:
+            continue
+        at = g.tables[g.back[arc]] + chosen[w] * len(own)
+        row = g.entries[at : at + len(own)]
+        for p in range(len(own)):
+            own[p] += min(row[p], CONFLICT)
+
+
+@jit
+def _gather(
+    table: Floats, k: int, chosen: Ints, priced: Floats, messages: Floats, places: Ints,
+    child: Ints, following: Ints, steps: Ints, o: Order, g: Graph,
+) -> None:  # fmt: skip
+    """All costs that a position settles, over its scope (outer) and its node (inner)."""
+    v = o.nodes[k]
+    width = g.offsets[v + 1] - g.offsets[v]
+    _start(table[:width], v, chosen, priced, o, g)
+    for row in range(1, len(table) // width):
+        table[row * width : row * width + width] = table[:width]
+    scope = o.scope[o.first[k] : o.first[k + 1]]
+    for arc in range(g.starts[v], g.starts[v + 1]):
+        w = g.heads[arc]
+        if o.place[w] > k:
+            for i in range(len(scope)):
+                steps[i] = width if scope[i] == w else 0
+            at = g.tables[g.back[arc]]
+            area = width * (g.offsets[w + 1] - g.offsets[w])
+            _spread(table, g.entries[at : at + area], scope, steps, width, g)
+    c = child[k]
+    while c >= 0:
+        inner = o.scope[o.first[c] : o.first[c + 1]]
+        step, j = width, len(inner) - 2
+        for i in range(len(scope) - 1, -1, -1):
+            steps[i] = 0
+            if j >= 0 and scope[i] == inner[j]:
+                steps[i] = step
+                step *= g.offsets[scope[i] + 1] - g.offsets[scope[i]]
+                j -= 1
+        _spread(table, messages[places[c] : places[c + 1]], scope, steps, width, g)
+        c = following[c]
+
+
+@jit
+def _spread(
+    table: Floats, part: Floats, scope: Ints, steps: Ints, width: int, g: Graph
+) -> None:
+    """Add a table over some nodes of the scope to the table over all."""
+    digits = np.zeros(len(scope), dtype=np.int64)
+    at = 0
+    for row in range(len(table) // width):
+        base = row * width
+        for p in range(width):
+            table[base + p] += min(part[at + p], CONFLICT)
+        i = len(scope) - 1
+        while i >= 0:
+            digits[i] += 1
+            at += steps[i]
+            size = g.offsets[scope[i] + 1] - g.offsets[scope[i]]
+            if digits[i] < size:
+                break
+            at -= steps[i] * size
+            digits[i] = 0
+            i -= 1
+
+
+@jit
+def _settle(
+    best: Ints, table: Floats, k: int, priced: Floats, messages: Floats, places: Ints,
+    child: Ints, following: Ints, o: Order, g: Graph,
+) -> None:  # fmt: skip
+    """Choose for a position given all later ones; what it has stays if nothing is better."""
+    v = o.nodes[k]
+    width = g.offsets[v + 1] - g.offsets[v]
+    own = table[:width]
+    _start(own, v, best, priced, o, g)
+    for arc in range(g.starts[v], g.starts[v + 1]):
+        w = g.heads[arc]
+        if o.place[w] > k:
+            at = g.tables[g.back[arc]] + best[w] * width
+            for p in range(width):
+                own[p] += min(g.entries[at + p], CONFLICT)
+    c = child[k]
+    while c >= 0:
+        inner = o.scope[o.first[c] : o.first[c + 1] - 1]
+        at, step = places[c], width
+        for i in range(len(inner) - 1, -1, -1):
+            at += step * best[inner[i]]
+            step *= g.offsets[inner[i] + 1] - g.offsets[inner[i]]
+        for p in range(width):
+            own[p] += min(messages[at + p], CONFLICT)
+        c = following[c]
+    for p in range(width):
+        if own[p] < own[best[v]]:
+            best[v] = p

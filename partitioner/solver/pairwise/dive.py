@@ -13,7 +13,7 @@ import numpy as np
 
 from partitioner.solver.pairwise.decode import decode
 from partitioner.solver.pairwise.dual import Dual
-from partitioner.solver.pairwise.model import Flags, Model, restrict
+from partitioner.solver.pairwise.model import Flags, Floats, Model, restrict
 from partitioner.solver.pairwise.problem import Ints
 from partitioner.solver.pairwise.reduce import prune
 
@@ -24,20 +24,28 @@ FIRST = 1000
 FREE = 1e-4
 
 
-def dive(dual: Dual) -> Ints:
+def dive(dual: Dual, keep: Flags, noise: Floats) -> Ints | None:
     """A choice; one strategy a node. Where nothing allowed is left, a forbidden pair is taken.
 
     Args:
         dual: Messages and prices of the model; not changed.
+        keep: Strategies that may be chosen; (strategies,).
+        noise: By how much the neighbours of a node count more; (nodes,).
+
+    Returns:
+        The choice; None if the kept strategies contradict each other or exceed memory.
     """
-    own, batch = _within(dual, dual.model), 1
+    start = _pruned(dual.model, keep)
+    if start is None:
+        return None
+    own, batch = _within(dual, start), 1
     while (undecided := np.flatnonzero(np.diff(own.model.graph.offsets) > 1)).size:
         count = max(batch, batch * len(undecided) // FIRST)
-        smaller = _fixed(own, undecided, count)
+        smaller = _fixed(own, undecided, count, noise)
         if smaller is None and count > 1:
-            batch, smaller = 1, _fixed(own, undecided, 1)
+            batch, smaller = 1, _fixed(own, undecided, 1, noise)
         if smaller is None:
-            smaller = _forbidden(own, undecided)
+            smaller = _forbidden(own, undecided, noise)
         if smaller is None:
             now = own.messages
             chosen = decode(now.inbox, now.places, own.priced(own.price), own.model.graph)
@@ -57,10 +65,10 @@ def _within(dual: Dual, smaller: Model) -> Dual:
     return own
 
 
-def _fixed(dual: Dual, undecided: Ints, count: int) -> Model | None:
+def _fixed(dual: Dual, undecided: Ints, count: int, noise: Floats) -> Model | None:
     """The model once the nodes with most neighbours take their best; None if that cannot be."""
     graph, belief = dual.model.graph, dual.messages.costs(dual.priced(dual.price))
-    degree = np.diff(graph.starts)[undecided]
+    degree = (np.diff(graph.starts) * (1 + noise))[undecided]
     keep = np.ones(len(belief), dtype=np.bool_)
     for v in undecided[np.argsort(-degree, kind="stable")[:count]]:
         own = slice(graph.offsets[v], graph.offsets[v + 1])
@@ -69,10 +77,10 @@ def _fixed(dual: Dual, undecided: Ints, count: int) -> Model | None:
     return _pruned(dual.model, keep)
 
 
-def _forbidden(dual: Dual, undecided: Ints) -> Model | None:
+def _forbidden(dual: Dual, undecided: Ints, noise: Floats) -> Model | None:
     """The model if the node with most neighbours does not take its best; None if that cannot be."""
     graph, belief = dual.model.graph, dual.messages.costs(dual.priced(dual.price))
-    v = undecided[np.argmax(np.diff(graph.starts)[undecided])]
+    v = undecided[np.argmax((np.diff(graph.starts) * (1 + noise))[undecided])]
     keep = np.ones(len(belief), dtype=np.bool_)
     keep[graph.offsets[v] + belief[graph.offsets[v] : graph.offsets[v + 1]].argmin()] = False
     return _pruned(dual.model, keep)

@@ -16,6 +16,7 @@ import math
 
 import numpy as np
 
+from partitioner.solver.pairwise.decode import decode
 from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import Flags, Floats, Model
 from partitioner.solver.pairwise.problem import Ints
@@ -85,6 +86,12 @@ class Dual:
         other.met = self.met.copy()
         other.messages.inbox[:] = self.messages.inbox
         return other
+
+    def decide(self) -> Ints:
+        """A choice read off at the best prices at once; one strategy a node."""
+        unary = self.priced(self.price)
+        self._offer(self.price)
+        return decode(self.messages.inbox, self.messages.places, unary, self.model.graph)
 
     def ascend(self, sweeps: int) -> None:
         """Raise the bound."""

@@ -81,9 +81,7 @@ class _Work:
             if u < v:
                 shape = self.sizes[u], self.sizes[v]
                 self._join(u, v, g.entries[at : at + shape[0] * shape[1]].reshape(shape))
-        used = np.maximum.reduceat(model.usage, g.offsets[:-1]) > 0
-        unseen = ~(used & (model.rows.last > model.rows.first))
-        self.free = ((sizes > 1) & unseen).tolist()
+        self.free = ((sizes > 1) & _unseen(model)).tolist()
         self.steps: list[Step] = []
         self.constant = 0.0
 
@@ -151,7 +149,7 @@ class _Work:
         )  # fmt: skip
 
 
-def unseen(model: Model) -> Flags:
+def _unseen(model: Model) -> Flags:
     """Whether no memory row sees a node; (nodes,)."""
     used = np.maximum.reduceat(model.usage, model.graph.offsets[:-1]) > 0
     hidden: Flags = ~(used & (model.rows.last > model.rows.first))

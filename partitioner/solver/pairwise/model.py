@@ -79,12 +79,13 @@ class Model:
         return tuple(self.labels[self.graph.offsets[:-1] + chosen].tolist())
 
     def within(self, chosen: tuple[int, ...]) -> Ints:
-        """The model's strategies for strategies of the problem that it has; (nodes,)."""
+        """The model's strategies for strategies of the problem, -1 where it has not; (nodes,)."""
         nodes = np.arange(self.graph.nodes)
         most = max(int(self.labels.max(initial=0)), max(chosen, default=0)) + 1
         known = np.repeat(nodes, np.diff(self.graph.offsets)) * most + self.labels
-        place: Ints = np.searchsorted(known, nodes * most + np.array(chosen, dtype=np.int64))
-        return place - self.graph.offsets[:-1]
+        asked = nodes * most + np.array(chosen, dtype=np.int64)
+        place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+        return np.where(known[place] == asked, place - self.graph.offsets[:-1], -1)
 
 
 def build(problem: Pairwise) -> Model:

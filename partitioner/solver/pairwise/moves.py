@@ -21,8 +21,6 @@ from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph, Model
 from partitioner.solver.pairwise.problem import Ints
 from partitioner.solver.pairwise.wide import best_given_cutset
 
-#: Entries of the largest table of elimination.
-TABLE = 4_000
 #: Arcs of one node that the search for a ball follows.
 FANOUT = 40
 #: Nodes that use too much that are mended at once.
@@ -113,12 +111,17 @@ class Mover:
             free: Whether memory may become short; its price alone speaks for it.
         """
         best = best_given_cutset(
-            self.chosen, priced, TABLE, tournament, self._random, self.model.graph
+            self.chosen, priced, tournament, self._random, self.model.graph
         )
         if free:
             self.restart(best)
         else:
             self.cross(best, priced)
+
+    def around(self, centre: int, nodes: int) -> Ints:
+        """The open nodes nearest to one in the graph, at most so many."""
+        count = _ball(self._random, centre, nodes, self._space, self.model.graph)
+        return self._space.block[:count].copy()
 
     def cross(self, other: Ints, priced: Floats) -> int:
         """Take over the parts of another choice that gain; how many."""

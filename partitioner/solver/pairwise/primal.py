@@ -7,7 +7,7 @@ import numpy as np
 from partitioner.solver.pairwise.dive import dive
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.hunt import PairwiseHunt
-from partitioner.solver.pairwise.model import CONFLICT, Floats, Model
+from partitioner.solver.pairwise.model import CONFLICT, Flags, Floats, Model
 from partitioner.solver.pairwise.moves import Mover
 from partitioner.solver.pairwise.problem import Ints
 from partitioner.solver.pairwise.relax import Relaxation
@@ -32,7 +32,8 @@ class Primal:
         start = np.zeros(model.graph.nodes, dtype=np.int64)
         self._model = model
         self._fresh, self._best = Mover(model, start, 2 * seed), Mover(model, start, 2 * seed + 1)
-        self._found = False
+        self._found, self._done = False, 0
+        self._draw = np.random.default_rng(seed)
 
     def round(self, relaxation: Relaxation, dual: Dual, hunt: PairwiseHunt) -> Ints:
         """Take from a choice read off the bound what makes the best better.
@@ -41,12 +42,14 @@ class Primal:
             The rows that the choice broke before it was made to fit, the worst of each run.
         """
         fresh, best, plain = self._fresh, self._best, self._model.graph.unary
-        fresh.restart(relaxation.lift(dive(dual)))
+        fresh.restart(self._choice(relaxation, dual))
         price = relaxation.price(dual.price)
         broken = peaks(fresh.over())
         self._fit(fresh, price, hunt)
         self._improve(fresh, plain, hunt)
         good = _feasible(fresh)
+        if good:
+            hunt.offer(self._model, fresh.chosen)
         if not self._found or (good and fresh.cost() < best.cost()):
             former = best.chosen
             best.restart(fresh.chosen)
@@ -61,6 +64,34 @@ class Primal:
             self._found = True
             hunt.offer(self._model, best.chosen)
         return broken
+
+    def _choice(self, relaxation: Relaxation, dual: Dual) -> Ints:
+        """A choice of the whole model: by a dive, at once, and by a dive from a part of the best."""
+        nodes, kind = self._model.graph.nodes, self._done % 3
+        self._done += 1
+        if kind == 0:
+            return relaxation.lift(dual.decide())
+        keep = np.ones(len(dual.model.usage), dtype=np.bool_)
+        noise = np.zeros(nodes) if self._done == 2 else self._draw.random(nodes)
+        if kind == 2:
+            keep = self._region(relaxation)
+        chosen = dive(dual, keep, noise)
+        return self._best.chosen if chosen is None else relaxation.lift(chosen)
+
+    def _region(self, relaxation: Relaxation) -> Flags:
+        """Strategies of the small model when all but a ball of nodes keep the best choice's."""
+        model, known = relaxation.model, relaxation.lower(self._best.chosen)
+        first, sizes = model.graph.offsets[:-1], np.diff(model.graph.offsets)
+        undecided = np.flatnonzero(sizes > 1)
+        keep = np.ones(len(model.usage), dtype=np.bool_)
+        if len(undecided):
+            centre = int(undecided[self._draw.integers(len(undecided))])
+            ball = Mover(model, np.maximum(known, 0), self._done).around(centre, len(undecided) // 2)
+            known[ball] = -1
+        fixed = known >= 0
+        keep[np.repeat(fixed, sizes)] = False
+        keep[(first + known)[fixed]] = True
+        return keep
 
     def _priced(self, price: Floats) -> Floats:
         each = np.repeat(self._model.rows.prices(price), np.diff(self._model.graph.offsets))

@@ -13,9 +13,10 @@ from partitioner.solver.pairwise.exact import columns, solve_exactly
 from partitioner.solver.pairwise.hunt import PairwiseHunt, PairwiseSolution
 from partitioner.solver.pairwise.model import Model, build, restrict
 from partitioner.solver.pairwise.primal import Primal
-from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, evaluate
+from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise, evaluate
 from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.pairwise.relax import Relaxation, relax
+from partitioner.solver.pairwise.rows import peaks
 from partitioner.solver.problem import SolverError
 
 #: Sweeps of a round, before the search looks at what they chose.
@@ -122,7 +123,7 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
             done += 1
             if done == wait and not hunt.over:
                 wait *= 2
-                _finish(hunt, dual, relaxation)
+                broken = np.union1d(broken, _finish(hunt, dual, relaxation))
             if not keep[broken].all():
                 keep[broken] = True
                 relaxation = relax(model, keep)
@@ -133,30 +134,39 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
                 dual.inherit(former)
 
 
-def _finish(hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation) -> None:
-    """Drop strategies that no better choice takes, and solve exactly if little is left."""
-    model: Model | None = dual.model
-    if columns(dual.model) > 10 * MAX_COLUMNS:
-        return
+def _finish(hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation) -> Ints:
+    """Drop strategies that no better choice takes, and solve exactly if little is left.
+
+    Returns:
+        Rows that the exact choice of the relaxation breaks.
+    """
+    none, small, whole = np.zeros(0, dtype=np.int64), relaxation.model, relaxation.whole
+    model: Model | None = small
+    if columns(small) > 10 * MAX_COLUMNS:
+        return none
     if math.isfinite(hunt.cost):
         keep = ~dual.dear(hunt.cost - 1)
         hunt.prove(dual.bound)
-        if not np.logical_or.reduceat(keep, dual.model.graph.offsets[:-1]).all():
+        if not np.logical_or.reduceat(keep, small.graph.offsets[:-1]).all():
             hunt.prove(hunt.cost)
-            return
-        model = reduce(restrict(dual.model, keep))
+            return none
+        model = reduce(restrict(small, keep))
     if model is None:
         _close(hunt)
-        return
+        return none
     if columns(model) > MAX_COLUMNS:
-        return
+        return none
     chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap)
-    if chosen is not None:
-        hunt.offer(model, chosen)
     if math.isinf(bound):
         _close(hunt)
-    else:
-        hunt.prove(bound)
+        return none
+    hunt.prove(bound)
+    if chosen is None:
+        return none
+    full = relaxation.lift(small.within(model.original(chosen)))
+    hunt.offer(whole, full)
+    used = whole.rows.load(whole.usage[whole.graph.offsets[:-1] + full])
+    return peaks(used - whole.rows.capacity)
 
 
 def _close(hunt: PairwiseHunt) -> None:

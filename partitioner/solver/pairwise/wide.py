@@ -20,8 +20,8 @@ from partitioner.solver.pairwise.jit import jit
 from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
 from partitioner.solver.pairwise.problem import Ints
 
-#: Entries of all messages of one call at most, 8 bytes each.
-MAX_ENTRIES = 16_000_000
+#: Entries of the largest table, and of all tables of one call, the eliminated node included.
+TABLE, WORK = 20_000, 50_000_000
 #: States of a node while the order is made.
 WAITING, ORDERED, FIXED = 0, 1, 2
 
@@ -43,25 +43,24 @@ class Order(NamedTuple):
 
 
 def best_given_cutset(
-    chosen: Ints, priced: Floats, limit: float, tournament: int, state: State, graph: Graph
+    chosen: Ints, priced: Floats, tournament: int, state: State, graph: Graph
 ) -> Ints:
     """A choice that is best among all that agree with the fixed nodes; one strategy a node.
 
     Args:
         chosen: The choice that fixed nodes keep; on ties all others keep it too.
         priced: Cost of each strategy, price of memory included; (strategies,).
-        limit: Entries of the largest table, the eliminated node included.
         tournament: Nodes drawn for each one that is fixed; that with most neighbours is.
         state: Of the random draws; changed.
         graph: The graph.
     """
-    order = _order(math.log2(limit), tournament, state, graph)
+    order = _order(math.log2(TABLE), float(WORK), tournament, state, graph)
     best: Ints = _eliminate(chosen, priced, order, graph)
     return best
 
 
 @jit
-def _order(most: float, tournament: int, state: State, g: Graph) -> Order:
+def _order(most: float, work: float, tournament: int, state: State, g: Graph) -> Order:
     count = len(g.offsets) - 1
     status, logs, first, length, pool = _adjacency(g)
     room = length.copy()
@@ -84,7 +83,7 @@ def _order(most: float, tournament: int, state: State, g: Graph) -> Order:
         key, v = heapq.heappop(heap)
         if v < 0 or status[v] != WAITING or key != weight[v]:
             continue
-        if key > most or total + 2.0 ** (key - logs[v]) > MAX_ENTRIES:
+        if key > most or total + 2.0**key > work:
             heapq.heappush(heap, (key, v))
             c = v
             widest = -1
@@ -108,7 +107,7 @@ def _order(most: float, tournament: int, state: State, g: Graph) -> Order:
         status[v] = ORDERED
         nodes[done], place[v] = v, done
         done += 1
-        total += 2.0 ** (key - logs[v])
+        total += 2.0**key
         own = pool[first[v] : first[v] + length[v]].copy()
         for w in own:
             scope.append(w)

@@ -7,7 +7,8 @@ For prices y >= 0 of the memory rows no feasible choice costs less than
 and the sweeps of `Messages` bound the minimum from below. Both ascend together: each sweep is
 followed by a step of the prices along the usage above capacity (Polyak's step length with a target
 a little above the best bound), halfway between that of the choice read off the messages and that
-of the strategies weighted by how near they are to each node's best.
+of the strategies weighted by how near they are to each node's best. Of each run of short rows only
+the worst gets a price: neighbours in time are alike, and prices on thousands overshoot.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ TARGET = 0.05
 WARM_UP = 5
 PATIENCE = 3
 SHRINK = 0.8
-#: Sweeps without a better bound after which prices return to the best, with half the step that led there.
+#: Sweeps without a better bound after which prices return to the best, the step to half of what led
+#: there.
 RETURN = 24
 #: A strategy's weight falls by e for each this share of the bound, spread over the nodes.
 TEMPERATURE = 0.01

@@ -1,10 +1,10 @@
 """Moves on a choice of strategies that keep within memory.
 
-Two kinds of move. The trees of an induced forest in a ball of nodes are set to their best, each if
-it gains. And two choices are crossed: the nodes in which they differ fall into connected parts
-that do not touch, so that each part can be taken over on its own (partition crossover: Whitley,
-Hains and Howe, "A hybrid genetic algorithm for the traveling salesman problem using generalized
-partition crossover", PPSN 2010).
+Three kinds of move. The trees of an induced forest in a ball of nodes are set to their best, each
+if it gains. All nodes but a few that stay are set to their best (`wide`). And two choices are
+crossed: the nodes in which they differ fall into connected parts that do not touch, so that each
+part can be taken over on its own (partition crossover: Whitley, Hains and Howe, "A hybrid genetic
+algorithm for the traveling salesman problem using generalized partition crossover", PPSN 2010).
 
 The price of memory enters the node costs, so that a move may pay for room that another one needs.
 """
@@ -23,8 +23,6 @@ from partitioner.solver.pairwise.wide import best_given_cutset
 
 #: Arcs of one node that the search for a ball follows.
 FANOUT = 40
-#: Nodes that use too much that are mended at once.
-HEAVY = 200
 
 
 class Mover:
@@ -80,28 +78,6 @@ class Mover:
             self.model.usage, self._ledger, self._space, self.model.graph,
         )  # fmt: skip
 
-    def mend(self, priced: Floats, ball: int) -> int:
-        """Improve balls around what is wrong, one each; how many there were.
-
-        Wrong are the ends of forbidden pairs and the nodes that use most where memory is short.
-        """
-        graph = self.model.graph
-        ends = np.concatenate([_conflicts(self.chosen, graph), self._greedy()])
-        if len(ends):
-            _improve(
-                len(ends), ball, True, self._random, ends, self._open, self.chosen, priced,
-                self.model.usage, self._ledger, self._space, graph,
-            )  # fmt: skip
-        return len(ends)
-
-    def _greedy(self) -> Ints:
-        """The nodes that could use most less in rows that are short of memory."""
-        usage = self.model.usage[self.model.graph.offsets[:-1] + self.chosen]
-        short = self.model.rows.prices((self.over() > 0).astype(np.float64)) > 0
-        heavy = np.argsort(-usage * short, kind="stable")[:HEAVY]
-        wrong: Ints = heavy[(usage * short)[heavy] > 0]
-        return wrong
-
     def widen(self, priced: Floats, tournament: int, *, free: bool = False) -> None:
         """Set all nodes to their best but a random few, which stay; parts that gain are taken.
 
@@ -110,9 +86,7 @@ class Mover:
             tournament: Nodes drawn for each that stays; that with most neighbours does.
             free: Whether memory may become short; its price alone speaks for it.
         """
-        best = best_given_cutset(
-            self.chosen, priced, tournament, self._random, self.model.graph
-        )
+        best = best_given_cutset(self.chosen, priced, tournament, self._random, self.model.graph)
         if free:
             self.restart(best)
         else:
@@ -142,20 +116,6 @@ def _cost(chosen: Ints, g: Graph) -> float:
                 width = g.offsets[w + 1] - g.offsets[w]
                 total += min(g.entries[g.tables[arc] + chosen[v] * width + chosen[w]], CONFLICT)
     return total
-
-
-@jit
-def _conflicts(chosen: Ints, g: Graph) -> Ints:
-    """Nodes with a forbidden pair to a later node."""
-    found = np.empty(len(chosen), dtype=np.int64)
-    count = 0
-    for v in range(len(chosen)):
-        for arc in range(g.starts[v], g.starts[v + 1]):
-            if g.heads[arc] > v and _pair(arc, chosen[v], chosen[g.heads[arc]], g) == CONFLICT:
-                found[count] = v
-                count += 1
-                break
-    return found[:count]
 
 
 @jit

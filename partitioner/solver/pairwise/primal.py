@@ -43,10 +43,12 @@ class Primal:
         """
         fresh, best, plain = self._fresh, self._best, self._model.graph.unary
         fresh.restart(self._choice(relaxation, dual))
+        if _feasible(fresh):
+            hunt.offer(self._model, fresh.chosen)
         price = relaxation.price(dual.price)
         broken = peaks(fresh.over())
         self._fit(fresh, price, hunt)
-        self._improve(fresh, plain, hunt)
+        self._improve(fresh, plain, hunt, TOURNAMENTS)
         good = _feasible(fresh)
         if good:
             hunt.offer(self._model, fresh.chosen)
@@ -58,21 +60,21 @@ class Primal:
             self._found = self._found or good
         else:
             best.cross(fresh.chosen, plain)
-        for factor in PRICES:
-            self._improve(best, self._priced(price * factor), hunt)
+        for factor in PRICES if self._found else ():
+            self._improve(best, self._priced(price * factor), hunt, TOURNAMENTS)
         if _feasible(best):
             self._found = True
             hunt.offer(self._model, best.chosen)
         return broken
 
     def _choice(self, relaxation: Relaxation, dual: Dual) -> Ints:
-        """A choice of the whole model: by a dive, at once, and by a dive from a part of the best."""
+        """A choice of the whole model: by a dive, at once, by a dive in a part of the best."""
         nodes, kind = self._model.graph.nodes, self._done % 3
         self._done += 1
-        if kind == 0:
+        if kind == 1:
             return relaxation.lift(dual.decide())
         keep = np.ones(len(dual.model.usage), dtype=np.bool_)
-        noise = np.zeros(nodes) if self._done == 2 else self._draw.random(nodes)
+        noise = np.zeros(nodes) if self._done == 1 else self._draw.random(nodes)
         if kind == 2:
             keep = self._region(relaxation)
         chosen = dive(dual, keep, noise)
@@ -86,7 +88,9 @@ class Primal:
         keep = np.ones(len(model.usage), dtype=np.bool_)
         if len(undecided):
             centre = int(undecided[self._draw.integers(len(undecided))])
-            ball = Mover(model, np.maximum(known, 0), self._done).around(centre, len(undecided) // 2)
+            ball = Mover(model, np.maximum(known, 0), self._done).around(
+                centre, len(undecided) // 2
+            )
             known[ball] = -1
         fixed = known >= 0
         keep[np.repeat(fixed, sizes)] = False
@@ -109,12 +113,18 @@ class Primal:
             worst = peaks(fresh.over())
             price = price.copy()
             price[worst] = np.maximum(RAISE * price[worst], least[worst])
-            self._improve(fresh, self._priced(price), hunt, free=True)
+            self._improve(fresh, self._priced(price), hunt, TOURNAMENTS[-1:], free=True)
 
     def _improve(
-        self, mover: Mover, priced: Floats, hunt: PairwiseHunt, *, free: bool = False
+        self,
+        mover: Mover,
+        priced: Floats,
+        hunt: PairwiseHunt,
+        tournaments: tuple[int, ...],
+        *,
+        free: bool = False,
     ) -> None:
-        for tournament in TOURNAMENTS:
+        for tournament in tournaments:
             if hunt.left_s:
                 mover.widen(priced, tournament, free=free)
         for ball in BALLS:

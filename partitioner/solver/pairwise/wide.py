@@ -9,37 +9,18 @@ solved exactly given what is fixed. Forests are the case of tables with two node
 
 from __future__ import annotations
 
-import heapq
 import math
-from typing import NamedTuple
 
 import numpy as np
 
-from partitioner.solver.pairwise.draw import State, draw
+from partitioner.solver.pairwise.draw import State
 from partitioner.solver.pairwise.jit import jit
 from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
+from partitioner.solver.pairwise.order import Order, eliminated_order
 from partitioner.solver.pairwise.problem import Ints
 
 #: Entries of the largest table, and of all tables of one call, the eliminated node included.
 TABLE, WORK = 20_000, 50_000_000
-#: States of a node while the order is made.
-WAITING, ORDERED, FIXED = 0, 1, 2
-
-
-class Order(NamedTuple):
-    """An order of elimination.
-
-    Attributes:
-        nodes: Nodes in order; (eliminated,).
-        place: Position of each node in it; -1 where it is fixed; (nodes,).
-        first: First entry of each position's scope; (eliminated + 1,).
-        scope: Nodes that the message of a position depends on, the last eliminated first.
-    """
-
-    nodes: Ints
-    place: Ints
-    first: Ints
-    scope: Ints
 
 
 def best_given_cutset(
@@ -54,143 +35,9 @@ def best_given_cutset(
         state: Of the random draws; changed.
         graph: The graph.
     """
-    order = _order(math.log2(TABLE), float(WORK), tournament, state, graph)
+    order = eliminated_order(math.log2(TABLE), float(WORK), tournament, state, graph)
     best: Ints = _eliminate(chosen, priced, order, graph)
     return best
-
-
-@jit
-def _order(most: float, work: float, tournament: int, state: State, g: Graph) -> Order:
-    count = len(g.offsets) - 1
-    status, logs, first, length, pool = _adjacency(g)
-    room = length.copy()
-    weight, heap = np.zeros(count), [(0.0, -1)]
-    for v in range(count):
-        weight[v] = logs[v]
-        for k in range(first[v], first[v] + length[v]):
-            weight[v] += logs[pool[k]]
-        if status[v] == WAITING:
-            heap.append((weight[v], v))
-    heapq.heapify(heap)
-    waiting = np.flatnonzero(status == WAITING)
-    left, top = len(waiting), len(pool)
-    nodes, place = np.empty(left, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-    starts, scope = [0], [0]
-    scope.pop()
-    mark = np.full(count, -1, dtype=np.int64)
-    total, done = 0.0, 0
-    while len(heap):
-        key, v = heapq.heappop(heap)
-        if v < 0 or status[v] != WAITING or key != weight[v]:
-            continue
-        if key > most or total + 2.0**key > work:
-            heapq.heappush(heap, (key, v))
-            c = v
-            widest = -1
-            for _ in range(tournament):
-                at = draw(state, left)
-                while status[waiting[at]] != WAITING:
-                    left -= 1
-                    waiting[at] = waiting[left]
-                    at = draw(state, left)
-                if length[waiting[at]] > widest:
-                    c, widest = waiting[at], length[waiting[at]]
-            status[c] = FIXED
-            for k in range(first[c], first[c] + length[c]):
-                w = pool[k]
-                _drop(w, c, first, length, pool)
-                weight[w] -= logs[c]
-                if length[w] == 0:
-                    weight[w] = logs[w]
-                heapq.heappush(heap, (weight[w], w))
-            continue
-        status[v] = ORDERED
-        nodes[done], place[v] = v, done
-        done += 1
-        total += 2.0**key
-        own = pool[first[v] : first[v] + length[v]].copy()
-        for w in own:
-            scope.append(w)
-        starts.append(len(scope))
-        for w in own:
-            _drop(w, v, first, length, pool)
-            need = length[w] + len(own)
-            if need > room[w]:
-                if top + 2 * need > len(pool):
-                    bigger = np.empty(2 * len(pool) + 2 * need, dtype=np.int64)
-                    bigger[:top] = pool[:top]
-                    pool = bigger
-                pool[top : top + length[w]] = pool[first[w] : first[w] + length[w]]
-                first[w], room[w] = top, 2 * need
-                top += 2 * need
-            mark[w] = w
-            for k in range(first[w], first[w] + length[w]):
-                mark[pool[k]] = w
-            for x in own:
-                if mark[x] != w:
-                    pool[first[w] + length[w]] = x
-                    length[w] += 1
-            weight[w] = logs[w]
-            for k in range(first[w], first[w] + length[w]):
-                weight[w] += logs[pool[k]]
-            heapq.heappush(heap, (weight[w], w))
-    return _sorted(nodes[:done], place, np.array(starts), np.array(scope + [0])[: len(scope)])
-
-
-@jit
-def _sorted(nodes: Ints, place: Ints, starts: Ints, scope: Ints) -> Order:
-    """Scopes without fixed nodes, the last eliminated first."""
-    first = np.zeros(len(starts), dtype=np.int64)
-    kept = 0
-    for k in range(len(nodes)):
-        begin = kept
-        for i in range(starts[k], starts[k + 1]):
-            w = scope[i]
-            if place[w] < 0:
-                continue
-            at = kept
-            while at > begin and place[scope[at - 1]] < place[w]:
-                scope[at] = scope[at - 1]
-                at -= 1
-            scope[at] = w
-            kept += 1
-        first[k + 1] = kept
-    return Order(nodes, place, first, scope[:kept].copy())
-
-
-@jit
-def _adjacency(g: Graph) -> tuple[Ints, Floats, Ints, Ints, Ints]:
-    """Status, log2 of the size, and the list of free neighbours of each node."""
-    count = len(g.offsets) - 1
-    status = np.full(count, FIXED, dtype=np.int64)
-    logs = np.zeros(count)
-    for v in range(count):
-        size = g.offsets[v + 1] - g.offsets[v]
-        if size > 1:
-            status[v] = WAITING
-            logs[v] = np.log2(size)
-    first, length = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    pool = np.empty(2 * len(g.heads) + 16, dtype=np.int64)
-    top = 0
-    for v in range(count):
-        first[v] = top
-        if status[v] != WAITING:
-            continue
-        for arc in range(g.starts[v], g.starts[v + 1]):
-            if status[g.heads[arc]] == WAITING:
-                pool[top] = g.heads[arc]
-                top += 1
-        length[v] = top - first[v]
-    return status, logs, first, length, pool
-
-
-@jit
-def _drop(w: int, v: int, first: Ints, length: Ints, pool: Ints) -> None:
-    k = first[w]
-    while pool[k] != v:
-        k += 1
-    length[w] -= 1
-    pool[k] = pool[first[w] + length[w]]
 
 
 @jit
@@ -277,9 +124,7 @@ def _gather(
 
 
 @jit
-def _spread(
-    table: Floats, part: Floats, scope: Ints, steps: Ints, width: int, g: Graph
-) -> None:
+def _spread(table: Floats, part: Floats, scope: Ints, steps: Ints, width: int, g: Graph) -> None:
     """Add a table over some nodes of the scope to the table over all."""
     digits = np.zeros(len(scope), dtype=np.int64)
     at = 0

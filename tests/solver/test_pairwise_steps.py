@@ -1,38 +1,22 @@
 """Each exact step of the pairwise search on its own, against brute force."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from pairwise_cases import instance, make, optimum, second_opinion
+from pairwise_cases import buildable, choices, instance, make, optimum, second_opinion
 
-from partitioner.solver.pairwise import FORBIDDEN, solve, wide
-from partitioner.solver.pairwise.dive import dive
-from partitioner.solver.pairwise.draw import seeded
+from partitioner.solver.pairwise import solve
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.fold import fold
 from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import CONFLICT, Model, build
 from partitioner.solver.pairwise.moves import Mover
-from partitioner.solver.pairwise.order import eliminated_order
-from partitioner.solver.pairwise.reduce import prune, reduce
+from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.pairwise.relax import relax
 from partitioner.solver.pairwise.rows import peaks
 
 SEEDS = range(80)
-
-
-def buildable(seed: int, **size: int) -> Model | None:
-    problem = instance(seed, **size)
-    usable = np.logical_or.reduceat(problem.costs < FORBIDDEN, problem.offsets[:-1])
-    model = prune(build(problem)) if usable.all() else None
-    return None if model is None or (model.rows.capacity < 0).any() else model
-
-
-def choices(model: Model) -> list[np.ndarray]:
-    sizes = np.diff(model.graph.offsets).tolist()
-    return [np.array(chosen) for chosen in itertools.product(*map(range, sizes))]
 
 
 def least(model: Model) -> float:
@@ -141,89 +125,6 @@ def test_messages_are_inherited_where_strategies_are_the_same() -> None:
     other = Messages(smaller.graph)
     other.inherit(old, smaller.labels, model.labels)
     assert set(other.inbox.tolist()) <= set(old.inbox.tolist())
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("table", [1, 6, 30, 10**6])
-def test_the_best_given_a_cutset(seed: int, table: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = buildable(seed)
-    if model is None:
-        return
-    free = replace(model, rows=model.rows.only(np.zeros(len(model.rows.capacity), dtype=np.bool_)))
-    graph = free.graph
-    monkeypatch.setattr(wide, "TABLE", table)
-    start = np.diff(graph.offsets) - 1
-    order = eliminated_order(np.log2(table), 1e9, 1, seeded(seed), graph)
-    found = wide.best_given_cutset(start, graph.unary, 1, seeded(seed), graph)
-    fixed = order.place < 0
-    assert np.array_equal(found[fixed], start[fixed])
-    mover, best = Mover(free, start, 0), np.inf
-    for chosen in choices(free):
-        if np.array_equal(chosen[fixed], start[fixed]):
-            mover.restart(chosen)
-            best = min(best, mover.cost())
-    mover.restart(found)
-    assert mover.cost() == best
-
-
-def test_tables_keep_within_their_limit() -> None:
-    model = build(instance(20, nodes=80, most=6))
-    sizes = np.diff(model.graph.offsets)
-    order = eliminated_order(np.log2(100), 2000.0, 2, seeded(1), model.graph)
-    tables = [
-        sizes[v] * np.prod(sizes[order.scope[order.first[k] : order.first[k + 1]]])
-        for k, v in enumerate(order.nodes)
-    ]
-    assert 6 < max(tables) <= 100
-    assert sum(tables) <= 2000
-    assert ((order.place < 0) & (sizes > 1)).any()
-
-
-def ring_of_stars(arms: int) -> Model:
-    """A hub that all arms should follow: its two strategies cost the same, of the tips not."""
-    costs = [[0, 0]] * (arms + 1) + [[0, 3]] * arms
-    edges = [(0, k) for k in range(1, arms + 1)] + [(k, k + arms) for k in range(1, arms + 1)]
-    tables = [[0, 2, 2, 0]] * arms + [[0, 9, 9, 0]] * arms
-    return build(make(costs, costs, [(0, 0)] * len(costs), edges, tables, None))
-
-
-def test_a_dive_moves_all_arms_of_a_hub() -> None:
-    model = ring_of_stars(12)
-    dual = Dual(model)
-    dual.ascend(3)
-    keep, noise = np.ones(len(model.usage), dtype=np.bool_), np.zeros(model.graph.nodes)
-    chosen = dive(dual, keep, noise)
-    assert chosen is not None
-    assert Mover(model, chosen, 0).cost() == 0
-    keep[0] = False  # the hub at its other strategy
-    other = dive(dual, keep, noise)
-    assert other is not None
-    assert other[0] == 1
-    assert Mover(model, other, 0).cost() == 24
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_dive_keeps_to_what_it_may_choose(seed: int) -> None:
-    model = buildable(seed)
-    if model is None:
-        return
-    dual = Dual(model)
-    dual.ascend(5)
-    keep = np.random.default_rng(seed).random(len(model.usage)) < 0.7
-    keep[model.graph.offsets[:-1]] = True
-    before = dual.messages.inbox.copy(), dual.price.copy(), keep.copy()
-    chosen = dive(dual, keep, np.zeros(model.graph.nodes))
-    for was, now in zip(before, (dual.messages.inbox, dual.price, keep), strict=True):
-        assert np.array_equal(was, now)
-    if chosen is not None:
-        assert keep[model.graph.offsets[:-1] + chosen].all()
-
-
-def test_a_dive_from_contradictions_is_none() -> None:
-    problem = make([[0, 0]] * 2, [[0, 0]] * 2, [(0, 0)] * 2, [(0, 1)], [[0, FORBIDDEN] * 2], None)
-    model = build(problem)
-    keep = np.array([True, True, False, True])
-    assert dive(Dual(model), keep, np.zeros(2)) is None
 
 
 def test_peaks_are_the_worst_of_each_run() -> None:

@@ -127,6 +127,11 @@ def test_a_dive_keeps_to_what_it_may_choose(seed: int) -> None:
         assert keep[model.graph.offsets[:-1] + chosen].all()
 
 
+def test_a_dive_gives_up_when_time_is_up() -> None:
+    model = star(3)
+    assert dive(Dual(model), np.ones(8, dtype=np.bool_), np.zeros(4), until=0.0) is None
+
+
 def test_a_dive_from_contradictions_is_none() -> None:
     problem = make([[0, 0]] * 2, [[0, 0]] * 2, [(0, 0)] * 2, [(0, 1)], [[0, FORBIDDEN] * 2], None)
     model = build(problem)

@@ -9,6 +9,9 @@ while, and strategies that no longer fit into memory go.
 
 from __future__ import annotations
 
+import math
+import time
+
 import numpy as np
 
 from partitioner.solver.pairwise.decode import decode
@@ -24,22 +27,26 @@ FIRST = 1000
 FREE = 1e-4
 
 
-def dive(dual: Dual, keep: Flags, noise: Floats) -> Ints | None:
+def dive(dual: Dual, keep: Flags, noise: Floats, until: float = math.inf) -> Ints | None:
     """A choice; one strategy a node. Where nothing allowed is left, a forbidden pair is taken.
 
     Args:
         dual: Messages and prices of the model; not changed.
         keep: Strategies that may be chosen; (strategies,).
         noise: By how much the neighbours of a node count more; (nodes,).
+        until: Monotonic second at which to give up.
 
     Returns:
-        The choice; None if the kept strategies contradict each other or exceed memory.
+        The choice; None if the kept strategies contradict each other or exceed memory, or if time
+        is up.
     """
     start = _pruned(dual.model, keep)
     if start is None:
         return None
     own, batch = _within(dual, start), 1
     while (undecided := np.flatnonzero(np.diff(own.model.graph.offsets) > 1)).size:
+        if time.monotonic() > until:
+            return None
         count = max(batch, batch * len(undecided) // FIRST)
         smaller = _fixed(own, undecided, count, noise)
         if smaller is None and count > 1:

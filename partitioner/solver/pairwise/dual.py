@@ -14,6 +14,7 @@ the worst gets a price: neighbours in time are alike, and prices on thousands ov
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 
@@ -95,9 +96,11 @@ class Dual:
         self._offer(self.price)
         return decode(self.messages.inbox, self.messages.places, unary, self.model.graph)
 
-    def ascend(self, sweeps: int) -> None:
-        """Raise the bound."""
+    def ascend(self, sweeps: int, until: float = math.inf) -> None:
+        """Raise the bound, at most until this monotonic second."""
         for _ in range(sweeps):
+            if time.monotonic() > until:
+                return
             bound = self._offer(self._now)
             self._swept += 1
             if len(self.price) and self._swept > WARM_UP:

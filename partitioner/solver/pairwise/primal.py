@@ -42,7 +42,7 @@ class Primal:
             The rows that the choice broke before it was made to fit, the worst of each run.
         """
         fresh, best, plain = self._fresh, self._best, self._model.graph.unary
-        fresh.restart(self._choice(relaxation, dual))
+        fresh.restart(self._choice(relaxation, dual, hunt))
         if _feasible(fresh):
             hunt.offer(self._model, fresh.chosen)
         price = relaxation.price(dual.price)
@@ -67,7 +67,7 @@ class Primal:
             hunt.offer(self._model, best.chosen)
         return broken
 
-    def _choice(self, relaxation: Relaxation, dual: Dual) -> Ints:
+    def _choice(self, relaxation: Relaxation, dual: Dual, hunt: PairwiseHunt) -> Ints:
         """A choice of the whole model: by a dive, at once, by a dive in a part of the best."""
         nodes, kind = self._model.graph.nodes, self._done % 3
         self._done += 1
@@ -77,7 +77,7 @@ class Primal:
         noise = np.zeros(nodes) if self._done == 1 else self._draw.random(nodes)
         if kind == 2:
             keep = self._region(relaxation)
-        chosen = dive(dual, keep, noise)
+        chosen = dive(dual, keep, noise, hunt.deadline)
         return self._best.chosen if chosen is None else relaxation.lift(chosen)
 
     def _region(self, relaxation: Relaxation) -> Flags:

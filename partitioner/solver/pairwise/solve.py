@@ -101,7 +101,7 @@ def _shortage(problem: Pairwise) -> str:
 
 def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
     primal, first = Primal(model, seed), Dual(model)
-    first.ascend(WARM_UP)
+    first.ascend(WARM_UP, hunt.deadline)
     hunt.prove(first.bound)
     keep = first.met.copy()
     relaxation = relax(model, keep)
@@ -110,13 +110,13 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float) -> None:
         return
     dual, wait, done = Dual(relaxation.model), FIRST_TRY, 0
     dual.inherit(first)
-    dual.ascend(WARM_UP)
+    dual.ascend(WARM_UP, hunt.deadline)
     with ThreadPoolExecutor(1) as pool:
         while done < rounds and not hunt.over:
             view = (
                 dual.copy()
             )  # the search sees the bound as it was, so that threads change nothing
-            ascent = pool.submit(dual.ascend, SWEEPS)
+            ascent = pool.submit(dual.ascend, SWEEPS, hunt.deadline)
             broken = primal.round(relaxation, view, hunt)
             ascent.result()
             hunt.prove(dual.bound)

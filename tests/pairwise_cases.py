@@ -7,6 +7,8 @@ from itertools import accumulate
 import numpy as np
 
 from partitioner.solver.pairwise import FORBIDDEN, Pairwise
+from partitioner.solver.pairwise.model import Model, build
+from partitioner.solver.pairwise.reduce import prune
 
 
 def whole(values: list[int]) -> np.ndarray:
@@ -92,3 +94,17 @@ def optimum(problem: Pairwise) -> int | None:
     sizes = [range(int(b - a)) for a, b in itertools.pairwise(problem.offsets)]
     tried = (second_opinion(problem, chosen) for chosen in itertools.product(*sizes))
     return min((cost for cost, _, feasible in tried if feasible), default=None)
+
+
+def buildable(seed: int, **size: int) -> Model | None:
+    """The model of an instance; None if it is found infeasible at once."""
+    problem = instance(seed, **size)
+    usable = np.logical_or.reduceat(problem.costs < FORBIDDEN, problem.offsets[:-1])
+    model = prune(build(problem)) if usable.all() else None
+    return None if model is None or (model.rows.capacity < 0).any() else model
+
+
+def choices(model: Model) -> list[np.ndarray]:
+    """All choices of a small model."""
+    sizes = np.diff(model.graph.offsets).tolist()
+    return [np.array(chosen) for chosen in itertools.product(*map(range, sizes))]

@@ -7,12 +7,14 @@ For prices y >= 0 of the memory rows no feasible choice costs less than
 and the sweeps of `Messages` bound the minimum from below. Both ascend together: each sweep is
 followed by a step of the prices along the usage above capacity (Polyak's step length with a target
 a little above the best bound), halfway between that of the choice read off the messages and that
-of the strategies weighted by how near they are to each node's best.
+of the strategies weighted by how near they are to each node's best. Of each run of short rows only
+the worst gets a price: neighbours in time are alike, and prices on thousands overshoot.
 """
 
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from partitioner.solver.pairwise.decode import decode
 from partitioner.solver.pairwise.messages import Messages
 from partitioner.solver.pairwise.model import Flags, Floats, Model
 from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.rows import peaks
 
 #: The target is this much above the best bound, relative.
 TARGET = 0.05
@@ -27,10 +30,11 @@ TARGET = 0.05
 WARM_UP = 5
 PATIENCE = 3
 SHRINK = 0.8
+#: Sweeps without a better bound after which prices return to the best, the step to half of what led
+#: there.
+RETURN = 24
 #: A strategy's weight falls by e for each this share of the bound, spread over the nodes.
 TEMPERATURE = 0.01
-#: Sweeps at the prices at which a choice is read off.
-DECIDE = 4
 #: Sweeps at the best prices before strategies are priced out.
 SETTLE = 40
 
@@ -43,6 +47,8 @@ class Dual:
         messages: Their state; `messages.chosen` is the choice of the last sweep.
         bound: The best bound so far.
         price: Price of each memory row at the best bound; (rows,).
+        met: Rows that were the worst of a run of short ones at some sweep: only these have prices,
+            neighbours in time being alike; (rows,).
     """
 
     def __init__(self, model: Model) -> None:
@@ -50,8 +56,9 @@ class Dual:
         self.messages = Messages(model.graph)
         self.bound = -math.inf
         self.price = np.zeros(len(model.rows.capacity))
+        self.met = np.zeros(len(self.price), dtype=np.bool_)
         self._now = self.price
-        self._step = 1.0
+        self._step = self._good = 1.0
         self._stalled = 0
         self._swept = 0
         self._sizes = np.diff(model.graph.offsets)
@@ -62,27 +69,45 @@ class Dual:
         costs: Floats = self.model.graph.unary + self.model.usage * each
         return costs
 
+    def inherit(self, former: Dual) -> None:
+        """Go on from the prices and messages of another model of the same problem."""
+        own, other = self.model.rows.number, former.model.rows.number
+        shared = np.isin(own, other)
+        self._now = np.zeros(len(own))
+        self._now[shared] = former.price[np.searchsorted(other, own[shared])]
+        self.price, self._swept = self._now, former._swept
+        self.met[shared] = former.met[np.searchsorted(other, own[shared])]
+        self._step = self._good = former._good
+        self.messages.inherit(former.messages, self.model.labels, former.model.labels)
+
     def copy(self) -> Dual:
         """A copy that can be swept while this one ascends."""
         other = Dual(self.model)
-        other.bound, other.price = self.bound, self.price
+        other.bound, other.price, other._now = self.bound, self.price, self._now
+        other._step, other._stalled, other._swept = self._step, self._stalled, self._swept
+        other._good = self._good
+        other.met = self.met.copy()
         other.messages.inbox[:] = self.messages.inbox
         return other
 
-    def decide(self, price: Floats) -> Ints:
-        """A choice read off a few sweeps at these prices; one strategy a node."""
-        for _ in range(DECIDE):
-            self._offer(price)
-        own = self.messages
-        return decode(own.inbox, own.places, self.priced(price), self.model.graph)
+    def decide(self) -> Ints:
+        """A choice read off at the best prices at once; one strategy a node."""
+        unary = self.priced(self.price)
+        self._offer(self.price)
+        return decode(self.messages.inbox, self.messages.places, unary, self.model.graph)
 
-    def ascend(self, sweeps: int) -> None:
-        """Raise the bound."""
+    def ascend(self, sweeps: int, until: float = math.inf) -> None:
+        """Raise the bound, at most until this monotonic second."""
         for _ in range(sweeps):
+            if time.monotonic() > until:
+                return
             bound = self._offer(self._now)
             self._swept += 1
             if len(self.price) and self._swept > WARM_UP:
                 self._move(bound, self.priced(self._now))
+            if self._stalled >= RETURN:
+                self._good, self._stalled = self._good / 2, 0
+                self._now, self._step = self.price, self._good
 
     def dear(self, cutoff: float) -> Flags:
         """Strategies that no choice of at most this cost takes; (strategies,)."""
@@ -99,14 +124,15 @@ class Dual:
         self._stalled += 1
         if bound > self.bound:
             self.bound, self.price, self._stalled = bound, price, 0
-        elif self._stalled >= PATIENCE:
+            self._good = self._step
+        elif self._stalled % PATIENCE == 0:
             self._step *= SHRINK
-            self._stalled = 0
         return bound
 
     def _move(self, bound: float, costs: Floats) -> None:
         over = self.model.rows.load(self._usage(costs)) - self.model.rows.capacity
-        over = np.where((self._now > 0) | (over > 0), over, 0.0)
+        self.met[peaks(over)] = True
+        over = np.where(self.met & ((self._now > 0) | (over > 0)), over, 0.0)
         square = float(over @ over)
         if square > 0:
             climb = max(TARGET * abs(self.bound), self.bound - bound)

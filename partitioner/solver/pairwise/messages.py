@@ -36,6 +36,30 @@ class Messages:
         self.inbox = np.zeros(self.places[-1])
         self.chosen = np.zeros(graph.nodes, dtype=np.int64)
 
+    def inherit(self, former: Messages, labels: Ints, former_labels: Ints) -> None:
+        """Take over what was said along the same edges about the same strategies.
+
+        Args:
+            former: Messages of another graph of the same nodes.
+            labels: Which of the problem's strategies each strategy is; (strategies,).
+            former_labels: The same for the other graph.
+        """
+        old, new = former.graph, self.graph
+        most = max(int(labels.max()), int(former_labels.max())) + 1
+        nodes = np.arange(new.nodes)
+        known = np.repeat(nodes, np.diff(old.offsets)) * most + former_labels
+        asked = np.repeat(nodes, np.diff(new.offsets)) * most + labels
+        strategy = _find(known, asked)
+        arc = _find(_ends(old), _ends(new))
+        tails = np.repeat(nodes, np.diff(new.starts))
+        sizes = np.diff(new.offsets)[tails]
+        each = np.repeat(np.arange(len(tails)), sizes)
+        inner = np.arange(len(each)) - self.places[each]
+        place = strategy[new.offsets[tails[each]] + inner]
+        there = (place >= 0) & (arc[each] >= 0)
+        source = former.places[arc[each]] + place - old.offsets[tails[each]]
+        self.inbox[there] = former.inbox[source[there]]
+
     def sweep(self, unary: Floats) -> float:
         """One forward and one backward sweep at these node costs; the bound after it."""
         _forward(self.inbox, self.places, unary, self.chosen, self.graph)
@@ -56,6 +80,20 @@ class Messages:
         found = np.empty(len(unary))
         _surplus(found, self.inbox, self.places, unary, self.graph)
         return found
+
+
+def _ends(graph: Graph) -> Ints:
+    """One ascending number for the two nodes of each arc; (arcs,)."""
+    tails = np.repeat(np.arange(graph.nodes), np.diff(graph.starts))
+    return tails * graph.nodes + graph.heads
+
+
+def _find(known: Ints, asked: Ints) -> Ints:
+    """Where each number stands among ascending ones; -1 where it does not."""
+    if not len(known):
+        return np.full(len(asked), -1)
+    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    return np.where(known[place] == asked, place, -1)
 
 
 @jit

@@ -78,6 +78,15 @@ class Model:
         """The problem's strategies for strategies of the model, one a node."""
         return tuple(self.labels[self.graph.offsets[:-1] + chosen].tolist())
 
+    def within(self, chosen: tuple[int, ...]) -> Ints:
+        """The model's strategies for strategies of the problem, -1 where it has not; (nodes,)."""
+        nodes = np.arange(self.graph.nodes)
+        most = max(int(self.labels.max(initial=0)), max(chosen, default=0)) + 1
+        known = np.repeat(nodes, np.diff(self.graph.offsets)) * most + self.labels
+        asked = nodes * most + np.array(chosen, dtype=np.int64)
+        place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+        return np.where(known[place] == asked, place - self.graph.offsets[:-1], -1)
+
 
 def build(problem: Pairwise) -> Model:
     """Lay a problem out; it has nodes, each with a strategy that is not forbidden."""

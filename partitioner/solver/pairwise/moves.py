@@ -1,10 +1,10 @@
 """Moves on a choice of strategies that keep within memory.
 
-Two kinds of move. The trees of an induced forest in a ball of nodes are set to their best, each if
-it gains. And two choices are crossed: the nodes in which they differ fall into connected parts
-that do not touch, so that each part can be taken over on its own (partition crossover: Whitley,
-Hains and Howe, "A hybrid genetic algorithm for the traveling salesman problem using generalized
-partition crossover", PPSN 2010).
+Three kinds of move. The trees of an induced forest in a ball of nodes are set to their best, each
+if it gains. All nodes but a few that stay are set to their best (`wide`). And two choices are
+crossed: the nodes in which they differ fall into connected parts that do not touch, so that each
+part can be taken over on its own (partition crossover: Whitley, Hains and Howe, "A hybrid genetic
+algorithm for the traveling salesman problem using generalized partition crossover", PPSN 2010).
 
 The price of memory enters the node costs, so that a move may pay for room that another one needs.
 """
@@ -12,20 +12,17 @@ The price of memory enters the node costs, so that a move may pay for room that 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from partitioner.solver.pairwise.draw import State, draw, seeded
 from partitioner.solver.pairwise.forest import Space, grow, lay, plan, space
 from partitioner.solver.pairwise.jit import jit
 from partitioner.solver.pairwise.ledger import Ledger, add, ledger
 from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph, Model
 from partitioner.solver.pairwise.problem import Ints
-
-State = npt.NDArray[np.uint64]
+from partitioner.solver.pairwise.wide import best_given_cutset
 
 #: Arcs of one node that the search for a ball follows.
 FANOUT = 40
-#: Nodes that use too much that are mended at once.
-HEAVY = 200
 
 
 class Mover:
@@ -38,7 +35,7 @@ class Mover:
 
     def __init__(self, model: Model, chosen: Ints, seed: int) -> None:
         self.model = model
-        self._random = np.array([2 * seed + 1], dtype=np.uint64)
+        self._random = seeded(seed)
         self._space = space(model.graph)
         self._open = np.flatnonzero(np.diff(model.graph.offsets) > 1)
         self.restart(chosen)
@@ -81,27 +78,24 @@ class Mover:
             self.model.usage, self._ledger, self._space, self.model.graph,
         )  # fmt: skip
 
-    def mend(self, priced: Floats, ball: int) -> int:
-        """Improve balls around what is wrong, one each; how many there were.
+    def widen(self, priced: Floats, tournament: int, *, free: bool = False) -> None:
+        """Set all nodes to their best but a random few, which stay; parts that gain are taken.
 
-        Wrong are the ends of forbidden pairs and the nodes that use most where memory is short.
+        Args:
+            priced: Cost of each strategy, price of memory included; (strategies,).
+            tournament: Nodes drawn for each that stays; that with most neighbours does.
+            free: Whether memory may become short; its price alone speaks for it.
         """
-        graph = self.model.graph
-        ends = np.concatenate([_conflicts(self.chosen, graph), self._greedy()])
-        if len(ends):
-            _improve(
-                len(ends), ball, True, self._random, ends, self._open, self.chosen, priced,
-                self.model.usage, self._ledger, self._space, graph,
-            )  # fmt: skip
-        return len(ends)
+        best = best_given_cutset(self.chosen, priced, tournament, self._random, self.model.graph)
+        if free:
+            self.restart(best)
+        else:
+            self.cross(best, priced)
 
-    def _greedy(self) -> Ints:
-        """The nodes that could use most less in rows that are short of memory."""
-        usage = self.model.usage[self.model.graph.offsets[:-1] + self.chosen]
-        short = self.model.rows.prices((self.over() > 0).astype(np.float64)) > 0
-        heavy = np.argsort(-usage * short, kind="stable")[:HEAVY]
-        wrong: Ints = heavy[(usage * short)[heavy] > 0]
-        return wrong
+    def around(self, centre: int, nodes: int) -> Ints:
+        """The open nodes nearest to one in the graph, at most so many."""
+        count = _ball(self._random, centre, nodes, self._space, self.model.graph)
+        return self._space.block[:count].copy()
 
     def cross(self, other: Ints, priced: Floats) -> int:
         """Take over the parts of another choice that gain; how many."""
@@ -125,31 +119,6 @@ def _cost(chosen: Ints, g: Graph) -> float:
 
 
 @jit
-def _conflicts(chosen: Ints, g: Graph) -> Ints:
-    """Nodes with a forbidden pair to a later node."""
-    found = np.empty(len(chosen), dtype=np.int64)
-    count = 0
-    for v in range(len(chosen)):
-        for arc in range(g.starts[v], g.starts[v + 1]):
-            if g.heads[arc] > v and _pair(arc, chosen[v], chosen[g.heads[arc]], g) == CONFLICT:
-                found[count] = v
-                count += 1
-                break
-    return found[:count]
-
-
-@jit
-def _draw(state: State, limit: int) -> int:
-    """A number below the limit (xorshift64*)."""
-    x = state[0]
-    x ^= x >> np.uint64(12)
-    x ^= x << np.uint64(25)
-    x ^= x >> np.uint64(27)
-    state[0] = x
-    return np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % limit  # type: ignore[return-value]
-
-
-@jit
 def _improve(
     rounds: int, ball: int, free: bool, state: State, centres: Ints, pool: Ints, chosen: Ints,
     priced: Floats, usage: Floats, book: Ledger, s: Space, g: Graph,
@@ -158,7 +127,7 @@ def _improve(
     for _ in range(rounds):
         count = len(pool)
         if ball < count:
-            count = _ball(state, centres[_draw(state, len(centres))], ball, s, g)
+            count = _ball(state, centres[draw(state, len(centres))], ball, s, g)
         else:
             s.block[:count] = pool
         _shuffle(state, s.block, count)
@@ -185,7 +154,7 @@ def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
         done += 1
         degree = g.starts[v + 1] - g.starts[v]
         for k in range(min(degree, FANOUT)):
-            w = g.heads[g.starts[v] + (k if degree <= FANOUT else _draw(state, degree))]
+            w = g.heads[g.starts[v] + (k if degree <= FANOUT else draw(state, degree))]
             if s.near[w] == -1 and count < most:
                 s.near[w] = 1
                 s.block[count] = w
@@ -198,7 +167,7 @@ def _ball(state: State, centre: int, most: int, s: Space, g: Graph) -> int:
 @jit
 def _shuffle(state: State, block: Ints, count: int) -> None:
     for k in range(count - 1):
-        other = k + _draw(state, count - k)
+        other = k + draw(state, count - k)
         block[k], block[other] = block[other], block[k]
 
 

@@ -7,13 +7,14 @@ interval graph, in order of time, and a node is live in consecutive ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from partitioner.solver.pairwise.problem import Ints
 
+Flags = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
@@ -25,11 +26,18 @@ class Rows:
         first: First row in which each node is live; (nodes,).
         last: One past its last row; not above `first` where it is in none; (nodes,).
         capacity: What is left for usages above each node's least; (rows,).
+        number: Which of the problem's maximal cliques each row is, ascending; (rows,).
     """
 
     first: Ints
     last: Ints
     capacity: Floats
+    number: Ints
+
+    def only(self, keep: Flags) -> Rows:
+        """The flagged rows: a relaxation, as if memory were unlimited at all other times."""
+        place = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
+        return Rows(place[self.first], place[self.last], self.capacity[keep], self.number[keep])
 
     def load(self, usage: Floats) -> Floats:
         """Usage in each row, of one usage a node."""
@@ -45,8 +53,7 @@ class Rows:
             return self
         capacity = self.capacity - self.load(least)
         binds = self.load(np.maximum.reduceat(usage, offsets[:-1])) > capacity
-        number = np.concatenate([[0], np.cumsum(binds)]).astype(np.int64)
-        return Rows(number[self.first], number[self.last], capacity[binds])
+        return replace(self, capacity=capacity).only(binds)
 
     def room(self) -> Floats:
         """The least capacity of the rows of each node; infinite where it is in none; (nodes,)."""
@@ -75,7 +82,7 @@ def memory_rows(intervals: Ints, limit: int | None) -> Rows:
     live = intervals[:, 1] > intervals[:, 0]
     if limit is None or not live.any():
         none = np.zeros(count, dtype=np.int64)
-        return Rows(none, none, np.zeros(0))
+        return Rows(none, none, np.zeros(0), none[:0])
     births = np.unique(intervals[live, 0])
     deaths = np.unique(intervals[live, 1])
     # a birth is the last before some death if a death lies between it and the next birth
@@ -85,4 +92,11 @@ def memory_rows(intervals: Ints, limit: int | None) -> Rows:
     last = np.searchsorted(times, intervals[:, 1])
     nowhere = ~live
     first[nowhere] = last[nowhere] = 0
-    return Rows(first, last, np.full(len(times), float(limit)))
+    return Rows(first, last, np.full(len(times), float(limit)), np.arange(len(times)))
+
+
+def peaks(over: Floats) -> Ints:
+    """The worst row of each run of rows in which usage is above capacity."""
+    short = np.concatenate([[False], over > 0, [False]])
+    bounds = np.flatnonzero(short[1:] != short[:-1]).reshape(-1, 2)
+    return np.array([a + int(over[a:b].argmax()) for a, b in bounds], dtype=np.int64)

@@ -14,14 +14,17 @@ from partitioner.solver.pairwise.exact import columns, solve_exactly
 from partitioner.solver.pairwise.hunt import PairwiseHunt, PairwiseSolution
 from partitioner.solver.pairwise.model import Model, build, restrict
 from partitioner.solver.pairwise.primal import Primal
-from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, evaluate
+from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise, evaluate
 from partitioner.solver.pairwise.reduce import reduce
+from partitioner.solver.pairwise.relax import Relaxation, relax
+from partitioner.solver.pairwise.rows import peaks
 from partitioner.solver.problem import SolverError
 
 #: What proves bounds, as certificates name it.
 PRESOLVE, MESSAGES = "presolve", "message passing"
 #: Sweeps of a round, before the search looks at what they chose.
-SWEEPS = 20
+SWEEPS = 100
+WARM_UP = 60
 #: The exact program is tried from this size (columns) down, and first after this many rounds.
 MAX_COLUMNS = 120_000
 FIRST_TRY = 20
@@ -102,48 +105,75 @@ def _shortage(problem: Pairwise) -> str:
 
 
 def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float, engine: Engine) -> None:
-    dual, primal = Dual(model), Primal(model, seed)
-    wait, done = FIRST_TRY, 0
-    dual.ascend(1)
+    primal, first = Primal(model, seed), Dual(model)
+    first.ascend(WARM_UP, hunt.deadline)
+    hunt.prove(first.bound, MESSAGES)
+    keep = first.met.copy()
+    relaxation = relax(model, keep)
+    if relaxation is None:
+        _close(hunt, PRESOLVE)
+        return
+    dual, wait, done = Dual(relaxation.model), FIRST_TRY, 0
+    dual.inherit(first)
+    dual.ascend(WARM_UP, hunt.deadline)
     with ThreadPoolExecutor(1) as pool:
         while done < rounds and not hunt.over:
             view = (
                 dual.copy()
             )  # the search sees the bound as it was, so that threads change nothing
-            ascent = pool.submit(dual.ascend, SWEEPS)
-            primal.round(view, hunt)
+            ascent = pool.submit(dual.ascend, SWEEPS, hunt.deadline)
+            broken = primal.round(relaxation, view, hunt)
             ascent.result()
             hunt.prove(dual.bound, MESSAGES)
             done += 1
             if done == wait and not hunt.over:
                 wait *= 2
-                _finish(hunt, dual, engine)
+                broken = np.union1d(broken, _finish(hunt, dual, relaxation, engine))
+            if not keep[broken].all():
+                keep[broken] = True
+                relaxation = relax(model, keep)
+                if relaxation is None:
+                    _close(hunt, PRESOLVE)
+                    return
+                former, dual = dual, Dual(relaxation.model)
+                dual.inherit(former)
 
 
-def _finish(hunt: PairwiseHunt, dual: Dual, engine: Engine) -> None:
-    """Drop strategies that no better choice takes, and solve exactly if little is left."""
-    model: Model | None = dual.model
-    if columns(dual.model) > 10 * MAX_COLUMNS:
-        return
+def _finish(
+    hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation, engine: Engine
+) -> Ints:
+    """Drop strategies that no better choice takes, and solve exactly if little is left.
+
+    Returns:
+        Rows that the exact choice of the relaxation breaks.
+    """
+    none, small, whole = np.zeros(0, dtype=np.int64), relaxation.model, relaxation.whole
+    model: Model | None = small
+    if columns(small) > 10 * MAX_COLUMNS:
+        return none
     if math.isfinite(hunt.cost):
         keep = ~dual.dear(hunt.cost - 1)
         hunt.prove(dual.bound, MESSAGES)
-        if not np.logical_or.reduceat(keep, dual.model.graph.offsets[:-1]).all():
+        if not np.logical_or.reduceat(keep, small.graph.offsets[:-1]).all():
             hunt.prove(hunt.cost, MESSAGES)
-            return
-        model = reduce(restrict(dual.model, keep))
+            return none
+        model = reduce(restrict(small, keep))
     if model is None:
         _close(hunt, MESSAGES)
-        return
+        return none
     if columns(model) > MAX_COLUMNS:
-        return
+        return none
     chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap, engine)
-    if chosen is not None:
-        hunt.offer(model, chosen, engine.label)
     if math.isinf(bound):
         _close(hunt, engine.label)
-    else:
-        hunt.prove(bound, engine.label)
+        return none
+    hunt.prove(bound, engine.label)
+    if chosen is None:
+        return none
+    full = relaxation.lift(small.within(model.original(chosen)))
+    hunt.offer(whole, full, engine.label)
+    used = whole.rows.load(whole.usage[whole.graph.offsets[:-1] + full])
+    return peaks(used - whole.rows.capacity)
 
 
 def _close(hunt: PairwiseHunt, source: str) -> None:

@@ -1,0 +1,156 @@
+"""Exact elimination of nodes with at most two neighbours that no memory row sees.
+
+Such a node takes its best strategy whatever its neighbours take, so that its cost is one more cost
+of a neighbour, or of the edge between two (nonserial dynamic programming: Bertele and Brioschi,
+1972). An edge is only made where it has no more entries than what it replaces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from partitioner.solver.pairwise.model import Flags, Floats, Graph, Model
+from partitioner.solver.pairwise.problem import Ints
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node that was eliminated.
+
+    Attributes:
+        node: The node.
+        unary: Cost of each of its strategies; (own,).
+        tables: For each neighbour of that moment, the costs of pairs; (own, neighbour's).
+    """
+
+    node: int
+    unary: Floats
+    tables: tuple[tuple[int, Floats], ...]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A model with fewer nodes open, and the way back.
+
+    Attributes:
+        model: Eliminated nodes have one strategy left, without meaning.
+        steps: What was eliminated, in order.
+    """
+
+    model: Model
+    steps: tuple[Step, ...]
+
+    def lift(self, chosen: Ints) -> Ints:
+        """The best choice of the model before that agrees on the nodes that are left."""
+        full = chosen.copy()
+        for step in reversed(self.steps):
+            cost = step.unary.copy()
+            for other, table in step.tables:
+                cost += table[:, full[other]]
+            full[step.node] = cost.argmin()
+        return full
+
+
+def fold(model: Model) -> Folded:
+    """Eliminate what can be.
+
+    Args:
+        model: A model in which every strategy has an allowed pair on every edge.
+    """
+    work = _Work(model)
+    todo = [v for v, own in enumerate(work.near) if work.free[v] and len(own) <= 2]
+    while todo:
+        v = todo.pop()
+        if work.free[v]:
+            todo.extend(w for w in work.eliminate(v) if len(work.near[w]) <= 2)
+    return Folded(work.model(), tuple(work.steps))
+
+
+class _Work:
+    """The graph as dictionaries of tables while nodes go."""
+
+    def __init__(self, model: Model) -> None:
+        g, sizes = model.graph, np.diff(model.graph.offsets)
+        self.before, self.sizes = model, sizes.tolist()
+        self.unary = np.split(g.unary, g.offsets[1:-1])
+        self.near: list[dict[int, Floats]] = [{} for _ in range(g.nodes)]
+        tails = np.repeat(np.arange(g.nodes), np.diff(g.starts))
+        for u, v, at in zip(tails.tolist(), g.heads.tolist(), g.tables.tolist(), strict=True):
+            if u < v:
+                shape = self.sizes[u], self.sizes[v]
+                self._join(u, v, g.entries[at : at + shape[0] * shape[1]].reshape(shape))
+        self.free = ((sizes > 1) & _unseen(model)).tolist()
+        self.steps: list[Step] = []
+        self.constant = 0.0
+
+    def _join(self, u: int, v: int, table: Floats) -> None:
+        self.near[u][v], self.near[v][u] = table, table.T
+
+    def eliminate(self, v: int) -> tuple[int, ...]:
+        """Take a node out; its former neighbours that may follow, none if it has to stay."""
+        ends = tuple(self.near[v].items())
+        if len(ends) == 2 and not self._bridge(v, *ends):
+            return ()
+        if len(ends) == 1:
+            ((w, table),) = ends
+            self.unary[w] = self.unary[w] + (self.unary[v][:, None] + table).min(axis=0)
+        if not ends:
+            self.constant += float(self.unary[v].min())
+        for w, _ in ends:
+            del self.near[w][v]
+        self.steps.append(Step(v, self.unary[v], ends))
+        self.near[v], self.free[v] = {}, False
+        return tuple(w for w, _ in ends if self.free[w])
+
+    def _bridge(self, v: int, one: tuple[int, Floats], two: tuple[int, Floats]) -> bool:
+        """Join the two neighbours of a node, unless that takes more entries than it saves."""
+        (a, left), (b, right) = one, two
+        known = self.near[a].get(b)
+        if known is None and left.shape[1] * right.shape[1] > left.size + right.size:
+            return False
+        costs = np.full((left.shape[1], right.shape[1]), np.inf)
+        for own, first, second in zip(self.unary[v], left, right, strict=True):
+            np.minimum(costs, (own + first)[:, None] + second, out=costs)
+        self._join(a, b, costs if known is None else known + costs)
+        return True
+
+    def model(self) -> Model:
+        """The model of what is left."""
+        g, gone = self.before.graph, np.zeros(len(self.sizes), dtype=np.bool_)
+        gone[[step.node for step in self.steps]] = True
+        if not gone.any():
+            return self.before
+        sizes = np.where(gone, 1, self.sizes)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        keep = np.repeat(~gone, self.sizes)
+        keep[g.offsets[:-1]] = True
+        unary = np.concatenate(
+            [np.zeros(1) if out else own for out, own in zip(gone, self.unary, strict=True)]
+        )
+        unary[offsets[np.flatnonzero(gone)[0]]] = self.constant
+        usage = np.where(np.repeat(gone, sizes), 0.0, self.before.usage[keep])
+        graph = self._graph(offsets, unary)
+        return Model(graph, usage, self.before.rows, self.before.labels[keep])
+
+    def _graph(self, offsets: Ints, unary: Floats) -> Graph:
+        pairs = [(u, v) for u, own in enumerate(self.near) for v in sorted(own)]
+        tails, heads = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        order = np.lexsort((tails, heads))  # the k-th arc by (head, tail) turns the k-th around
+        back = np.empty(len(pairs), dtype=np.int64)
+        back[order] = np.arange(len(pairs))
+        areas = np.diff(offsets)[tails] * np.diff(offsets)[heads]
+        tables = np.concatenate([[0], np.cumsum(areas)]).astype(np.int64)
+        entries = [self.near[u][v].ravel() for u, v in pairs]
+        return Graph(
+            offsets, unary, np.searchsorted(tails, np.arange(len(offsets))), heads.copy(), back,
+            tables[:-1], np.concatenate(entries) if entries else np.zeros(0),
+        )  # fmt: skip
+
+
+def _unseen(model: Model) -> Flags:
+    """Whether no memory row sees a node; (nodes,)."""
+    used = np.maximum.reduceat(model.usage, model.graph.offsets[:-1]) > 0
+    hidden: Flags = ~(used & (model.rows.last > model.rows.first))
+    return hidden

@@ -33,7 +33,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
 from partitioner.levels import decisions, evaluation, groups, layouts, search_levels
-from partitioner.limits import EXPLICIT, MOST_EXPLICIT
+from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.engines import HIGHS, Engine, find
@@ -144,7 +144,8 @@ def search(
     check_space(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
     known = rules or Rules.of(graph)
-    if len(cluster) > EXPLICIT and not _explicit_only(request):
+    large = len(cluster) > EXPLICIT or len(graph.nodes) * len(cluster) > EXPLICIT_NODES
+    if large and len(cluster) > 1 and not _explicit_only(request):
         return _by_levels(graph, known, cluster, request, progress)
     if len(cluster) > MOST_EXPLICIT:
         raise SearchError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from partitioner.solver.intervals import Floats
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies import Rules
 
+#: So much longer a layout takes than one with an axis less, as long as none is known.
+MORE_AXES = 6.0
 #: Of the time that is left, what the solver may take for one layout.
 SHARE = 0.2
 
@@ -145,9 +148,7 @@ class _Levels:
         )
         self.blocks = blocks(self.graph)
         self.bound_s = self._work_bound()
-        self._pass(limited=False)
-        if self.best is None:
-            self._pass(limited=True)
+        self._pass()
         if self.best is None:
             raise self.refusal or Infeasible("no layout of stages was searched in time")
         if len(self.kinds) == 1 and len(self.found) > 1 and not self._met():
@@ -164,25 +165,49 @@ class _Levels:
             self.in_time,
         )
 
-    def _pass(self, *, limited: bool) -> None:
-        """Shard over the layouts in order; `limited`: so that all stages together fit."""
+    def _pass(self) -> None:
+        """Shard over layout after layout."""
+        took: dict[int, float] = {}  # seconds of the longest layout, by number of axes
         for layout in self._ranked():
             if self._met():
                 return
-            if self.best is not None and time.monotonic() > self.deadline:
+            axes, begun = len(layout.mesh.axes), time.monotonic()
+            expected = took.get(axes, max(took.values(), default=0.0) * MORE_AXES)
+            if begun + expected > self.deadline and (self.best is not None or axes > 1):
                 self.failed[layout] = "not searched within the time limit"
                 self.in_time = False
                 continue
             self.progress(f"planning stages of {layout.mesh.size()} devices ({layout})")
-            try:
-                self._try(layout, limited=limited)
-            except Infeasible as error:
+            self._attempt(layout)
+            took[axes] = max(took.get(axes, 0.0), time.monotonic() - begun)
+
+    def _attempt(self, layout: Layout) -> None:
+        """Try a layout; if memory rules it out and nothing else is known, mind memory."""
+        try:
+            self._try(layout, limited=False)
+        except Infeasible as error:
+            self.refusal = error
+            if self.best is None:
+                self._attempt_limited(layout)
+            else:
                 self.failed[layout] = str(error)
-                self.refusal = error
+
+    def _attempt_limited(self, layout: Layout) -> None:
+        try:
+            self._try(layout, limited=True)
+        except Infeasible as error:
+            self.failed[layout] = str(error)
+            self.refusal = error
 
     def _ranked(self) -> Iterator[Layout]:
-        """Layouts of one axis, then those of two that add a second one to the best of these."""
-        yield from (layout for layout in self.layouts if len(layout.mesh.axes) < 2)
+        """Layouts of one axis, then those of two that add a second one to the best of these.
+
+        Those about as large as the innermost level come first: their links are fast, and there
+        are enough stages to choose from.
+        """
+        near = math.log2(self.cluster.levels[0].size)
+        simple = [layout for layout in self.layouts if len(layout.mesh.axes) < 2]
+        yield from sorted(simple, key=lambda layout: abs(math.log2(layout.mesh.size()) - near))
         used = self.best[1] if self.best is not None else ()
         best = {option.layout.mesh.size() for option in used}
         rest = [layout for layout in self.layouts if len(layout.mesh.axes) > 1]

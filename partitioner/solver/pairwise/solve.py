@@ -139,9 +139,7 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float, engine: 
                 dual.inherit(former)
 
 
-def _finish(
-    hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation, engine: Engine
-) -> Ints:
+def _finish(hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation, engine: Engine) -> Ints:
     """Drop strategies that no better choice takes, and solve exactly if little is left.
 
     Returns:

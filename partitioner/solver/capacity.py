@@ -56,7 +56,8 @@ def devices(problem: Problem) -> Devices | None:
         return None
     if len(groups) < 2 or len(device) != len(groups) or len(set(device.values())) != len(device):
         return None
-    alike = symmetric_groups(problem)
+    used = (tuple(g for g in own if g in device) for own in symmetric_groups(problem))
+    alike = tuple(own for own in used if own)
     joined = {group for own in alike for group in own}
     classes = (*alike, *((group,) for group in groups if group not in joined))
     picks = {g: tuple(p for p in own if p is not None) for g, own in choice.items()}

@@ -54,7 +54,7 @@ def relaxations(
         refusal: Why it was refused.
         rules: The graph's rules.
     """
-    found = []
+    found = list(refusal.relaxations)
     if refusal.closest is not None and refusal.device is not None:
         limit = cluster.devices[refusal.device].memory_bytes + math.ceil(refusal.bytes_short)
         found.append(f"with --memory {limit} ({units.size(limit)})")

@@ -227,3 +227,15 @@ def test_ops_without_a_rule_stay_on_one_device() -> None:
 def test_objectives_that_need_every_device_are_refused_by_name() -> None:
     with pytest.raises(partitioner.PartitionerError, match="objective latency on 128 devices"):
         partitioner.compile(mlp(2, 8, 8), cluster="16x8xh100", objective="latency")
+
+
+def test_a_refusal_names_the_memory_at_which_a_plan_fits() -> None:
+    model = mlp(layers=32, hidden=1024, batch=32)
+    with pytest.raises(Infeasible, match="it fits with --memory") as caught:
+        partitioner.compile(model, cluster="4x8xh100", memory="1MiB")
+    (way,) = caught.value.relaxations
+    limit = int(way.split()[2])
+    result = partitioner.compile(model, cluster="4x8xh100", memory=limit)
+    assert max(result.evaluation.held_bytes.values()) <= limit
+    with pytest.raises(Infeasible):
+        partitioner.compile(model, cluster="4x8xh100", memory=limit * 3 // 4)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.even import EvenMesh
 from partitioner.ir.graph import Graph
@@ -134,7 +135,7 @@ class _Levels:
     found: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
     best: tuple[Cut, tuple[Option, ...]] | None = None
-    refusal: Infeasible | None = None
+    refusals: list[Infeasible] = field(default_factory=list)
     in_time: bool = True
 
     def run(self, seed: int, engine: Engine) -> Staged:
@@ -150,7 +151,7 @@ class _Levels:
         self.bound_s = self._work_bound()
         self._pass()
         if self.best is None:
-            raise self.refusal or Infeasible("no layout of stages was searched in time")
+            raise self._refused()
         if len(self.kinds) == 1 and len(self.found) > 1 and not self._met():
             self._cut(self.found)
         cut, options = self.best
@@ -186,7 +187,7 @@ class _Levels:
         try:
             self._try(layout, limited=False)
         except Infeasible as error:
-            self.refusal = error
+            self.refusals.append(error)
             if self.best is None:
                 self._attempt_limited(layout)
             else:
@@ -197,7 +198,19 @@ class _Levels:
             self._try(layout, limited=True)
         except Infeasible as error:
             self.failed[layout] = str(error)
-            self.refusal = error
+            self.refusals.append(error)
+
+    def _refused(self) -> Infeasible:
+        """The refusal of the cut that came nearest to fitting, with the memory at which it does."""
+        near = [error for error in self.refusals if error.bytes_short and error.device is None]
+        if not near:
+            return self.refusals[0] if self.refusals else Infeasible("no layout was searched")
+        least = min(near, key=lambda error: error.bytes_short)
+        ways: tuple[str, ...] = ()
+        if len(self.kinds) == 1:
+            limit = math.ceil(self.pools[0].limit_bytes + least.bytes_short)
+            ways = (f"with --memory {limit} ({units.size(limit)})",)
+        return Infeasible(str(least), bytes_short=least.bytes_short, proven=False, relaxations=ways)
 
     def _ranked(self) -> Iterator[Layout]:
         """Layouts of one axis, then those of two that add a second one to the best of these.

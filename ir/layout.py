@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -41,6 +41,45 @@ def even_cut(size: int, parts: int, unit: int = 1) -> tuple[int, ...]:
         raise LayoutError(f"size {size} is not a multiple of unit {unit}")
     whole, extra = divmod(size // unit, parts)
     return tuple((whole + (index < extra)) * unit for index in range(parts))
+
+
+def share_cut(size: int, weights: Sequence[float], unit: int = 1) -> tuple[int, ...]:
+    """Sizes of parts in proportion to `weights` on `unit` boundaries, each of at least one unit.
+
+    Largest remainder, the first of equals first: within a unit of the exact share. Parts whose
+    share is below a unit get one, and the others share what is left in the same way.
+
+    Args:
+        size: Elements.
+        weights: One a part; positive and finite.
+        unit: Elements that stay together.
+
+    Raises:
+        LayoutError: The size is not a multiple of the unit, or has fewer units than parts.
+
+    >>> share_cut(80, (3.0, 1.0), unit=16)
+    (64, 16)
+    """
+    if size % unit:
+        raise LayoutError(f"size {size} is not a multiple of unit {unit}")
+    left, parts = size // unit, [1] * len(weights)
+    if left < len(parts):
+        raise LayoutError(f"size {size} has fewer than {len(parts)} units of {unit}")
+    fair = _shares(left, dict(enumerate(weights)))
+    while small := [index for index, share in fair.items() if share < 1]:
+        left -= len(small)
+        fair = _shares(left, {i: weights[i] for i in fair if i not in small})
+    for index, share in fair.items():
+        parts[index] = int(share)
+    extra = left - sum(parts[index] for index in fair)
+    for index in sorted(fair, key=lambda i: (int(fair[i]) - fair[i], i))[:extra]:
+        parts[index] += 1
+    return tuple(part * unit for part in parts)
+
+
+def _shares(count: int, weights: Mapping[int, float]) -> dict[int, float]:
+    total = math.fsum(weights.values())
+    return {index: count * weight / total for index, weight in weights.items()}
 
 
 def _canonical(segments: Iterable[tuple[int, ...]]) -> Segments:

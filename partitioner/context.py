@@ -17,6 +17,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Cut
 from partitioner.solver.state import State, tables
+from partitioner.speeds import device_speeds
 from partitioner.strategies import Rules, strategies
 
 #: On more groups than these a node's strategies are looked at on the nearest ones only.
@@ -106,7 +107,8 @@ class Context:
 
     def _build(self) -> Built:
         meshes = dict.fromkeys(self.plan.groups)
-        offered = {mesh: strategies(self.graph, self.rules, mesh) for mesh in meshes}
+        speeds = device_speeds(self.graph, self.rules, self.cluster)
+        offered = {mesh: strategies(self.graph, self.rules, mesh, speeds) for mesh in meshes}
         candidates: dict[str, tuple[PlacedNode, ...]] = {}
         for node in self.graph.nodes:
             own = self.placed[node.name]

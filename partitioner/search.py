@@ -38,6 +38,7 @@ from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.engines import HIGHS, Engine, find
 from partitioner.solver.milp import Status
+from partitioner.speeds import device_speeds
 from partitioner.split import kind
 from partitioner.strategies import Rules, strategies
 
@@ -326,6 +327,11 @@ class _Search:
     rules: Rules
     resharder: Resharder
 
+    @cached_property
+    def speeds(self) -> Mapping[int, float] | None:
+        """Of every device on this graph; None if they are equal."""
+        return device_speeds(self.graph, self.rules, self.cluster)
+
     def family(self, family: Family, time_limit_s: float, cutoff: float) -> list[Found]:
         """The family's best plan and, if that leaves devices idle, the nearest that does not.
 
@@ -381,7 +387,7 @@ class _Search:
             ConstraintError: A node is left without any.
         """
         constraints = self.request.constraints
-        by_group = [strategies(self.graph, self.rules, mesh) for mesh in family.groups]
+        by_group = [strategies(self.graph, self.rules, mesh, self.speeds) for mesh in family.groups]
         found: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
             pinned = _planned(self.graph, constraints.plan, self.rules, node)

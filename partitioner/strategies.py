@@ -1,10 +1,11 @@
 """Strategies of every node on a mesh, derived from the factor rules alone.
 
-A strategy cuts link classes of factors over mesh axes. Even cuts come first. Layouts with
-segments (a Concat of shards, heads inside a fused projection) come from the neighbours: the
-layout that a strategy gives to a value's dim is offered to every other node that touches the
-value, through its rule, until nothing new appears. Pointwise ops and data movement make no cuts of
-their own as long as a neighbour offers any: they follow.
+A strategy cuts link classes of factors over mesh axes. Each class has cuts of its own: balanced,
+and in proportion to the devices' speed (`partitioner.class_cuts`). Layouts with segments (a Concat
+of shards, heads inside a fused projection) come from the neighbours: the layout that a strategy
+gives to a value's dim is offered to every other node that touches the value, through its rule,
+until nothing new appears. Pointwise ops and data movement make no cuts of their own as long as a
+neighbour offers any: they follow.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from partitioner.class_cuts import ClassCut, ClassCuts
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
 from partitioner.ir.mesh import DeviceMesh
@@ -20,15 +22,15 @@ from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import DimExpr, Rule
 
-#: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the even
-#: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer.
+#: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
+#: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts by
+#: speed have as many places of their own: they and the balanced ones do not compete.
 MAX_CUTS_A_CLASS = {1: 4}
 MAX_CUTS_A_CLASS_OTHERWISE = 2
 #: Sweeps over the graph, forward and back in turn, to spread layouts.
 MAX_SWEEPS = 6
 
 Axes = tuple[str, ...]
-ClassCut = Mapping[str, DimLayout]  #: Layout of every factor of one link class.
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,18 @@ def axis_sets(mesh: DeviceMesh) -> tuple[Axes, ...]:
 
 
 def strategies(
-    graph: Graph, rules: Rules, mesh: DeviceMesh
+    graph: Graph, rules: Rules, mesh: DeviceMesh, speeds: Mapping[int, float] | None = None
 ) -> Mapping[str, tuple[PlacedNode, ...]]:
-    """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes."""
-    cuts = _Spread(graph, rules, mesh).run() if mesh.axes else {}
+    """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
+
+    Args:
+        graph: The model.
+        rules: Its rules.
+        mesh: The device group.
+        speeds: Of every device, in any one unit (`partitioner.speeds`); None if they are equal.
+    """
+    choice = ClassCuts(mesh, tuple(speeds[device] for device in mesh.devices) if speeds else None)
+    cuts = _Spread(graph, rules, mesh, choice).run() if mesh.axes else {}
     found = {}
     for node in graph.nodes:
         rule = rules.rule(node)
@@ -114,11 +124,12 @@ def _assignments(
 
 @dataclass
 class _Spread:
-    """Cuts by node and axis set, grown from even cuts to the fixpoint."""
+    """Cuts by node and axis set, grown from each class's own cuts to the fixpoint."""
 
     graph: Graph
     rules: Rules
     mesh: DeviceMesh
+    choice: ClassCuts
 
     def run(self) -> Mapping[str, Mapping[Axes, list[ClassCut]]]:
         self.cuts: dict[str, dict[Axes, list[ClassCut]]] = {}
@@ -140,7 +151,8 @@ class _Spread:
     def _originate(self, node: Node, rule: Rule) -> None:
         for axes in axis_sets(self.mesh):
             for link in rule.links:
-                self._offer(node, rule, axes, self._even(rule, link, axes))
+                for cut in self.choice.own(rule, link, axes):
+                    self._offer(node, rule, axes, cut)
 
     def _sweep(self, nodes: Sequence[tuple[Node, Rule]]) -> None:
         for sweep in range(MAX_SWEEPS):
@@ -148,9 +160,6 @@ class _Spread:
             news = [self._visit(node, rule) for node, rule in order]
             if not any(news):
                 break
-
-    def _even(self, rule: Rule, link: tuple[str, ...], axes: Axes) -> ClassCut:
-        return {name: DimLayout.even(rule.factors[name].size, axes, self.mesh) for name in link}
 
     def _visit(self, node: Node, rule: Rule) -> bool:
         """Offer the neighbours' layouts to a node; whether anything was new."""
@@ -163,21 +172,9 @@ class _Spread:
                 for layout in tuple(known[start:]):
                     found = rule.factor_layouts(expr, layout, self.mesh)
                     if found:
-                        news |= self._offer(node, rule, axes, self._complete(rule, axes, found))
+                        cut = self.choice.complete(rule, axes, found)
+                        news |= self._offer(node, rule, axes, cut)
         return news
-
-    def _complete(self, rule: Rule, axes: Axes, found: ClassCut) -> ClassCut:
-        """Cuts for the factors that are linked to those found: in proportion, else even.
-
-        In proportion, because the parts of a fused projection are cut between the same heads.
-        """
-        whole: dict[str, DimLayout] = {}
-        for link in rule.links:
-            like = next((found[name] for name in link if name in found), None)
-            if like is not None:
-                even = self._even(rule, link, axes)
-                whole |= {name: _scaled(like, even[name].size) or even[name] for name in link}
-        return {**whole, **found}
 
     def _offer(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
         held = self.cuts[node.name].setdefault(axes, [])
@@ -185,7 +182,7 @@ class _Spread:
             return False
         if not any(set(link) == set(cut) for link in rule.links):
             return False
-        rivals = [c for c in held if set(c) == set(cut)]
+        rivals = [c for c in held if set(c) == set(cut) and self._compete(c, cut)]
         most = MAX_CUTS_A_CLASS.get(len(self.mesh.axes), MAX_CUTS_A_CLASS_OTHERWISE)
         if len(rivals) >= most:
             coarsest = min(rivals[1:], key=_fineness)
@@ -205,6 +202,9 @@ class _Spread:
                         known.append(layout)
         return True
 
+    def _compete(self, one: ClassCut, other: ClassCut) -> bool:
+        return len({self.choice.is_by_speed(cut.values()) for cut in (one, other)}) == 1
+
 
 def _follows(rule: Rule) -> bool:
     """Pointwise ops and data movement take the cuts of their neighbours."""
@@ -223,16 +223,6 @@ def _tensor_dims(node: Node, rule: Rule) -> Iterable[tuple[str, int, DimExpr]]:
 def _fills(cut: ClassCut) -> bool:
     """Every coordinate owns something of every factor: no device runs an empty part."""
     return all(min(layout.sizes()) > 0 for layout in cut.values())
-
-
-def _scaled(layout: DimLayout, size: int) -> DimLayout | None:
-    """The same cut of a dim of another size; None if that would cut an element."""
-    parts = [[part * size for part in cuts] for cuts in layout.segments]
-    if not layout.size or any(part % layout.size for cuts in parts for part in cuts):
-        return None
-    return DimLayout.cut(
-        layout.axes, [tuple(part // layout.size for part in cuts) for cuts in parts]
-    )
 
 
 def _fineness(cut: ClassCut) -> int:

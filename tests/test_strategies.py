@@ -21,8 +21,11 @@ GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 Found = Mapping[str, tuple[PlacedNode, ...]]
 
 
-def found(graph: Graph, mesh: DeviceMesh) -> Found:
-    return strategies(graph, Rules.of(graph), mesh)
+Speeds = Mapping[int, float]
+
+
+def found(graph: Graph, mesh: DeviceMesh, speeds: Speeds | None = None) -> Found:
+    return strategies(graph, Rules.of(graph), mesh, speeds)
 
 
 def _reach(options: Found, steps: tuple[tuple[str, str], ...]) -> set[Placement]:
@@ -43,7 +46,9 @@ def _reach(options: Found, steps: tuple[tuple[str, str], ...]) -> set[Placement]
     return reached or set()
 
 
-def qkv(heads: int = 4, size: int = 3, axis_mesh: DeviceMesh = PAIR) -> Found:
+def qkv(
+    heads: int = 4, size: int = 3, axis_mesh: DeviceMesh = PAIR, speeds: Speeds | None = None
+) -> Found:
     """x @ W_qkv -> Split -> Reshape to heads -> q @ k^T."""
     width, rows = heads * size, 5
     nodes = [
@@ -70,7 +75,7 @@ def qkv(heads: int = 4, size: int = 3, axis_mesh: DeviceMesh = PAIR) -> Found:
         "shape": np.array([rows, heads, size]),
         "back": np.array([rows, width]),
     }
-    return found(build(nodes, shapes, ["x"], ["s", "y"], constants), axis_mesh)
+    return found(build(nodes, shapes, ["x"], ["s", "y"], constants), axis_mesh, speeds)
 
 
 def test_fused_projection_splits_into_heads() -> None:
@@ -99,6 +104,40 @@ def test_five_heads_of_sixteen(mesh: DeviceMesh, sizes: tuple[int, ...]) -> None
         steps = (("fused", "f"), ("split", value), (f"heads_{value}", f"{value}h"))
         heads = _reach(options, (*steps, (f"{value}t", f"{value}t")))
         assert any(at.sharding.dims[0].sizes() == tuple(s // 16 for s in sizes) for at in heads)
+
+
+def _fused_cuts(options: Found, axis: str) -> set[tuple[tuple[int, ...], ...]]:
+    """Segments of the cuts of a fused projection's columns."""
+    return {
+        placed.layouts["n"].segments
+        for placed in options["fused"]
+        if "n" in placed.layouts and placed.layouts["n"].axes == (axis,)
+    }
+
+
+@pytest.mark.parametrize(("mesh", "axis"), [(PAIR, "tp"), (GRID, "dp")], ids=str)
+def test_every_balanced_cut_stays_and_has_one_by_speed(mesh: DeviceMesh, axis: str) -> None:
+    """Also where few cuts are kept: the finest of each kind."""
+    half = mesh.size() // 2
+    speeds = {device: 3.0 if device < half else 1.0 for device in mesh.devices}
+    balanced = _fused_cuts(qkv(8, 16, mesh), axis)
+    by_speed = {tuple((a + b // 2, b - b // 2) for a, b in cuts) for cuts in balanced}
+    assert len(balanced) >= 2
+    assert balanced | by_speed <= _fused_cuts(qkv(8, 16, mesh, speeds), axis)
+
+
+def test_heads_by_speed() -> None:
+    """Eight heads at speeds 3:1 are six and two, in q, k and v alike; four and four stay."""
+    options = qkv(8, 16, PAIR, {0: 3.0, 1: 1.0})
+    assert {((96, 32),) * 3, ((64, 64),) * 3} <= _fused_cuts(options, "tp")
+    for value in "qk":
+        steps = (("fused", "f"), ("split", value), (f"heads_{value}", f"{value}h"))
+        heads = _reach(options, (*steps, (f"{value}t", f"{value}t")))
+        assert {(6, 2), (4, 4)} <= {at.sharding.dims[0].sizes() for at in heads}
+
+
+def test_equal_speeds_offer_what_no_speeds_do() -> None:
+    assert qkv(5, 16, GRID, dict.fromkeys(range(4), 7e8)) == qkv(5, 16, GRID)
 
 
 def test_concat_of_shards_reaches_the_next_op() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,6 +17,7 @@ from partitioner.ir.layout import (
     concat,
     even_cut,
     product,
+    share_cut,
     split,
 )
 from partitioner.ir.mesh import DeviceMesh
@@ -196,6 +198,53 @@ def test_even_parts_differ_by_one_unit_at_most(units: int, parts: int, unit: int
 def test_an_even_cut_needs_whole_units() -> None:
     with pytest.raises(LayoutError, match="size 81 is not a multiple of unit 16"):
         even_cut(81, 2, unit=16)
+
+
+weights = st.lists(st.integers(1, 30), min_size=1, max_size=6)
+
+
+def _within_one_unit(parts: Sequence[int], weights: Sequence[int], starved: int) -> bool:
+    """Whether the `starved` lightest have one unit and the rest share what is left."""
+    order = sorted(range(len(weights)), key=weights.__getitem__)
+    poor, rich = order[:starved], order[starved:]
+    total, left = sum(weights[i] for i in rich), sum(parts) - starved
+    fair = [Fraction(left * weights[i], total) for i in rich]
+    return all(parts[i] == 1 for i in poor) and all(
+        abs(parts[i] - share) < 1 for i, share in zip(rich, fair, strict=True)
+    )
+
+
+@budget
+@given(weights, st.integers(0, 200), st.integers(1, 5))
+def test_parts_by_weight_are_whole_units_in_proportion(
+    weights: list[int], more: int, unit: int
+) -> None:
+    units = len(weights) + more
+    sizes = share_cut(units * unit, weights, unit)
+    parts = [size // unit for size in sizes]
+    assert sum(sizes) == units * unit
+    assert [part * unit for part in parts] == list(sizes)
+    assert min(parts) >= 1
+    enough = units * min(weights) >= sum(weights)
+    starved = (0,) if enough else range(len(weights))
+    assert any(_within_one_unit(parts, weights, count) for count in starved)
+    for (a, more_a), (b, more_b) in itertools.permutations(zip(weights, parts, strict=True), 2):
+        assert a <= b or more_a >= more_b, "who weighs more has no less"
+
+
+@budget
+@given(st.integers(1, 6), st.integers(0, 40), st.floats(1e-9, 1e9), st.integers(1, 5))
+def test_equal_weights_are_the_even_cut(count: int, more: int, weight: float, unit: int) -> None:
+    size = (count + more) * unit
+    assert share_cut(size, [weight] * count, unit) == even_cut(size, count, unit)
+
+
+def test_parts_by_weight_need_whole_units_and_one_each() -> None:
+    assert share_cut(10, (100.0, 1.0, 1.0)) == (8, 1, 1)
+    with pytest.raises(LayoutError, match="size 81 is not a multiple of unit 16"):
+        share_cut(81, (1.0, 1.0), unit=16)
+    with pytest.raises(LayoutError, match="size 32 has fewer than 3 units of 16"):
+        share_cut(32, (1.0, 1.0, 1.0), unit=16)
 
 
 def test_layouts_print_short() -> None:

@@ -91,7 +91,7 @@ class Eliminator:
         self.item_bytes = np.array([sum(item.bytes) for item in problem.items])
         self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
         #: Whether the direct way is known to be too wide.
-        self.whole = len(problem.items) > MAX_ITEMS
+        self.whole = problem.devices == 1 and len(problem.items) > MAX_ITEMS
 
     @cached_property
     def tables(self) -> _Tables:
@@ -120,13 +120,18 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
-        if self.whole or (found := self._direct(weights, prices)) is None:
+        found = None if self.whole else self._direct(weights, prices)
+        if found is None and self.problem.devices == 1:
             self.whole = True
             found = self._converted(weights, prices)
         return found
 
     def _converted(self, weights: Floats, prices: Floats) -> Answer:
-        """Shared items as nodes of their own: dearer to lay out, and often far narrower."""
+        """Shared items as nodes of their own: dearer to lay out, and often far narrower.
+
+        Only where one device stands for all: what other problems gain by the bound, they lose in
+        time.
+        """
         from partitioner.solver.pairwise.contract import least_cost  # they load Numba
         from partitioner.solver.pairwise.convert import PER_SECOND, convert
 

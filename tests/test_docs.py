@@ -1,5 +1,6 @@
 """What the documentation prints is run: snippets, pins, commands on the tutorial's model."""
 
+import doctest
 import re
 import shlex
 from pathlib import Path
@@ -34,6 +35,14 @@ def test_python_snippets_run(home: Path, page: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(home)
     (snippet,) = blocks(page, "python")
     exec(compile(snippet, page, "exec"), {})
+
+
+def test_the_session_of_the_levels_page() -> None:
+    (session,) = blocks("concepts/levels.md", "pycon")
+    example = doctest.DocTestParser().get_doctest(session, {}, "levels.md", "levels.md", 0)
+    result = doctest.DocTestRunner(verbose=False).run(example)
+    assert result.attempted == session.count(">>>")
+    assert not result.failed
 
 
 def test_the_pins_and_commands_of_the_constraints_page(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
@@ -61,7 +62,7 @@ class Evaluation:
         """Requests a second of a full stream; inf if nothing takes time."""
         return 1 / self.step_s if self.step_s else math.inf
 
-    @property
+    @cached_property
     def over_bytes(self) -> Mapping[int, int]:
         """Bytes above the limit by the safe peak, for the devices that are above it."""
         over = {d: peak.bytes - self.limit_bytes[d] for d, peak in self.peak.items()}
@@ -72,7 +73,7 @@ class Evaluation:
         """Whether every device is within its limit by the safe peak."""
         return not self.over_bytes
 
-    @property
+    @cached_property
     def held_bytes(self) -> Mapping[int, int]:
         """Bytes to reserve on each device: the safe peak or, where that is over, the exact one."""
         return {

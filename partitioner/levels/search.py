@@ -178,7 +178,21 @@ class _Levels:
                 self._try(layout, limited=limited)
             except Infeasible as error:
                 self.failed[layout] = str(error)
-                self.refusal = error
+                self._refuse(error, layout, limited=limited)
+
+    def _refuse(self, error: Infeasible, layout: Layout, *, limited: bool) -> None:
+        """Keep the refusal that is short of the fewest bytes a device.
+
+        Those that minded memory are of all stages together, not of a device.
+        """
+        nearest = self.refusal
+        if limited and nearest is not None:
+            return
+        if nearest is None or error.bytes_short < nearest.bytes_short:
+            first = self.kinds[layout.kind].first
+            self.refusal = Infeasible(
+                str(error), device=first, bytes_short=error.bytes_short, proven=False
+            )
 
     def _ranked(self) -> Iterator[Layout]:
         """Layouts of one axis, then those of two that add a second one to the best of these."""

@@ -237,7 +237,7 @@ def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
 @pytest.mark.parametrize("cluster", [resolve_cluster("4x8xh100"), two_kinds(4, 20)])
 def test_what_would_fit_is_a_memory_that_fits(cluster: Cluster) -> None:
     model = mlp(12, 64, 48)
-    with pytest.raises(Infeasible, match=r"bytes a device short .* it fits with --memory") as caught:
+    with pytest.raises(Infeasible, match=r"a device short .* it fits with --memory") as caught:
         partitioner.compile(model, cluster=cluster.with_memory(20_000))
     way = caught.value.relaxations[0]
     enough = int(way.split()[2])
@@ -251,7 +251,8 @@ def test_more_devices_than_an_objective_is_planned_for_are_no_way_out() -> None:
 
 def test_lines_of_a_mesh_lie_alike_in_the_innermost_level() -> None:
     cluster = resolve_cluster("3x8xh100")
-    minors = {layout.mesh.axes[-1][1] for layout in layouts(cluster, "auto", None)}
+    found = [layout.mesh for layout in layouts(cluster, "auto", None)]
+    minors = {mesh.axes[1][1] for mesh in found if len(mesh.axes) > 1}
     assert 3 not in minors
     assert {2, 4, 8} <= minors
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
+from partitioner.families import SearchError
 from partitioner.ir.graph import Graph
 from partitioner.search import Request, search
 from partitioner.solver import Infeasible
@@ -54,10 +55,11 @@ def relaxations(
         refusal: Why it was refused.
         rules: The graph's rules.
     """
-    found = list(refusal.relaxations)
-    if refusal.closest is not None and refusal.device is not None:
+    found = []
+    if refusal.device is not None and refusal.bytes_short > 0:
         limit = cluster.devices[refusal.device].memory_bytes + math.ceil(refusal.bytes_short)
-        found.append(f"with --memory {limit} ({units.size(limit)})")
+        if refusal.closest is not None or _fits(graph, cluster.with_memory(limit), request, rules):
+            found.append(f"with --memory {limit} ({units.size(limit)})")
     free = request.constraints.plan is None and not request.constraints.pins
     if cluster.is_uniform and free and request.mesh is None:
         count = _enough(graph, cluster, request, rules)
@@ -95,6 +97,6 @@ def _fits(graph: Graph, cluster: Cluster, request: Request, rules: Rules) -> boo
     quick = replace(request, time_limit_s=ONE_COUNT_S, gap=ANY_GAP)
     try:
         search(graph, cluster, quick, rules)
-    except Infeasible:
+    except (Infeasible, SearchError):  # no plan, or more devices than this is planned for
         return False
     return True

@@ -218,8 +218,9 @@ def _by_levels(
     """Stages whose devices do alike; see `partitioner.levels`."""
     space = layouts(cluster, request.strategy, request.mesh)
     if not space:
+        asked = "--mesh" if request.mesh is not None else f"--strategy {request.strategy}"
         raise SearchError(
-            f"--strategy {request.strategy} on devices of several kinds is planned for up to "
+            f"{asked} on devices of several kinds is planned for up to "
             f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
         )
     deadline = time.monotonic() + request.time_limit_s

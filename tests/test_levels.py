@@ -233,9 +233,46 @@ def test_a_refusal_names_the_memory_at_which_a_plan_fits() -> None:
     model = mlp(layers=32, hidden=1024, batch=32)
     with pytest.raises(Infeasible, match="it fits with --memory") as caught:
         partitioner.compile(model, cluster="4x8xh100", memory="1MiB")
-    (way,) = caught.value.relaxations
+    way, *_ = caught.value.relaxations
     limit = int(way.split()[2])
     result = partitioner.compile(model, cluster="4x8xh100", memory=limit)
     assert max(result.evaluation.held_bytes.values()) <= limit
     with pytest.raises(Infeasible):
         partitioner.compile(model, cluster="4x8xh100", memory=limit * 3 // 4)
+
+
+def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
+    with pytest.raises(partitioner.PartitionerError, match="--mesh on devices of several kinds"):
+        partitioner.compile(mlp(4, 32, 24), cluster=two_kinds(12, 12), mesh={"tp": 24})
+
+
+@pytest.mark.parametrize("cluster", [resolve_cluster("4x8xh100"), two_kinds(4, 20)])
+def test_what_would_fit_is_a_memory_that_fits(cluster: Cluster) -> None:
+    model = mlp(12, 64, 48)
+    with pytest.raises(Infeasible, match=r"a device short .* it fits with --memory") as caught:
+        partitioner.compile(model, cluster=cluster.with_memory(20_000))
+    way = caught.value.relaxations[0]
+    enough = int(way.split()[2])
+    assert partitioner.compile(model, cluster=cluster.with_memory(enough)).evaluation.fits
+
+
+def test_more_devices_than_an_objective_is_planned_for_are_no_way_out() -> None:
+    with pytest.raises(Infeasible, match="it fits with --memory"):
+        partitioner.compile(mlp(12, 64, 48), 8, objective="memory", memory=1000, time_limit_s=5)
+
+
+def test_lines_of_a_mesh_lie_alike_in_the_innermost_level() -> None:
+    cluster = resolve_cluster("3x8xh100")
+    found = [layout.mesh for layout in layouts(cluster, "auto", None)]
+    minors = {mesh.axes[1][1] for mesh in found if len(mesh.axes) > 1}
+    assert 3 not in minors
+    assert {2, 4, 8} <= minors
+
+
+def test_what_a_thousand_devices_hold_is_counted_once() -> None:
+    graph = load_onnx(mlp(64, 256, 64)).graph
+    cluster = resolve_cluster("128x8xh100")
+    staged = searched(graph, cluster)
+    figures = evaluation(staged, groups(staged, cluster), cluster)
+    assert figures.held_bytes is figures.held_bytes
+    assert figures.over_bytes is figures.over_bytes

@@ -68,7 +68,8 @@ def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
     devices = tuple(range(first, first + size))
     yield DeviceMesh.of({"tp": size}, devices)
     for minor in range(2, min(size, cluster.levels[0].size + 1)):
-        if size % minor == 0 and (first % minor == 0 or len(cluster.levels) == 1):
+        whole = first % minor == 0 and cluster.levels[0].size % minor == 0
+        if size % minor == 0 and (whole or len(cluster.levels) == 1):
             yield DeviceMesh.of({"dp": size // minor, "tp": minor}, devices)
 
 
@@ -91,10 +92,13 @@ def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> 
         cluster: The devices.
         strategy: "auto", "intra" (one stage of all devices) or "inter" (stages of one device).
         mesh: The mesh of an intra plan; None for all.
+
+    Returns:
+        Empty if one stage is asked for and the devices are of several kinds.
     """
     whole = kinds(cluster)
     if mesh is not None:
-        return (Layout(0, DeviceMesh.of(mesh)),)
+        return (Layout(0, DeviceMesh.of(mesh)),) if len(whole) == 1 else ()
     found = [
         Layout(index, shape)
         for index, kind in enumerate(whole)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.even import EvenMesh
 from partitioner.ir.graph import Graph
@@ -135,7 +134,7 @@ class _Levels:
     found: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
     best: tuple[Cut, tuple[Option, ...]] | None = None
-    refusals: list[Infeasible] = field(default_factory=list)
+    refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
     in_time: bool = True
 
     def run(self, seed: int, engine: Engine) -> Staged:
@@ -187,7 +186,7 @@ class _Levels:
         try:
             self._try(layout, limited=False)
         except Infeasible as error:
-            self.refusals.append(error)
+            self.refusals.append((error, layout))
             if self.best is None:
                 self._attempt_limited(layout)
             else:
@@ -198,19 +197,20 @@ class _Levels:
             self._try(layout, limited=True)
         except Infeasible as error:
             self.failed[layout] = str(error)
-            self.refusals.append(error)
+            self.refusals.append((error, layout))
 
     def _refused(self) -> Infeasible:
-        """The refusal of the cut that came nearest to fitting, with the memory at which it does."""
-        near = [error for error in self.refusals if error.bytes_short and error.device is None]
+        """The refusal of the cut that is short of the fewest bytes a device.
+
+        Those of the solver are of all stages together, not of a device.
+        """
+        near = [(e, layout) for e, layout in self.refusals if e.bytes_short and e.device is None]
         if not near:
-            return self.refusals[0] if self.refusals else Infeasible("no layout was searched")
-        least = min(near, key=lambda error: error.bytes_short)
-        ways: tuple[str, ...] = ()
-        if len(self.kinds) == 1:
-            limit = math.ceil(self.pools[0].limit_bytes + least.bytes_short)
-            ways = (f"with --memory {limit} ({units.size(limit)})",)
-        return Infeasible(str(least), bytes_short=least.bytes_short, proven=False, relaxations=ways)
+            errors = [error for error, _ in self.refusals]
+            return errors[0] if errors else Infeasible("no layout was searched", proven=False)
+        error, layout = min(near, key=lambda refusal: refusal[0].bytes_short)
+        first = self.kinds[layout.kind].first
+        return Infeasible(str(error), device=first, bytes_short=error.bytes_short, proven=False)
 
     def _ranked(self) -> Iterator[Layout]:
         """Layouts of one axis, then those of two that add a second one to the best of these.

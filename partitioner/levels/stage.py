@@ -252,9 +252,13 @@ def paid(hop: Hop, device: int) -> tuple[float, float]:
 
 
 def _neighbour(even: EvenMesh) -> EvenMesh:
-    """The next group of the same shape, or the one before; itself if it is alone."""
+    """The farthest group of the same shape, over the outermost level; itself if it is alone.
+
+    Some stages have their neighbours in another node, and the busiest stage counts.
+    """
     size, count = even.mesh.size(), len(even.cluster)
-    shift = size if even.device + size < count else -min(size, even.device)
+    last = count - size - even.device
+    shift = last if last >= size else -min(even.device, even.device // size * size)
     devices = tuple(device + shift for device in even.mesh.devices)
     return replace(even, mesh=replace(even.mesh, devices=devices)) if shift else even
 

@@ -19,6 +19,8 @@ BUDGET_S = 6.0
 ONE_COUNT_S = 2.0
 #: More than so many times the devices asked for are not looked at.
 MOST_TIMES = 16
+#: Multiples of the bytes that are short which are tried in turn where no plan is known to fit.
+TIMES_SHORT = (1, 2, 4)
 #: Any plan that fits will do.
 ANY_GAP = 0.99
 
@@ -57,9 +59,13 @@ def relaxations(
     """
     found = []
     if refusal.device is not None and refusal.bytes_short > 0:
-        limit = cluster.devices[refusal.device].memory_bytes + math.ceil(refusal.bytes_short)
-        if refusal.closest is not None or _fits(graph, cluster.with_memory(limit), request, rules):
-            found.append(f"with --memory {limit} ({units.size(limit)})")
+        held = cluster.devices[refusal.device].memory_bytes
+        limits = [held + math.ceil(times * refusal.bytes_short) for times in TIMES_SHORT]
+        known = refusal.closest is not None
+        for limit in limits[:1] if known else limits:
+            if known or _fits(graph, cluster.with_memory(limit), request, rules):
+                found.append(f"with --memory {limit} ({units.size(limit)})")
+                break
     free = request.constraints.plan is None and not request.constraints.pins
     if cluster.is_uniform and free and request.mesh is None:
         count = _enough(graph, cluster, request, rules)

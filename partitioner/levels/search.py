@@ -133,6 +133,7 @@ class _Levels:
     progress: Callable[[str], None]
     found: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
+    sharded: list[Layout] = field(default_factory=list)
     best: tuple[Cut, tuple[Option, ...]] | None = None
     refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
     in_time: bool = True
@@ -160,7 +161,7 @@ class _Levels:
             self.blocks,
             options,
             min(self.bound_s, cut.load_s),
-            tuple(dict.fromkeys(option.layout for option in self.found)),
+            tuple(dict.fromkeys(self.sharded)),
             self.failed,
             self.in_time,
         )
@@ -242,6 +243,7 @@ class _Levels:
         sharded = self.sharder.shard(
             layout.mesh, stages, limited=limited, time_limit_s=left, gap=self.gap / 2
         )
+        self.sharded.append(layout)
         alone = len(self.kinds) == 1
         if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
             return

@@ -32,7 +32,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
-from partitioner.levels import decisions, evaluation, groups, layouts, search_levels
+from partitioner.levels import cheapest, decisions, layouts, search_levels
 from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
@@ -224,15 +224,22 @@ def _by_levels(
             f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
         )
     deadline = time.monotonic() + request.time_limit_s
-    staged = search_levels(
-        graph, rules, cluster, space, deadline=deadline, gap=request.gap, progress=progress,
-        seed=request.seed, engine=request.engine,
-    )  # fmt: skip
-    meshes = groups(staged, cluster)
+    rivals = search_levels(
+        graph,
+        rules,
+        cluster,
+        space,
+        deadline=deadline,
+        gap=request.gap,
+        progress=progress,
+        seed=request.seed,
+        engine=request.engine,
+    )
+    staged, meshes, figures = cheapest(rivals, cluster)
     used, nodes = decisions(staged, meshes)
     plan = Plan(graph.digest, cluster.to_data(), used, nodes)
-    small = len(cluster) <= MOST_EXPLICIT
-    figures = evaluate(graph, plan, cluster) if small else evaluation(staged, meshes, cluster)
+    if len(cluster) <= MOST_EXPLICIT:
+        figures = evaluate(graph, plan, cluster)
     cost = figures.step_s
     bound = min(staged.bound_s, cost)
     met = cost - bound <= request.gap * cost

@@ -30,7 +30,7 @@ def mlp(layers: int = 24, hidden: int = 1024, batch: int = 64) -> onnx.ModelProt
 
 
 def searched(graph: Graph, cluster: Cluster, strategy: str = "auto", gap: float = 0.01) -> Staged:
-    return search_levels(
+    found = search_levels(
         graph,
         Rules.of(graph),
         cluster,
@@ -39,6 +39,7 @@ def searched(graph: Graph, cluster: Cluster, strategy: str = "auto", gap: float 
         gap=gap,
         progress=lambda _text: None,
     )
+    return found[0]
 
 
 def plan_of(staged: Staged, cluster: Cluster) -> Plan:

@@ -4,7 +4,7 @@ Devices of a stage do alike (all cuts are even), stages of a size lie alike in t
 repeated blocks of the model are planned once. See docs/concepts/levels.md.
 """
 
-from partitioner.levels.figures import evaluation
+from partitioner.levels.figures import cheapest, evaluation
 from partitioner.levels.layouts import Layout, layouts
 from partitioner.levels.plan import decisions, groups
 from partitioner.levels.search import Staged, search_levels
@@ -12,6 +12,7 @@ from partitioner.levels.search import Staged, search_levels
 __all__ = [
     "Layout",
     "Staged",
+    "cheapest",
     "decisions",
     "evaluation",
     "groups",

@@ -14,7 +14,7 @@ from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
-from partitioner.levels.plan import spans
+from partitioner.levels.plan import groups, spans
 from partitioner.levels.search import Staged
 from partitioner.levels.stage import away, moved, paid
 
@@ -52,6 +52,17 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
         devices_used=sum(mesh.size() for mesh in meshes),
         sharded_flops_share=sharded_flops_share(counted.picks),
     )
+
+
+def cheapest(
+    found: Sequence[Staged], cluster: Cluster
+) -> tuple[Staged, tuple[DeviceMesh, ...], Evaluation]:
+    """The plan of least load, counted and not estimated, with the devices of its stages."""
+    counted = []
+    for staged in found:
+        meshes = groups(staged, cluster)
+        counted.append((staged, meshes, evaluation(staged, meshes, cluster)))
+    return min(counted, key=lambda entry: entry[2].step_s)
 
 
 @dataclass

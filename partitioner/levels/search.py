@@ -25,7 +25,9 @@ from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_
 from partitioner.strategies import Rules
 
 #: So much longer a layout takes than one with an axis less, as long as none is known.
-MORE_AXES = 6.0
+MORE_AXES = 12.0
+#: Cuts of least estimated load that are counted anew.
+RIVALS = 3
 #: Of the time that is left, what the solver may take for one layout.
 SHARE = 0.2
 
@@ -83,8 +85,8 @@ def search_levels(
     progress: Callable[[str], None],
     seed: int = 0,
     engine: Engine = HIGHS,
-) -> Staged:
-    """The best plan of stages, each on one of the layouts.
+) -> tuple[Staged, ...]:
+    """The best plans of stages by estimated load, each stage on one of the layouts.
 
     Layouts are sharded in order until the gap is met or time is up.
 
@@ -134,11 +136,12 @@ class _Levels:
     found: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
     sharded: list[Layout] = field(default_factory=list)
+    cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
     best: tuple[Cut, tuple[Option, ...]] | None = None
     refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
     in_time: bool = True
 
-    def run(self, seed: int, engine: Engine) -> Staged:
+    def run(self, seed: int, engine: Engine) -> tuple[Staged, ...]:
         """Fold the model, shard it over layout after layout, cut stages."""
         self.folded = fold(self.graph, self.rules)
         self.sharder = Sharder(self.folded, self.cluster, seed, engine)
@@ -154,16 +157,19 @@ class _Levels:
             raise self._refused()
         if len(self.kinds) == 1 and len(self.found) > 1 and not self._met():
             self._cut(self.found)
-        cut, options = self.best
-        return Staged(
-            self.folded,
-            cut,
-            self.blocks,
-            options,
-            min(self.bound_s, cut.load_s),
-            tuple(dict.fromkeys(self.sharded)),
-            self.failed,
-            self.in_time,
+        ranked = sorted(self.cuts, key=lambda found: found[0].load_s)
+        return tuple(
+            Staged(
+                self.folded,
+                cut,
+                self.blocks,
+                options,
+                self.bound_s,
+                tuple(dict.fromkeys(self.sharded)),
+                self.failed,
+                self.in_time,
+            )
+            for cut, options in ranked[:RIVALS]
         )
 
     def _pass(self) -> None:
@@ -258,8 +264,8 @@ class _Levels:
     def _cut(self, options: Sequence[Option]) -> None:
         stages = tuple(option.stage for option in options)
         cut = cut_stages(StageProblem(stages, self.pools, in_flight=False), gap=self.gap / 4)
-        if self.best is None or cut.load_s < self.best[0].load_s:
-            self.best = cut, tuple(options[stage.option] for stage in cut.stages)
+        self.cuts.append((cut, tuple(options[stage.option] for stage in cut.stages)))
+        self.best = min(self.cuts, key=lambda found: found[0].load_s)
 
     def _work_bound(self) -> float:
         """No plan is below: all nodes' least device seconds, shared by all devices.

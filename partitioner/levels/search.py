@@ -16,11 +16,10 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
 from partitioner.levels.layouts import Layout, kinds
 from partitioner.levels.shard import Sharded, Sharder
-from partitioner.levels.stage import Blocks, blocks, stage_option, stretches
+from partitioner.levels.stage import Blocks, blocks, stage_option
 from partitioner.repeats import Folded, fold
 from partitioner.solver import Infeasible
 from partitioner.solver.engines import HIGHS, Engine
-from partitioner.solver.intervals import Floats
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies import Rules
 
@@ -39,13 +38,11 @@ class Option:
     Attributes:
         layout: The mesh.
         sharded: How the model is sharded over it.
-        parts: What stretches of blocks cost on it; see `stretches`.
-        stage: The same for the stage cutter.
+        stage: What stretches of blocks cost on it.
     """
 
     layout: Layout
     sharded: Sharded
-    parts: Floats
     stage: StageOption
 
 
@@ -111,10 +108,7 @@ def search_levels(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Many small objects that all stay: collecting garbage would visit them again and again.
-
-    It takes a fifth of the time (tests/benchmarks/gpt3.py).
-    """
+    """Many small objects that all stay: collecting garbage would visit them again and again."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -253,9 +247,8 @@ class _Levels:
         alone = len(self.kinds) == 1
         if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
             return
-        parts = stretches(sharded, self.blocks, stages)
-        option = stage_option(sharded, parts, layout.kind, str(layout))
-        self.found.append(Option(layout, sharded, parts, option))
+        option = stage_option(sharded, self.blocks, stages, layout.kind, str(layout))
+        self.found.append(Option(layout, sharded, option))
         if alone:
             self._cut(self.found[-1:])
         elif {option.layout.kind for option in self.found} == set(range(len(self.pools))):

@@ -31,24 +31,17 @@ class Sharded:
         even: The mesh and its stand-in, on which the strategies are.
         built: The problem of the folded graph, each block counted once.
         solution: Its best plan, with every block counted.
-        limited: Whether memory was minded: the plan may hold so much on all stages together.
     """
 
     folded: Folded
     even: EvenMesh
     built: Built
     solution: Solution
-    limited: bool
 
     @property
     def cost_s(self) -> float:
         """Seconds that each device would take with the whole model."""
         return self.solution.cost
-
-    @property
-    def work_s(self) -> float:
-        """Device seconds of the whole model."""
-        return self.cost_s * self.even.mesh.size()
 
     @cached_property
     def picks(self) -> tuple[PlacedNode, ...]:
@@ -125,7 +118,7 @@ class Sharder:
             reason_s=0.0,
             engine=self.engine,
         )
-        return Sharded(self.folded, even, built, solution, limited)
+        return Sharded(self.folded, even, built, solution)
 
     def _build(self, even: EvenMesh) -> Built:
         graph = self.folded.graph

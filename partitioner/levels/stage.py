@@ -20,9 +20,8 @@ from partitioner.solver.stages import StageOption
 #: Blocks that the order is cut into at most: stages begin and end between them.
 MAX_BLOCKS = 480
 
-#: Entries of a charge: seconds of computing, seconds of communicating, bytes of weights, bytes
-#: that are sent.
-COMPUTE, COMM, WEIGHTS, SENT = range(4)
+#: Entries of a charge: seconds, bytes of weights.
+SECONDS, WEIGHTS = range(2)
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,9 @@ class Blocks:
 
     Attributes:
         ends: Where each block ends, exclusive.
-        of: Block of each node.
     """
 
     ends: tuple[int, ...]
-    of: tuple[int, ...]
 
 
 def blocks(graph: Graph) -> Blocks:
@@ -50,13 +47,7 @@ def blocks(graph: Graph) -> Blocks:
     ends = {count}
     for first, last in pairwise(edges[1:]):
         ends.add(first + int(np.argmin(crossing[first:last])))
-    ordered = tuple(sorted(ends))
-    of, block = [], 0
-    for position in range(count):
-        if position == ordered[block]:
-            block += 1
-        of.append(block)
-    return Blocks(ordered, tuple(of))
+    return Blocks(tuple(sorted(ends)))
 
 
 def _crossing(graph: Graph) -> Floats:
@@ -71,9 +62,22 @@ def _crossing(graph: Graph) -> Floats:
     return np.cumsum(change)[:-1]
 
 
-def stage_option(sharded: Sharded, parts: Floats, pool: int, label: str) -> StageOption:
-    """All stretches of blocks as stages on the mesh; `parts` are their `stretches`."""
-    load = _between(parts[COMPUTE] + parts[COMM])
+def stage_option(sharded: Sharded, cut: Blocks, stages: int, pool: int, label: str) -> StageOption:
+    """All stretches of blocks as stages on the mesh.
+
+    A value that leaves for readers far apart is charged for as many stages as they would be in if
+    all stages had equal loads; one that is needed both inside and outside its stage may be charged
+    for both. What the cut that is taken in the end costs is counted anew (`figures`).
+
+    Args:
+        sharded: The model on the mesh.
+        cut: The blocks.
+        stages: How many stages there may be.
+        pool: The pool of the mesh's devices.
+        label: For people.
+    """
+    parts = _Stretches(sharded, cut, stages).run()
+    load = _between(parts[SECONDS])
     held = _between(parts[WEIGHTS])
     passing = np.zeros_like(load) + sharded.passing_bytes
     mesh = sharded.even.mesh
@@ -88,24 +92,12 @@ def _between(parts: Floats) -> Floats:
     return found
 
 
-def stretches(sharded: Sharded, cut: Blocks, stages: int) -> Floats:
-    """[entry, i, j]: what a device of the mesh takes with blocks i to j; (4, blocks, blocks).
-
-    A value that leaves for readers far apart is charged for as many stages as they would be in if
-    all stages had equal loads; one that is needed both inside and outside its stage may be charged
-    for both. What the cut that is taken in the end costs is counted anew (`figures`).
-
-    Args:
-        sharded: The model on the mesh.
-        cut: The blocks.
-        stages: How many stages there may be.
-    """
-    return _Stretches(sharded, cut, stages).run()
-
-
 @dataclass
 class _Stretches:
-    """Charges in positions of nodes; those of one middle block are repeated for all of them."""
+    """What a device of the mesh takes with blocks i to j: [entry, i, j], (2, blocks, blocks).
+
+    Charges are in positions of nodes; those of one middle block are repeated for all of them.
+    """
 
     sharded: Sharded
     cut: Blocks
@@ -122,11 +114,11 @@ class _Stretches:
         run = folded.run
         copies = range(run.block(2).start, run.block(run.count - 2).start) if run else range(0)
         sample = frozenset(run.block(1)) if run else frozenset()
-        self.charges = Charges(count, 4)
+        self.charges = Charges(count, 2)
         self._charge_nodes(i for i in range(count) if i not in copies and i not in sample)
         rectangles, parts = self.charges.arrays()
         if run:
-            self.charges = Charges(count, 4)
+            self.charges = Charges(count, 2)
             self._charge_nodes(sample)
             shifts = [index * run.period for index in range(run.count - 3)]
             more = _shifted(*self.charges.arrays(), shifts, count)
@@ -157,7 +149,7 @@ class _Stretches:
         for position in positions:
             node, place = self.graph.nodes[position], places[position]
             placed, seconds = picks[place], self.sharded.loads_s[place]
-            self.charges.add((seconds, 0.0, 0.0, 0.0), self.charges.some_in([position]))
+            self.charges.add((seconds, 0.0), self.charges.some_in([position]))
             for value, at in dict(_named((*node.inputs, *node.captures), placed.ins)).items():
                 if value in self.graph.constants:
                     self._weight(value, at, position)
@@ -179,7 +171,7 @@ class _Stretches:
         readers = [reader for where, reader in self._readers(value) if where == at]
         if position == readers[0]:
             nbytes = self.sharded.even.local_bytes(at, self.graph.types[value].dtype)
-            self.charges.add((0.0, 0.0, float(nbytes), 0.0), self.charges.some_in(readers))
+            self.charges.add((0.0, float(nbytes)), self.charges.some_in(readers))
 
     def _value(
         self, value: str, home: Placement, position: int, readers: Sequence[tuple[Placement, int]]
@@ -217,8 +209,8 @@ class _Stretches:
         at: int,
         times: int = 1,
     ) -> None:
-        seconds, sent = paid(hop, at)
-        self.charges.add((0.0, times * seconds, 0.0, times * sent), where)
+        seconds, _ = paid(hop, at)
+        self.charges.add((times * seconds, 0.0), where)
 
 
 def _shifted(

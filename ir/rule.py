@@ -33,6 +33,11 @@ class Kind(StrEnum):
     REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
     WHOLE = "whole"  #: Needs the whole dim on each device.
     HALO = "halo"  #: A sliding window: an operand dim is wider than the loop; not cut yet.
+    LINEAR = "linear"  #: No loop: cutting it passes pending sums of the operands to the results.
+
+
+#: Name and size of the factor of a linear op; any number of parts up to the size can be cut.
+PENDING, PENDING_SIZE = "+", 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,9 @@ class Rule:
         result_shapes: Sizes of every result (() for absent).
         addends: Operands that add to the reduced result (a bias): where a REDUCE factor is cut
             they are held partial, so that they count once.
+        linear: Operands in which the op is linear, taken together: the op of sums of parts is the
+            sum of the op of the parts. Then there is a factor `PENDING` of kind LINEAR, and
+            cutting it over an axis means that these operands, and the results, are partial there.
         points: Factors whose product is the number of loop iterations (default: all but HALO
             factors' operand widths).
         flops_per_point: FLOPs an iteration (a multiply-add counts 2).
@@ -95,6 +103,7 @@ class Rule:
     operand_shapes: tuple[tuple[int, ...], ...]
     result_shapes: tuple[tuple[int, ...], ...]
     addends: frozenset[int] = frozenset()
+    linear: frozenset[int] = frozenset()
     points: tuple[str, ...] = ()
     flops_per_point: float = 0.0
 
@@ -112,6 +121,7 @@ class Rule:
         halo: Iterable[str] = (),
         dropped: Iterable[str] = (),
         addends: Iterable[int] = (),
+        linear: Iterable[int] = (),
         points: Iterable[str] | None = None,
         flops: float = 0.0,
     ) -> Rule:
@@ -129,6 +139,7 @@ class Rule:
             halo: Sliding-window factors (size from the result; the operand's dim is wider).
             dropped: Factors of operand elements that no result depends on; they may be cut.
             addends: See the class.
+            linear: See the class.
             points: See the class.
             flops: FLOPs an iteration.
 
@@ -147,6 +158,10 @@ class Rule:
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
             factors[name] = Factor(name, known[name], kind, how)
+        loops = tuple(factors)
+        joint = frozenset(linear)
+        if joint:
+            factors[PENDING] = Factor(PENDING, PENDING_SIZE, Kind.LINEAR, "sum")
         rule = cls(
             factors,
             ins,
@@ -154,7 +169,8 @@ class Rule:
             in_shapes,
             out_shapes,
             frozenset(addends),
-            tuple(points) if points is not None else tuple(factors),
+            joint,
+            tuple(points) if points is not None else loops,
             flops,
         )
         rule._check()
@@ -190,7 +206,7 @@ class Rule:
         classes: dict[str, list[str]] = {}
         for name in self.factors:
             classes.setdefault(root(name), []).append(name)
-        free = {Kind.PASS, Kind.REDUCE}
+        free = {Kind.PASS, Kind.REDUCE, Kind.LINEAR}
         return tuple(
             tuple(members)
             for members in classes.values()
@@ -200,7 +216,8 @@ class Rule:
     @cached_property
     def is_pointwise(self) -> bool:
         """Whether each result element depends on one element an operand, whatever the cut."""
-        return all(factor.kind is Kind.PASS for factor in self.factors.values()) and all(
+        loops = (f for f in self.factors.values() if f.kind is not Kind.LINEAR)
+        return all(factor.kind is Kind.PASS for factor in loops) and all(
             set(self._factors_of(dims)) <= set(self._factors_of(self.results[0]))
             for dims in (*self.operands, *self.results)
         )
@@ -236,17 +253,20 @@ class Rule:
         if len(used) != len(set(used)):
             raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")
         for name in layouts:
-            if self.factors[name].kind not in (Kind.PASS, Kind.REDUCE):
+            if self.factors[name].kind not in (Kind.PASS, Kind.REDUCE, Kind.LINEAR):
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
-        partial = tuple(
-            (axis, self.factors[name].reduce)
+        pending = {
+            axis: self.factors[name]
             for axis in mesh.names
             for name, layout in layouts.items()
-            if axis in layout.axes and self.factors[name].kind is Kind.REDUCE
-        )
+            if axis in layout.axes and self.factors[name].reduce
+        }
+        partial = tuple((axis, factor.reduce) for axis, factor in pending.items())
+        passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is Kind.LINEAR)
         ins = tuple(
             Sharding(
-                self._dims(dims, shape, layouts, mesh), partial if index in self.addends else ()
+                self._dims(dims, shape, layouts, mesh),
+                partial if index in self.addends else passed if index in self.linear else (),
             )
             for index, (dims, shape) in enumerate(
                 zip(self.operands, self.operand_shapes, strict=True)

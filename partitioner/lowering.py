@@ -212,7 +212,10 @@ class _Rank:
         shapes = _local_shapes(placed.ins, placed, point)
         outs = _local_shapes(placed.outs, placed, point)
         sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)
-        return row.localize(OpView(placed.node, self.graph), LocalView(sizes, shapes, outs))
+        view = LocalView(
+            sizes, shapes, outs, _regions(placed.ins, point), _regions(placed.outs, point)
+        )
+        return row.localize(OpView(placed.node, self.graph), view)
 
     def _outputs(self) -> Sequence[Output]:
         return [
@@ -247,6 +250,15 @@ def _local_shapes(
 ) -> tuple[tuple[int, ...], ...]:
     return tuple(
         () if at is None else at.sharding.local_shape(placed.mesh, point) for at in placements
+    )
+
+
+def _regions(
+    placements: Sequence[Placement | None], point: Mapping[str, int]
+) -> tuple[Region, ...]:
+    return tuple(
+        () if at is None else tuple(dim.pieces(at.mesh, point) for dim in at.sharding.dims)
+        for at in placements
     )
 
 

@@ -20,12 +20,13 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from partitioner.backends.onnx.nodes import node_proto, tensor_proto
+from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, even_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of, rule_of
-from partitioner.ir.rule import Cut, Rule
+from partitioner.ir.rule import PENDING, Cut, Rule
 from partitioner.ir.types import TensorType
 
 MESHES = tuple(DeviceMesh.of(axes) for axes in ({"tp": 2}, {"tp": 3}, {"dp": 2, "tp": 2}))
@@ -34,6 +35,10 @@ REDUCERS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.mult
 RuleOf = Callable[[OpView], Rule]
 Point = Mapping[str, int]
 Cuts = Mapping[str, Cut]  #: A cut by factor.
+
+
+#: Local nodes and values by name -> every value that the nodes make.
+Runner = Callable[[LocalOp, Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class Case:
         exact: Results are compared bit for bit (integers always are).
         tolerance: Otherwise the largest error, relative to the largest value.
         reference: Run by onnx.reference: ONNX Runtime has no CPU kernel.
+        runner: Runs local nodes; None for ONNX Runtime (or the reference).
     """
 
     op: str
@@ -105,6 +111,7 @@ class Case:
     exact: bool = False
     tolerance: float = 2e-6
     reference: bool = False
+    runner: Runner | None = None
 
     def __str__(self) -> str:
         shapes = ",".join(
@@ -200,6 +207,8 @@ def enumerate_cuts(rule: Rule, mesh: DeviceMesh) -> Iterator[Cuts]:
 def _odd_cuts(rule: Rule, mesh: DeviceMesh) -> Iterator[Cuts]:
     parts = mesh.size()
     for link in rule.links:
+        if link == (PENDING,):
+            continue
         smallest = min(rule.factors[factor].size for factor in link)
         if smallest > parts:
             yield {factor: _uneven(rule.factors[factor].size, mesh) for factor in link}
@@ -235,7 +244,13 @@ class _Cutting:
             self.rule.local_sizes(self.layouts, self.mesh, point),
             tuple(sharding.local_shape(self.mesh, point) for sharding in self.ins),
             tuple(sharding.local_shape(self.mesh, point) for sharding in self.outs),
+            tuple(_region(sharding, self.mesh, point) for sharding in self.ins),
+            tuple(_region(sharding, self.mesh, point) for sharding in self.outs),
         )
+
+
+def _region(sharding: Sharding, mesh: DeviceMesh, point: Point) -> Region:
+    return tuple(dim.pieces(mesh, point) for dim in sharding.dims)
 
 
 def _check_cut(trial: Trial, rule: Rule, mesh: DeviceMesh, cuts: Cuts) -> bool:
@@ -260,7 +275,8 @@ def _check_flops(cutting: _Cutting) -> None:
     rule, mesh, layouts = cutting.rule, cutting.mesh, cutting.layouts
     if any(len(link) > 1 and link[0] in layouts for link in rule.links):
         return  # sums of terms: their FLOPs are no product of factors
-    used = {axis for layout in layouts.values() for axis in layout.axes}
+    loops = [layout for name, layout in layouts.items() if name != PENDING]
+    used = {axis for layout in loops for axis in layout.axes}
     replicas = mesh.size(tuple(name for name in mesh.names if name not in used))
     total = sum(rule.local_flops(layouts, mesh, point) for _, point in mesh.coords())
     assert np.isclose(total, rule.flops * replicas), f"{cutting.where}: {total} FLOPs"
@@ -343,6 +359,8 @@ def _run(case: Case, local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[s
 
     As in a rank's file, constants are initializers and the other operands are inputs.
     """
+    if case.runner is not None:
+        return case.runner(local, values)
     made = [name for node in local.nodes for name in node.writes]
     temporaries = set(made) - {name for name in made if name.startswith("out")}
     assert temporaries == set(local.types), f"{case}: temporaries {temporaries} need types"

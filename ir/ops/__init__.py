@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import (
+    aten,
     attention,
     attention_fused,
     contraction,
@@ -31,6 +32,7 @@ from partitioner.ir.rule import Rule
 __all__ = ["ROWS", "LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "row_of", "rule_of"]
 
 _FAMILIES = (
+    aten,
     attention,
     attention_fused,
     contraction,

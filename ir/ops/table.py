@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from partitioner.ir.errors import IRError
+from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
@@ -116,11 +117,15 @@ class LocalView:
         sizes: Local size of every factor.
         shapes: Local sizes of the operands (() where absent).
         out_shapes: Local sizes of the results (() where absent).
+        regions: Which part of each whole operand the device has.
+        out_regions: Which part of each whole result it makes.
     """
 
     sizes: Mapping[str, int]
     shapes: tuple[Shape, ...]
     out_shapes: tuple[Shape, ...]
+    regions: tuple[Region, ...] = ()
+    out_regions: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,12 +157,17 @@ class OpRow:
         view: The result is the first operand's memory under another shape: no bytes, no kernel.
         moved: Bytes that the op reads and writes, by local operand and result bytes; None for all.
             (Gather reads rows, not the table.)
+        stored: The result is a value that is kept from step to step (a parameter): it is resident,
+            with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
+        in_place: Operand that is written where it lies, so it is never moved to the node.
     """
 
     rule: Callable[[OpView], Rule]
     localize: Localize | None = None
     view: bool = False
     moved: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None
+    stored: bool = False
+    in_place: int | None = None
 
 
 def same_node(view: OpView, **attrs: Attr) -> LocalOp:

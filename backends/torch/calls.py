@@ -1,0 +1,94 @@
+"""Nodes of the IR as calls of PyTorch operators: the inverse of the front end's encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import torch_dtype
+from partitioner.ir.graph import Attr, Node
+
+
+@cache
+def overload(op: str) -> torch._ops.OpOverload:
+    """The operator of a node's op: ``overload("aten::sum.dim_IntList")``.
+
+    Raises:
+        BackendError: This PyTorch has no such operator.
+    """
+    import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+
+    name, _, kind = op.partition(".")
+    space, _, short = name.partition("::")
+    try:
+        found = getattr(getattr(getattr(torch.ops, space), short), kind or "default")
+    except AttributeError:
+        raise BackendError(f"PyTorch {torch.__version__} has no operator {op}") from None
+    assert isinstance(found, torch._ops.OpOverload)
+    return found
+
+
+def arguments(
+    node: Node, tensor: Callable[[str], Any], device: torch.device
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments of a node's call.
+
+    Args:
+        node: The node; its inputs are in the schema's order.
+        tensor: What stands for a value.
+        device: Where tensors are made.
+    """
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    values = iter(node.inputs)
+    for argument in overload(node.op)._schema.arguments:
+        if argument.name in ("layout", "pin_memory"):
+            continue
+        if argument.name == "device":
+            kwargs["device"] = device
+            continue
+        found = _argument(str(argument.type), node.attrs.get(argument.name), values, tensor)
+        if argument.kwarg_only:
+            if found is not None:
+                kwargs[argument.name] = found
+        else:
+            args.append(found)
+    return tuple(args), kwargs
+
+
+def _argument(
+    kind: str, attr: Attr | None, values: Iterator[str], tensor: Callable[[str], Any]
+) -> Any:
+    if "Tensor" in kind and "List" in kind:
+        assert attr is None or isinstance(attr, int)
+        return [tensor(name) if name else None for name in (next(values) for _ in range(attr or 0))]
+    if kind in ("Tensor", "Optional[Tensor]"):
+        name = next(values)
+        return tensor(name) if name else attr
+    if attr is None:
+        return None
+    return _decoded(kind, attr)
+
+
+def _decoded(kind: str, attr: Attr) -> Any:
+    if isinstance(attr, tuple):
+        return list(attr)
+    if isinstance(attr, str) and kind in ("int", "Optional[int]"):  # element types, memory formats
+        return getattr(torch, attr) if attr in _FORMATS else torch_dtype(attr)
+    return attr
+
+
+_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
+
+
+def run_node(
+    node: Node, values: Mapping[str, torch.Tensor], device: torch.device
+) -> Sequence[torch.Tensor | None]:
+    """Run a node on tensors by value name; one entry a result."""
+    args, kwargs = arguments(node, values.__getitem__, device)
+    found = overload(node.op)(*args, **kwargs)
+    return list(found) if isinstance(found, tuple | list) else [found]

@@ -5,4 +5,4 @@ from __future__ import annotations
 import torch
 
 #: Kept alive: PyTorch drops what a library registered when the library goes.
-LIBRARY = torch.library.Library("partitioner", "DEF")
+LIBRARY: torch.library.Library = torch.library.Library("partitioner", "DEF")  # type: ignore[no-untyped-call]

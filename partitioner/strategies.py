@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from partitioner.class_cuts import ClassCut, ClassCuts
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, place
@@ -211,14 +211,19 @@ class _Spread:
             return False
         held.append(cut)
         for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
-            for index, layout in enumerate(sharding.dims):
-                if value and layout.axes == axes:
-                    known = self.dims.setdefault((value, index, axes), [])
-                    if layout not in known:
-                        known.append(layout)
-            if value and {axis for axis, how in sharding.partial if how == "sum"} == set(axes):
-                self.dims.setdefault((value, PENDING_DIM, axes), [])
+            if value:
+                self._spread(value, sharding, axes)
         return True
+
+    def _spread(self, value: str, sharding: Sharding, axes: Axes) -> None:
+        """Make known how a strategy leaves or wants a value."""
+        for index, layout in enumerate(sharding.dims):
+            if layout.axes == axes:
+                known = self.dims.setdefault((value, index, axes), [])
+                if layout not in known:
+                    known.append(layout)
+        if {axis for axis, how in sharding.partial if how == "sum"} == set(axes):
+            self.dims.setdefault((value, PENDING_DIM, axes), [])
 
     def _compete(self, one: ClassCut, other: ClassCut) -> bool:
         return len({self.choice.is_by_speed(cut.values()) for cut in (one, other)}) == 1

@@ -163,14 +163,15 @@ def _exchange(
     if parts:
         packed = parts[0] if len(parts) == 1 else graph.call_function(aten.cat.default, (parts,))
     else:
-        empty = {"dtype": torch_dtype(comm.dtype), "device": device}
+        empty: dict[str, fx.node.Argument] = {"dtype": torch_dtype(comm.dtype), "device": device}
         packed = graph.call_function(aten.empty.memory_format, ([0],), empty)
     width = 2 if comm.dtype == "int16" else 1
     splits = [
         [width * sum(t.numel for t in by.get(p, [])) if p != rank else 0 for p in comm.ranks]
         for by in (arriving, leaving)
     ]
-    args = (_coded(graph, comm, _dense(graph, packed)), *splits, group_name(comm.ranks))
+    data = _coded(graph, comm, _dense(graph, packed))
+    args = (data, splits[0], splits[1], group_name(comm.ranks))
     sent = graph.call_function(c10d.all_to_all_single.default, args)
     if not arriving:
         return None

@@ -274,7 +274,7 @@ def _outside(steps: Sequence[Compute | Comm], outputs: Sequence[Output], rank: i
 
 def _fresh(steps: Sequence[Compute | Comm]) -> Iterator[str]:
     """Values that a step computes into memory of their own, which nothing else shares."""
-    viewed = set()
+    viewed: set[str] = set()
     for step in steps:
         if isinstance(step, Compute):
             row = row_of(step.node)

@@ -71,14 +71,7 @@ def _ready(waiting: Mapping[int, Call]) -> list[tuple[int, ...]]:
 def _interpret(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
     values: dict[fx.Node, Any] = {}
     arguments = iter(inputs)
-    last = (
-        {n: max(n.users, key=order.__getitem__) for n in module.graph.nodes if n.users}
-        if (order := {n: i for i, n in enumerate(module.graph.nodes)})
-        else {}
-    )
-    dying: dict[fx.Node, list[fx.Node]] = {}
-    for node, user in last.items():
-        dying.setdefault(user, []).append(node)
+    dying = _last_reads(module.graph)
     for node in module.graph.nodes:
         args = fx.map_arg(node.args, values.__getitem__)
         kwargs = fx.map_arg(node.kwargs, values.__getitem__)
@@ -100,6 +93,16 @@ def _interpret(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
         for dead in dying.get(node, ()):
             values.pop(dead, None)
     raise AssertionError("a graph without outputs")
+
+
+def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """What is read for the last time by each node."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.users:
+            dying.setdefault(max(node.users, key=order.__getitem__), []).append(node)
+    return dying
 
 
 def _carry_out(calls: Sequence[Call]) -> list[torch.Tensor]:

@@ -188,7 +188,7 @@ def detach_outputs(program: ExportedProgram) -> None:
             cut.meta.update(val=node.meta["val"])
             results[index] = cut
             spec = program.graph_signature.output_specs[index]
-            spec.arg = type(spec.arg)(name=cut.name)  # type: ignore[call-arg]
+            spec.arg = type(spec.arg)(name=cut.name)
     last.args = (tuple(results),)
     program.graph_module.recompile()
 

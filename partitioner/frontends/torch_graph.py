@@ -226,13 +226,15 @@ class _Builder:
         if isinstance(val, torch.Tensor):
             yield self._value(node, node.name)
             return
-        users = {user.args[1]: user for user in node.users if user.target is operator.getitem}
-        read = {index: user for index, user in users.items() if user.users}
+        read: dict[object, list[fx.Node]] = {}
+        for user in node.users:
+            if user.target is operator.getitem and user.users:
+                read.setdefault(user.args[1], []).append(user)
         for index in range(len(val)):
-            yield self._value(read[index], read[index].name) if index in read else ""
-        for index, user in users.items():  # read twice under two names
-            if user.name not in self.values and index in read:
-                self.values[user.name] = self.values[read[index].name]
+            first, *others = read.get(index) or [None]
+            value = self._value(first, first.name) if first is not None else ""
+            self.values.update({other.name: value for other in others if other is not None})
+            yield value
 
     def _add(self, node: Node) -> None:
         self.nodes.append(node)

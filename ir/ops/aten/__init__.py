@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.ops.aten import contraction, pointwise, state
+from partitioner.ir.ops.aten import (
+    contraction,
+    factories,
+    gradients,
+    joining,
+    movement,
+    pointwise,
+    reduction,
+    state,
+    views,
+)
 from partitioner.ir.ops.table import OpRow
 
-_FAMILIES = (contraction, pointwise, state)
+_FAMILIES = (
+    contraction,
+    factories,
+    gradients,
+    joining,
+    movement,
+    pointwise,
+    reduction,
+    state,
+    views,
+)
 
 
 def _merge() -> Mapping[str, OpRow]:

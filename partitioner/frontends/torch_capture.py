@@ -65,6 +65,7 @@ class Captured:
         out_spec: Structure of what the module returns.
         tensors: Parameters and buffers by full name.
         ties: First of the names of a parameter or buffer that has several, by each of them.
+        persistent: Names of the parameters and buffers of the module's `state_dict`.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
     """
@@ -76,6 +77,7 @@ class Captured:
     out_spec: pytree.TreeSpec
     tensors: Mapping[str, torch.Tensor]
     ties: Mapping[str, str]
+    persistent: frozenset[str]
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
 
@@ -169,6 +171,7 @@ def capture(
         _spec(program.call_spec.out_spec),
         {name: module_tensors[name] for name in ties},
         ties,
+        frozenset(module.state_dict(keep_vars=True)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
     )

@@ -106,7 +106,7 @@ def _overloads(names: tuple[str, ...], *kinds: str) -> Mapping[str, OpRow]:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{f"aten::{op}": OpRow(costs(flops)) for op, flops in (UNARY | JOINT).items()},
+    **{f"aten::{op}": OpRow(costs(flops)) for op, flops in {**UNARY, **JOINT}.items()},
     **_overloads(COMPARED, "Scalar", "Tensor"),
     **_overloads(EITHER_SIDE, "Scalar", "Scalar_Tensor", "Tensor"),
     **_overloads(SHIFTED, "Scalar_Tensor", "Tensor", "Tensor_Scalar"),

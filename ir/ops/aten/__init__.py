@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.ops.aten import contraction, pointwise, state
+from partitioner.ir.ops.aten import (
+    contraction,
+    convolution,
+    normalization,
+    pointwise,
+    pooling,
+    state,
+    upsampling,
+)
 from partitioner.ir.ops.table import OpRow
 
-_FAMILIES = (contraction, pointwise, state)
+_FAMILIES = (contraction, convolution, normalization, pointwise, pooling, state, upsampling)
 
 
 def _merge() -> Mapping[str, OpRow]:

@@ -54,9 +54,7 @@ def native_layer_norm_backward(
 ) -> Gradients:
     """Two operators: of data, and of weight and bias."""
     shape, kind = normalized_shape, _kind_of(x, weight, bias)
-    data = (
-        own.layer_norm_grad_input(grad_out, x, shape, mean, rstd, weight) if wanted[0] else None
-    )
+    data = own.layer_norm_grad_input(grad_out, x, shape, mean, rstd, weight) if wanted[0] else None
     if not (wanted[1] or wanted[2]):
         return data, None, None
     found = own.layer_norm_grad_weight(grad_out, x, shape, mean, rstd, kind)
@@ -73,9 +71,7 @@ def native_group_norm_backward(
 ) -> Gradients:
     """Two operators: of data, and of weight and bias."""
     _, _, _, group, wanted = settings
-    data = (
-        own.group_norm_grad_input(grad_out, x, mean, rstd, weight, group) if wanted[0] else None
-    )
+    data = own.group_norm_grad_input(grad_out, x, mean, rstd, weight, group) if wanted[0] else None
     if not (wanted[1] or wanted[2]):
         return data, None, None
     found = own.group_norm_grad_weight(grad_out, x, mean, rstd, group, _kind_of(x, weight))
@@ -88,9 +84,7 @@ def _kind_of(x: Tensor, *settings: Tensor | None) -> torch.dtype:
 
 
 def _asked(found: Sequence[Tensor], wanted: Wanted) -> tuple[Tensor | None, Tensor | None]:
-    first, second = (
-        result if asked else None for result, asked in zip(found, wanted, strict=True)
-    )
+    first, second = (result if asked else None for result, asked in zip(found, wanted, strict=True))
     return first, second
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 #: Kept alive: PyTorch drops what a library registered when the library goes.
-LIBRARY = torch.library.Library("partitioner", "DEF")
+LIBRARY: Any = torch.library.Library("partitioner", "DEF")  # type: ignore[no-untyped-call]
 
 Kernel = Callable[..., Any]
 

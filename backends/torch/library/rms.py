@@ -27,8 +27,7 @@ def _fake(x: Tensor, normalized_shape: Sequence[int], *_: object) -> tuple[Tenso
 
 
 @operator(
-    "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float? eps)"
-    " -> (Tensor, Tensor)",
+    "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)",
     _fake,
 )
 def rms_norm(
@@ -98,6 +97,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     x, ctx.normalized_shape, weight, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for the second result
 
 
 def _gradient(ctx: Any, grad_out: Tensor, _: object) -> tuple[Tensor | None, ...]:

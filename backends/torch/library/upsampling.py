@@ -36,7 +36,8 @@ def _settings(
 ) -> list[Any]:
     """Arguments after the sizes: nearest modes know no corners."""
     corners = [] if mode.startswith("nearest") else [align_corners]
-    return [*corners, *(scales or [None] * len(output_size))]
+    factors: Sequence[float | None] = scales or [None] * len(output_size)
+    return [*corners, *factors]
 
 
 def _fake(x: Tensor, _mode: str, output_size: Sequence[int], *_: object) -> Tensor:

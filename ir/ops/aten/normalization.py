@@ -32,9 +32,7 @@ def _rule(
 ) -> Rule:
     """Rule of the operands and results that the node has; the loops are the first operand's."""
     present = view.present(operands)
-    wanted = [
-        dims if name else None for dims, name in zip(results, view.node.outputs, strict=True)
-    ]
+    wanted = [dims if name else None for dims, name in zip(results, view.node.outputs, strict=True)]
     used = {factor for dims in (*present, *wanted) for dim in dims or () for factor in _of(dim)}
     loops = [factor for dim in operands[0] or () for factor in _of(dim)]
     return Rule.of(

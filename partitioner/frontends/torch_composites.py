@@ -59,13 +59,13 @@ _REWRITES: Mapping[torch._ops.OpOverload, tuple[torch._ops.OpOverload, Rewrite]]
 
 
 def keep_composites(module: fx.GraphModule) -> None:
-    """Replace calls in an exported graph, in place; sizes that are not known stay as they are."""
+    """Replace calls in an exported program's graph, in place, unless their sizes are not known."""
     for node in list(module.graph.nodes):
         found = _REWRITES.get(node.target) if node.op == "call_function" else None
         size = tuple(node.meta["val"].shape) if found else ()
         if found is None or not all(isinstance(n, int) for n in size):
             continue
-        _replace(module.graph, node, found[0], found[1](_arguments(node), size))
+        _become(module.graph, node, found[0], found[1](_arguments(node), size))
     module.recompile()
 
 
@@ -78,17 +78,14 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
     return {**defaults, **given, **node.kwargs}
 
 
-def _replace(
+def _become(
     graph: fx.Graph, node: fx.Node, target: torch._ops.OpOverload, args: tuple[Any, ...]
 ) -> None:
-    """Put a call in a node's place, or the first of its results."""
+    """Turn a node into a call, or the first of its results; it keeps its name and notes."""
+    if len(target._schema.returns) == 1:
+        node.target, node.args, node.kwargs = target, args, {}
+        return
     with graph.inserting_before(node):
-        new = graph.call_function(target, args)
-        new.meta.update({key: value for key, value in node.meta.items() if key != "val"})
-        if len(target._schema.returns) > 1:
-            new = graph.call_function(operator.getitem, (new, 0))
-            new.meta.update(node.meta)
-        else:
-            new.meta["val"] = node.meta["val"]
-    node.replace_all_uses_with(new)
-    graph.erase_node(node)
+        call = graph.call_function(target, args)
+    call.meta.update({key: note for key, note in node.meta.items() if key != "val"})
+    node.target, node.args, node.kwargs = operator.getitem, (call, 0), {}

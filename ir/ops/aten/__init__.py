@@ -8,15 +8,35 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.ops.aten import (
     contraction,
     convolution,
+    factories,
+    gradients,
+    joining,
+    movement,
     normalization,
     pointwise,
     pooling,
+    reduction,
     state,
     upsampling,
+    views,
 )
 from partitioner.ir.ops.table import OpRow
 
-_FAMILIES = (contraction, convolution, normalization, pointwise, pooling, state, upsampling)
+_FAMILIES = (
+    contraction,
+    convolution,
+    factories,
+    gradients,
+    joining,
+    movement,
+    normalization,
+    pointwise,
+    pooling,
+    reduction,
+    state,
+    upsampling,
+    views,
+)
 
 
 def _merge() -> Mapping[str, OpRow]:

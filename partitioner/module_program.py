@@ -162,3 +162,4 @@ class ModuleProgram(Planned):
 
     def _structured(self, step: Step) -> Any:
         return self.signature.unflatten(step.results)
+

@@ -7,26 +7,34 @@ from collections.abc import Mapping
 from partitioner.ir.errors import IRError
 from partitioner.ir.ops.aten import (
     contraction,
+    convolution,
     factories,
     gradients,
     joining,
     movement,
+    normalization,
     pointwise,
+    pooling,
     reduction,
     state,
+    upsampling,
     views,
 )
 from partitioner.ir.ops.table import OpRow
 
 _FAMILIES = (
     contraction,
+    convolution,
     factories,
     gradients,
     joining,
     movement,
+    normalization,
     pointwise,
+    pooling,
     reduction,
     state,
+    upsampling,
     views,
 )
 

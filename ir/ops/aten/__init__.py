@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.ops.aten import contraction, pointwise, state
+from partitioner.ir.ops.aten import (
+    attention,
+    contraction,
+    dropout,
+    indexing,
+    losses,
+    pointwise,
+    softmax,
+    state,
+    vocabulary,
+)
 from partitioner.ir.ops.table import OpRow
 
-_FAMILIES = (contraction, pointwise, state)
+_FAMILIES = (
+    attention,
+    contraction,
+    dropout,
+    indexing,
+    losses,
+    pointwise,
+    softmax,
+    state,
+    vocabulary,
+)
 
 
 def _merge() -> Mapping[str, OpRow]:

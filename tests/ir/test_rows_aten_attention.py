@@ -65,4 +65,3 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_row(case: Case) -> None:
     check_row(case)
-

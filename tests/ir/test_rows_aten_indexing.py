@@ -20,7 +20,9 @@ CASES = [
         options={"min_cuts": 3},
     ),
     aten("index.Tensor", f32(4, 6), [ints(1, 1, low=0, high=3)], options={"min_cuts": 2}),
-    aten("_unsafe_index.Tensor", f32(4, 6), [None, ints(8, low=0, high=5)], options={"min_cuts": 3}),
+    aten(
+        "_unsafe_index.Tensor", f32(4, 6), [None, ints(8, low=0, high=5)], options={"min_cuts": 3}
+    ),
     aten(
         "index_put",
         *(f32(4, 6, 5), [None, vec(1, 4, 0)], f32(4, 3, 5)),
@@ -56,8 +58,12 @@ CASES = [
     aten("scatter.src", f32(4, 6), 1, np.tile([5, 0, 2], (4, 1)), f32(4, 3)),
     aten("scatter.value", f32(4, 6), 1, ints(4, 3, low=0, high=5), 1.5),
     aten("scatter.value", f32(4, 6), 1, ints(4, 3, low=0, high=5), 0, options={"min_cuts": 2}),
-    aten("scatter_add", f32(4, 6), 1, ints(4, 8, low=0, high=5), f32(4, 8), options={"min_cuts": 3}),
-    aten("scatter_add", f32(6, 8), 0, ints(7, 4, low=0, high=5), f32(7, 4), options={"min_cuts": 3}),
+    aten(
+        "scatter_add", f32(4, 6), 1, ints(4, 8, low=0, high=5), f32(4, 8), options={"min_cuts": 3}
+    ),
+    aten(
+        "scatter_add", f32(6, 8), 0, ints(7, 4, low=0, high=5), f32(7, 4), options={"min_cuts": 3}
+    ),
     aten("scatter_reduce.two", f32(4, 6), 1, ints(4, 8, low=0, high=5), f32(4, 8), "amax"),
     aten("sort", f32(4, 6, 5), 1, options={"min_cuts": 2}),
     aten("sort.stable", f32(4, 6), stable=True, dim=0, descending=True),

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.torch.library.registry import define, define_gradient
+from partitioner.backends.torch.library.registry import gradient, operator
 
 Tensors = tuple[torch.Tensor, ...]
 
+_SAVED = "Tensor out, Tensor logsumexp"
 _OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor? mask"
 
 
@@ -82,6 +83,27 @@ def _probabilities(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tenso
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0))
 
 
+def _attention_fake(
+    query: torch.Tensor,
+    key: torch.Tensor,  # noqa: ARG001 - the operator's signature
+    value: torch.Tensor,
+    mask: torch.Tensor | None,  # noqa: ARG001
+    is_causal: bool,  # noqa: ARG001
+    scale: float | None,  # noqa: ARG001
+) -> Tensors:
+    """Strides of PyTorch's kernel: the query's, and rows before heads."""
+    batch, heads, rows, depth = query.shape
+    if value.shape[-1] == depth:
+        out = torch.empty_like(query)
+    else:
+        out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
+    return out, _logsumexp_like(query)
+
+
+@operator(
+    f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)",
+    _attention_fake,
+)
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -104,29 +126,32 @@ def attention(
     return out.copy_(result), logsumexp.copy_(lse)
 
 
-def _attention_fake(
-    query: torch.Tensor,
-    key: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    value: torch.Tensor,
-    mask: torch.Tensor | None,  # noqa: ARG001
-    is_causal: bool,  # noqa: ARG001
-    scale: float | None,  # noqa: ARG001
-) -> Tensors:
-    """Strides of PyTorch's kernel: the query's, and rows before heads."""
-    batch, heads, rows, depth = query.shape
-    if value.shape[-1] == depth:
-        out = torch.empty_like(query)
-    else:
-        out = query.new_empty((batch, rows, heads, value.shape[-1])).transpose(1, 2)
-    return out, _logsumexp_like(query)
-
-
 def _logsumexp_like(query: torch.Tensor) -> torch.Tensor:
     batch, heads, rows, _ = query.shape
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     return query.new_empty((batch, rows, heads), dtype=wide).transpose(1, 2)
 
 
+def _backward_fake(
+    grad: torch.Tensor,  # noqa: ARG001 - the operator's signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,  # noqa: ARG001
+    out: torch.Tensor,  # noqa: ARG001
+    logsumexp: torch.Tensor,  # noqa: ARG001
+    is_causal: bool,  # noqa: ARG001
+    scale: float | None,  # noqa: ARG001
+) -> Tensors:
+    """Strides of PyTorch's kernel: rows before heads."""
+    return tuple(_rows_first(x) for x in (query, key, value))
+
+
+@operator(
+    f"attention_backward(Tensor grad, {_OPERANDS}, {_SAVED}, bool is_causal, float? scale)"
+    " -> (Tensor, Tensor, Tensor)",
+    _backward_fake,
+)
 def attention_backward(
     grad: torch.Tensor,
     query: torch.Tensor,
@@ -182,26 +207,29 @@ def _slope(
     return weights, weights * (g @ _shared(value).mT - rows)
 
 
-def _backward_fake(
-    grad: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,  # noqa: ARG001
-    out: torch.Tensor,  # noqa: ARG001
-    logsumexp: torch.Tensor,  # noqa: ARG001
-    is_causal: bool,  # noqa: ARG001
-    scale: float | None,  # noqa: ARG001
-) -> Tensors:
-    """Strides of PyTorch's kernel: rows before heads."""
-    return tuple(_rows_first(x) for x in (query, key, value))
-
-
 def _rows_first(x: torch.Tensor) -> torch.Tensor:
     batch, heads, rows, depth = x.shape
     return x.new_empty((batch, rows, heads, depth)).transpose(1, 2)
 
 
+def _mask_fake(
+    grad: torch.Tensor,  # noqa: ARG001 - the operator's signature
+    query: torch.Tensor,  # noqa: ARG001
+    key: torch.Tensor,  # noqa: ARG001
+    value: torch.Tensor,  # noqa: ARG001
+    mask: torch.Tensor,
+    out: torch.Tensor,  # noqa: ARG001
+    logsumexp: torch.Tensor,  # noqa: ARG001
+    scale: float | None,  # noqa: ARG001
+) -> torch.Tensor:
+    return torch.empty_like(mask, memory_format=torch.contiguous_format)
+
+
+@operator(
+    "attention_mask_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor mask, "
+    f"{_SAVED}, float? scale) -> Tensor",
+    _mask_fake,
+)
 def attention_mask_backward(
     grad: torch.Tensor,
     query: torch.Tensor,
@@ -216,19 +244,6 @@ def attention_mask_backward(
     added = _added_mask(query, mask)
     _, slope = _slope(grad, query, key, value, added, out, logsumexp, False, scale)
     return slope.flatten(1, 2).sum_to_size(mask.shape).to(mask.dtype)
-
-
-def _mask_fake(
-    grad: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    query: torch.Tensor,  # noqa: ARG001
-    key: torch.Tensor,  # noqa: ARG001
-    value: torch.Tensor,  # noqa: ARG001
-    mask: torch.Tensor,
-    out: torch.Tensor,  # noqa: ARG001
-    logsumexp: torch.Tensor,  # noqa: ARG001
-    scale: float | None,  # noqa: ARG001
-) -> torch.Tensor:
-    return torch.empty_like(mask, memory_format=torch.contiguous_format)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -251,22 +266,4 @@ def _gradient(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tens
     return (*found, bias, None, None)
 
 
-_SAVED = "Tensor out, Tensor logsumexp"
-define(
-    f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)",
-    attention,
-    _attention_fake,
-)
-define(
-    f"attention_backward(Tensor grad, {_OPERANDS}, {_SAVED}, bool is_causal, float? scale)"
-    " -> (Tensor, Tensor, Tensor)",
-    attention_backward,
-    _backward_fake,
-)
-define(
-    "attention_mask_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor mask, "
-    f"{_SAVED}, float? scale) -> Tensor",
-    attention_mask_backward,
-    _mask_fake,
-)
-define_gradient("attention", _gradient, _save)
+gradient("attention", _gradient, _save)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.torch.library.registry import define, define_gradient
+from partitioner.backends.torch.library.registry import operator
 
 ROW, NODE, SEED, COLUMN = (
     value - (1 << 64)  # as signed 64-bit numbers
@@ -90,6 +90,16 @@ def _places(starts: Sequence[int], lengths: Sequence[int], device: torch.device)
     return torch.cat(runs) if runs else torch.arange(0, device=device)
 
 
+def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+    return torch.empty_like(x), mask
+
+
+@operator(
+    "dropout_part(Tensor x, Tensor seed, float p, int index, int[] shape, int[] pieces, "
+    "int[] starts, int[] lengths) -> (Tensor, Tensor)",
+    _fake,
+)
 def dropout_part(
     x: torch.Tensor,
     seed: torch.Tensor,
@@ -117,6 +127,10 @@ def dropout_part(
     return torch.ops.aten.native_dropout_backward(x, mask, scale(p)), mask
 
 
+@operator(
+    "dropout(Tensor x, Tensor seed, float p, int index) -> (Tensor, Tensor)",
+    _fake,
+)
 def dropout(
     x: torch.Tensor, seed: torch.Tensor, p: float, index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,29 +142,3 @@ def dropout(
 def scale(p: float) -> float:
     """What kept elements are multiplied by."""
     return 0.0 if p == 1 else 1.0 / (1.0 - p)
-
-
-def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
-    return torch.empty_like(x), mask
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    ctx.scale = scale(inputs[2])
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _gradient(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    (mask,) = ctx.saved_tensors
-    return torch.ops.aten.native_dropout_backward(grad, mask, ctx.scale), None, None, None
-
-
-define("dropout(Tensor x, Tensor seed, float p, int index) -> (Tensor, Tensor)", dropout, _fake)
-define(
-    "dropout_part(Tensor x, Tensor seed, float p, int index, int[] shape, int[] pieces, "
-    "int[] starts, int[] lengths) -> (Tensor, Tensor)",
-    dropout_part,
-    _fake,
-)
-define_gradient("dropout", _gradient, _save)

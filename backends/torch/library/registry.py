@@ -1,4 +1,4 @@
-"""The library that holds our own PyTorch operators, ``torch.ops.partitioner``."""
+"""The library that our operators are registered in, and how one is."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from typing import Any
 import torch
 
 #: Kept alive: PyTorch drops what a library registered when the library goes.
-LIBRARY = torch.library.Library("partitioner", "DEF")
+LIBRARY: torch.library.Library = torch.library.Library("partitioner", "DEF")  # type: ignore[no-untyped-call]
+
+Kernel = Callable[..., Any]
 
 
-def define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Register an operator that has one form for every device.
+def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
+    """Register the decorated function as an operator, for every device.
 
     Args:
-        schema: ``"name(Tensor x) -> Tensor"``.
-        run: What it does.
-        fake: Results of the same shapes, strides and types without contents.
+        schema: ``"name(Tensor x, ...) -> Tensor"``.
+        fake: Makes results of the right shape and type from tensors without contents.
     """
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema)
-    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
+
+    def register(kernel: Kernel) -> Kernel:
+        name = schema.partition("(")[0]
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
+        return kernel
+
+    return register
 
 
-def define_gradient(
-    name: str, backward: Callable[..., Any], setup_context: Callable[..., None]
-) -> None:
+def gradient(name: str, backward: Kernel, setup_context: Kernel) -> None:
     """Register an operator's gradient, in the form of `torch.library.register_autograd`."""
     torch.library.register_autograd(
         f"partitioner::{name}", backward, setup_context=setup_context, lib=LIBRARY

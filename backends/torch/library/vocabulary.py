@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.torch.library.registry import define, define_gradient
+from partitioner.backends.torch.library.registry import gradient, operator
 
 _PIECES = "int size, int[] starts, int[] lengths"
 
@@ -39,6 +39,14 @@ def _check(ids: torch.Tensor, size: int, ignored: int | None, what: str) -> None
     torch.ops.aten._assert_async.msg(right.all(), f"{what} out of range: not in 0 to {size - 1}")
 
 
+def _embedding_fake(weight: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
+    return weight.new_empty((*ids.shape, *weight.shape[1:]))
+
+
+@operator(
+    f"embedding_part(Tensor weight, Tensor ids, {_PIECES}) -> Tensor",
+    _embedding_fake,
+)
 def embedding_part(
     weight: torch.Tensor,
     ids: torch.Tensor,
@@ -56,10 +64,21 @@ def embedding_part(
     return found
 
 
-def _embedding_fake(weight: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
-    return weight.new_empty((*ids.shape, *weight.shape[1:]))
+def _embedding_backward_fake(
+    grad: torch.Tensor,
+    ids: torch.Tensor,  # noqa: ARG001 - the operator's signature
+    padding_idx: int,  # noqa: ARG001
+    starts: Sequence[int],  # noqa: ARG001
+    lengths: Sequence[int],
+) -> torch.Tensor:
+    return grad.new_empty((sum(lengths), grad.shape[-1]))
 
 
+@operator(
+    "embedding_part_backward(Tensor grad, Tensor ids, int padding_idx, int[] starts, "
+    "int[] lengths) -> Tensor",
+    _embedding_backward_fake,
+)
 def embedding_part_backward(
     grad: torch.Tensor,
     ids: torch.Tensor,
@@ -78,16 +97,6 @@ def embedding_part_backward(
     return found[:rows]
 
 
-def _embedding_backward_fake(
-    grad: torch.Tensor,
-    ids: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    padding_idx: int,  # noqa: ARG001
-    starts: Sequence[int],  # noqa: ARG001
-    lengths: Sequence[int],
-) -> torch.Tensor:
-    return grad.new_empty((sum(lengths), grad.shape[-1]))
-
-
 def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
@@ -96,6 +105,19 @@ def _class_dim(logits: torch.Tensor) -> int:
     return min(1, logits.dim() - 1)
 
 
+def _parts_fake(
+    logits: torch.Tensor, maximum: torch.Tensor, target: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = torch.float64 if torch.float64 in (logits.dtype, maximum.dtype) else torch.float32
+    empty = logits.new_empty(target.shape, dtype=wide)
+    return empty, torch.empty_like(empty)
+
+
+@operator(
+    "cross_entropy_parts(Tensor logits, Tensor maximum, Tensor target, int ignore_index, "
+    f"{_PIECES}) -> (Tensor, Tensor)",
+    _parts_fake,
+)
 def cross_entropy_parts(
     logits: torch.Tensor,
     maximum: torch.Tensor,
@@ -122,14 +144,20 @@ def cross_entropy_parts(
     return less.exp_().sum(dim), chosen
 
 
-def _parts_fake(
-    logits: torch.Tensor, maximum: torch.Tensor, target: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = torch.float64 if torch.float64 in (logits.dtype, maximum.dtype) else torch.float32
-    empty = logits.new_empty(target.shape, dtype=wide)
-    return empty, torch.empty_like(empty)
+def _grad_fake(
+    grad_sum: torch.Tensor,  # noqa: ARG001 - the operator's signature
+    grad_target: torch.Tensor,  # noqa: ARG001
+    logits: torch.Tensor,
+    *_: Any,
+) -> torch.Tensor:
+    return torch.empty_like(logits)
 
 
+@operator(
+    "cross_entropy_grad(Tensor grad_sum, Tensor grad_target, Tensor logits, Tensor maximum, "
+    "Tensor target, int[] starts, int[] lengths) -> Tensor",
+    _grad_fake,
+)
 def cross_entropy_grad(
     grad_sum: torch.Tensor,
     grad_target: torch.Tensor,
@@ -149,15 +177,6 @@ def cross_entropy_grad(
     return found.to(logits.dtype)
 
 
-def _grad_fake(
-    grad_sum: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    grad_target: torch.Tensor,  # noqa: ARG001
-    logits: torch.Tensor,
-    *_: Any,
-) -> torch.Tensor:
-    return torch.empty_like(logits)
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
     del output
     logits, maximum, target, _, _, ctx.starts, ctx.lengths = inputs
@@ -173,27 +192,4 @@ def _gradient(
     return (found, *(None,) * 6)
 
 
-define(
-    f"embedding_part(Tensor weight, Tensor ids, {_PIECES}) -> Tensor",
-    embedding_part,
-    _embedding_fake,
-)
-define(
-    "embedding_part_backward(Tensor grad, Tensor ids, int padding_idx, int[] starts, "
-    "int[] lengths) -> Tensor",
-    embedding_part_backward,
-    _embedding_backward_fake,
-)
-define(
-    "cross_entropy_parts(Tensor logits, Tensor maximum, Tensor target, int ignore_index, "
-    f"{_PIECES}) -> (Tensor, Tensor)",
-    cross_entropy_parts,
-    _parts_fake,
-)
-define(
-    "cross_entropy_grad(Tensor grad_sum, Tensor grad_target, Tensor logits, Tensor maximum, "
-    "Tensor target, int[] starts, int[] lengths) -> Tensor",
-    cross_entropy_grad,
-    _grad_fake,
-)
-define_gradient("cross_entropy_parts", _gradient, _save)
+gradient("cross_entropy_parts", _gradient, _save)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from partitioner.ir.ops.aten.sums import sums
 from partitioner.ir.ops.attention import SCORE, Heads, heads_of
 from partitioner.ir.ops.table import OpRow, OpView, Shape
 from partitioner.ir.rule import Rule
@@ -108,7 +109,7 @@ def attention_backward(view: OpView) -> Rule:
         view.out_shapes,
         sizes=own.sizes,
         whole=own.whole | {"q", "r"},
-        linear={0},
+        linear=sums(view, 0),
         points=own.points,
         flops=own.products(3, 2),
     )
@@ -125,7 +126,7 @@ def mask_backward(view: OpView) -> Rule:
         sizes=own.sizes,
         reduce=dict.fromkeys("bhrq", "sum"),
         whole=own.whole,
-        linear={0},
+        linear=sums(view, 0),
         points=own.points,
         flops=own.products(1, 1),
     )

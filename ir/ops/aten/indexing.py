@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from partitioner.ir.ops.aten.sums import sums
 from partitioner.ir.ops.contraction import broadcast_dims
-from partitioner.ir.ops.dims import names
+from partitioner.ir.ops.dims import names, replaced
 from partitioner.ir.ops.table import OpaqueError, OpRow, OpView, Shape
 from partitioner.ir.rule import Rule
 
@@ -85,7 +86,7 @@ def index(view: OpView) -> Rule:
         view.shapes,
         view.out_shapes,
         whole=own.searched,
-        linear={0},
+        linear=sums(view, 0),
         points=[name for name in own.result if name != "1"],
     )
 
@@ -110,7 +111,7 @@ def _written(view: OpView, own: _Indexed, values: list[str], adds: bool) -> Rule
         whole={*own.searched, *([] if adds else places)},
         reduce=dict.fromkeys(places, "sum"),
         addends={0} if adds else (),
-        linear={0, len(view.node.inputs) - 1},
+        linear=sums(view, 0, len(view.node.inputs) - 1),
         points=[name for name in own.result if name != "1"],
         flops=1 if adds else 0,
     )
@@ -120,22 +121,18 @@ def _dim(view: OpView) -> int:
     return view.int_attr("dim", 0) % max(len(view.shape(0)), 1)
 
 
-def _replaced(dims: list[str], dim: int, name: str) -> list[str]:
-    return [*dims[:dim], name, *dims[dim + 1 :]]
-
-
 def index_select(view: OpView) -> Rule:
     """``d0 v d2, i -> d0 i d2``."""
     dims, dim = names("d", len(view.shape(0))), _dim(view)
-    result = _replaced(dims, dim, "i")
-    data = _replaced(dims, dim, "v")
+    result = replaced(dims, dim, "i")
+    data = replaced(dims, dim, "v")
     return Rule.of(
         [data, ["i"]],
         [result],
         view.shapes,
         view.out_shapes,
         whole={"v"},
-        linear={0},
+        linear=sums(view, 0),
         points=result,
     )
 
@@ -152,7 +149,7 @@ def index_copy(view: OpView) -> Rule:
 
 def _by_slices(view: OpView, *, adds: bool) -> Rule:
     dims, dim = names("d", len(view.shape(0))), _dim(view)
-    data, source = _replaced(dims, dim, "v"), _replaced(dims, dim, "i")
+    data, source = replaced(dims, dim, "v"), replaced(dims, dim, "i")
     return Rule.of(
         [data, ["i"], source],
         [data],
@@ -161,7 +158,7 @@ def _by_slices(view: OpView, *, adds: bool) -> Rule:
         whole={"v"} if adds else {"v", "i"},
         reduce={"i": "sum"},
         addends={0} if adds else (),
-        linear={0, 2},
+        linear=sums(view, 0, 2),
         points=source,
         flops=2 if adds else 0,
     )
@@ -206,24 +203,24 @@ def gather(view: OpView) -> Rule:
         sizes=own.sizes,
         whole={"v"},
         dropped=own.sizes,
-        linear={0},
+        linear=sums(view, 0),
         points=own.places,
     )
 
 
 def scatter(view: OpView) -> Rule:
     """``d0 v, d0 i, d0 i -> d0 v``."""
-    return _scatter(view, adds=False, linear=(0, 2))
+    return _scatter(view, adds=False, linear=sums(view, 0, 2))
 
 
 def scatter_value(view: OpView) -> Rule:
     """``d0 v, d0 i -> d0 v``; a number other than 0 is no pending sum's."""
-    return _scatter(view, adds=False, linear=(0,) if view.attr("value") == 0 else ())
+    return _scatter(view, adds=False, linear=sums(view, 0) if view.attr("value") == 0 else ())
 
 
 def scatter_add(view: OpView) -> Rule:
     """``d0 v, d0 i, d0 i -> d0 v``: each device adds its own places."""
-    return _scatter(view, adds=True, linear=(0, 2))
+    return _scatter(view, adds=True, linear=sums(view, 0, 2))
 
 
 def scatter_reduce(view: OpView) -> Rule:
@@ -262,14 +259,14 @@ def sort(view: OpView) -> Rule:
         raise OpaqueError("a single number is sorted")
     dim = view.int_attr("dim", -1) % len(shape)
     dims = names("d", len(shape))
-    result = _replaced(dims, dim, "k")
+    result = replaced(dims, dim, "k")
     return Rule.of(
-        [_replaced(dims, dim, "v")],
+        [replaced(dims, dim, "v")],
         [result if name else None for name in view.node.outputs],
         view.shapes,
         view.out_shapes,
         whole={"v", "k"},
-        points=_replaced(dims, dim, "v"),
+        points=replaced(dims, dim, "v"),
         flops=math.log2(max(shape[dim], 2)),  # comparisons of a sort
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from partitioner.ir.ops.aten.sums import sums
 from partitioner.ir.ops.dims import names
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
@@ -52,7 +53,7 @@ def backward(view: OpView) -> Rule:
         view.shapes,
         view.out_shapes,
         whole={"c"},
-        linear={0},
+        linear=sums(view, 0),
         points=rows if len(logits) > 1 else (),
         flops=2,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from partitioner.ir.ops.aten.sums import sums
 from partitioner.ir.ops.dims import names
 from partitioner.ir.ops.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.table import OpRow, OpView
@@ -17,12 +18,12 @@ def softmax(view: OpView) -> Rule:
 
 def softmax_backward(view: OpView) -> Rule:
     """``result * (grad - sum(grad * result))``."""
-    return _along(view, 4, linear=(0,))
+    return _along(view, 4, linear=sums(view, 0))
 
 
 def log_softmax_backward(view: OpView) -> Rule:
     """``grad - exp(result) * sum(grad)``."""
-    return _along(view, TRANSCENDENTAL + 3, linear=(0,))
+    return _along(view, TRANSCENDENTAL + 3, linear=sums(view, 0))
 
 
 def _along(view: OpView, flops: float, linear: tuple[int, ...] = ()) -> Rule:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from partitioner.ir.layout import Interval
+from partitioner.ir.ops.aten.sums import sums
 from partitioner.ir.ops.dims import names
 from partitioner.ir.ops.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.indexing import read_rows
@@ -26,7 +27,7 @@ def embedding(view: OpView) -> Rule:
         view.shapes,
         view.out_shapes,
         reduce={"v": "sum"},
-        linear={0},
+        linear=sums(view, 0),
         points=[*places, "f"],
     )
 
@@ -55,7 +56,7 @@ def embedding_backward(view: OpView) -> Rule:
         view.shapes,
         view.out_shapes,
         reduce=dict.fromkeys(places, "sum"),
-        linear={0},
+        linear=sums(view, 0),
         points=[*places, "v", "f"],
         flops=1 / max(view.out_shape()[0], 1),  # an id adds to one row
     )
@@ -109,7 +110,7 @@ def cross_entropy_grad(view: OpView) -> Rule:
         [logits],
         view.shapes,
         view.out_shapes,
-        linear={0, 1},
+        linear=sums(view, 0, 1),
         points=logits,
         flops=TRANSCENDENTAL + 3,
     )

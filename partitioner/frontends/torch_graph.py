@@ -231,9 +231,9 @@ class _Builder:
             if user.target is operator.getitem and user.users:
                 read.setdefault(user.args[1], []).append(user)
         for index in range(len(val)):
-            first, *others = read.get(index) or [None]
-            value = self._value(first, first.name) if first is not None else ""
-            self.values.update({other.name: value for other in others if other is not None})
+            users = read.get(index, [])
+            value = self._value(users[0], users[0].name) if users else ""
+            self.values.update({other.name: value for other in users})
             yield value
 
     def _add(self, node: Node) -> None:

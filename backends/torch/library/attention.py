@@ -51,7 +51,8 @@ def _scale(query: torch.Tensor, scale: float | None) -> float:
 def _grouped(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Query heads as (kv heads, group), in at least float32."""
     wide = x if x.dtype == torch.float64 else x.float()
-    return wide.unflatten(1, (like.shape[1], -1))
+    heads = like.shape[1]
+    return wide.reshape((x.shape[0], heads, x.shape[1] // heads, *x.shape[2:]))
 
 
 def _shared(x: torch.Tensor) -> torch.Tensor:

@@ -124,7 +124,8 @@ def dropout_part(
     for size, places in zip(shape, outer, strict=False):
         rows = (rows.unsqueeze(1) * size + places).reshape(-1)
     mask = kept(rows, columns, seed, p, index).view(x.shape)
-    return torch.ops.aten.native_dropout_backward(x, mask, scale(p)), mask
+    found: torch.Tensor = torch.ops.aten.native_dropout_backward(x, mask, _factor(p))
+    return found, mask
 
 
 @operator(
@@ -139,6 +140,6 @@ def dropout(
     return dropout_part(x, seed, p, index, x.shape, [1] * x.dim(), starts, x.shape)
 
 
-def scale(p: float) -> float:
+def _factor(p: float) -> float:
     """What kept elements are multiplied by."""
     return 0.0 if p == 1 else 1.0 / (1.0 - p)

@@ -23,8 +23,8 @@ def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
 
     def register(kernel: Kernel) -> Kernel:
         name = schema.partition("(")[0]
-        LIBRARY.define(schema)
-        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        LIBRARY.define(schema)  # type: ignore[no-untyped-call]
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
         torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
         return kernel
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from partitioner.ir.graph import Attr
 from partitioner.ir.layout import Interval
 from partitioner.ir.ops.aten.sums import sums
 from partitioner.ir.ops.dims import names
@@ -37,7 +38,7 @@ def local_embedding(view: OpView, local: LocalView) -> LocalOp:
     size = view.shape(0)[0]
     if local.sizes["v"] == size:
         return LocalOp((view.node,))
-    attrs = {"size": size, **_pieces(local.regions[0][0])}
+    attrs: dict[str, Attr] = {"size": size, **_pieces(local.regions[0][0])}
     return LocalOp((replace(view.node, op="partitioner::embedding_part", attrs=attrs),))
 
 
@@ -66,7 +67,7 @@ def local_embedding_backward(view: OpView, local: LocalView) -> LocalOp:
     """A part of the table takes the gradients of its own rows."""
     if local.sizes["v"] == view.out_shape()[0]:
         return LocalOp((view.node,))
-    attrs = {
+    attrs: dict[str, Attr] = {
         "padding_idx": view.int_attr("padding_idx", -1),
         **_pieces(local.out_regions[0][0]),
     }

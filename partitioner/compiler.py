@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeIs
 
@@ -41,14 +41,6 @@ Progress = Callable[[str], None]
 
 def _silent(_text: str) -> None:
     """Say nothing."""
-
-
-@overload
-def compile(model: nn.Module, example_inputs: Any, **options: Any) -> ModuleProgram: ...
-
-
-@overload
-def compile(model: str | Path | onnx.ModelProto, **options: Any) -> Compiled: ...
 
 
 def compile(  # noqa: A001 - the public name

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from partitioner.ir.graph import Attr
 from partitioner.ir.ops.aten.sums import sums
+from partitioner.ir.ops.aten.views import renamed
 from partitioner.ir.ops.dims import empty_parts, joined, names, replaced
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView, same_node
 from partitioner.ir.rule import Rule
@@ -120,31 +121,14 @@ def slice_(view: OpView) -> Rule:
     """``pre + run + post -> run`` for a step of 1; dims sliced otherwise are whole."""
     shape = view.shape(0)
     before, after, sizes, whole = _sliced(view, shape[_axis(view)], len(shape))
-    return Rule.of(
-        [before],
-        [after],
-        view.shapes,
-        view.out_shapes,
-        sizes=sizes,
-        whole=whole,
-        dropped=sizes,
-        linear=sums(view, 0),
-    )
+    return renamed(view, before, after, whole=whole, sizes=sizes)
 
 
 def slice_backward(view: OpView) -> Rule:
     """``run -> pre + run + post``: zeros around."""
     out = view.out_shape()
     after, before, sizes, whole = _sliced(view, out[_axis(view)], len(out))
-    return Rule.of(
-        [before],
-        [after],
-        view.shapes,
-        view.out_shapes,
-        sizes=sizes,
-        whole=whole,
-        linear=sums(view, 0),
-    )
+    return renamed(view, before, after, whole=whole, sizes=sizes)
 
 
 def slice_scatter(view: OpView) -> Rule:
@@ -177,14 +161,8 @@ def select_backward(view: OpView) -> Rule:
     """Zeros but for one element of a dim, which is whole."""
     dims = names("d", len(view.out_shape()))
     axis = view.int_attr("dim", 0) % len(dims)
-    return Rule.of(
-        [[*dims[:axis], *dims[axis + 1 :]]],
-        [replaced(dims, axis, "x")],
-        view.shapes,
-        view.out_shapes,
-        whole={"x"},
-        linear=sums(view, 0),
-    )
+    kept = [*dims[:axis], *dims[axis + 1 :]]
+    return renamed(view, kept, replaced(dims, axis, "x"), whole={"x"})
 
 
 def select_scatter(view: OpView) -> Rule:

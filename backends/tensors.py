@@ -33,6 +33,21 @@ _TORCH: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 
+#: Element types that both gloo and NCCL reduce; others are
+#: exchanged and combined elementwise.
+REDUCIBLE = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    }
+)
+
 _COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
 )

@@ -19,19 +19,21 @@ from partitioner.ir.rule import Rule
 
 
 def cat(view: OpView) -> Rule:
-    """``d0 a0, d0 a1 -> d0 a0 + a1``.
-
-    Raises:
-        OpaqueError: An operand is the empty vector that `cat` takes for any shape.
-    """
+    """``d0 a0, d0 a1 -> d0 a0 + a1``; an empty vector may stand for a tensor of any rank."""
     rank = len(view.out_shape())
-    parts = names("a", len(view.node.inputs))
-    if any(len(view.shape(i)) != rank for i in range(len(parts))):
-        raise OpaqueError("an operand is an empty vector among tensors of more dims")
     axis, dims = view.int_attr("dim", 0) % rank, names("d", rank)
-    sizes = {name: view.shape(i)[axis] for i, name in enumerate(parts)}
+    parts = names("a", len(view.node.inputs))
+    shapes = [view.shape(i) for i in range(len(parts))]
+    sizes = {
+        name: shape[axis] if len(shape) == rank else 0
+        for name, shape in zip(parts, shapes, strict=True)
+    }
+    operands = [
+        replaced(dims, axis, name) if len(shape) == rank else [name]
+        for name, shape in zip(parts, shapes, strict=True)
+    ]
     return Rule.of(
-        [replaced(dims, axis, name) for name in parts],
+        operands,
         [replaced(dims, axis, joined(parts, sizes))],
         view.shapes,
         view.out_shapes,

@@ -436,7 +436,7 @@ def _gradient(call: Call, source: int) -> torch.Tensor:
 
 def _at_end(leaving: wire.Leaving) -> None:
     """Wait at the end of backward: ranks that wait for each other's gradients could not go on."""
-    torch.autograd.Variable._execution_engine.queue_callback(leaving.wait)  # noqa: SLF001
+    torch.autograd.Variable._execution_engine.queue_callback(leaving.wait)
 
 
 def _needs(x: torch.Tensor) -> bool:

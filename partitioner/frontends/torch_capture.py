@@ -183,23 +183,26 @@ def detach_outputs(program: ExportedProgram) -> None:
     (last,) = (node for node in graph.nodes if node.op == "output")
     results = list(last.args[0])
     first = len(results) - len(program.graph_signature.user_outputs)
-    for index in range(first + 1, len(results)):
+    for index in range(first, len(results)):
         node = results[index]
-        if isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
+        if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        if index > first:
             with graph.inserting_before(last):
                 cut = graph.call_function(aten.detach.default, (node,))
             cut.meta.update(val=node.meta["val"])
-            results[index] = cut
-            spec = program.graph_signature.output_specs[index]
-            spec.arg = type(spec.arg)(name=cut.name)
+            results[index] = node = cut
+        spec = program.graph_signature.output_specs[index]
+        spec.arg = type(spec.arg)(name=node.name)
     last.args = (tuple(results),)
     program.graph_module.recompile()
 
 
 def _check_loss(program: ExportedProgram) -> None:
-    names = program.graph_signature.user_outputs
-    found = {n.name: n.meta.get("val") for n in program.graph_module.graph.nodes}
-    loss = found.get(str(names[0])) if names else None
+    (last,) = (node for node in program.graph_module.graph.nodes if node.op == "output")
+    count = len(program.graph_signature.user_outputs)
+    found = last.args[0][-count] if count else None
+    loss = found.meta.get("val") if isinstance(found, fx.Node) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         what = (
             f"{dtype_name(loss.dtype)}{list(loss.shape)}"

@@ -101,7 +101,7 @@ def costs(flops: float, linear: tuple[int, ...] = ()) -> Callable[[OpView], Rule
     return lambda view: pointwise(view, flops, sums(view, *linear))
 
 
-def _overloads(names: tuple[str, ...], *kinds: str) -> Mapping[str, OpRow]:
+def _overloads(names: tuple[str, ...], *kinds: str) -> dict[str, OpRow]:
     return {f"aten::{name}.{kind}": OpRow(costs(1)) for name in names for kind in kinds}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.frontends.torch_capture import capture, export_module, materialised
+from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import module_graph
 from partitioner.ir.errors import OptionError
@@ -59,6 +60,7 @@ def compile_module(
     with clock("tracing the module"):
         held = materialised(module)
         program = export_module(held, args, kwargs)
+        keep_composites(program.graph_module)
         captured = capture(held, program, DECOMPOSITIONS, training=training)
         traced = module_graph(captured, type(module).__name__, OPTIMIZERS[optimizer])
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)

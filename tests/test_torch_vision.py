@@ -9,8 +9,9 @@ from torch import Tensor, nn
 import partitioner
 from partitioner.module_program import ModuleProgram
 
-#: Gradients that are zero but for rounding (a bias before a batch norm) are compared to this.
-LEAST = 1e-3
+#: Gradients that are zero but for rounding (a bias before a batch norm) are compared to this; the
+#: others are larger.
+LEAST = 1.0
 
 
 class Vision(nn.Module):
@@ -69,20 +70,21 @@ def test_a_step_is_pytorchs(
     loss, gradients = program.gradients(*batch)
     step = program._step(batch, {}, seed=0)
 
-    whole = copy.deepcopy(model)
-    wanted = whole(*batch)
+    whole = copy.deepcopy(model).double()  # PyTorch's own float32 gradients are off by 1e-5
+    wanted = whole(*(x.double() for x in batch))
     wanted.backward()
-    torch.testing.assert_close(loss, wanted.detach())
+    torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-6, atol=0)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
         largest = max(parameter.grad.abs().max().item(), LEAST)
         torch.testing.assert_close(
-            gradients[name], parameter.grad, rtol=0, atol=2e-5 * largest, msg=name
+            gradients[name].double(), parameter.grad, rtol=0, atol=5e-6 * largest, msg=name
         )
     buffers = dict(whole.named_buffers())
     assert set(program.traced.written) == (set() if frozen else set(buffers))
     for name, value in program.traced.written.items():
-        torch.testing.assert_close(step.results[value], buffers[name])
+        found = step.results[value].to(buffers[name].dtype)
+        torch.testing.assert_close(found, buffers[name], rtol=1e-6, atol=1e-6)
 
 
 def test_a_cut_batch_is_summed_for_batch_norm(batch: tuple[Tensor, Tensor]) -> None:

@@ -29,3 +29,10 @@ def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
         return kernel
 
     return register
+
+
+def gradient(name: str, backward: Kernel, setup_context: Kernel) -> None:
+    """Register an operator's gradient, in the form of `torch.library.register_autograd`."""
+    torch.library.register_autograd(
+        f"partitioner::{name}", backward, setup_context=setup_context, lib=LIBRARY
+    )

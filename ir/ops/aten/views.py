@@ -28,7 +28,9 @@ def local_view(view: OpView, local: LocalView) -> LocalOp:
     return LocalOp((replace(view.node, op="aten::reshape", attrs={"shape": shape}),))
 
 
-def _renamed(view: OpView, before: list[str], after: list[str], whole: tuple[str, ...] = ()) -> Rule:
+def _renamed(
+    view: OpView, before: list[str], after: list[str], whole: tuple[str, ...] = ()
+) -> Rule:
     return Rule.of(
         [before], [after], view.shapes, view.out_shapes, whole=whole, linear=sums(view, 0)
     )

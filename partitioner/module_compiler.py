@@ -94,7 +94,9 @@ class ModuleOptions:
         )
         pins = parallel_constraints(self.parallel, graph, batch, request.mesh)
         held = request.constraints
-        return replace(request, constraints=Constraints((*held.pins, *pins.pins), held.plan))
+        return replace(
+            request, constraints=Constraints((*held.pins, *pins.pins), held.plan, pins.busy)
+        )
 
 
 def _dims(traced: ModuleGraph, name: str) -> int:

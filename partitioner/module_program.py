@@ -162,4 +162,3 @@ class ModuleProgram(Planned):
 
     def _structured(self, step: Step) -> Any:
         return self.signature.unflatten(step.results)
-

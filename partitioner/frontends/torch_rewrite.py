@@ -25,6 +25,16 @@ class Rewriter:
         self.node = node
         self.graph = node.graph
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the result that is replaced; autocast may have chosen it."""
+        return value(self.node).dtype
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """A node's value in an element type."""
+        same = value(node).dtype == dtype
+        return node if same else self.call(torch.ops.aten.to.dtype, node, dtype)
+
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A call, with the fake value of its result."""
         with self.graph.inserting_before(self.node):
@@ -63,7 +73,7 @@ def replace_calls(
     module: fx.GraphModule,
     replacements: Mapping[torch._ops.OpOverload, Replacement],
 ) -> int:
-    """Replace the results of calls, in the graph's order.
+    """Replace the results of calls, in the graph's order, in regions of other modes too.
 
     Args:
         module: Changed in place.
@@ -73,6 +83,13 @@ def replace_calls(
     Returns:
         How many were replaced.
     """
+    graphs = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    return sum(_replace_calls(part, replacements) for part in graphs)
+
+
+def _replace_calls(
+    module: fx.GraphModule, replacements: Mapping[torch._ops.OpOverload, Replacement]
+) -> int:
     count = 0
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target not in replacements:

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypeIs
 
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
@@ -175,7 +177,7 @@ def plan_graph(
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
 
 
-def is_module(model: object) -> TypeGuard[nn.Module]:
+def is_module(model: object) -> TypeIs[nn.Module]:
     """Whether a model is a PyTorch module; loads no PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
@@ -195,6 +197,7 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, what: str) -> Clock:
+        """Begin a stage."""
         self.what = what
         self.say(what)
         return self

@@ -22,6 +22,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,40 @@ class Constraints:
             tuple(
                 _pin(entry, f"{path.name} pin {i}")
                 for i, entry in enumerate(data.get("pin", []), 1)
+            )
+        )
+
+    @classmethod
+    def placed(cls, placement: Mapping[str, int]) -> Constraints:
+        """Pin submodules of a PyTorch model to devices, as in a split made by hand.
+
+        >>> Constraints.placed({"embed": 0, "layers.0.attn": 1}).pins[1].nodes
+        ('/layers/0/attn/*',)
+
+        Args:
+            placement: A device by path of a submodule, as in `named_modules()`. All operators of
+                the submodule, forward and backward, run there; the rest is solved.
+
+        Raises:
+            ConstraintError: A path or a device is none, or a submodule is part of another one.
+        """
+        given: Mapping[Any, Any] = placement
+        paths = set(given)
+        for path, device in given.items():
+            if not isinstance(path, str) or not all(path.split(".")):
+                raise ConstraintError(f"placement: {path!r} is not the path of a submodule")
+            if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+                raise ConstraintError(f"placement of {path!r}: {device!r} is not a device")
+            parts = path.split(".")
+            outer = paths & {".".join(parts[:size]) for size in range(1, len(parts))}
+            if outer:
+                raise ConstraintError(
+                    f"placement: {path!r} is part of {min(outer)!r}, which is placed too"
+                )
+        return cls(
+            tuple(
+                Pin(f"placement of {path!r}", (f"/{escape(path.replace('.', '/'))}/*",), device=at)
+                for path, at in placement.items()
             )
         )
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.frontends.torch_attention import replace_attention
 from partitioner.frontends.torch_capture import capture, export_module, materialised
+from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import module_graph
+from partitioner.frontends.torch_losses import replace_cross_entropy
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
@@ -59,6 +62,8 @@ def compile_module(
     with clock("tracing the module"):
         held = materialised(module)
         program = export_module(held, args, kwargs)
+        for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
+            rewrite(program.graph_module)
         captured = capture(held, program, DECOMPOSITIONS, training=training)
         traced = module_graph(captured, type(module).__name__, OPTIMIZERS[optimizer])
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)

@@ -1,4 +1,4 @@
-"""A module's program on all ranks in this process: forward and backward, whole tensors in and out."""
+"""A module's program on all ranks in this process: whole tensors in and out."""
 
 from __future__ import annotations
 

@@ -26,6 +26,8 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
+#: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
+RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
 STATE, ALIAS, UPDATE = "partitioner::state", "partitioner::alias", "partitioner::update"
 
 
@@ -201,7 +203,7 @@ class _Pass:
                 source, found = node.inputs[0], lambda: self._value(source)
             self.known[node.outputs[0]] = found
             return
-        target = overload(node.op)
+        target = overload(RESHAPES.get(node.op, node.op))
         args, kwargs = arguments(node, self._value, self.owner.device)
         call = self.graph.create_node(
             "call_function", target, args, kwargs, _identifier(node.outputs[0] or node.name)

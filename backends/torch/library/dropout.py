@@ -137,7 +137,10 @@ def dropout(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(x where it is kept, over the share that is kept; the mask)."""
     starts = [0] * x.dim()
-    return dropout_part(x, seed, p, index, x.shape, [1] * x.dim(), starts, x.shape)
+    found: tuple[torch.Tensor, torch.Tensor] = dropout_part(
+        x, seed, p, index, x.shape, [1] * x.dim(), starts, x.shape
+    )
+    return found
 
 
 def _factor(p: float) -> float:

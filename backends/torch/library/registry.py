@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 #: Kept alive: PyTorch drops what a library registered when the library goes.
-LIBRARY: torch.library.Library = torch.library.Library("partitioner", "DEF")  # type: ignore[no-untyped-call]
+LIBRARY: Any = torch.library.Library("partitioner", "DEF")  # type: ignore[no-untyped-call]
 
 Kernel = Callable[..., Any]
 
@@ -23,8 +23,8 @@ def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
 
     def register(kernel: Kernel) -> Kernel:
         name = schema.partition("(")[0]
-        LIBRARY.define(schema)  # type: ignore[no-untyped-call]
-        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
         return kernel
 

@@ -8,6 +8,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.ops.aten import (
     attention,
     contraction,
+    convolution,
     dropout,
     factories,
     gradients,
@@ -15,10 +16,13 @@ from partitioner.ir.ops.aten import (
     joining,
     losses,
     movement,
+    normalization,
     pointwise,
+    pooling,
     reduction,
     softmax,
     state,
+    upsampling,
     views,
     vocabulary,
 )
@@ -27,6 +31,7 @@ from partitioner.ir.ops.table import OpRow
 _FAMILIES = (
     attention,
     contraction,
+    convolution,
     dropout,
     factories,
     gradients,
@@ -34,10 +39,13 @@ _FAMILIES = (
     joining,
     losses,
     movement,
+    normalization,
     pointwise,
+    pooling,
     reduction,
     softmax,
     state,
+    upsampling,
     views,
     vocabulary,
 )

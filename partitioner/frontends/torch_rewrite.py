@@ -48,7 +48,7 @@ class Rewriter:
         return made
 
 
-#: Writes the calls that stand for one, and returns the node of the result.
+#: Writes the calls that stand for one, and returns the last.
 Replacement = Callable[[Rewriter, Arguments], fx.Node | None]
 
 
@@ -77,8 +77,8 @@ def replace_calls(
 
     Args:
         module: Changed in place.
-        replacements: By operator: writes other calls and returns what gives the result; None
-            keeps the call.
+        replacements: By operator: writes other calls and returns the last, which gives the
+            result; None keeps the call.
 
     Returns:
         How many were replaced.
@@ -96,9 +96,15 @@ def _replace_calls(
             continue
         new = replacements[node.target](Rewriter(node), arguments(node))
         if new is not None:
-            node.replace_all_uses_with(new)
-            module.graph.erase_node(node)
+            _become(node, new)
             count += 1
     if count:
         module.recompile()
     return count
+
+
+def _become(node: fx.Node, new: fx.Node) -> None:
+    """Turn a node into a new one: it keeps its name, which the program's signature may hold."""
+    node.target, node.args, node.kwargs = new.target, new.args, new.kwargs
+    node.meta["val"] = new.meta["val"]
+    node.graph.erase_node(new)

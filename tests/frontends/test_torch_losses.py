@@ -168,3 +168,12 @@ def test_autocast_chooses_the_type(module: Mixed) -> None:
     found, whole = rewritten(module, (logits, target))(logits, target), module(logits, target)
     assert found.dtype == whole.dtype == torch.float32
     torch.testing.assert_close(found, whole)
+
+
+def test_a_program_that_returns_the_loss_keeps_its_signature() -> None:
+    logits, target = drawn((8, 12))
+    program = torch.export.export(Loss(), (logits, target))
+    assert replace_losses(program.graph_module) == 1
+    (output,) = program.graph.output_node().args[0]
+    assert program.graph_signature.user_outputs == (output.name,)
+    torch.testing.assert_close(program.module()(logits, target), Loss()(logits, target))

@@ -3,8 +3,8 @@
 Queries are (batch, heads, rows, d), keys (batch, kv heads, columns, d), values (batch, kv heads,
 columns, v); each kv head serves a group of query heads that follow each other. A mask is added to
 the scores, or is true where a column may be seen; it broadcasts to the scores. The second result
-is the log of the sum of exponentials of each row's scores, from which the gradients are found; it is 0 (and
-so is the result) in a row that may see no column.
+is the log of the sum of exponentials of each row's scores, from which the gradients are found. In
+a row that may see no column both results are 0.
 """
 
 from __future__ import annotations

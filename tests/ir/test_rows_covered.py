@@ -24,7 +24,8 @@ def covered() -> set[str]:
 
 
 def test_every_row_has_a_numeric_case() -> None:
-    assert sorted(set(ROWS) - covered()) == []
+    computed = {op for op, row in ROWS.items() if not row.stored}
+    assert sorted(computed - covered()) == []
 
 
 def test_every_case_has_a_row() -> None:

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
+from partitioner.frontends.torch_capture import capture, export_module
+from partitioner.frontends.torch_decompositions import DECOMPOSITIONS as ALL
+from partitioner.frontends.torch_graph import module_graph
 from partitioner.frontends.torch_random import DECOMPOSITIONS
+from partitioner.ir.ops import rule_of
+from partitioner.ir.rule import Rule
 
 SIZE = (400, 500)
 
@@ -57,3 +63,32 @@ def test_half_precision_draws_in_single() -> None:
     found = traced(torch.bernoulli, x)(x)
     assert found.dtype == torch.bfloat16
     assert 0.0005 < found.float().mean().item() < 0.0015
+
+
+class Depth(torch.nn.Module):
+    """Stochastic depth, dropped channels and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv2d(4, 4, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = functional.dropout(self.first(x), 0.5)
+        x = x + branch * (torch.rand(x.shape[0], 1, 1, 1) + 0.8).floor()
+        return functional.dropout2d(self.second(x), 0.2).square().sum()
+
+
+def test_a_captured_module_draws_from_one_seed() -> None:
+    module = Depth()
+    program = export_module(module, (torch.randn(2, 4, 3, 3),), {})
+    captured = capture(module, program, ALL, training=True)
+    graph = module_graph(captured, "depth", 0).graph
+    assert "seed" in graph.inputs
+    drawn = [node for node in graph.nodes if "seed" in node.inputs]
+    assert [node.op for node in drawn] == [
+        "partitioner::dropout",
+        "partitioner::uniform",
+        "partitioner::uniform",
+    ]
+    assert len({node.attrs["index"] for node in drawn}) == 3
+    assert all(isinstance(rule_of(graph, node), Rule) for node in drawn)

@@ -76,8 +76,15 @@ class _Loss:
     def of(cls, write: Rewriter, args: Arguments) -> _Loss:
         """From the arguments of a call."""
         ignored = write.call(_aten.eq.Scalar, args["target"], args["ignore_index"])
-        names = ("self", "target", "weight", "reduction", "ignore_index")
-        return cls(write, *(args[name] for name in names), ignored)
+        return cls(
+            write=write,
+            logits=args["self"],
+            target=args["target"],
+            weight=args["weight"],
+            reduction=args["reduction"],
+            ignore_index=args["ignore_index"],
+            ignored=ignored,
+        )
 
     @property
     def dim(self) -> int:

@@ -29,12 +29,12 @@ def randn_like(x: Tensor, **options: Any) -> Tensor:
 
 def bernoulli(x: Tensor, **_: Any) -> Tensor:
     """1 with the probability that an element gives, else 0."""
-    return aten.lt.Tensor(_rand(x.shape, _wide(x.dtype), x.device), x).to(x.dtype)
+    return (_rand(x.shape, _wide(x.dtype), x.device) < x).to(x.dtype)
 
 
 def bernoulli_p(x: Tensor, p: float = 0.5, **_: Any) -> Tensor:
     """1 with one probability, else 0."""
-    return aten.lt.Scalar(_rand(x.shape, _wide(x.dtype), x.device), p).to(x.dtype)
+    return (_rand(x.shape, _wide(x.dtype), x.device) < p).to(x.dtype)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -16,7 +16,7 @@ from partitioner.frontends.torch_capture import capture, export_module, material
 from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import ModuleGraph, module_graph
-from partitioner.frontends.torch_losses import replace_cross_entropy
+from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
@@ -124,7 +124,7 @@ def compile_module(
     with clock("tracing the module"):
         held = materialised(module)
         program = export_module(held, args, kwargs)
-        for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
+        for rewrite in (replace_attention, replace_losses, keep_composites):
             rewrite(program.graph_module)
         captured = capture(held, program, DECOMPOSITIONS, training=training)
         state_bytes = OPTIMIZERS[options.optimizer]

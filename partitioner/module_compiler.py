@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster
@@ -155,6 +157,15 @@ def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     if given is None:
         raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
+    seen: set[int] = set()
+
+    def distinct(tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor given twice would be traced as one input."""
+        again = id(tensor) in seen
+        seen.add(id(tensor))
+        return tensor.detach().clone() if again else tensor
+
+    given = pytree.tree_map_only(torch.Tensor, distinct, given)
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, tuple | list):

@@ -93,5 +93,7 @@ def to_numpy(tensor: torch.Tensor, dtype: str) -> np.ndarray:
     dense = tensor.detach().cpu().contiguous()
     if dense.numel() == 0:
         return np.empty(tuple(dense.shape), numpy_dtype(dtype))
-    raw: np.ndarray = dense.reshape(-1).view(torch.uint8).numpy()
+    # One element has any stride and is contiguous still; bytes want a stride of 1.
+    line = dense.as_strided((dense.numel(),), (1,))
+    raw: np.ndarray = line.view(torch.uint8).numpy()
     return raw.view(numpy_dtype(dtype)).reshape(tuple(dense.shape))

@@ -30,11 +30,12 @@ _Local = tuple[int, ...]  #: Local sizes of the cut factors.
 def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[int, float]:
     """Seconds that each device of the node's group spends on its part.
 
-    Views take none: their result is the operand's memory. A node without a rule is priced by
-    its bytes alone, as nothing is known of its loops.
+    Views take none: their result is the operand's memory (a view whose row says what it moves, as
+    the update of a parameter, takes that). A stored value takes none: it is there. A node without
+    a rule is priced by its bytes alone, as nothing is known of its loops.
     """
     row = row_of(placed.node)
-    if row is not None and row.view:
+    if row is not None and (row.stored or (row.view and row.moved is None)):
         return dict.fromkeys(placed.mesh.devices, 0.0)
     dtype = compute_dtype(graph, placed)
     known: dict[tuple[_Local, DeviceSpec], float] = {}

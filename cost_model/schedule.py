@@ -6,14 +6,17 @@ them and the lowering turns them into rank programs, so all four speak of the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.reshard import Hop, Resharder
 from partitioner.ir.graph import Graph
-from partitioner.ir.layout import Placement
+from partitioner.ir.layout import Placement, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm
 
@@ -76,10 +79,24 @@ class Schedule:
 
 
 def schedule(
-    graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster, resharder: Resharder | None = None
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    cluster: Cluster,
+    resharder: Resharder | None = None,
+    everywhere: frozenset[str] = frozenset(),
 ) -> Schedule:
-    """Insert the communications that a resolved plan needs and price every task."""
-    return _Builder(graph, cluster, resharder or Resharder(cluster)).run(placed)
+    """Insert the communications that a resolved plan needs and price every task.
+
+    Args:
+        graph: The model.
+        placed: Its nodes in the plan's order.
+        cluster: The devices.
+        resharder: Prices of communications; made if not given.
+        everywhere: Outputs that every device of the cluster gets whole, once they are made (at the
+            end of the forward pass, if there is a backward pass). No plan counts that.
+    """
+    builder = _Builder(graph, cluster, resharder or Resharder(cluster), everywhere)
+    return builder.run(placed)
 
 
 @dataclass
@@ -87,6 +104,7 @@ class _Builder:
     graph: Graph
     cluster: Cluster
     resharder: Resharder
+    everywhere: frozenset[str]
     tasks: list[tuple[int, int, Task]] = field(default_factory=list)
     feeds: dict[LocalKey, int] = field(default_factory=dict)
     residents: dict[LocalKey, int] = field(default_factory=dict)
@@ -96,15 +114,23 @@ class _Builder:
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
+        found: dict[str, Key] = {}
+        turned = False
         for index, node in enumerate(placed):
+            if node.node.name in self.graph.backward and not turned:
+                turned = True
+                found.update(self._deliver(index))
             self._node(index, node)
         last = len(placed)
-        outputs = {}
+        if not turned:
+            found.update(self._deliver(last))
         for value in self.graph.outputs:
-            at = self.home[value]
-            outputs[value] = self._fetch(
-                value, Placement(at.mesh, at.sharding.without_partial()), last, value
-            )
+            if value not in found:
+                at = self.home[value]
+                found[value] = self._fetch(
+                    value, Placement(at.mesh, at.sharding.without_partial()), last, value
+                )
+        outputs = {value: found[value] for value in self.graph.outputs}
         self.tasks.sort(key=lambda entry: entry[:2])
         tasks = []
         for seq, (_, _, task) in enumerate(self.tasks):
@@ -116,15 +142,36 @@ class _Builder:
             tuple(tasks), self.feeds, self.residents, local, outputs, frozenset(self.zeros)
         )
 
+    def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
+        """Outputs for everybody."""
+        everyone = DeviceMesh.line(len(self.cluster)) if len(self.cluster) > 1 else None
+        for value in self.graph.outputs:
+            if value in self.everywhere:
+                at = self.home[value]
+                mesh = at.mesh if everyone is None else everyone
+                if at.mesh.size() == mesh.size():
+                    mesh = at.mesh
+                whole = Sharding.replicate(at.sharding.shape)
+                at = Placement(at.mesh, at.sharding.without_partial())
+                self._fetch(value, at, index, value)
+                self.home[value] = at
+                yield value, self._fetch(value, Placement(mesh, whole), index, value)
+
     def _node(self, index: int, placed: PlacedNode) -> None:
         keys = [self._fetch(value, at, index, placed.node.name) for value, at in placed.operands()]
         keys = list(dict.fromkeys(keys))
         phase = max((self.made[key][1] for key in keys if key in self.made), default=0)
         writes = []
+        row = row_of(placed.node)
+        stored = row is not None and row.stored
         for value, at in placed.results():
             self.home[value] = at
             self.made[(value, at)] = (index, phase)
-            writes += [(d, (value, at), size) for d, size in self._sizes((value, at)).items()]
+            for device, size in self._sizes((value, at)).items():
+                if stored:
+                    kind = self.graph.types[value].dtype
+                    self.residents[(device, (value, at))] = held_bytes(placed.node, kind, size)
+                writes.append((device, (value, at), 0 if stored else size))
         seconds = node_seconds(self.graph, placed, self.cluster)
         reads = tuple((d, key) for d in placed.mesh.devices for key in keys)
         task = Task(placed.node.name, seconds, reads, tuple(writes), placed, None, phase, phase)

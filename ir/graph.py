@@ -107,6 +107,8 @@ class Graph:
         types: Type of every value.
         constants: Weights and small constants by value name; never graph inputs.
         opsets: Operator-set version by domain ("" is ai.onnx).
+        backward: Names of the nodes of the backward pass; they come after all others. Empty for
+            inference.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Graph:
     types: Mapping[str, TensorType]
     constants: Mapping[str, Constant]
     opsets: Mapping[str, int]
+    backward: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)
@@ -188,6 +191,8 @@ class Graph:
         for node in self.nodes:
             attrs = sorted((key, _attr_text(value)) for key, value in node.attrs.items())
             yield json.dumps([node.name, node.op, node.inputs, node.outputs, node.captures, attrs])
+        if self.backward:
+            yield json.dumps(["backward", *sorted(self.backward)])
         for value, kind in sorted(self.types.items()):
             yield f"{value} {kind}"
         for value, constant in sorted(self.constants.items()):

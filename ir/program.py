@@ -130,7 +130,9 @@ class RankProgram:
         literals: New small constants (localised shapes and the like) by local value.
         types: Type of every local value.
         steps: In the order of execution.
-        outputs: Parts of graph outputs; over all ranks they tile each output exactly once.
+        outputs: Parts of graph outputs. Over all ranks they tile each output exactly once, or,
+            in programs of a module, every rank has what it holds.
+        backward: Number of the first step of the backward pass; None for inference.
     """
 
     rank: int
@@ -140,6 +142,7 @@ class RankProgram:
     types: Mapping[str, TensorType]
     steps: tuple[Compute | Comm, ...]
     outputs: tuple[Output, ...] = ()
+    backward: int | None = None
 
     @property
     def comms(self) -> tuple[Comm, ...]:

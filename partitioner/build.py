@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.prices import Prices
 from partitioner.cost_model.reshard import Hop
@@ -158,6 +159,10 @@ class _Builder:
         row = row_of(node)
         if row is not None and row.view:
             return
+        if row is not None and row.stored:
+            for value, at in placed.results():
+                yield self._item((value, at), self._stored(node, value, at), 0, last)
+            return
         for value, at in placed.results():
             end = max(first, self.ends[value])
             yield self._item((value, at), self._bytes(value, at), first, end)
@@ -175,6 +180,12 @@ class _Builder:
             ]
             yield self._item((value, plain, at), zeros, 0, len(self.graph.nodes) - 1)
 
+    def _stored(self, node: Node, value: str, at: Placement) -> list[float]:
+        """Bytes of a stored value, and of what is kept beside it."""
+        kind = self.graph.types[value].dtype
+        held = self._bytes(value, at, resident=True)
+        return [held_bytes(node, kind, nbytes) for nbytes in held]
+
     def _edges(self, node: Node) -> Iterable[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""
         for slot, (value, _) in enumerate(self.candidates[node.name][0].operands()):
@@ -182,12 +193,19 @@ class _Builder:
             if producer is not None:
                 yield self._edge(value, producer, node, slot)
 
+    def _stays(self, node: Node, slot: int) -> bool:
+        row = row_of(node)
+        return row is not None and row.in_place == slot
+
     def _edge(self, value: str, producer: Node, consumer: Node, slot: int) -> Edge:
         made = [dict(placed.results())[value] for placed in self.candidates[producer.name]]
         wanted = [placed.operands()[slot][1] for placed in self.candidates[consumer.name]]
         homes, out_class = _classes(made)
         wants, in_class = _classes(wanted)
         forbidden, moves = self._moves(self.graph.types[value].dtype, homes, wants)
+        if self._stays(consumer, slot):
+            pairs = ((i, j) for i in range(len(homes)) for j in range(len(wants)))
+            forbidden, moves = frozenset(p for p in pairs if homes[p[0]] != wants[p[1]]), ()
         items = {
             pair: found
             for pair, home, hops in moves

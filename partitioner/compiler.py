@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypeIs
 
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
@@ -16,6 +19,7 @@ from partitioner.families import check_space
 from partitioner.frontends.onnx import Traced, load_onnx
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
+from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.relax import relaxations, relaxed
@@ -27,6 +31,10 @@ from partitioner.summary import facts
 
 if TYPE_CHECKING:
     import onnx
+    from torch import nn
+
+    from partitioner.module_program import ModuleProgram
+    from partitioner.search import Outcome
 
 Progress = Callable[[str], None]
 
@@ -36,9 +44,12 @@ def _silent(_text: str) -> None:
 
 
 def compile(  # noqa: A001 - the public name
-    model: str | Path | onnx.ModelProto,
+    model: str | Path | onnx.ModelProto | nn.Module,
+    example_inputs: Any = None,
     devices: int | None = None,
     *,
+    training: bool = False,
+    optimizer: str = "adamw",
     cluster: str | Path | Cluster | None = None,
     memory: int | str | None = None,
     objective: Objective = "throughput",
@@ -52,11 +63,18 @@ def compile(  # noqa: A001 - the public name
     solver: str = "highs",
     seed: int = 0,
     progress: Progress | None = None,
-) -> Compiled:
+) -> Compiled | ModuleProgram:
     """Plan a model over devices and lower the plan to one program a rank.
 
     Args:
-        model: Path of an ONNX file, or the model itself.
+        model: Path of an ONNX file, the ONNX model itself, or a PyTorch module. A module's weights
+            may be fake, or on the meta device: it is planned without them.
+        example_inputs: For a module: a tensor, a tuple of positional arguments, or a dict of
+            keyword arguments.
+        training: For a module: plan its forward and backward passes. The module must return its
+            loss first, a floating scalar.
+        optimizer: For training: what is kept of each parameter, "adamw", "adam", "sgd",
+            "momentum" (SGD with momentum), "rmsprop" or "adagrad".
         devices: Number of devices (default: the cluster's, or 1).
         cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
         memory: Memory limit of each device, in bytes or as text ("8GiB").
@@ -73,7 +91,9 @@ def compile(  # noqa: A001 - the public name
         progress: Called with a line of text at each stage.
 
     Returns:
-        The compiled model: `.plan`, `.cost`, `.run(inputs)`, `.verify()`, `.save(directory)`.
+        The compiled model: `.plan`, `.cost`, `.verify()`, `.save(directory)`, and `.run(inputs)`
+        for an ONNX model; a module's program is called like the module, and `.module()` is each
+        rank's part under torchrun.
 
     Raises:
         PartitionerError: The model or the constraints are wrong; `OptionError` for an option that
@@ -84,13 +104,22 @@ def compile(  # noqa: A001 - the public name
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
     say = progress or _silent
-    clock = _Clock(say)
+    clock = Clock(say)
     target = target_cluster(cluster, devices, memory)
     pins = constraints_of(constraints)
     request = Request(objective, strategy, mesh, pins, time_limit_s, gap, solver, seed)
     check_space(
         strategy, len(target), mesh
     )  # refuses a mesh of another size before anything is read
+    if is_module(model):
+        from partitioner.module_compiler import compile_module
+
+        if dims or shapes:
+            raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
+        return compile_module(model, example_inputs, target, request, clock, training, optimizer)
+    if example_inputs is not None or training:
+        word = "training" if training else "example_inputs"
+        raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")
     with clock("reading the model"):
         traced = load_onnx(model, dims or {}, shapes or {})
     source = Source.of(model, traced.graph, dims or {}, shapes or {})
@@ -98,24 +127,11 @@ def compile(  # noqa: A001 - the public name
 
 
 def compile_traced(
-    traced: Traced, source: Source, cluster: Cluster, request: Request, clock: _Clock | None = None
+    traced: Traced, source: Source, cluster: Cluster, request: Request, clock: Clock | None = None
 ) -> Compiled:
     """Plan and lower a graph that is already traced (see `compile`)."""
-    timed = clock or _Clock(_silent)
-    graph = traced.graph
-    with timed("deriving strategies"):
-        rules = Rules.of(graph)
-    with timed("searching"):
-        try:
-            outcome = search(graph, cluster, request, rules, timed.say)
-        except Infeasible as error:
-            timed.say("looking for what would fit")
-            ways = relaxations(graph, cluster, request, error, rules)
-            raise relaxed(error, ways) from None
-    notes = (*traced.notes, *_opaque_notes(rules), *_size_notes(cluster))
-    pinned = bool(request.constraints.pins) or request.constraints.plan is not None
-    _, single = best_single(graph, cluster, request.objective)
-    found = facts(outcome, single, len(cluster), notes, pinned=pinned)
+    timed = clock or Clock(_silent)
+    outcome, found = plan_graph(traced.graph, traced.notes, cluster, request, timed)
     result = Compiled(
         traced=traced,
         source=source,
@@ -131,8 +147,48 @@ def compile_traced(
     return result
 
 
+def plan_graph(
+    graph: Graph, said: tuple[str, ...], cluster: Cluster, request: Request, timed: Clock
+) -> tuple[Outcome, dict[str, Any]]:
+    """The best plan of a traced graph, and the facts of it.
+
+    Args:
+        graph: The graph.
+        said: Notes of the front end.
+        cluster: The devices.
+        request: What is asked for.
+        timed: Says what is going on.
+
+    Raises:
+        PartitionerError: As `compile`.
+    """
+    with timed("deriving strategies"):
+        rules = Rules.of(graph)
+    with timed("searching"):
+        try:
+            outcome = search(graph, cluster, request, rules, timed.say)
+        except Infeasible as error:
+            timed.say("looking for what would fit")
+            ways = relaxations(graph, cluster, request, error, rules)
+            raise relaxed(error, ways) from None
+    notes = (*said, *_opaque_notes(rules), *_size_notes(cluster))
+    pinned = bool(request.constraints.pins) or request.constraints.plan is not None
+    _, single = best_single(graph, cluster, request.objective)
+    return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
+
+
+def is_module(model: object) -> TypeIs[nn.Module]:
+    """Whether a model is a PyTorch module; loads no PyTorch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def _what(model: object) -> str:
+    return repr(str(model)) if isinstance(model, str | Path) else f"a {type(model).__name__}"
+
+
 @dataclass
-class _Clock:
+class Clock:
     """Says what is going on and keeps how long it took."""
 
     say: Progress
@@ -140,7 +196,8 @@ class _Clock:
     def __post_init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, what: str) -> _Clock:
+    def __call__(self, what: str) -> Clock:
+        """Begin a stage."""
         self.what = what
         self.say(what)
         return self

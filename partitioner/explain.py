@@ -14,10 +14,10 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.plan import PlacedNode
+from partitioner.planned import Planned
 from partitioner.report.data import headline, result_bottleneck
 from partitioner.report.memory import memory
 from partitioner.report.schema import Head
-from partitioner.result import Compiled
 from partitioner.show import clean, table
 
 #: Lines of each list.
@@ -30,14 +30,14 @@ class ExplainError(PartitionerError, ValueError):
     """A node that the model does not have."""
 
 
-def explain(result: Compiled) -> str:
+def explain(result: Planned) -> str:
     """The bottleneck, where the time goes, and the tightest point of the memory."""
     found = result_bottleneck(result)
     parts = [_verdict(headline(result, found)), _time(found), _longest(result), _memory(result)]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def explain_node(result: Compiled, name: str) -> str:
+def explain_node(result: Planned, name: str) -> str:
     """A node's strategies with their cost, all other nodes keeping theirs.
 
     Raises:
@@ -86,7 +86,7 @@ def _time(found: Bottleneck) -> list[str]:
     return [title, *table(rows)]
 
 
-def _longest(result: Compiled) -> list[str]:
+def _longest(result: Planned) -> list[str]:
     tasks = [task for task in result.schedule.tasks if any(task.devices.values())]
     tasks.sort(key=lambda task: -max(task.devices.values()))
     rows = [("longest tasks", "seconds", "where", "bound by")]
@@ -103,7 +103,7 @@ def _longest(result: Compiled) -> list[str]:
     return table(rows) if len(rows) > 1 else []
 
 
-def _memory(result: Compiled) -> list[str]:
+def _memory(result: Planned) -> list[str]:
     found = memory(result)
     device = max(range(len(found)), key=lambda d: found[d]["peak_bytes"] / found[d]["limit_bytes"])
     entry = found[device]
@@ -124,7 +124,7 @@ def _memory(result: Compiled) -> list[str]:
     return [*lines, *table(rows)] if len(rows) > 1 else lines
 
 
-def _find(result: Compiled, name: str) -> Node:
+def _find(result: Planned, name: str) -> Node:
     found = result.graph.by_name.get(name)
     if found is not None:
         return found
@@ -136,7 +136,7 @@ def _find(result: Compiled, name: str) -> Node:
     raise ExplainError(f"the model has no node or tensor {name!r}{hint}")
 
 
-def _about(result: Compiled, placed: PlacedNode) -> list[str]:
+def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node = placed.node
     seconds = next(
         task.devices for task in result.schedule.tasks if task.placed and task.placed.node is node
@@ -156,7 +156,7 @@ def _about(result: Compiled, placed: PlacedNode) -> list[str]:
     return lines
 
 
-def _tensors(result: Compiled, placed: PlacedNode) -> list[str]:
+def _tensors(result: Planned, placed: PlacedNode) -> list[str]:
     rows = [("tensor", "", "whole", "sharding")]
     sides = [("in", placed.operands()), ("out", placed.results())]
     for side, tensors in sides:
@@ -166,7 +166,7 @@ def _tensors(result: Compiled, placed: PlacedNode) -> list[str]:
     return table(rows)
 
 
-def _choices(result: Compiled, context: Context, node: Node) -> list[str]:
+def _choices(result: Planned, context: Context, node: Node) -> list[str]:
     alternatives = context.alternatives(node)
     shown = alternatives[:MAX_STRATEGIES]
     own = shown[0]
@@ -197,7 +197,7 @@ def _choice(entry: Alternative, own: Alternative, got: Evaluation) -> tuple[str,
     )
 
 
-def _why(result: Compiled, shown: Sequence[tuple[Alternative, Evaluation]]) -> Iterator[str]:
+def _why(result: Planned, shown: Sequence[tuple[Alternative, Evaluation]]) -> Iterator[str]:
     """Why a strategy that looks better alone was not taken."""
     (own, _), *others = shown
     cert = result.plan.certificate

@@ -31,16 +31,20 @@ from partitioner.ir.program import (
 from partitioner.ir.types import TensorType
 
 
-def lower(graph: Graph, plan_schedule: Schedule, ranks: int) -> Programs:
+def lower(
+    graph: Graph, plan_schedule: Schedule, ranks: int, *, deliver_all: bool = False
+) -> Programs:
     """Rank programs of a schedule, checked to be free of deadlock.
 
     Args:
         graph: The whole model.
         plan_schedule: Its tasks (`cost_model.schedule`).
         ranks: Number of ranks; those without work get an empty program.
+        deliver_all: Every rank delivers the part of each output that it holds; else one holder of
+            each part does.
     """
     names = _Names(frozenset(graph.types))
-    deliver = _deliveries(plan_schedule)
+    deliver = _deliveries(plan_schedule, deliver_all=deliver_all)
     homes = {
         value: Home(names.of((value, at)), at)
         for task in plan_schedule.tasks
@@ -78,13 +82,13 @@ class _Names:
         return name
 
 
-def _deliveries(plan_schedule: Schedule) -> Mapping[tuple[int, str], bool]:
-    """Which ranks deliver each graph output: one holder of every distinct part."""
+def _deliveries(plan_schedule: Schedule, *, deliver_all: bool) -> Mapping[tuple[int, str], bool]:
+    """Which ranks deliver each graph output: one holder of every distinct part, or all."""
     found: dict[tuple[int, str], bool] = {}
     for value, (_, at) in plan_schedule.output_keys.items():
         seen: set[Region] = set()
         for device, pieces in at.parts():
-            found[(device, value)] = pieces not in seen
+            found[(device, value)] = deliver_all or pieces not in seen
             seen.add(pieces)
     return found
 
@@ -110,7 +114,10 @@ class _Rank:
             if device == self.rank:
                 self.inputs[self._declare(key)] = Part(key[0], self._region(key))
         used: set[str] = set()
+        backward: int | None = None
         for task in self.schedule.tasks:
+            if backward is None and task.placed and task.placed.node.name in self.graph.backward:
+                backward = len(self.steps)
             self._task(task)
         outputs = tuple(self._outputs())
         for step in self.steps:
@@ -118,7 +125,8 @@ class _Rank:
         used.update(output.value for output in outputs)
         for device, key in self.schedule.residents:
             name = self.names.of(key)
-            if device == self.rank and name in used:
+            kept = key[0] in self.graph.constants or (device, key) in self.schedule.zeros
+            if device == self.rank and kept and name in used:
                 zero = (device, key) in self.schedule.zeros
                 self.constants[self._declare(key)] = Part(
                     key[0], None if zero else self._region(key), zero
@@ -131,6 +139,7 @@ class _Rank:
             self.types,
             tuple(self.steps),
             outputs,
+            backward,
         )
 
     def _task(self, task: Task) -> None:

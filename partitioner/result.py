@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
@@ -10,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +19,13 @@ import numpy as np
 from partitioner.backends.errors import BackendError
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.directory import replace_directory
 from partitioner.frontends.onnx import Traced, load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Certificate, Plan, resolve
-from partitioner.ir.program import Programs
+from partitioner.ir.plan import Certificate
 from partitioner.limits import MOST_EXPLICIT
-from partitioner.lowering import lower
+from partitioner.planned import Planned, check_explicit
 from partitioner.saved import (
     SOURCE_VERSION,
     ResultError,
@@ -36,7 +33,6 @@ from partitioner.saved import (
     load_request,
     load_summary,
 )
-from partitioner.summary import certificate_line
 from partitioner.verification import Verification, verify
 
 if TYPE_CHECKING:
@@ -94,34 +90,17 @@ class Source:
         (directory / "request.json").write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
 
 
-@dataclass(frozen=True, repr=False)
-class Compiled:
-    """A plan with everything made from it.
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Compiled(Planned):
+    """An ONNX model with its plan and everything made from it.
 
     Attributes:
         traced: The graph and the whole model.
         source: Where it came from.
-        cluster: What it was planned for.
-        plan: The decisions.
-        evaluation: The referee's figures.
-        summary: The facts that ``--json`` prints.
-        seconds: Seconds that each stage of the compilation took.
-        warnings: What is wrong with a saved compilation, one line each, though it can be used.
     """
 
     traced: Traced
     source: Source
-    cluster: Cluster
-    plan: Plan
-    evaluation: Evaluation
-    summary: Mapping[str, Any]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        certificate = self.plan.certificate
-        how = certificate_line(certificate) if certificate else "plan without a certificate"
-        return f"<Compiled {self.graph.name!r} on {self.cluster.name}: {how}>"
 
     @property
     def graph(self) -> Graph:
@@ -134,39 +113,9 @@ class Compiled:
         return self.source.path.stem if self.source.path is not None else self.graph.name
 
     @property
-    def objective(self) -> str:
-        """What the plan was searched for; "throughput" for a plan written by hand."""
-        certificate = self.plan.certificate
-        return certificate.objective if certificate else "throughput"
-
-    @property
-    def search_s(self) -> float | None:
-        """Seconds that the search took; None where that is not known."""
-        return self.seconds.get("searching")
-
-    @property
-    def cost(self) -> float:
-        """The plan's cost by its objective: seconds, or bytes for "memory"."""
-        return self.evaluation.cost(self.objective)
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """Tasks in the global order.
-
-        Raises:
-            ResultError: The plan is for more devices than tasks are listed for.
-        """
-        check_explicit(self.cluster)
-        return schedule(self.graph, resolve(self.graph, self.plan), self.cluster)
-
-    @cached_property
-    def programs(self) -> Programs:
-        """One program a rank.
-
-        Raises:
-            ResultError: As `schedule`.
-        """
-        return lower(self.graph, self.schedule, len(self.cluster))
+    def model_path(self) -> Path | None:
+        """The model's file, if it was given as one."""
+        return self.source.path
 
     @cached_property
     def _emitted(self) -> Path:
@@ -209,37 +158,6 @@ class Compiled:
             BackendError: A rank fails.
         """
         return verify(self.traced, self.programs, self._emitted, seed)
-
-    def report(self, path: str | Path) -> Path:
-        """Write the report: one HTML file that shows the plan and needs no network.
-
-        Args:
-            path: File to write; one that is there is replaced.
-
-        Raises:
-            FileError: It cannot be written, or is the model itself.
-        """
-        from partitioner.files import check_file, refuse_to_replace, write_file
-
-        target = Path(path)
-        check_file(target)
-        if self.source.path is not None:
-            refuse_to_replace(self.source.path, target)
-        write_file(target, self._page().encode())
-        return target
-
-    def _page(self) -> str:
-        from partitioner.report.data import report_data
-        from partitioner.report.page import render
-
-        return render(report_data(self))
-
-    def _repr_html_(self) -> str:
-        """The report in a notebook's cell, in a frame of its own."""
-        page = html.escape(self._page(), quote=True)
-        box = "width: 100%; height: 720px; border: 1px solid #8888"
-        allowed = "allow-scripts allow-downloads"
-        return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{box}"></iframe>'
 
     def save(
         self,
@@ -288,19 +206,6 @@ class Compiled:
 
         replace_directory(target, write, force=force)
         return target
-
-
-def check_explicit(cluster: Cluster) -> None:
-    """Refuse clusters whose devices are only planned for together.
-
-    Raises:
-        ResultError: There are more than `MOST_EXPLICIT` devices.
-    """
-    if len(cluster) > MOST_EXPLICIT:
-        raise ResultError(
-            f"the plan is for {len(cluster)} devices: programs, schedules and reports are made for "
-            f"up to {MOST_EXPLICIT} devices; plan.json and summary.json say all there is"
-        )
 
 
 def _by_name(inputs: object, names: tuple[str, ...]) -> dict[str, np.ndarray]:

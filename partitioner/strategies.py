@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from partitioner.class_cuts import ClassCut, ClassCuts
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rule_of
+from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, place
-from partitioner.ir.rule import DimExpr, Rule
+from partitioner.ir.rule import PENDING, DimExpr, Rule
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
 #: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts by
@@ -29,6 +29,9 @@ MAX_CUTS_A_CLASS = {1: 4}
 MAX_CUTS_A_CLASS_OTHERWISE = 2
 #: Sweeps over the graph, forward and back in turn, to spread layouts.
 MAX_SWEEPS = 6
+
+#: Stands for the index of a dim: a value may be a pending sum.
+PENDING_DIM = -1
 
 Axes = tuple[str, ...]
 
@@ -138,7 +141,7 @@ class _Spread:
         self.seen: dict[tuple[str, str, int, Axes], int] = {}
         for node, rule in nodes:
             self.cuts[node.name] = {}
-            if not _follows(rule):
+            if not _follows(node, rule):
                 self._originate(node, rule)
         self._sweep(nodes)
         left = [(node, rule) for node, rule in nodes if not any(self.cuts[node.name].values())]
@@ -151,6 +154,8 @@ class _Spread:
     def _originate(self, node: Node, rule: Rule) -> None:
         for axes in axis_sets(self.mesh):
             for link in rule.links:
+                if link == (PENDING,):
+                    continue
                 for cut in self.choice.own(rule, link, axes):
                     self._offer(node, rule, axes, cut)
 
@@ -163,7 +168,7 @@ class _Spread:
 
     def _visit(self, node: Node, rule: Rule) -> bool:
         """Offer the neighbours' layouts to a node; whether anything was new."""
-        news = False
+        news = self._pass_sums(node, rule)
         for value, index, expr in _tensor_dims(node, rule):
             for axes in axis_sets(self.mesh):
                 known = self.dims.get((value, index, axes), [])
@@ -176,9 +181,20 @@ class _Spread:
                         news |= self._offer(node, rule, axes, cut)
         return news
 
+    def _pass_sums(self, node: Node, rule: Rule) -> bool:
+        """Offer a linear op the axes over which its operands may be pending sums."""
+        news = False
+        for operand in rule.linear:
+            for axes in axis_sets(self.mesh):
+                if (node.inputs[operand], PENDING_DIM, axes) in self.dims:
+                    size = rule.factors[PENDING].size
+                    cut = {PENDING: DimLayout.even(size, axes, self.mesh)}
+                    news |= self._offer(node, rule, axes, cut)
+        return news
+
     def _offer(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
         held = self.cuts[node.name].setdefault(axes, [])
-        if cut in held or not _fills(cut):
+        if cut in held or not _fills(cut) or not _can_keep(node, cut):
             return False
         if not any(set(link) == set(cut) for link in rule.links):
             return False
@@ -195,19 +211,29 @@ class _Spread:
             return False
         held.append(cut)
         for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
-            for index, layout in enumerate(sharding.dims):
-                if value and layout.axes == axes:
-                    known = self.dims.setdefault((value, index, axes), [])
-                    if layout not in known:
-                        known.append(layout)
+            if value:
+                self._spread(value, sharding, axes)
         return True
+
+    def _spread(self, value: str, sharding: Sharding, axes: Axes) -> None:
+        """Make known how a strategy leaves or wants a value."""
+        for index, layout in enumerate(sharding.dims):
+            if layout.axes == axes:
+                known = self.dims.setdefault((value, index, axes), [])
+                if layout not in known:
+                    known.append(layout)
+        if {axis for axis, how in sharding.partial if how == "sum"} == set(axes):
+            self.dims.setdefault((value, PENDING_DIM, axes), [])
 
     def _compete(self, one: ClassCut, other: ClassCut) -> bool:
         return len({self.choice.is_by_speed(cut.values()) for cut in (one, other)}) == 1
 
 
-def _follows(rule: Rule) -> bool:
+def _follows(node: Node, rule: Rule) -> bool:
     """Pointwise ops and data movement take the cuts of their neighbours."""
+    row = row_of(node)
+    if row is not None and row.stored:
+        return False
     return rule.flops_per_point == 0 or rule.is_pointwise
 
 
@@ -223,6 +249,13 @@ def _tensor_dims(node: Node, rule: Rule) -> Iterable[tuple[str, int, DimExpr]]:
 def _fills(cut: ClassCut) -> bool:
     """Every coordinate owns something of every factor: no device runs an empty part."""
     return all(min(layout.sizes()) > 0 for layout in cut.values())
+
+
+def _can_keep(node: Node, cut: ClassCut) -> bool:
+    """Stored values are cut in ways that a DTensor can express; all else in any."""
+    row = row_of(node)
+    stored = row is not None and row.stored
+    return not stored or all(layout.is_chunked for layout in cut.values())
 
 
 def _fineness(cut: ClassCut) -> int:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from rows import Case, Draw
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.calls import overload, run_node
 from partitioner.frontends.torch_nodes import dtype_name, encode_call
-from partitioner.ir.ops import LocalOp
+from partitioner.ir.ops import ROWS, LocalOp
 
 
 def aten(
@@ -65,8 +65,19 @@ def run_torch(local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[str, np.
     made = {}
     for node in local.nodes:
         results = run_node(node, held, torch.device("cpu"))
+        row = ROWS.get(node.op)
+        if row is not None and row.view:
+            _check_views(node.op, held[node.inputs[0]], results)
         for name, tensor in zip(node.outputs, results, strict=False):
             if name:
                 assert tensor is not None, f"{node.op} gives no {name}"
                 held[name] = made[name] = tensor
     return {name: to_numpy(tensor, dtype_name(tensor.dtype)) for name, tensor in made.items()}
+
+
+def _check_views(op: str, viewed: torch.Tensor, results: Sequence[torch.Tensor | None]) -> None:
+    """The results lie in the operand's memory."""
+    memory = viewed.untyped_storage().data_ptr()
+    for result in results:
+        assert result is not None
+        assert result.untyped_storage().data_ptr() == memory, f"{op} is no view"

@@ -42,7 +42,7 @@ def test_the_sharding_problem_has_the_cost_of_compile(
     assert sorted(path.name for path in here.iterdir()) == ["m.onnx", "p.json.gz"]
     assert gzip.decompress(Path("p.json.gz").read_bytes()).startswith(b'{"problem"')
     problem = iopddl.read(Path("p.json.gz"))
-    result = partitioner.compile("m.onnx", 2, strategy="intra", mesh={"tp": 2}, gap=0.0)
+    result = partitioner.compile("m.onnx", devices=2, strategy="intra", mesh={"tp": 2}, gap=0.0)
     assert solve_pairwise(problem).cost == pytest.approx(result.cost * 1e12, rel=1e-6)
     Path("p.json.gz").unlink()
 
@@ -52,7 +52,7 @@ def test_the_placement_problem_has_the_cost_of_compile(here: Path) -> None:
     assert found.format == "dnnp"
     assert "a sender pays for a value once, not once a receiver" in str(found)
     written = solve(to_problem(read_dnnp(found.path)), gap=0.0, time_limit_s=60)
-    result = partitioner.compile("m.onnx", 2, strategy="inter", gap=0.0)
+    result = partitioner.compile("m.onnx", devices=2, strategy="inter", gap=0.0)
     assert written.bound <= result.cost * (1 + 1e-9)
     assert written.cost == pytest.approx(result.cost, rel=0.02)
     found.path.unlink()

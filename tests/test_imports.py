@@ -53,7 +53,7 @@ def test_a_missing_model_is_found_out_before_anything_heavy_is_loaded() -> None:
 
 def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
     model = examples.build("mlp", layers=2, hidden=8, batch=4)
-    result = partitioner.compile(model, 1, time_limit_s=5)
+    result = partitioner.compile(model, devices=1, time_limit_s=5)
     folder = result.save(tmp_path / "one")
     code = f"""
 import pathlib

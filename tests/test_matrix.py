@@ -30,7 +30,7 @@ STRATEGIES = ("auto", "intra", "inter")
 
 def check(path: Path, devices: int, **options: object) -> Compiled:
     """Compile and verify; inter plans cut nothing, so they must be bit-identical."""
-    result = partitioner.compile(path, devices, time_limit_s=5, **options)  # type: ignore[arg-type]
+    result = partitioner.compile(path, devices=devices, time_limit_s=5, **options)  # type: ignore[arg-type]
     found = result.verify(seed=1)
     assert found.equal, str(found)
     assert result.plan.certificate is not None

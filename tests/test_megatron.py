@@ -43,7 +43,7 @@ def _weightless(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     return partitioner.compile(
-        _weightless(tmp_path, monkeypatch), 4, cluster="4xh100", strategy="intra"
+        _weightless(tmp_path, monkeypatch), devices=4, cluster="4xh100", strategy="intra"
     )
 
 

@@ -27,7 +27,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("strategy", ["auto", "intra", "inter"])
 def test_four_parts_fit_and_measure_within_the_limit(model: Path, strategy: str) -> None:
     limit = 12 * MIB
-    result = partitioner.compile(model, 4, memory="12MiB", strategy=strategy, time_limit_s=10)  # type: ignore[arg-type]
+    result = partitioner.compile(
+        model, devices=4, memory="12MiB", strategy=strategy, time_limit_s=10
+    )  # type: ignore[arg-type]
     assert result.summary["peak_bytes_one_device"] > 2 * limit
     assert max(result.summary["peak_bytes"]) <= limit
     result.save(model.parent / "out")
@@ -42,15 +44,15 @@ def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(Infeasible) as refusal:
-        partitioner.compile(model, 2, memory="12MiB", time_limit_s=10)
+        partitioner.compile(model, devices=2, memory="12MiB", time_limit_s=10)
     error = refusal.value
     assert error.bytes_short > 0
     memory, devices = error.relaxations
     enough = int(re.fullmatch(r"with --memory (\d+) \(.*MiB\)", memory)[1])  # type: ignore[index]
     assert enough == 12 * MIB + math.ceil(error.bytes_short)
-    assert partitioner.compile(model, 2, memory=enough, time_limit_s=10).evaluation.fits
+    assert partitioner.compile(model, devices=2, memory=enough, time_limit_s=10).evaluation.fits
     assert devices == "on 3 devices"
-    assert partitioner.compile(model, 3, memory="12MiB", time_limit_s=10).evaluation.fits
+    assert partitioner.compile(model, devices=3, memory="12MiB", time_limit_s=10).evaluation.fits
     target = model.parent / "two"
     code = main([str(model), "--devices", "2", "--memory", "12MiB", "-q", "-o", str(target)])
     assert code == 3

@@ -78,7 +78,7 @@ def test_a_model_that_no_file_can_be(model: Any, message: str) -> None:
 def test_a_torch_module_is_told_to_export() -> None:
     module: Any = torch.nn.Linear(3, 3)
     with pytest.raises(FrontendError, match=r"the model is a Linear; .* torch\.onnx\.export"):
-        partitioner.compile(module, 2)
+        partitioner.compile(module, devices=2)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_torch_module_is_told_to_export() -> None:
 )
 def test_inputs_that_are_no_arrays(inputs: Any, message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        partitioner.compile(MODEL, 2).run(inputs)
+        partitioner.compile(MODEL, devices=2).run(inputs)
 
 
 @pytest.mark.parametrize("memory", [True, -1, "much", [8], math.inf, math.nan, 0])

@@ -30,7 +30,7 @@ def model() -> onnx.ModelProto:
 
 @pytest.fixture(scope="module")
 def compiled(model: onnx.ModelProto) -> Compiled:
-    return partitioner.compile(model, 2, strategy="intra", cluster="2xideal")
+    return partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_files(saved: Path) -> None:
 def test_the_seed_and_the_seconds_are_kept_and_shown(
     model: onnx.ModelProto, tmp_path: Path
 ) -> None:
-    made = partitioner.compile(model, 2, seed=7)
+    made = partitioner.compile(model, devices=2, seed=7)
     certificate = made.plan.certificate
     assert certificate is not None
     assert (certificate.seed, certificate.folded, made.summary["seed"]) == (7, "", 7)
@@ -105,7 +105,8 @@ def test_a_saved_plan_is_saved_again_alike(saved: Path, tmp_path: Path) -> None:
 
 def test_two_compilations_are_byte_equal(model: onnx.ModelProto, tmp_path: Path) -> None:
     one, other = (
-        partitioner.compile(model, 3, time_limit_s=20).save(tmp_path / name) for name in "ab"
+        partitioner.compile(model, devices=3, time_limit_s=20).save(tmp_path / name)
+        for name in "ab"
     )
     for path in one.iterdir():
         if path.name != "summary.json":  # has the seconds
@@ -116,7 +117,7 @@ def test_a_model_beside_the_folder_may_move_with_it(model: onnx.ModelProto, tmp_
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     onnx.save(model, here / "m.onnx")
-    partitioner.compile(here / "m.onnx", 1).save(here / "m.partition")
+    partitioner.compile(here / "m.onnx", devices=1).save(here / "m.partition")
     here.rename(there)
     assert partitioner.load(there / "m.partition").verify().equal
     (there / "m.onnx").unlink()
@@ -200,7 +201,7 @@ def test_a_certificate_is_not_of_the_decisions(saved: Path) -> None:
 def test_rank_files_of_other_weights_are_refused(tmp_path: Path) -> None:
     model = examples.build("mlp", layers=2, hidden=16, batch=4)
     onnx.save(model, tmp_path / "m.onnx")
-    folder = partitioner.compile(tmp_path / "m.onnx", 1).save(tmp_path / "m.partition")
+    folder = partitioner.compile(tmp_path / "m.onnx", devices=1).save(tmp_path / "m.partition")
     assert verify_directory(folder).equal
     weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     weight.raw_data = weight.raw_data[:-1] + bytes([weight.raw_data[-1] ^ 1])

@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_infeasible() -> None:
 def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
     model = examples.build("mlp", hidden=8)
     with pytest.raises(CostError, match="has 2 devices, not 3"):
-        partitioner.compile(model, 3, cluster=resolve_cluster("2xh100"))
+        partitioner.compile(model, devices=3, cluster=resolve_cluster("2xh100"))
     with pytest.raises(CostError, match="at most 16384"):
         partitioner.compile(model, 10**8)
 

@@ -29,18 +29,18 @@ def pipeline(model: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -
     pins.write_text(
         f'[[pin]]\nnodes = ["layer0*"]\ndevice = 1\n[[pin]]\nnodes = [{rest}, "y"]\ndevice = 0\n'
     )
-    return partitioner.compile(model, 2, constraints=pins)
+    return partitioner.compile(model, devices=2, constraints=pins)
 
 
 @pytest.fixture(scope="module")
 def sharded(model: onnx.ModelProto) -> Compiled:
-    return partitioner.compile(model, 2, strategy="intra", cluster="2xideal")
+    return partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
 
 
 @pytest.fixture(scope="module")
 def llama() -> Compiled:
     model = examples.build("llama", layers=1, hidden=64)
-    return partitioner.compile(model, 2, strategy="intra", cluster="2xideal")
+    return partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
 
 
 def test_a_send_has_a_direction(pipeline: Compiled) -> None:
@@ -66,7 +66,7 @@ def test_all_lists_every_tensor_in_full_and_the_factors(model: onnx.ModelProto) 
     long.graph.initializer[0].name = name
     for node in long.graph.node:
         node.input[:] = [name if value == old else value for value in node.input]
-    result = partitioner.compile(long, 2)
+    result = partitioner.compile(long, devices=2)
     full = show(result, everything=True)
     for value in result.graph.types:
         assert f"\n{value}  " in full
@@ -80,7 +80,7 @@ def test_uncut_operators_of_a_mesh_are_called_replicated(sharded: Compiled) -> N
     nodes = {node.name: NodePlan(0) for node in sharded.graph.nodes}
     plan = Plan(sharded.graph.digest, {}, (DeviceMesh.line(2),), nodes)
     assert sharded.source.proto is not None
-    result = partitioner.compile(sharded.source.proto, 2, constraints=plan)
+    result = partitioner.compile(sharded.source.proto, devices=2, constraints=plan)
     (line,) = (line for line in show(result).splitlines() if "(11 nodes)" in line)
     assert line.startswith("tp=2 on 0,1  ")
     assert "  replicated  " in line

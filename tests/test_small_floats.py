@@ -50,7 +50,9 @@ def expected(dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("mesh", [None, {"tp": 2}])
 def test_verify_and_run(dtype: str, mesh: dict[str, int] | None) -> None:
     strategy = "inter" if mesh is None else "intra"
-    result = partitioner.compile(model(dtype), 2, cluster="ideal", strategy=strategy, mesh=mesh)
+    result = partitioner.compile(
+        model(dtype), devices=2, cluster="ideal", strategy=strategy, mesh=mesh
+    )
     assert result.verify().equal
     found = result.run({"x": X.astype(SMALL[dtype])})["y"]
     assert found.dtype == SMALL[dtype]
@@ -61,7 +63,7 @@ def test_verify_and_run(dtype: str, mesh: dict[str, int] | None) -> None:
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     onnx.save(model(request.param), folder / "small.onnx")
-    result = partitioner.compile(folder / "small.onnx", 2, cluster="ideal", mesh={"tp": 2})
+    result = partitioner.compile(folder / "small.onnx", devices=2, cluster="ideal", mesh={"tp": 2})
     return result.save(folder / request.param)
 
 
@@ -94,7 +96,7 @@ def test_the_command_verifies(saved: Path, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("dtype", ["INT4", "UINT4"])
 def test_four_bits_are_refused_by_name(dtype: str) -> None:
-    result = partitioner.compile(model(dtype), 2, cluster="ideal")
+    result = partitioner.compile(model(dtype), devices=2, cluster="ideal")
     refusal = f"'[xy]' holds {dtype.lower()} elements, which cannot be passed in or out of a run"
     with pytest.raises(BackendError, match=f"input {refusal}"):
         result.verify()

@@ -31,13 +31,15 @@ def split_line(result: Compiled) -> str:
 def replanned(model: onnx.ModelProto, devices: int, edit: dict[str, object]) -> Compiled:
     """The plan of a model with its groups and decisions replaced, given as constraints."""
     plan = json.loads(
-        partitioner.compile(model, devices, cluster=f"{devices}xideal").plan.to_json()
+        partitioner.compile(model, devices=devices, cluster=f"{devices}xideal").plan.to_json()
     )
     names = list(plan["nodes"])
     plan["groups"] = edit["groups"]
     plan["nodes"] = dict(zip(names, edit["nodes"], strict=True))  # type: ignore[call-overload]
     fixed = Plan.from_json(json.dumps(plan))
-    return partitioner.compile(model, devices, cluster=f"{devices}xideal", constraints=fixed)
+    return partitioner.compile(
+        model, devices=devices, cluster=f"{devices}xideal", constraints=fixed
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ def test_facts_of_a_split() -> None:
 
 
 def test_one_device(model: onnx.ModelProto) -> None:
-    result = partitioner.compile(model, 1)
+    result = partitioner.compile(model, devices=1)
     assert split_line(result) == "there is one device: nothing to split"
     assert "single plan on 1 of 1 devices" in text(result.summary)
 
@@ -109,14 +111,14 @@ def test_a_replicated_model_is_called_so(model: onnx.ModelProto) -> None:
 
 
 def test_a_plan_far_from_its_bound_is_not_called_optimal(model: onnx.ModelProto) -> None:
-    found = {**partitioner.compile(model, 2).summary, "status": "optimal", "gap": 0.112}
+    found = {**partitioner.compile(model, devices=2).summary, "status": "optimal", "gap": 0.112}
     assert "gap 11.2 %, within the gap asked for" in text(found)
     assert "gap 0 %, optimal" in text({**found, "gap": 2.2e-16})
     assert "stopped by the time limit" in text({**found, "status": "time_limit"})
 
 
 def test_equal_peaks_are_counted(model: onnx.ModelProto) -> None:
-    found = partitioner.compile(model, 2).summary
+    found = partitioner.compile(model, devices=2).summary
     line = text({**found, "peak_bytes": [2048] * 63 + [1024]})
     assert "peak memory 63 x 2 KiB, 1 KiB (one device" in line
     many = text({**found, "peak_bytes": [1024, 3072] * 32})
@@ -124,7 +126,7 @@ def test_equal_peaks_are_counted(model: onnx.ModelProto) -> None:
 
 
 def test_fewer_devices_are_named(model: onnx.ModelProto) -> None:
-    found = partitioner.compile(model, 2).summary
+    found = partitioner.compile(model, devices=2).summary
     for count, words in ((1, "note: one device would do better"), (2, "note: 2 devices would")):
         assert words in text(
             {**found, "fewer_devices": {"devices": count, "cost": 1, "cost_here": 2}}
@@ -134,7 +136,7 @@ def test_fewer_devices_are_named(model: onnx.ModelProto) -> None:
 def test_families_without_a_plan_share_a_line(model: onnx.ModelProto, tmp_path: Path) -> None:
     pins = tmp_path / "pins.toml"
     pins.write_text('[[pin]]\nop = "Gemm"\ndevice = 1\n')
-    result = partitioner.compile(model, 4, constraints=pins)
+    result = partitioner.compile(model, devices=4, constraints=pins)
     (note,) = (line for line in text(result.summary).splitlines() if "no plan in" in line)
     assert note.count("intra (") == 2
     assert note.endswith("pins.toml pin 1 leaves no strategy for 'layer0.out' (Gemm)")
@@ -156,6 +158,6 @@ def test_numbers_for_people(shown: str, expected: str) -> None:
 
 
 def test_the_repr_is_a_line(model: onnx.ModelProto) -> None:
-    result = partitioner.compile(model, 2, cluster="2xideal", strategy="intra")
+    result = partitioner.compile(model, devices=2, cluster="2xideal", strategy="intra")
     assert repr(result).startswith("<Compiled 'mlp' on 2xideal: intra plan by ")
     assert len(repr(result)) < 300

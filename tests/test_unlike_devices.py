@@ -127,7 +127,7 @@ def test_a_cut_by_speed_is_not_taken_where_it_does_not_fit() -> None:
     parts = {}
     for limit in (480 * KIB, 320 * KIB):
         result = partitioner.compile(
-            model, 4, cluster=MIXED, strategy="intra", memory=limit, time_limit_s=10
+            model, devices=4, cluster=MIXED, strategy="intra", memory=limit, time_limit_s=10
         )
         assert result.verify().equal
         assert max(result.summary["peak_bytes"]) <= limit

@@ -45,6 +45,7 @@ def arguments(
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     values = iter(node.inputs)
+    used = 0  # what comes after has its default
     for argument in overload(node.op)._schema.arguments:
         if argument.name in ("layout", "pin_memory"):
             continue
@@ -52,12 +53,15 @@ def arguments(
             kwargs["device"] = device
             continue
         found = _argument(str(argument.type), node.attrs.get(argument.name), values, tensor)
+        is_default = argument.has_default_value() and _same(found, argument.default_value)
         if argument.kwarg_only:
-            if found is not None:
+            if found is not None and not is_default:
                 kwargs[argument.name] = found
         else:
             args.append(found)
-    return tuple(args), kwargs
+            if not is_default:
+                used = len(args)
+    return tuple(args[:used]), kwargs
 
 
 def _argument(
@@ -92,3 +96,8 @@ def run_node(
     args, kwargs = arguments(node, values.__getitem__, device)
     found = overload(node.op)(*args, **kwargs)
     return list(found) if isinstance(found, tuple | list) else [found]
+
+
+def _same(found: Any, default: Any) -> bool:
+    plain = found is None or isinstance(found, bool | int | float | str | list)
+    return plain and type(found) is type(default) and bool(found == default)

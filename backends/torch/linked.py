@@ -56,15 +56,15 @@ def linked(
         return tuple(results)
     # Makes the results need a gradient on ranks that gave nothing, or nothing that needs one.
     anchor = torch.empty(0, requires_grad=True)
-    linked: tuple[torch.Tensor, ...] = _Linked.apply(  # type: ignore[no-untyped-call]
+    found: tuple[torch.Tensor, ...] = _Linked.apply(  # type: ignore[no-untyped-call]
         transposed, results, anchor, *given
     )
-    return linked
+    return found
 
 
 def wait_at_end(leaving: Leaving) -> None:
     """Wait at the end of backward: ranks that wait for each other's gradients could not go on."""
-    torch.autograd.Variable._execution_engine.queue_callback(leaving.wait)  # noqa: SLF001
+    torch.autograd.Variable._execution_engine.queue_callback(leaving.wait)
 
 
 def needs_gradient(x: torch.Tensor) -> bool:

@@ -7,31 +7,18 @@ so the local op is the same op with local sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from partitioner.ir.ops.dims import names, with_whole
+from partitioner.ir.ops.dims import empty_parts, joined, names, replaced, with_whole
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView, same_node
 from partitioner.ir.rule import Rule
 
 #: First opsets in which sizes of Split, and starts and ends of Slice, are operands.
 SPLIT_INPUT = 13
 SLICE_INPUT = 10
-
-
-def _replaced(dims: list[str], axis: int, expr: str) -> list[str]:
-    return [expr if i == axis else name for i, name in enumerate(dims)]
-
-
-def _sum(terms: Sequence[str], sizes: Mapping[str, int]) -> str:
-    """The terms that have elements: an empty part has nothing to cut."""
-    return " + ".join(name for name in terms if sizes[name]) or terms[0]
-
-
-def _empty(sizes: Mapping[str, int]) -> set[str]:
-    return {name for name, size in sizes.items() if size == 0}
 
 
 def concat(view: OpView) -> Rule:
@@ -41,11 +28,11 @@ def concat(view: OpView) -> Rule:
     dims, parts = names("d", rank), names("a", len(view.node.inputs))
     sizes = {name: view.shape(i)[axis] for i, name in enumerate(parts)}
     return Rule.of(
-        [_replaced(dims, axis, name) for name in parts],
-        [_replaced(dims, axis, _sum(parts, sizes))],
+        [replaced(dims, axis, name) for name in parts],
+        [replaced(dims, axis, joined(parts, sizes))],
         view.shapes,
         view.out_shapes,
-        whole=_empty(sizes),
+        whole=empty_parts(sizes),
     )
 
 
@@ -69,11 +56,11 @@ def split(view: OpView) -> Rule:
     axis, dims = split_axis(view), names("d", len(view.shape(0)))
     sizes = dict(zip(names("a", len(view.node.outputs)), split_sizes(view), strict=True))
     return Rule.of(
-        with_whole(view, _replaced(dims, axis, _sum(tuple(sizes), sizes))),
-        [_replaced(dims, axis, part) for part in sizes],
+        with_whole(view, replaced(dims, axis, joined(tuple(sizes), sizes))),
+        [replaced(dims, axis, part) for part in sizes],
         view.shapes,
         view.out_shapes,
-        whole=_empty(sizes),
+        whole=empty_parts(sizes),
     )
 
 
@@ -122,7 +109,7 @@ def slice_(view: OpView) -> Rule:
     for axis in _taken(view):
         if axis in runs:
             parts = dict(zip((f"pre{axis}", f"d{axis}", f"post{axis}"), runs[axis], strict=True))
-            before[axis] = _sum(tuple(parts), parts)
+            before[axis] = joined(tuple(parts), parts)
             sizes.update(parts)
         else:
             before[axis], after[axis] = f"x{axis}", f"y{axis}"

@@ -106,7 +106,7 @@ def _divided(dims: Sized, end: int, size: int) -> Sized:
     return (*divided, *rest) if end == 0 else (*rest, *divided)
 
 
-def reshape(view: OpView) -> Rule:
+def reshape(view: OpView, linear: Iterable[int] = ()) -> Rule:
     """Factors of both shapes pass; those that cross dims of either are whole."""
     before, after = view.shape(0), view.out_shape()
     pieces = {f"f{i}": piece for i, piece in enumerate(refine(before, after))}
@@ -119,6 +119,7 @@ def reshape(view: OpView) -> Rule:
         view.out_shapes,
         sizes={name: piece.size for name, piece in pieces.items()},
         whole={n for n, p in pieces.items() if p.before is None or p.after is None},
+        linear=linear,
     )
 
 

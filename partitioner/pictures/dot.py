@@ -18,10 +18,10 @@ from partitioner.pictures.edges import (
 )
 from partitioner.pictures.palette import COMM, FAINT, LIGHT, QUIET, STRONG, group_colour, tint
 from partitioner.pictures.text import shown
-from partitioner.result import Compiled
+from partitioner.planned import Planned
 
 
-def dot(result: Compiled) -> str:
+def dot(result: Planned) -> str:
     """Graphviz source: a cluster a device group, communications on the edges.
 
     A cut node is strongly coloured and tells its cut, a replicated one is dashed. An edge that
@@ -40,7 +40,7 @@ def dot(result: Compiled) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _ids(result: Compiled) -> dict[Terminal, str]:
+def _ids(result: Planned) -> dict[Terminal, str]:
     """Identifiers that do not hang on the model's names."""
     ids: dict[Terminal, str] = {
         ("node", placed.node.name): f"n{index}" for index, placed in enumerate(placed_nodes(result))
@@ -50,14 +50,14 @@ def _ids(result: Compiled) -> dict[Terminal, str]:
     return ids
 
 
-def _head(result: Compiled) -> Iterator[str]:
+def _head(result: Planned) -> Iterator[str]:
     title = f"{shown(result.graph.name)} on {shown(result.cluster.name)}"
     yield f"  graph [label={_quoted(title)} labelloc=t fontname=Helvetica compound=true]"
     yield "  node [shape=box style=filled fontname=Helvetica fontsize=10 margin=0.08]"
     yield "  edge [fontname=Helvetica fontsize=9 arrowsize=0.6]"
 
 
-def _clusters(result: Compiled, ids: Mapping[Terminal, str]) -> Iterator[str]:
+def _clusters(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
     placed = placed_nodes(result)
     for mesh, index in group_indices(result).items():
         nodes = [node for node in placed if node.mesh == mesh]
@@ -80,7 +80,7 @@ def _node(placed: PlacedNode, ids: Mapping[Terminal, str], colour: str) -> str:
     return f"{ids['node', placed.node.name]} [label={_quoted(label)} {look}]"
 
 
-def _terminals(result: Compiled, ids: Mapping[Terminal, str]) -> Iterator[str]:
+def _terminals(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
     for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
         for value in values:
             label = f"{shown(value)}\n{result.graph.types[value]}"

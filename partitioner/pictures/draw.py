@@ -27,7 +27,7 @@ from partitioner.pictures.palette import (
     tint,
 )
 from partitioner.pictures.timeline import draw_timeline
-from partitioner.result import Compiled
+from partitioner.planned import Planned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ _CORNER_INCHES = 0.25  #: From where on a corner of an edge is round.
 _MIN_INCHES = 3.5  #: Width of the smallest picture: a column of a page.
 
 
-def draw_graph(result: Compiled, path: str | Path, *, boxes: int = MAX_BOXES) -> None:
+def draw_graph(result: Planned, path: str | Path, *, boxes: int = MAX_BOXES) -> None:
     """Draw the partitioned graph.
 
     A colour a device group; cut nodes strongly coloured with their cut, replicated ones dashed.
@@ -69,12 +69,12 @@ def draw_graph(result: Compiled, path: str | Path, *, boxes: int = MAX_BOXES) ->
 
 @dataclass(frozen=True)
 class _Picture:
-    result: Compiled
+    result: Planned
     folded: Folded
     layout: Layout
 
     @classmethod
-    def of(cls, result: Compiled, folded: Folded) -> _Picture:
+    def of(cls, result: Planned, folded: Folded) -> _Picture:
         graph = nx.DiGraph()
         graph.add_nodes_from(end for end in folded.terminals if end[0] == INPUT)
         graph.add_nodes_from(range(len(folded.boxes)))

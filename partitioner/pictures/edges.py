@@ -11,7 +11,7 @@ from partitioner.cost_model.schedule import Key, Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import CommKind
-from partitioner.result import Compiled
+from partitioner.planned import Planned
 from partitioner.show import comm_bytes
 
 INPUT, OUTPUT = "input", "output"
@@ -37,12 +37,12 @@ class Edge:
     new: tuple[Task, ...]
 
 
-def placed_nodes(result: Compiled) -> tuple[PlacedNode, ...]:
+def placed_nodes(result: Planned) -> tuple[PlacedNode, ...]:
     """All nodes with their decisions, in the plan's order."""
     return tuple(task.placed for task in result.schedule.tasks if task.placed is not None)
 
 
-def group_indices(result: Compiled) -> dict[DeviceMesh, int]:
+def group_indices(result: Planned) -> dict[DeviceMesh, int]:
     """Number of each device group."""
     return {mesh: index for index, mesh in enumerate(result.plan.groups)}
 
@@ -52,13 +52,13 @@ def how_cut(placed: PlacedNode) -> str:
     return placed.cut_text or ("replicated" if placed.mesh.size() > 1 else "")
 
 
-def edges(result: Compiled) -> tuple[Edge, ...]:
+def edges(result: Planned) -> tuple[Edge, ...]:
     """Edges between nodes, from inputs and to outputs; constants have none."""
     return tuple(_Edges(result).run())
 
 
 class _Edges:
-    def __init__(self, result: Compiled) -> None:
+    def __init__(self, result: Planned) -> None:
         self.result = result
         self.before: dict[Key, Key] = {}
         self.comms: dict[Key, list[Task]] = defaultdict(list)

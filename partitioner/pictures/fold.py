@@ -20,7 +20,7 @@ from partitioner.pictures.edges import (
     how_cut,
     placed_nodes,
 )
-from partitioner.result import Compiled
+from partitioner.planned import Planned
 
 MAX_TERMINALS = 12  #: More inputs, or outputs, are joined where they go to the same boxes.
 MAX_JOINED = 60  #: If that leaves more, all are.
@@ -90,7 +90,7 @@ _LEVELS: tuple[Callable[[PlacedNode], Hashable], ...] = (
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  #: Longest runs tried, before any length.
 
 
-def fold(result: Compiled, limit: int) -> Folded:
+def fold(result: Planned, limit: int) -> Folded:
     """The gentlest folding to at most `limit` boxes.
 
     Short runs of consecutive nodes that are cut alike are joined first, then longer ones, then

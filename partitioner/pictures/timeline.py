@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from partitioner.cost_model.simulate import Event, Timeline, simulate
 from partitioner.pictures.canvas import draw_file, drawable
 from partitioner.pictures.palette import BLUE, COMM, GREEN, IDLE, INK, PURPLE, SKY, YELLOW, tint
-from partitioner.result import Compiled
+from partitioner.planned import Planned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ class Bar:
     names: tuple[str, ...]
 
 
-def draw_timeline(result: Compiled, path: str | Path, *, requests: int = 1) -> None:
+def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> None:
     """Draw when each device computes, communicates and idles, as the simulator has it.
 
     Args:
@@ -93,7 +93,7 @@ def _joins(bar: Bar, event: Event, thin: float) -> bool:
     return is_thin and touches and event.end_s - event.start_s < thin
 
 
-def _figure(result: Compiled, timeline: Timeline) -> Figure:
+def _figure(result: Planned, timeline: Timeline) -> Figure:
     from matplotlib.figure import Figure
 
     devices = len(result.cluster.devices)

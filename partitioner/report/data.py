@@ -17,6 +17,7 @@ from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
+from partitioner.planned import Planned
 from partitioner.report.blocks import Block, blocks
 from partitioner.report.memory import memory
 from partitioner.report.schema import (
@@ -35,15 +36,14 @@ from partitioner.report.schema import (
 )
 from partitioner.report.timelines import timelines
 from partitioner.report.traffic import algorithm, crossing_bytes, traffic
-from partitioner.result import Compiled
 
 
-def report_data(result: Compiled) -> Report:
+def report_data(result: Planned) -> Report:
     """Everything that the page of a plan shows."""
     return _Data(result).report()
 
 
-def headline(result: Compiled, found: Bottleneck | None = None) -> Head:
+def headline(result: Planned, found: Bottleneck | None = None) -> Head:
     """The verdict on a plan.
 
     Args:
@@ -87,7 +87,7 @@ def headline(result: Compiled, found: Bottleneck | None = None) -> Head:
     )
 
 
-def result_bottleneck(result: Compiled) -> Bottleneck:
+def result_bottleneck(result: Planned) -> Bottleneck:
     """What limits a compiled model's plan by its own objective."""
     return bottleneck(
         result.graph, result.schedule, result.evaluation, result.cluster, result.objective
@@ -95,7 +95,7 @@ def result_bottleneck(result: Compiled) -> Bottleneck:
 
 
 class _Data:
-    def __init__(self, result: Compiled) -> None:
+    def __init__(self, result: Planned) -> None:
         self.result = result
         self.graph = result.graph
         self.plan = result.plan
@@ -283,7 +283,7 @@ def _label(block: Block, names: list[str]) -> str:
     return f"block {block.index + 1}" if block.count > 1 else f"{names[0]} ... {names[-1]}"
 
 
-def device_rows(result: Compiled) -> list[DeviceRow]:
+def device_rows(result: Planned) -> list[DeviceRow]:
     """Figures of every device of the cluster."""
     got = result.evaluation
     return [

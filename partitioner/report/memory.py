@@ -17,8 +17,8 @@ from partitioner.cost_model.memory import (
     with_headroom,
 )
 from partitioner.cost_model.schedule import Schedule
+from partitioner.planned import Planned
 from partitioner.report.schema import Live, Memory
-from partitioner.result import Compiled
 
 #: Entries of a live set that are listed.
 MAX_LIVE = 40
@@ -26,7 +26,7 @@ MAX_LIVE = 40
 Kind = Literal["weights", "activations", "buffers"]
 
 
-def memory(result: Compiled) -> list[Memory]:
+def memory(result: Planned) -> list[Memory]:
     """One entry a device: by the safe formula or, where that is over the limit, the exact one."""
     over = result.evaluation.over_bytes
     safe, exact = _by_device(safe_lifetimes(result.schedule)), {}

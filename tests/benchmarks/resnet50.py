@@ -48,7 +48,7 @@ def cut_in(programs: Programs, parts: int) -> Programs:
 def plan_seconds(model: Path, devices: int) -> Mapping[str, float]:
     """Seconds of each stage of one compilation."""
     start = time.perf_counter()
-    result = partitioner.compile(model, devices)
+    result = partitioner.compile(model, devices=devices)
     stages = dict(result.seconds)
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()

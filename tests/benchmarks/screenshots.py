@@ -66,7 +66,7 @@ def main() -> None:
         chrome = headless.start(scratch / "profile")
         try:
             for model, (node, views) in SHOWN.items():
-                result = partitioner.compile(scratch / f"{model}.onnx", 4)
+                result = partitioner.compile(scratch / f"{model}.onnx", devices=4)
                 page = result.report(scratch / f"{model}.html")
                 headless.open_page(chrome, page)
                 if node:

@@ -34,7 +34,7 @@ def _explained(timeline: Timeline) -> None:
 @pytest.mark.parametrize("requests", [1, 3])
 def test_the_path_covers_the_whole_timeline(strategy: str, requests: int) -> None:
     model = examples.build("mlp", layers=4, hidden=64)
-    result = partitioner.compile(model, 3, strategy=strategy, time_limit_s=3)
+    result = partitioner.compile(model, devices=3, strategy=strategy, time_limit_s=3)
     _explained(simulate(result.schedule, requests))
 
 

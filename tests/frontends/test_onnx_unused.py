@@ -60,7 +60,7 @@ def test_both_presents_of_attention_stay(
 
 def test_rank_files_of_attention_with_an_unread_present_load() -> None:
     proto = attention(("y", "a", "b"), {"y": Y, "a": PRESENT})
-    assert partitioner.compile(proto, 2, cluster="ideal", mesh={"tp": 2}).verify().equal
+    assert partitioner.compile(proto, devices=2, cluster="ideal", mesh={"tp": 2}).verify().equal
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def _runner_up(context: Context, node: Node) -> Alternative | None:
 def compiled(request: pytest.FixtureRequest) -> Compiled:
     name, strategy = request.param.split()
     model = examples.build(name, **SMALL[name])
-    return partitioner.compile(model, 4, strategy=strategy, time_limit_s=3)
+    return partitioner.compile(model, devices=4, strategy=strategy, time_limit_s=3)
 
 
 def test_each_alternative_costs_what_the_referee_says(compiled: Compiled) -> None:
@@ -49,7 +49,7 @@ def test_looking_changes_nothing(compiled: Compiled) -> None:
 
 def test_of_an_optimal_plan_no_single_change_is_better() -> None:
     model = examples.build("mlp", layers=3, hidden=32)
-    result = partitioner.compile(model, 2, strategy="intra", gap=0.0, time_limit_s=10)
+    result = partitioner.compile(model, devices=2, strategy="intra", gap=0.0, time_limit_s=10)
     assert result.plan.certificate is not None
     assert result.plan.certificate.status == "optimal"
     context = Context(result.graph, result.plan, result.cluster)
@@ -60,7 +60,7 @@ def test_of_an_optimal_plan_no_single_change_is_better() -> None:
 
 def test_the_runner_up_fits_if_any_does() -> None:
     model = examples.build("mlp", layers=4, hidden=64)
-    result = partitioner.compile(model, 2, memory="48KiB", time_limit_s=5)
+    result = partitioner.compile(model, devices=2, memory="48KiB", time_limit_s=5)
     context = Context(result.graph, result.plan, result.cluster)
     over = 0
     for node in result.graph.nodes:

@@ -71,7 +71,7 @@ def _look(driver: Chrome, page: Path) -> None:
 def test_hostile_names_out_of_a_model_are_text(
     chromium: Chrome, tmp_path: Path, strategy: str
 ) -> None:
-    result = partitioner.compile(_hostile(), 2, strategy=strategy, cluster="2xideal")
+    result = partitioner.compile(_hostile(), devices=2, strategy=strategy, cluster="2xideal")
     page = result.report(tmp_path / f"{strategy} <b>.html")
     _look(chromium, page)
     assert SCRIPT in chromium.find_element(By.ID, "title").text
@@ -111,7 +111,7 @@ def test_a_real_plan(chromium: Chrome, tmp_path: Path, cluster: str) -> None:
 
 
 def test_a_notebook_cell_shows_the_report(chromium: Chrome, tmp_path: Path) -> None:
-    result = partitioner.compile(examples.build("mlp", layers=2, hidden=16), 2)
+    result = partitioner.compile(examples.build("mlp", layers=2, hidden=16), devices=2)
     cell = tmp_path / "cell.html"
     cell.write_text(f"<!doctype html><meta charset=utf-8>{result._repr_html_()}", "utf-8")
     headless.complaints(chromium)

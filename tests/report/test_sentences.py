@@ -18,7 +18,7 @@ from partitioner.result import Compiled
 def _compiled(devices: int, **options: object) -> Compiled:
     sizes = {key: options.pop(key) for key in ("layers", "hidden", "batch") if key in options}
     model = examples.build("mlp", **sizes)  # type: ignore[arg-type]
-    return partitioner.compile(model, devices, time_limit_s=5, **options)  # type: ignore[arg-type]
+    return partitioner.compile(model, devices=devices, time_limit_s=5, **options)  # type: ignore[arg-type]
 
 
 def test_small_kernels_are_bound_by_launches() -> None:
@@ -110,7 +110,7 @@ def test_nothing_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     nodes = [helper.make_node("Identity", ["x"], ["y"])]
     graph = helper.make_graph(nodes, "g", value[:1], value[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    result = partitioner.compile(model, 2, cluster="2xideal")
+    result = partitioner.compile(model, devices=2, cluster="2xideal")
     result.save(tmp_path / "p", plan_only=True)
     assert main(["explain", str(tmp_path / "p")]) == 0
     assert "time of " in capsys.readouterr().out

@@ -5,10 +5,50 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.ops.aten import contraction, pointwise, state
+from partitioner.ir.ops.aten import (
+    attention,
+    contraction,
+    convolution,
+    dropout,
+    factories,
+    gradients,
+    indexing,
+    joining,
+    losses,
+    movement,
+    normalization,
+    pointwise,
+    pooling,
+    reduction,
+    softmax,
+    state,
+    upsampling,
+    views,
+    vocabulary,
+)
 from partitioner.ir.ops.table import OpRow
 
-_FAMILIES = (contraction, pointwise, state)
+_FAMILIES = (
+    attention,
+    contraction,
+    convolution,
+    dropout,
+    factories,
+    gradients,
+    indexing,
+    joining,
+    losses,
+    movement,
+    normalization,
+    pointwise,
+    pooling,
+    reduction,
+    softmax,
+    state,
+    upsampling,
+    views,
+    vocabulary,
+)
 
 
 def _merge() -> Mapping[str, OpRow]:

@@ -1,0 +1,308 @@
+"""A rank's program as graph modules: one for the forward pass and, in training, one for the other.
+
+The graphs hold local tensors, ATen operators and functional collectives. What is stored from step
+to step (parameters, written buffers) comes in as arguments; weights that are not trained and small
+constants are buffers of the graph module.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import fx
+
+from partitioner.backends.tensors import from_numpy
+from partitioner.backends.torch.calls import arguments, overload
+from partitioner.backends.torch.comms import Arrival, start
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.ops import row_of
+from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, RankProgram
+from partitioner.ir.types import TensorType, numpy_dtype
+
+#: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
+RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
+STATE, ALIAS, UPDATE = "partitioner::state", "partitioner::alias", "partitioner::update"
+
+
+@dataclass(frozen=True)
+class PassGraph:
+    """One pass of a rank.
+
+    Attributes:
+        module: The graph; called with the arguments in order, it returns the results in order.
+        arguments: Local values that it takes.
+        results: Local values that it returns.
+    """
+
+    module: fx.GraphModule
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankGraphs:
+    """What a rank runs.
+
+    Attributes:
+        rank: The rank.
+        forward: Takes stored values and inputs; returns the forward outputs, then what is saved.
+        backward: Takes what is saved, stored values and inputs; returns gradients. None for
+            inference.
+        stored: Local values of stored values that the rank has.
+        inputs: Part of an input by local value.
+        outputs: Parts of outputs that the forward pass returns, then those of the other.
+        types: Type of every local value.
+    """
+
+    rank: int
+    forward: PassGraph
+    backward: PassGraph | None
+    stored: tuple[str, ...]
+    inputs: Mapping[str, Part]
+    outputs: tuple[Output, ...]
+    types: Mapping[str, TensorType]
+
+
+def emit_rank(program: RankProgram, graph: Graph, device: torch.device) -> RankGraphs:
+    """Graph modules of a rank.
+
+    Args:
+        program: The rank's program.
+        graph: The whole model: its constants' contents are read.
+        device: Where the rank's tensors are.
+
+    Raises:
+        BackendError: PyTorch has no operator of a name in the program, or a constant's type is
+            none of its types.
+    """
+    return _Emitter(program, graph, device).run()
+
+
+@dataclass
+class _Emitter:
+    program: RankProgram
+    graph: Graph
+    device: torch.device
+    held: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def run(self) -> RankGraphs:
+        program = self.program
+        steps = program.steps
+        turn = len(steps) if program.backward is None else program.backward
+        first, second = steps[:turn], steps[turn:]
+        made = {name for step in first for name in _writes(step, program.rank)}
+        early = [o for o in program.outputs if o.value in made]
+        late = [o for o in program.outputs if o.value not in made]
+        needed = set(_outside(second, late, program.rank))
+        source = {*program.inputs, *program.constants, *program.literals, *self._states}
+        saved = sorted(needed - source)
+        forward = self._pass(first, [*(o.value for o in early), *saved])
+        backward = None
+        if program.backward is not None:
+            backward = self._pass(second, [o.value for o in late])
+        return RankGraphs(
+            program.rank,
+            forward,
+            backward,
+            self._states,
+            program.inputs,
+            (*early, *late),
+            program.types,
+        )
+
+    @cached_property
+    def _states(self) -> tuple[str, ...]:
+        return tuple(
+            step.node.outputs[0]
+            for step in self.program.steps
+            if isinstance(step, Compute) and step.node.op == STATE
+        )
+
+    def _pass(self, steps: Sequence[Compute | Comm], results: Sequence[str]) -> PassGraph:
+        return _Pass(self, steps, tuple(results)).run()
+
+    def constant(self, name: str) -> torch.Tensor:
+        """Contents of a local constant or literal."""
+        if name not in self.held:
+            program = self.program
+            if name in program.literals:
+                array = program.literals[name]
+            else:
+                array = _part(self.graph, program.constants[name], program.types[name])
+            self.held[name] = from_numpy(array, program.types[name].dtype).to(self.device)
+        return self.held[name]
+
+
+@dataclass
+class _Pass:
+    owner: _Emitter
+    steps: Sequence[Compute | Comm]
+    results: tuple[str, ...]
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
+    attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def run(self) -> PassGraph:
+        program = self.owner.program
+        rank = program.rank
+        made = {name for step in self.steps for name in _writes(step, rank)}
+        states = {
+            step.node.outputs[0]
+            for step in self.steps
+            if isinstance(step, Compute) and step.node.op == STATE
+        }
+        outside = _outside(self.steps, (), rank) | (set(self.results) - made) | states
+        taken = []
+        for name in sorted(outside):
+            if name in program.constants or name in program.literals:
+                self.known[name] = self._attribute(name)
+        for name in sorted(outside):
+            if name not in self.known:
+                self.known[name] = self.graph.placeholder(_identifier(name))
+                taken.append(name)
+        self.reads = Counter(name for step in self.steps for name in _reads(step, rank))
+        self.own = set(_fresh(self.steps))
+        for step in self.steps:
+            if isinstance(step, Comm):
+                self._comm(step)
+            else:
+                self._compute(step)
+        self.graph.output(tuple(self._value(name) for name in self.results))
+        self.graph.lint()
+        module = fx.GraphModule(_Root(self.attributes), self.graph, f"Rank{rank}")
+        return PassGraph(module, tuple(taken), self.results)
+
+    def _attribute(self, name: str) -> fx.Node:
+        key = _identifier(name)
+        while key in self.attributes:
+            key += "_"
+        self.attributes[key] = self.owner.constant(name)
+        return self.graph.get_attr(key)
+
+    def _value(self, name: str) -> fx.Node:
+        """The node of a value; one on its way is waited for."""
+        found = self.known[name]
+        if not isinstance(found, fx.Node):
+            found = self.known[name] = found()
+        return found
+
+    def _compute(self, step: Compute) -> None:
+        node = step.node
+        if node.op == STATE:
+            return
+        if node.op in (ALIAS, UPDATE):
+            found = self.known[node.inputs[0]]
+            if not isinstance(found, fx.Node):
+                source, found = node.inputs[0], lambda: self._value(source)
+            self.known[node.outputs[0]] = found
+            return
+        target = overload(RESHAPES.get(node.op, node.op))
+        args, kwargs = arguments(node, self._value, self.owner.device)
+        call = self.graph.create_node(
+            "call_function", target, args, kwargs, _identifier(node.outputs[0] or node.name)
+        )
+        self._results(node, call, target)
+
+    def _results(self, node: Node, call: fx.Node, target: torch._ops.OpOverload) -> None:
+        returns = target._schema.returns
+        if len(returns) == 1 and str(returns[0].type) == "Tensor":
+            self.known[node.outputs[0]] = call
+            return
+        for index, name in enumerate(node.outputs):
+            if name:
+                self.known[name] = self.graph.call_function(operator.getitem, (call, index))
+
+    def _comm(self, comm: Comm) -> None:
+        rank, types = self.owner.program.rank, self.owner.program.types
+        sends, gets = rank in comm.sources(), rank in comm.targets()
+        in_place = (
+            comm.kind is CommKind.ALL_REDUCE
+            and comm.source in self.own
+            and comm.source not in self.results
+            and self.reads[comm.source] == 1
+        )
+        arrival = start(
+            self.graph,
+            comm,
+            rank,
+            self._value(comm.source) if sends else None,
+            types[comm.source].shape if sends else (),
+            types[comm.target].shape if gets else (),
+            self.owner.device,
+            in_place=in_place,
+        )
+        if arrival is not None:
+            self.known[comm.target] = arrival
+
+
+class _Root(torch.nn.Module):
+    """Holds the constants of a graph."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+
+def _reads(step: Compute | Comm, rank: int) -> tuple[str, ...]:
+    if isinstance(step, Compute):
+        # what an update writes over is not read
+        return step.node.inputs[:1] if step.node.op == UPDATE else step.node.reads
+    return (step.source,) if rank in step.sources() else ()
+
+
+def _writes(step: Compute | Comm, rank: int) -> tuple[str, ...]:
+    if isinstance(step, Compute):
+        return step.node.writes
+    return (step.target,) if rank in step.targets() else ()
+
+
+def _outside(steps: Sequence[Compute | Comm], outputs: Sequence[Output], rank: int) -> set[str]:
+    """Values that steps read and do not make."""
+    made: set[str] = set()
+    found: set[str] = set()
+    for step in steps:
+        found.update(set(_reads(step, rank)) - made)
+        made.update(_writes(step, rank))
+    return found | ({o.value for o in outputs} - made)
+
+
+def _fresh(steps: Sequence[Compute | Comm]) -> Iterator[str]:
+    """Values that a step computes into memory of their own, which nothing else shares."""
+    viewed: set[str] = set()
+    for step in steps:
+        if isinstance(step, Compute):
+            row = row_of(step.node)
+            if row is None or row.view:
+                viewed.update(step.node.reads)
+    for step in steps:
+        if isinstance(step, Compute) and step.node.op.startswith("aten::"):
+            row = row_of(step.node)
+            if row is not None and not row.view:
+                yield from (name for name in step.node.writes if name not in viewed)
+
+
+def _part(graph: Graph, part: Part, kind: TensorType) -> np.ndarray:
+    if part.zero:
+        return np.zeros(kind.shape, numpy_dtype(kind.dtype))
+    whole = graph.constants[part.whole].load()
+    if part.region is None:
+        return whole
+    index = [
+        np.concatenate([np.arange(start, start + length) for start, length in intervals])
+        for intervals in part.region
+    ]
+    return np.ascontiguousarray(whole[np.ix_(*index)])
+
+
+def _identifier(name: str) -> str:
+    """A Python name for a value."""
+    found = re.sub(r"\W+", "_", name).strip("_")
+    return found if found and not found[0].isdigit() else f"v_{found}"

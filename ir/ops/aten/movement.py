@@ -1,0 +1,88 @@
+"""Elements moved inside a tensor or repeated, and gradients of views: repeat, roll, triangles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from partitioner.ir.ops.aten.joining import local_sizes
+from partitioner.ir.ops.aten.sums import sums
+from partitioner.ir.ops.dims import names
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, same_node
+from partitioner.ir.rule import Rule
+
+
+def repeat(view: OpView) -> Rule:
+    """``d1 -> r0 (r1 d1)``."""
+    counts = view.ints("repeats") or ()
+    rank, lead = len(view.shape(0)), len(counts) - len(view.shape(0))
+    new = names("r", len(counts))
+    dims = [f"d{lead + i}" for i in range(rank)]
+    old = [f"({one} {dim})" for one, dim in zip(new[lead:], dims, strict=True)]
+    return Rule.of(
+        [dims],
+        [[*new[:lead], *old]],
+        view.shapes,
+        view.out_shapes,
+        sizes=dict(zip(new, counts, strict=True)),
+        linear=sums(view, 0),
+    )
+
+
+def local_repeat(view: OpView, local: LocalView) -> LocalOp:
+    """Repeats may be cut too: each device makes its copies of its part."""
+    counts = len(view.ints("repeats") or ())
+    return same_node(view, repeats=tuple(local.sizes[f"r{i}"] for i in range(counts)))
+
+
+def _within(view: OpView, whole: Iterable[int]) -> Rule:
+    dims = names("d", len(view.shape(0)))
+    return Rule.of(
+        [dims],
+        [dims],
+        view.shapes,
+        view.out_shapes,
+        whole={dims[axis] for axis in whole},
+        linear=sums(view, 0),
+    )
+
+
+def moved_along(view: OpView) -> Rule:
+    """Dims along which elements move are whole; all of them if a roll names none."""
+    dims = view.ints("dims")
+    return _within(view, dims or range(len(view.shape(0)) if view.attr("shifts") else 0))
+
+
+def triangle(view: OpView) -> Rule:
+    """A triangle of every matrix: rows and columns are whole."""
+    return _within(view, (-2, -1))
+
+
+def diagonal_backward(view: OpView) -> Rule:
+    """The last dim on a diagonal of two dims; all three are whole."""
+    dims = names("d", len(view.out_shape()))
+    pair = {view.int_attr(name, 0) % len(dims) for name in ("dim1", "dim2")}
+    kept = [name for i, name in enumerate(dims) if i not in pair]
+    return _spread(view, [*kept, "z"], dims, {"z", *(dims[i] for i in pair)})
+
+
+def unfold_backward(view: OpView) -> Rule:
+    """Windows, the last dim, added up where they came from; the dim is whole."""
+    dims = names("d", len(view.out_shape()))
+    axis = view.int_attr("dim", 0) % len(dims)
+    windows = [*("n" if i == axis else name for i, name in enumerate(dims)), "w"]
+    return _spread(view, windows, dims, {"n", "w", dims[axis]})
+
+
+def _spread(view: OpView, before: list[str], after: list[str], whole: set[str]) -> Rule:
+    return Rule.of(
+        [before], [after], view.shapes, view.out_shapes, whole=whole, linear=sums(view, 0)
+    )
+
+
+ROWS: Mapping[str, OpRow] = {
+    **{f"aten::{op}": OpRow(moved_along) for op in ("flip", "roll")},
+    **{f"aten::{op}": OpRow(triangle) for op in ("tril", "triu")},
+    "aten::diagonal_backward": OpRow(diagonal_backward, local_sizes),
+    "aten::repeat": OpRow(repeat, local_repeat),
+    "aten::unfold_backward": OpRow(unfold_backward, local_sizes),
+}

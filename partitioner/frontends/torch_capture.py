@@ -1,0 +1,270 @@
+"""PyTorch modules in: a module and example inputs -> one flat functional graph of ATen operators.
+
+The only place that uses PyTorch's tracing interfaces, some of which are private (tried: 2.13).
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.torch_nodes import dtype_name
+
+aten = torch.ops.aten
+
+Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+
+
+class Role(StrEnum):
+    """What a placeholder or an output of a captured graph is."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"
+    INPUT = "input"
+    TANGENT = "tangent"
+    OUTPUT = "output"
+    GRADIENT = "gradient"
+    UNUSED = "unused"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One placeholder or output.
+
+    Attributes:
+        role: What it is.
+        target: Full name of the parameter, buffer or constant; "" for the others.
+    """
+
+    role: Role
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A module as a graph.
+
+    Attributes:
+        graph: Flat and functional: ATen calls with `meta["val"]`, no submodules but those of
+            control flow.
+        inputs: What each placeholder is, in order.
+        outputs: What each output is, in order.
+        in_spec: Structure of the example inputs, (args, kwargs).
+        out_spec: Structure of what the module returns.
+        tensors: Parameters and buffers by full name.
+        ties: First of the names of a parameter or buffer that has several, by each of them.
+        persistent: Names of the parameters and buffers of the module's `state_dict`.
+        names: Names of the inputs, in order.
+        arguments: The example inputs, flat, in the order of the INPUT placeholders.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    tensors: Mapping[str, torch.Tensor]
+    ties: Mapping[str, str]
+    persistent: frozenset[str]
+    names: tuple[str, ...]
+    arguments: tuple[Any, ...]
+
+
+def export_module(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ExportedProgram:
+    """Trace a module with `torch.export`.
+
+    Raises:
+        FrontendError: It cannot be traced; says PyTorch's reason.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+        except Exception as error:
+            name = type(module).__name__
+            raise FrontendError(f"{name}: torch.export cannot trace it: {_short(error)}") from error
+
+
+def materialised(module: nn.Module) -> nn.Module:
+    """The module itself or, if its weights are on the meta device, a copy with fake CPU weights.
+
+    (Tracing on the meta device loses the backward pass without a word.)
+    """
+    held = [*module.parameters(), *module.buffers()]
+    if not any(tensor.device.type == "meta" for tensor in held):
+        return module
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    made: dict[int, torch.Tensor] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for tensor in held:
+            fake = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+            )
+            trains = tensor.requires_grad
+            made[id(tensor)] = (
+                nn.Parameter(fake, requires_grad=trains)
+                if isinstance(tensor, nn.Parameter)
+                else fake
+            )
+    return copy.deepcopy(module, memo=dict(made.items()))
+
+
+def capture(
+    module: nn.Module, program: ExportedProgram, table: Table, *, training: bool
+) -> Captured:
+    """The flat graph of an exported module: its forward pass and, for training, its backward pass.
+
+    For training the first output, flattened, is the loss; gradients are of it alone.
+
+    Args:
+        module: The user's module.
+        program: What `export_module` made of it.
+        table: Decompositions to apply.
+        training: Whether the backward pass is wanted.
+
+    Raises:
+        FrontendError: The module cannot be differentiated: its first output is not a scalar of a
+            floating type, or PyTorch says why.
+    """
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    if training:
+        _check_loss(program)
+        detach_outputs(program)
+    args, kwargs = program.example_inputs or ((), {})
+    with ExitStack() as stack, warnings.catch_warnings(), torch.set_grad_enabled(training):
+        warnings.simplefilter("ignore")
+        flat = program.module(check_guards=False)
+        stack.enter_context(fx.traceback.preserve_node_meta())
+        try:
+            joint = aot_export_joint_with_descriptors(
+                stack, flat, args, kwargs, decompositions=dict(table)
+            )
+        except Exception as error:
+            what = "forward and backward passes" if training else "forward pass"
+            raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
+    module_tensors, ties = _names(module)
+    nodes = joint.graph_module.graph.nodes
+    inputs = tuple(_input_slot(n.meta["desc"]) for n in nodes if n.op == "placeholder")
+    (last,) = (node for node in nodes if node.op == "output")
+    outputs = tuple(_output_slot(desc) for desc in last.meta["desc"])
+    return Captured(
+        joint.graph_module,
+        inputs,
+        outputs,
+        _spec(program.call_spec.in_spec),
+        _spec(program.call_spec.out_spec),
+        {name: module_tensors[name] for name in ties},
+        ties,
+        frozenset(module.state_dict(keep_vars=True)),
+        tuple(str(name) for name in program.graph_signature.user_inputs),
+        tuple(pytree.tree_flatten(program.example_inputs)[0]),
+    )
+
+
+def detach_outputs(program: ExportedProgram) -> None:
+    """Cut every output but the loss off from differentiation."""
+    graph = program.graph_module.graph
+    (last,) = (node for node in graph.nodes if node.op == "output")
+    results = list(last.args[0])
+    first = len(results) - len(program.graph_signature.user_outputs)
+    for index in range(first, len(results)):
+        node = results[index]
+        if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        if index > first:
+            with graph.inserting_before(last):
+                cut = graph.call_function(aten.detach.default, (node,))
+            cut.meta.update(val=node.meta["val"])
+            results[index] = node = cut
+        spec = program.graph_signature.output_specs[index]
+        spec.arg = type(spec.arg)(name=node.name)
+    last.args = (tuple(results),)
+    program.graph_module.recompile()
+
+
+def _check_loss(program: ExportedProgram) -> None:
+    (last,) = (node for node in program.graph_module.graph.nodes if node.op == "output")
+    count = len(program.graph_signature.user_outputs)
+    found = last.args[0][-count] if count else None
+    loss = found.meta.get("val") if isinstance(found, fx.Node) else None
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        what = (
+            f"{dtype_name(loss.dtype)}{list(loss.shape)}"
+            if isinstance(loss, torch.Tensor)
+            else "no tensor"
+        )
+        raise FrontendError(
+            f"training needs a module that returns its loss first: a floating scalar, not {what}"
+        )
+
+
+def _input_slot(desc: object) -> Slot:
+    name = type(desc).__name__
+    target = getattr(desc, "target", "")
+    roles = {
+        "ParamAOTInput": Role.PARAMETER,
+        "BufferAOTInput": Role.BUFFER,
+        "PlainAOTInput": Role.INPUT,
+        "TangentAOTInput": Role.TANGENT,
+    }
+    if name not in roles:
+        raise FrontendError(f"an input of kind {name} ({desc}) is not supported")
+    return Slot(roles[name], target)
+
+
+def _output_slot(desc: object) -> Slot:
+    name = type(desc).__name__
+    if desc is None:
+        return Slot(Role.UNUSED)
+    if name == "PlainAOTOutput":
+        return Slot(Role.OUTPUT)
+    if name == "GradAOTOutput":
+        source = desc.grad_of  # type: ignore[attr-defined]
+        target = getattr(source, "target", "")
+        return Slot(Role.GRADIENT, target) if target else Slot(Role.UNUSED)
+    if name == "InputMutationAOTOutput":
+        target = getattr(desc.mutated_input, "target", "")  # type: ignore[attr-defined]
+        if not target:
+            raise FrontendError("the module writes into one of its inputs: return a new tensor")
+        return Slot(Role.BUFFER, target)
+    raise FrontendError(f"an output of kind {name} ({desc}) is not supported")
+
+
+def _names(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Parameters and buffers by each of their names, and the first name of each."""
+    tensors = dict(module.named_parameters(remove_duplicate=False))
+    held: dict[str, torch.Tensor] = {
+        **tensors,
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    first: dict[int, str] = {}
+    for name, tensor in held.items():
+        first.setdefault(id(tensor), name)
+    return held, {name: first[id(tensor)] for name, tensor in held.items()}
+
+
+def _spec(spec: pytree.TreeSpec | None) -> pytree.TreeSpec:
+    assert spec is not None
+    return spec
+
+
+def _short(error: BaseException) -> str:
+    """The first line of PyTorch's message: the rest is advice on debugging."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[0])[:300] if lines else type(error).__name__

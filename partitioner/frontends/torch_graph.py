@@ -1,0 +1,481 @@
+"""A captured PyTorch graph as a graph of the IR.
+
+Weights of a module that is not trained are constants. Values that are written from step to step
+(running statistics) and, in training, all that a `state_dict` holds are `partitioner::state` nodes,
+and what is written, gradients included, goes through `partitioner::update` nodes (see
+`partitioner.ir.ops.aten.state`).
+
+In training all nodes that the forward results need come first. A value that both passes read has
+an alias at its first use in the backward pass (a stored value one in the forward pass too), so
+that the plan may gather it for each pass anew, or keep what the first one gathered. Views of stored
+values are made again in the backward pass from its own alias.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch_capture import Captured, Role
+from partitioner.frontends.torch_nodes import dtype_name, encode_call
+from partitioner.ir.graph import Attr, Constant, Graph, Node
+from partitioner.ir.ops import row_of
+from partitioner.ir.types import TensorType, numpy_dtype
+
+#: Name of the graph input that steers random draws; it changes every step.
+SEED = "seed"
+#: Results are their first argument.
+_SAME = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift"})
+#: Checks and notes without results.
+_DROPPED = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_async.msg"})
+#: Operators that draw random numbers in a way that ranks cannot share.
+_RANDOM = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
+        *("bernoulli", "bernoulli.p", "multinomial", "normal_functional", "uniform", "exponential"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class ModuleGraph:
+    """The IR of a module, and what its values stand for.
+
+    Attributes:
+        graph: The graph. Outputs: results of the module, then gradients and written buffers.
+        captured: What it was made from.
+        results: Value of each flat result of the module; None for one that is no tensor.
+        gradients: Value of the gradient of each trained parameter, by its first name.
+        written: New value of each buffer that is written, by its first name.
+        stored: Value of each stored parameter or buffer, by its first name.
+        tangent: Graph input for the gradient of the loss; "" for inference.
+        inputs: Graph input of each flat example input; "" for those that are no tensors.
+    """
+
+    graph: Graph
+    captured: Captured
+    results: tuple[str, ...]
+    gradients: Mapping[str, str]
+    written: Mapping[str, str]
+    stored: Mapping[str, str]
+    tangent: str
+    inputs: tuple[str, ...]
+
+
+def module_graph(captured: Captured, name: str, state_bytes: int = 0) -> ModuleGraph:
+    """The graph of a captured module.
+
+    Args:
+        captured: The module.
+        name: Of the graph.
+        state_bytes: Bytes an element that an optimizer keeps of each trained parameter.
+
+    Raises:
+        FrontendError: An operator, a type or an argument has no form in the IR.
+    """
+    return _Builder(captured, name, state_bytes).run()
+
+
+@dataclass
+class _Builder:
+    captured: Captured
+    name: str
+    state_bytes: int
+    nodes: list[Node] = field(default_factory=list)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)  # of fx nodes, by their names
+    names: set[str] = field(default_factory=set)  # of nodes
+    stored: dict[str, str] = field(default_factory=dict)
+    dropouts: int = 0
+    tangent: str = ""
+
+    def run(self) -> ModuleGraph:
+        captured = self.captured
+        nodes = list(captured.graph.graph.nodes)
+        fed = self._placeholders([node for node in nodes if node.op == "placeholder"])
+        for node in nodes:
+            if node.op == "get_attr":
+                self._constant(node)
+            elif node.op == "call_function":
+                self._call(node)
+        (last,) = (node for node in nodes if node.op == "output")
+        flat = _flat_outputs(last)
+        results, forward = [], []
+        for slot, found in zip(captured.outputs, flat, strict=True):
+            if slot.role is Role.OUTPUT:
+                results.append(self.values[found.name] if found is not None else "")
+        forward += [value for value in results if value]
+        written = self._updates(flat, Role.BUFFER)
+        gradients = self._updates(flat, Role.GRADIENT)
+        if self.tangent and not gradients:
+            raise FrontendError(f"{self.name}: no parameter that requires a gradient gets one")
+        shown = self._shown(results)
+        outputs = (*dict.fromkeys(v for v in shown if v), *gradients.values(), *written.values())
+        graph = self._graph(outputs, (*(v for v in shown if v), *written.values()))
+        return ModuleGraph(
+            graph, captured, tuple(shown), gradients, written, self.stored, self.tangent, fed
+        )
+
+    # Values ----------------------------------------------------------------------------------
+
+    def _placeholders(self, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
+        mutated = {s.target for s in self.captured.outputs if s.role is Role.BUFFER}
+        fed = []
+        names = iter(self.captured.names)
+        for node, slot in zip(nodes, self.captured.inputs, strict=True):
+            tensor = node.meta.get("val")
+            if slot.role in (Role.PARAMETER, Role.BUFFER):
+                self._held(node, slot.role, slot.target, slot.target in mutated)
+            elif isinstance(tensor, torch.Tensor):
+                value = "tangent" if slot.role is Role.TANGENT else next(names)
+                self.inputs.append(self._value(node, value))
+                if slot.role is Role.TANGENT:
+                    self.tangent = self.inputs[-1]
+                else:
+                    fed.append(self.inputs[-1])
+            else:
+                next(names)
+                fed.append("")
+        return tuple(fed)
+
+    def _held(self, node: fx.Node, role: Role, target: str, mutated: bool) -> None:
+        """A parameter or buffer: stored if it is written or trained with, else a constant.
+
+        Tied ones are one.
+        """
+        first = self.captured.ties.get(target, target)
+        tensor = self.captured.tensors[first]
+        trained = role is Role.PARAMETER and self._training and tensor.requires_grad
+        kept = self._training and target in self.captured.persistent
+        if first in self.types:
+            self.values[node.name] = first
+            return
+        value = self._value(node, first)
+        if kept or mutated:
+            attrs = {"state_bytes": self.state_bytes} if trained else {"state_bytes": 0}
+            path = "/" + first.replace(".", "/")
+            self._add(Node(self._free(path), "partitioner::state", (), (value,), attrs))
+            self.stored[first] = value
+        else:
+            self.constants[value] = Constant(self.types[value], _loader(tensor, first))
+
+    @property
+    def _training(self) -> bool:
+        return any(slot.role is Role.TANGENT for slot in self.captured.inputs)
+
+    def _constant(self, node: fx.Node) -> None:
+        found = getattr(self.captured.graph, str(node.target), None)
+        if isinstance(found, torch.Tensor):
+            node.meta.setdefault("val", found)
+            value = self._value(node, str(node.target))
+            self.constants[value] = Constant(self.types[value], _loader(found, value))
+
+    def _value(self, node: fx.Node, wish: str) -> str:
+        """Declare the value of a node under a name that is free."""
+        value = wish
+        while value in self.types:
+            value += "'"
+        self.types[value] = _type(node.meta["val"], node.name)
+        self.values[node.name] = value
+        return value
+
+    # Calls -----------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            return  # its value was declared with the call it is of
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise FrontendError(f"{_path(node) or '/'}: {node.target} is not supported")
+        op, inputs, attrs = encode_call(
+            node.target,
+            node.args,
+            node.kwargs,
+            lambda x: isinstance(x, fx.Node) and isinstance(x.meta.get("val"), torch.Tensor),
+            lambda x: self.values[x.name],
+        )
+        if op in _DROPPED:
+            return
+        if op in _SAME:
+            self.values[node.name] = inputs[0]
+            return
+        if op in _RANDOM:
+            raise FrontendError(f"{_path(node) or '/'}: random operator {op} is not supported")
+        if op == "aten::native_dropout":
+            op, inputs, attrs = self._dropout(inputs, attrs)
+        outputs = tuple(self._results(node))
+        self._add(Node(self._free(_path(node) + "/" + _short(op)), op, inputs, outputs, attrs))
+
+    def _dropout(
+        self, inputs: tuple[str, ...], attrs: Mapping[str, Attr]
+    ) -> tuple[str, tuple[str, ...], dict[str, Attr]]:
+        """Dropout draws from a seed that all ranks share."""
+        if SEED not in self.inputs:
+            self.types[SEED] = TensorType.of("int64", ())
+            self.inputs.append(SEED)
+        self.dropouts += 1
+        found: dict[str, Attr] = {"p": attrs["p"], "index": self.dropouts}
+        return "partitioner::dropout", (inputs[0], SEED), found
+
+    def _results(self, node: fx.Node) -> Iterator[str]:
+        val = node.meta["val"]
+        if isinstance(val, torch.Tensor):
+            yield self._value(node, node.name)
+            return
+        read: dict[object, list[fx.Node]] = {}
+        for user in node.users:
+            if user.target is operator.getitem and user.users:
+                read.setdefault(user.args[1], []).append(user)
+        for index in range(len(val)):
+            users = read.get(index, [])
+            value = self._value(users[0], users[0].name) if users else ""
+            self.values.update({other.name: value for other in users})
+            yield value
+
+    def _add(self, node: Node) -> None:
+        self.nodes.append(node)
+
+    def _free(self, wish: str) -> str:
+        """A node name: ``/path/op``, then ``/path/op_1``, ``/path/op_2``."""
+        name, count = wish, 0
+        while name in self.names:
+            count += 1
+            name = f"{wish}_{count}"
+        self.names.add(name)
+        return name
+
+    # Outputs ---------------------------------------------------------------------------------
+
+    def _updates(self, flat: list[fx.Node | None], role: Role) -> dict[str, str]:
+        """Update nodes of gradients or buffers; a tied parameter has one gradient."""
+        found: dict[str, str] = {}
+        for slot, node in zip(self.captured.outputs, flat, strict=True):
+            if slot.role is not role or node is None:
+                continue
+            first = self.captured.ties.get(slot.target, slot.target)
+            if first not in self.stored:
+                continue
+            if first in found:
+                raise FrontendError(f"{slot.target}: tied to {first}, and both have a gradient")
+            stored = self.stored[first]
+            word = "gradient" if role is Role.GRADIENT else "next"
+            value = f"{first}.{word}"
+            self.types[value] = self.types[stored]
+            name = self._free("/" + first.replace(".", "/") + "/" + word)
+            made = self.values[node.name]
+            self._add(Node(name, "partitioner::update", (made, stored), (value,), {"role": word}))
+            found[first] = value
+        return found
+
+    def _shown(self, results: list[str]) -> list[str]:
+        """Results that are a graph's outputs: made by a node, each once."""
+        made = {value for node in self.nodes for value in node.writes}
+        shown: list[str] = []
+        for value in results:
+            if value and (value not in made or value in shown):
+                new = f"{value}.result"
+                while new in self.types:
+                    new += "'"
+                self.types[new] = self.types[value]
+                name = self._free("/result")
+                self._add(Node(name, "partitioner::alias", (value,), (new,)))
+                value = new
+            shown.append(value)
+        return shown
+
+    # Order -----------------------------------------------------------------------------------
+
+    def _graph(self, outputs: tuple[str, ...], forward_results: tuple[str, ...]) -> Graph:
+        nodes = _needed(self.nodes, outputs)
+        forward = _needed(nodes, forward_results)
+        first = {node.name for node in forward}
+        backward = [node for node in nodes if node.name not in first]
+        if self._training:
+            backward = _Passes(self.types, self._free, forward, backward).run()
+            forward = list(_late_states(self._pass_aliases(forward, backward)))
+        else:
+            forward = list(_late_states([*forward, *backward]))
+            backward = []
+        ordered = [*forward, *backward]
+        read = {value for node in ordered for value in node.reads}
+        made = {value for node in ordered for value in node.writes}
+        kept = [value for value in self.inputs if value in read or not self._training]
+        self.stored = {k: v for k, v in self.stored.items() if v in made}
+        constants = {k: v for k, v in self.constants.items() if k in read}
+        known = {*kept, *constants, *made}
+        return Graph(
+            self.name,
+            tuple(kept),
+            outputs,
+            tuple(ordered),
+            {value: kind for value, kind in self.types.items() if value in known},
+            constants,
+            {"aten": 1},
+            frozenset(node.name for node in backward),
+        )
+
+    def _pass_aliases(self, forward: list[Node], backward: list[Node]) -> list[Node]:
+        """Stored values that both passes read have an alias in the forward pass too."""
+        later = {value for node in backward for value in node.reads}
+        both = [v for v in self.stored.values() if v in later]
+        for value in both:
+            users = [n for n in forward if value in n.reads and n.op != "partitioner::update"]
+            if not users:
+                continue
+            new = f"{value}.forward"
+            self.types[new] = self.types[value]
+            alias = Node(
+                self._free("/" + value.replace(".", "/") + "/forward"),
+                "partitioner::alias",
+                (value,),
+                (new,),
+            )
+            at = forward.index(users[0])
+            forward = [_reading(n, {value: new}) if n in users else n for n in forward]
+            forward.insert(at, alias)
+        return forward
+
+
+@dataclass
+class _Passes:
+    """Gives the backward pass its own aliases of what the forward pass made."""
+
+    types: dict[str, TensorType]
+    free: Any
+    forward: list[Node]
+    backward: list[Node]
+
+    def run(self) -> list[Node]:
+        self.made = {value: node for node in self.forward for value in node.writes}
+        self.derived = self._derived()
+        self.renamed: dict[str, str] = {}
+        self.out: list[Node] = []
+        for node in self.backward:
+            stays = node.inputs[1:] if node.op == "partitioner::update" else ()
+            for value in node.reads:
+                if value in self.made and value not in stays:
+                    self._bring(value)
+            names = {k: v for k, v in self.renamed.items() if k not in stays}
+            self.out.append(_reading(node, names))
+        return self.out
+
+    def _derived(self) -> set[str]:
+        """Stored values and views of them."""
+        found: set[str] = set()
+        for node in self.forward:
+            row = row_of(node)
+            views = row is not None and (row.view or node.op == "aten::_to_copy")
+            if node.op == "partitioner::state" or (
+                views and node.reads and all(value in found for value in node.reads)
+            ):
+                found.update(node.writes)
+        return found
+
+    def _bring(self, value: str) -> None:
+        """Make a value of the forward pass known to the backward pass under a name of its own."""
+        if value in self.renamed:
+            return
+        node = self.made[value]
+        if value in self.derived and node.op != "partitioner::state":
+            for read in node.reads:
+                self._bring(read)
+            fresh = {name: self._name(name) for name in node.writes}
+            self.renamed.update(fresh)
+            again = _reading(node, self.renamed)
+            outputs = tuple(fresh.get(name, name) for name in node.outputs)
+            self.out.append(replace(again, name=self.free(f"{node.name}/again"), outputs=outputs))
+            return
+        new = self._name(value)
+        self.renamed[value] = new
+        path = "/" + value.replace(".", "/") if node.op == "partitioner::state" else node.name
+        self.out.append(Node(self.free(f"{path}/backward"), "partitioner::alias", (value,), (new,)))
+
+    def _name(self, value: str) -> str:
+        new = f"{value}.backward"
+        self.types[new] = self.types[value]
+        return new
+
+
+def _reading(node: Node, names: Mapping[str, str]) -> Node:
+    """The node with operands renamed."""
+    if not any(value in names for value in node.reads):
+        return node
+    inputs = tuple(names.get(value, value) for value in node.inputs)
+    return replace(node, inputs=inputs)
+
+
+def _needed(nodes: list[Node], wanted: Iterable[str]) -> list[Node]:
+    """The nodes that these values depend on, in order."""
+    live = set(wanted)
+    kept = []
+    for node in reversed(nodes):
+        if live.intersection(node.writes):
+            live.update(node.reads)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _late_states(nodes: list[Node]) -> Iterator[Node]:
+    """Stored values right before their first use."""
+    states = {n.outputs[0]: n for n in nodes if n.op == "partitioner::state"}
+    for node in nodes:
+        if node.op == "partitioner::state":
+            continue
+        for value in node.reads:
+            if value in states:
+                yield states.pop(value)
+        yield node
+    yield from states.values()
+
+
+def _flat_outputs(last: fx.Node) -> list[fx.Node | None]:
+    (found,) = last.args
+    assert isinstance(found, list | tuple)
+    return [item if isinstance(item, fx.Node) else None for item in found]
+
+
+def _type(tensor: torch.Tensor, name: str) -> TensorType:
+    if tensor.layout is not torch.strided:
+        raise FrontendError(f"{name}: {tensor.layout} tensors are not supported")
+    for size in tensor.shape:
+        if not isinstance(size, int):
+            raise FrontendError(f"{name}: size {size} of {list(tensor.shape)} is not known")
+    return TensorType.of(dtype_name(tensor.dtype), tensor.shape)
+
+
+def _path(node: fx.Node) -> str:
+    """``/path/of/the/submodule``."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = next(reversed(stack.values()))[0] if stack else ""
+    return "/" + path.replace(".", "/") if path else ""
+
+
+def _short(op: str) -> str:
+    """``"aten::sum.dim_IntList" -> "sum"``."""
+    return op.rpartition("::")[2].partition(".")[0]
+
+
+def _loader(tensor: torch.Tensor, name: str) -> Any:
+    def load() -> np.ndarray:
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        held = tensor.detach()
+        if isinstance(held, FakeTensor) or held.device.type == "meta":
+            raise FrontendError(f"{name} has no contents: the module's weights are fake")
+        dense = held.cpu().contiguous()
+        kind = numpy_dtype(dtype_name(dense.dtype))
+        if dense.numel() == 0:
+            return np.empty(tuple(dense.shape), kind)
+        raw: np.ndarray = dense.reshape(-1).view(torch.uint8).numpy()
+        return raw.view(kind).reshape(tuple(dense.shape))
+
+    return load

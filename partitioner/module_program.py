@@ -1,0 +1,220 @@
+"""A compiled PyTorch module: look at it, run it, verify it, save it, train it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx, nn
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.torch.signature import Signature
+from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.frontends.torch_graph import SEED, ModuleGraph
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import resolve
+from partitioner.ir.program import Programs
+from partitioner.lowering import lower
+from partitioner.planned import Planned, check_explicit
+
+if TYPE_CHECKING:
+    from partitioner.backends.torch.all_ranks import AllRanks, Step
+    from partitioner.backends.torch.rank_module import RankModule, Stored
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ModuleProgram(Planned):
+    """A PyTorch module with its plan and everything made from it.
+
+    Attributes:
+        traced: Its graph.
+        whole: The module itself.
+        training: Whether the program has a backward pass.
+    """
+
+    traced: ModuleGraph
+    whole: nn.Module
+    training: bool
+
+    @property
+    def graph(self) -> Graph:
+        """The traced graph: the forward pass and, in training, the backward pass."""
+        return self.traced.graph
+
+    @property
+    def name(self) -> str:
+        """The module's class."""
+        return self.graph.name
+
+    @cached_property
+    def delivered(self) -> Schedule:
+        """The schedule with what brings the module's results to every rank."""
+        check_explicit(self.cluster)
+        shown = frozenset(value for value in self.traced.results if value)
+        placed = resolve(self.graph, self.plan)
+        return schedule(self.graph, placed, self.cluster, everywhere=shown)
+
+    @cached_property
+    def programs(self) -> Programs:
+        """One program a rank; every rank delivers the results whole, and the state that it holds.
+
+        Raises:
+            ResultError: The plan is for more devices than programs are made for.
+        """
+        return lower(self.graph, self.delivered, len(self.cluster), deliver_all=True)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """How the module is called."""
+        traced = self.traced
+        return Signature(
+            traced.captured.in_spec,
+            traced.captured.out_spec,
+            traced.inputs,
+            traced.captured.arguments,
+            {name: self.graph.types[name] for name in self.graph.inputs},
+            traced.results,
+            SEED if SEED in self.graph.inputs else "",
+            traced.tangent if traced.tangent in self.graph.inputs else "",
+        )
+
+    @cached_property
+    def all_ranks(self) -> AllRanks:
+        """All ranks, ready to run in this process."""
+        from partitioner.backends.torch.all_ranks import AllRanks
+
+        return AllRanks(self.programs, self.graph)
+
+    def rank(self, rank: int, which: str = "forward") -> fx.GraphModule:
+        """A rank's graph: ``program.rank(0).print_readable()``.
+
+        Args:
+            rank: The rank.
+            which: "forward" or "backward".
+
+        Raises:
+            BackendError: There is no such rank or pass.
+        """
+        if not 0 <= rank < len(self.cluster):
+            raise BackendError(f"rank {rank} is not one of 0..{len(self.cluster) - 1}")
+        graphs = self.all_ranks.ranks[rank]
+        found = {"forward": graphs.forward, "backward": graphs.backward}.get(which)
+        if found is None:
+            raise BackendError(f"rank {rank} has no {which!r} pass")
+        return found.module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward pass of all ranks in this process, in lock-step.
+
+        Args:
+            args: As of the module; tensors of the example inputs' sizes and types.
+            kwargs: Likewise.
+
+        Returns:
+            What the module returns.
+
+        Raises:
+            BackendError: The inputs are not like the example inputs.
+        """
+        return self._structured(self._step(args, kwargs, seed=0))
+
+    def gradients(
+        self, *args: Any, seed: int = 0, **kwargs: Any
+    ) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Run forward and backward passes of all ranks in this process, in lock-step.
+
+        Args:
+            args: As of the module.
+            seed: Of dropout.
+            kwargs: As of the module.
+
+        Returns:
+            What the module returns, and the whole gradient of each trained parameter by name.
+
+        Raises:
+            BackendError: The program was not compiled for training, or the inputs are not like
+                the example inputs.
+        """
+        if not self.training:
+            raise BackendError("no gradients: compile with training=True")
+        step = self._step(args, kwargs, seed=seed)
+        found = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
+        return self._structured(step), found
+
+    def module(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        inputs: str = "global",
+        seed: int = 0,
+    ) -> RankModule:
+        """This rank's part as an ordinary module, under torchrun.
+
+        ``loss = module(*batch); loss.backward()`` and optimizers over `module.parameters()` work
+        as on one process: parameters are DTensors that hold this rank's shards.
+
+        Args:
+            device: Where the rank computes; default: its GPU under NCCL, the CPU otherwise.
+            inputs: "global": every rank is called with the whole batch and takes its part;
+                "local": each is called with its own part, as under DistributedDataParallel.
+            seed: Of dropout.
+
+        Raises:
+            BackendError: torch.distributed is not up, or has another number of processes than the
+                program has ranks.
+        """
+        from partitioner.backends.torch.rank_module import RankModule, Whole
+
+        whole = Whole(self.programs, self.graph, self.signature, self.stored)
+        held = self.traced.captured.tensors
+        return RankModule(whole, held.__getitem__, _device(device), inputs, seed)
+
+    @cached_property
+    def stored(self) -> tuple[Stored, ...]:
+        """Parameters and buffers that the ranks hold."""
+        from partitioner.backends.torch.rank_module import Stored
+
+        captured, traced = self.traced.captured, self.traced
+        return tuple(
+            Stored(
+                value,
+                tuple(name for name, first in captured.ties.items() if first == of),
+                trained=of in traced.gradients,
+                parameter=isinstance(captured.tensors[of], nn.Parameter),
+                gradient=traced.gradients.get(of, ""),
+                written=traced.written.get(of, ""),
+            )
+            for of, value in traced.stored.items()
+        )
+
+    def stored_values(self) -> dict[str, torch.Tensor]:
+        """Whole stored values of the module, by value of the graph."""
+        held = self.traced.captured.tensors
+        return {value: held[name].detach() for name, value in self.traced.stored.items()}
+
+    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
+        signature = self.signature
+        inputs = signature.flatten(args, kwargs)
+        signature.check(inputs, signature.types)
+        if signature.seed:
+            inputs[signature.seed] = torch.tensor(seed)
+        if signature.tangent:
+            kind = torch_dtype(self.graph.types[signature.tangent].dtype)
+            inputs[signature.tangent] = torch.ones((), dtype=kind)
+        return self.all_ranks.step(inputs, self.stored_values())
+
+    def _structured(self, step: Step) -> Any:
+        return self.signature.unflatten(step.results)
+
+
+def _device(wanted: torch.device | str | None) -> torch.device:
+    """The rank's device."""
+    if wanted is not None:
+        return torch.device(wanted)
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

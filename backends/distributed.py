@@ -25,23 +25,10 @@ from partitioner.backends.regions import (
     region_shape,
     write_region,
 )
-from partitioner.backends.tensors import combine, torch_dtype
+from partitioner.backends.tensors import REDUCIBLE, combine, torch_dtype
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
 
-#: Element types that both gloo and NCCL reduce; others are exchanged and combined here.
-REDUCIBLE = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    }
-)
 _OPS = {
     "sum": dist.ReduceOp.SUM,
     "prod": dist.ReduceOp.PRODUCT,

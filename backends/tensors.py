@@ -33,6 +33,21 @@ _TORCH: Mapping[str, torch.dtype] = MappingProxyType(
     }
 )
 
+#: Element types that both gloo and NCCL reduce; others are
+#: exchanged and combined elementwise.
+REDUCIBLE = frozenset(
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.int8,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+    }
+)
+
 _COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum}
 )
@@ -78,5 +93,7 @@ def to_numpy(tensor: torch.Tensor, dtype: str) -> np.ndarray:
     dense = tensor.detach().cpu().contiguous()
     if dense.numel() == 0:
         return np.empty(tuple(dense.shape), numpy_dtype(dtype))
-    raw: np.ndarray = dense.reshape(-1).view(torch.uint8).numpy()
+    # One element has any stride and is contiguous still; bytes want a stride of 1.
+    line = dense.as_strided((dense.numel(),), (1,))
+    raw: np.ndarray = line.view(torch.uint8).numpy()
     return raw.view(numpy_dtype(dtype)).reshape(tuple(dense.shape))

@@ -164,6 +164,19 @@ class DimLayout:
             self.axes, [tuple(part * minor for part in cuts) for cuts in self.segments]
         )
 
+    @property
+    def is_chunked(self) -> bool:
+        """Whether the parts are those of ``torch.chunk``: DTensor knows no other cuts."""
+        if not self.axes:
+            return True
+        if len(self.segments) > 1:
+            return False
+        (cuts,) = self.segments
+        if len(self.axes) > 1:
+            return len(set(cuts)) == 1
+        most = -(-self.size // len(cuts))
+        return cuts == tuple(max(0, min(most, self.size - at * most)) for at in range(len(cuts)))
+
     def __str__(self) -> str:
         if not self.axes:
             return "-"

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from partitioner.backends.torch.chain import Chain
     from partitioner.compiler import compile
     from partitioner.constraints import Constraints
     from partitioner.cost_model.cluster import Cluster
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from partitioner.verification import Verification
 
 __all__ = [
+    "Chain",
     "Cluster",
     "Compiled",
     "Constraints",
@@ -40,6 +42,7 @@ __all__ = [
 __version__ = "0.1.0.dev0"
 
 _HOME = {
+    "Chain": "partitioner.backends.torch.chain",
     "Cluster": "partitioner.cost_model.cluster",
     "Compiled": "partitioner.result",
     "Constraints": "partitioner.constraints",

@@ -152,6 +152,7 @@ def _partition(argv: Sequence[str]) -> int:
     say = progress(args.quiet)
     say("loading the compiler")
     from partitioner.compiler import compile as compile_model
+    from partitioner.result import Compiled
     from partitioner.summary import text
 
     result = compile_model(
@@ -171,6 +172,7 @@ def _partition(argv: Sequence[str]) -> int:
         seed=args.seed,
         progress=say,
     )
+    assert isinstance(result, Compiled)
     say(f"writing {target}")
     result.save(target, force=args.force, plan_only=args.plan_only, progress=say)
     cli_pictures.write_pictures(result, args, say, aside)

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypeIs
 
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
@@ -48,6 +50,7 @@ def compile(  # noqa: A001 - the public name
     *,
     training: bool = False,
     optimizer: str = "adamw",
+    parallel: str | None = None,
     cluster: str | Path | Cluster | None = None,
     memory: int | str | None = None,
     objective: Objective = "throughput",
@@ -73,6 +76,8 @@ def compile(  # noqa: A001 - the public name
             loss first, a floating scalar.
         optimizer: For training: what is kept of each parameter, "adamw", "adam", "sgd",
             "momentum" (SGD with momentum), "rmsprop" or "adagrad".
+        parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
+            "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
         devices: Number of devices (default: the cluster's, or 1).
         cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
         memory: Memory limit of each device, in bytes or as text ("8GiB").
@@ -110,13 +115,14 @@ def compile(  # noqa: A001 - the public name
         strategy, len(target), mesh
     )  # refuses a mesh of another size before anything is read
     if is_module(model):
-        from partitioner.module_compiler import compile_module
+        from partitioner.module_compiler import ModuleOptions, compile_module
 
         if dims or shapes:
             raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-        return compile_module(model, example_inputs, target, request, clock, training, optimizer)
-    if example_inputs is not None or training:
-        word = "training" if training else "example_inputs"
+        options = ModuleOptions(training, optimizer, parallel)
+        return compile_module(model, example_inputs, target, request, clock, options)
+    if example_inputs is not None or training or parallel:
+        word = "training" if training else "parallel" if parallel else "example_inputs"
         raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")
     with clock("reading the model"):
         traced = load_onnx(model, dims or {}, shapes or {})
@@ -175,7 +181,7 @@ def plan_graph(
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
 
 
-def is_module(model: object) -> TypeGuard[nn.Module]:
+def is_module(model: object) -> TypeIs[nn.Module]:
     """Whether a model is a PyTorch module; loads no PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
@@ -195,6 +201,7 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     def __call__(self, what: str) -> Clock:
+        """Begin a stage."""
         self.what = what
         self.say(what)
         return self

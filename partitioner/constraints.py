@@ -10,7 +10,11 @@
 
     [[pin]]
     tensor = "logits"
-    replicate = true
+    replicate = true          # axis = "tp": not cut over that axis
+
+    [[pin]]
+    tensor = "embed.weight"
+    cut = true                # on any dim; axis = "dp" names the mesh axis
 
 A pin leaves only the strategies that honour it; the rest is solved. A plan pins each node that it
 lists to the decision it has there.
@@ -19,18 +23,20 @@ lists to the decision it has there.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, resolve_node
 
-_KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate"}
+_KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate", "cut"}
 
 
 class ConstraintError(PartitionerError, ValueError):
@@ -47,7 +53,21 @@ class ConstraintError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Pin:
-    """One constraint: what it is about, and what it asks for (unset fields ask nothing)."""
+    """One constraint: what it is about, and what it asks for (unset fields ask nothing).
+
+    Attributes:
+        text: For errors.
+        nodes: Patterns of node names.
+        op: Op of nodes.
+        device: Where these nodes run.
+        tensor: A value.
+        dim: Dim that it is cut on.
+        axis: Axis that is meant by `dim`, `replicate` and `cut`; "" for any.
+        replicate: It is not cut.
+        cut: It is cut on some dim.
+        side: "made": only what makes the value is bound; "read": only what reads it, in-place
+            operands excepted; "" for both.
+    """
 
     text: str
     nodes: tuple[str, ...] = ()
@@ -57,6 +77,8 @@ class Pin:
     dim: int | None = None
     axis: str = ""
     replicate: bool = False
+    cut: bool = False
+    side: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,6 +120,40 @@ class Constraints:
             )
         )
 
+    @classmethod
+    def placed(cls, placement: Mapping[str, int]) -> Constraints:
+        """Pin submodules of a PyTorch model to devices, as in a split made by hand.
+
+        >>> Constraints.placed({"embed": 0, "layers.0.attn": 1}).pins[1].nodes
+        ('/layers/0/attn/*',)
+
+        Args:
+            placement: A device by path of a submodule, as in `named_modules()`. All operators of
+                the submodule, forward and backward, run there; the rest is solved.
+
+        Raises:
+            ConstraintError: A path or a device is none, or a submodule is part of another one.
+        """
+        given: Mapping[Any, Any] = placement
+        paths = set(given)
+        for path, device in given.items():
+            if not isinstance(path, str) or not all(path.split(".")):
+                raise ConstraintError(f"placement: {path!r} is not the path of a submodule")
+            if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+                raise ConstraintError(f"placement of {path!r}: {device!r} is not a device")
+            parts = path.split(".")
+            outer = paths & {".".join(parts[:size]) for size in range(1, len(parts))}
+            if outer:
+                raise ConstraintError(
+                    f"placement: {path!r} is part of {min(outer)!r}, which is placed too"
+                )
+        return cls(
+            tuple(
+                Pin(f"placement of {path!r}", (f"/{escape(path.replace('.', '/'))}/*",), device=at)
+                for path, at in placement.items()
+            )
+        )
+
     def check(self, graph: Graph, devices: int) -> None:
         """Every pin must be about something that exists.
 
@@ -136,9 +192,14 @@ class Constraints:
     def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour every pin."""
         kept = tuple(candidates)
-        for pin in self.pins:
+        for pin in self._about(node):
             kept = tuple(placed for placed in kept if _honours(pin, node, placed))
         return kept
+
+    def _about(self, node: Node) -> Iterator[Pin]:
+        """The pins that may bind a node, in order."""
+        values = {*node.inputs, *node.outputs}
+        return (pin for pin in self.pins if not pin.tensor or pin.tensor in values)
 
     def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> str:
         """The first pin that leaves a node without a strategy."""
@@ -177,18 +238,19 @@ def _pin(entry: Any, text: str) -> Pin:
         "device": lambda v: isinstance(v, int) and not isinstance(v, bool),
         "dim": lambda v: isinstance(v, int) and not isinstance(v, bool),
         "replicate": lambda v: v is True,
+        "cut": lambda v: v is True,
     }
     for key, value in entry.items():
         if not checks.get(key, lambda v: isinstance(v, str))(value):
             raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
     subject = [key for key in ("nodes", "op", "tensor") if key in entry]
-    wish = [key for key in ("device", "dim", "replicate") if key in entry]
+    wish = [key for key in ("device", "dim", "replicate", "cut") if key in entry]
     mixed = (subject == ["tensor"]) == (wish == ["device"])
-    stray = "axis" in entry and "dim" not in entry
+    stray = "axis" in entry and wish == ["device"]
     if len(subject) != 1 or len(wish) != 1 or mixed or stray:
         raise ConstraintError(
-            f"{text}: give nodes or op with device, or tensor with dim (and axis) "
-            f"or replicate = true; found {sorted(entry)}"
+            f"{text}: give nodes or op with device, or tensor with dim, replicate = true or "
+            f"cut = true (and axis); found {sorted(entry)}"
         )
     return Pin(text, **{**entry, "nodes": tuple(entry.get("nodes", ()))})
 
@@ -200,13 +262,22 @@ def _about(pin: Pin, node: Node) -> bool:
 def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
     if pin.device is not None:
         return not _about(pin, node) or placed.mesh.devices == (pin.device,)
-    sides = placed.results() if pin.tensor in node.outputs else placed.operands()
+    makes = pin.tensor in node.outputs
+    if pin.side and makes != (pin.side == "made"):
+        return True
+    row = row_of(node)
+    if pin.side == "read" and row is not None and row.in_place is not None:
+        return True
+    sides = placed.results() if makes else placed.operands()
     return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
 
 
 def _fits(pin: Pin, sharding: Sharding) -> bool:
     if pin.replicate:
-        return sharding.is_replicated
+        return pin.axis not in sharding.axes if pin.axis else sharding.is_replicated
+    if pin.cut:
+        cut = {axis for layout in sharding.dims for axis in layout.axes}
+        return pin.axis in cut if pin.axis else bool(cut)
     if pin.dim is None:
         return True
     axes = sharding.dims[pin.dim].axes

@@ -23,6 +23,7 @@ from partitioner.planned import Planned, check_explicit
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.all_ranks import AllRanks, Step
+    from partitioner.backends.torch.rank_module import RankModule, Stored
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -144,6 +145,52 @@ class ModuleProgram(Planned):
         found = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
         return self._structured(step), found
 
+    def module(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        inputs: str = "global",
+        seed: int = 0,
+    ) -> RankModule:
+        """This rank's part as an ordinary module, under torchrun.
+
+        ``loss = module(*batch); loss.backward()`` and optimizers over `module.parameters()` work
+        as on one process: parameters are DTensors that hold this rank's shards.
+
+        Args:
+            device: Where the rank computes; default: its GPU under NCCL, the CPU otherwise.
+            inputs: "global": every rank is called with the whole batch and takes its part;
+                "local": each is called with its own part, as under DistributedDataParallel.
+            seed: Of dropout.
+
+        Raises:
+            BackendError: torch.distributed is not up, or has another number of processes than the
+                program has ranks.
+        """
+        from partitioner.backends.torch.rank_module import RankModule, Whole
+
+        whole = Whole(self.programs, self.graph, self.signature, self.stored)
+        held = self.traced.captured.tensors
+        return RankModule(whole, held.__getitem__, _device(device), inputs, seed)
+
+    @cached_property
+    def stored(self) -> tuple[Stored, ...]:
+        """Parameters and buffers that the ranks hold."""
+        from partitioner.backends.torch.rank_module import Stored
+
+        captured, traced = self.traced.captured, self.traced
+        return tuple(
+            Stored(
+                value,
+                tuple(name for name, first in captured.ties.items() if first == of),
+                trained=of in traced.gradients,
+                parameter=isinstance(captured.tensors[of], nn.Parameter),
+                gradient=traced.gradients.get(of, ""),
+                written=traced.written.get(of, ""),
+            )
+            for of, value in traced.stored.items()
+        )
+
     def stored_values(self) -> dict[str, torch.Tensor]:
         """Whole stored values of the module, by value of the graph."""
         held = self.traced.captured.tensors
@@ -163,3 +210,11 @@ class ModuleProgram(Planned):
     def _structured(self, step: Step) -> Any:
         return self.signature.unflatten(step.results)
 
+
+def _device(wanted: torch.device | str | None) -> torch.device:
+    """The rank's device."""
+    if wanted is not None:
+        return torch.device(wanted)
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

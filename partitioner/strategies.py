@@ -194,7 +194,7 @@ class _Spread:
 
     def _offer(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
         held = self.cuts[node.name].setdefault(axes, [])
-        if cut in held or not _fills(cut):
+        if cut in held or not _fills(cut) or not _can_keep(node, cut):
             return False
         if not any(set(link) == set(cut) for link in rule.links):
             return False
@@ -249,6 +249,13 @@ def _tensor_dims(node: Node, rule: Rule) -> Iterable[tuple[str, int, DimExpr]]:
 def _fills(cut: ClassCut) -> bool:
     """Every coordinate owns something of every factor: no device runs an empty part."""
     return all(min(layout.sizes()) > 0 for layout in cut.values())
+
+
+def _can_keep(node: Node, cut: ClassCut) -> bool:
+    """Stored values are cut in ways that a DTensor can express; all else in any."""
+    row = row_of(node)
+    stored = row is not None and row.stored
+    return not stored or all(layout.is_chunked for layout in cut.values())
 
 
 def _fineness(cut: ClassCut) -> int:

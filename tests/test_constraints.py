@@ -10,10 +10,11 @@ from partitioner import examples
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.frontends.onnx import load_onnx
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, PlanError, resolve
 from partitioner.ir.rule import Cut
+from partitioner.ir.types import TensorType
 from partitioner.search import Request, search
 
 GRAPH = load_onnx(examples.build("mlp", layers=3, hidden=16, batch=4)).graph
@@ -190,3 +191,63 @@ def test_an_axis_that_no_mesh_has(tmp_path: Path) -> None:
         solved(pins, "intra", devices=4)
     with pytest.raises(ConstraintError, match=r"pin 1: no axis 'pp'; no mesh has axes here$"):
         solved(pins, "inter")
+
+
+def module_graph() -> Graph:
+    """What a module's capture looks like: node names begin with the submodule's path."""
+    array = TensorType.of("float32", (4, 4))
+    paths = ["fc1/relu", "layers/1/attn/relu", "layers/10/attn/relu", "layers/1/attn/relu_backward"]
+    paths.append("a[b]/relu")
+    nodes = tuple(
+        Node(f"/{path}", "Relu", (f"v{i}",), (f"v{i + 1}",)) for i, path in enumerate(paths)
+    )
+    values = {f"v{i}": array for i in range(len(nodes) + 1)}
+    last = f"v{len(nodes)}"
+    return Graph("module", ("v0",), (last,), nodes, values, {}, {"": 20})
+
+
+def test_submodules_are_placed() -> None:
+    placed = Constraints.placed({"fc1": 0, "layers.1.attn": 1, "a[b]": 1})
+    placed.check(module_graph(), 2)
+    found = solved(placed, "inter", graph=module_graph())
+    assert found["/fc1/relu"].mesh.devices == (0,)
+    for name in ("/layers/1/attn/relu", "/layers/1/attn/relu_backward", "/a[b]/relu"):
+        assert found[name].mesh.devices == (1,)
+    free = module_graph().by_name["/layers/10/attn/relu"]
+    both = tuple(on(free, device) for device in (0, 1))
+    assert placed.keep(free, both) == both
+
+
+def on(node: Node, device: int) -> PlacedNode:
+    plan = hand_plan(module_graph(), **{node.name: device}, _=0)
+    return {p.node.name: p for p in resolve(module_graph(), plan)}[node.name]
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ({"": 0}, "placement: '' is not the path of a submodule"),
+        ({"a..b": 0}, r"placement: 'a\.\.b' is not the path"),
+        ({1: 0}, "placement: 1 is not the path"),
+        ({"a": -1}, "placement of 'a': -1 is not a device"),
+        ({"a": True}, "placement of 'a': True is not a device"),
+        ({"a": "gpu"}, "placement of 'a': 'gpu' is not a device"),
+        ({"a.b.c": 0, "a": 1, "a.b": 1}, r"'a\.b\.c' is part of 'a', which is placed too"),
+    ],
+)
+def test_placements_that_are_none(placement: dict[str, int], message: str) -> None:
+    with pytest.raises(ConstraintError, match=message):
+        Constraints.placed(placement)
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ({"fc2": 0}, r"placement of 'fc2': no node matches \['/fc2/\*'\]"),
+        ({"layers.1.attn.relu": 0}, "no node matches"),
+        ({"fc1": 2}, r"placement of 'fc1': device 2 is not one of 0\.\.1"),
+    ],
+)
+def test_placements_that_do_not_fit(placement: dict[str, int], message: str) -> None:
+    with pytest.raises(ConstraintError, match=message):
+        Constraints.placed(placement).check(module_graph(), 2)

@@ -1,8 +1,11 @@
 """What the documentation prints is run: snippets, pins, commands on the tutorial's model."""
 
 import doctest
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -37,12 +40,37 @@ def test_python_snippets_run(home: Path, page: str, monkeypatch: pytest.MonkeyPa
     exec(compile(snippet, page, "exec"), {})
 
 
-def test_the_session_of_the_levels_page() -> None:
-    (session,) = blocks("concepts/levels.md", "pycon")
-    example = doctest.DocTestParser().get_doctest(session, {}, "levels.md", "levels.md", 0)
+@pytest.mark.parametrize("page", ["concepts/levels.md", "how-to/hand-written.md"])
+def test_the_session_of_a_page(page: str) -> None:
+    (session,) = blocks(page, "pycon")
+    example = doctest.DocTestParser().get_doctest(session, {}, page, page, 0)
     result = doctest.DocTestRunner(verbose=False).run(example)
     assert result.attempted == session.count(">>>")
     assert not result.failed
+
+
+def test_the_hand_written_model_trains_under_torchrun(tmp_path: Path) -> None:
+    (script,) = blocks("how-to/hand-written.md", "python")
+    (tmp_path / "hand.py").write_text(script)
+    (command,) = blocks("how-to/hand-written.md", "console")
+    arguments = shlex.split(command)
+    assert arguments[0] == "torchrun"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments[1:]],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": str(ROOT),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"433 parameters: \d", done.stdout)
 
 
 def test_the_pins_and_commands_of_the_constraints_page(

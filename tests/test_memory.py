@@ -27,7 +27,9 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("strategy", ["auto", "intra", "inter"])
 def test_four_parts_fit_and_measure_within_the_limit(model: Path, strategy: str) -> None:
     limit = 12 * MIB
-    result = partitioner.compile(model, devices=4, memory="12MiB", strategy=strategy, time_limit_s=10)  # type: ignore[arg-type]
+    result = partitioner.compile(
+        model, devices=4, memory="12MiB", strategy=strategy, time_limit_s=10
+    )  # type: ignore[arg-type]
     assert result.summary["peak_bytes_one_device"] > 2 * limit
     assert max(result.summary["peak_bytes"]) <= limit
     result.save(model.parent / "out")

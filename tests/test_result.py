@@ -105,7 +105,8 @@ def test_a_saved_plan_is_saved_again_alike(saved: Path, tmp_path: Path) -> None:
 
 def test_two_compilations_are_byte_equal(model: onnx.ModelProto, tmp_path: Path) -> None:
     one, other = (
-        partitioner.compile(model, devices=3, time_limit_s=20).save(tmp_path / name) for name in "ab"
+        partitioner.compile(model, devices=3, time_limit_s=20).save(tmp_path / name)
+        for name in "ab"
     )
     for path in one.iterdir():
         if path.name != "summary.json":  # has the seconds

@@ -50,7 +50,9 @@ def expected(dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("mesh", [None, {"tp": 2}])
 def test_verify_and_run(dtype: str, mesh: dict[str, int] | None) -> None:
     strategy = "inter" if mesh is None else "intra"
-    result = partitioner.compile(model(dtype), devices=2, cluster="ideal", strategy=strategy, mesh=mesh)
+    result = partitioner.compile(
+        model(dtype), devices=2, cluster="ideal", strategy=strategy, mesh=mesh
+    )
     assert result.verify().equal
     found = result.run({"x": X.astype(SMALL[dtype])})["y"]
     assert found.dtype == SMALL[dtype]

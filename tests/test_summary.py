@@ -37,7 +37,9 @@ def replanned(model: onnx.ModelProto, devices: int, edit: dict[str, object]) -> 
     plan["groups"] = edit["groups"]
     plan["nodes"] = dict(zip(names, edit["nodes"], strict=True))  # type: ignore[call-overload]
     fixed = Plan.from_json(json.dumps(plan))
-    return partitioner.compile(model, devices=devices, cluster=f"{devices}xideal", constraints=fixed)
+    return partitioner.compile(
+        model, devices=devices, cluster=f"{devices}xideal", constraints=fixed
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ from partitioner.verification import VerificationError, compare, verify_director
 def saved(tmp_path: Path) -> Path:
     """An mlp cut over two devices, on disk with its weights inside the rank files."""
     onnx.save(examples.build("mlp", hidden=16), tmp_path / "mlp.onnx")
-    result = partitioner.compile(tmp_path / "mlp.onnx", devices=2, strategy="inter", cluster="2xideal")
+    result = partitioner.compile(
+        tmp_path / "mlp.onnx", devices=2, strategy="inter", cluster="2xideal"
+    )
     return result.save(tmp_path / "out")
 
 
@@ -90,9 +92,9 @@ def test_too_little_memory_is_refused(saved: Path, monkeypatch: pytest.MonkeyPat
 
 def test_rank_files_of_two_plans_are_refused(saved: Path) -> None:
     other = saved.parent / "other"
-    partitioner.compile(saved.parent / "mlp.onnx", devices=2, strategy="intra", cluster="2xideal").save(
-        other
-    )
+    partitioner.compile(
+        saved.parent / "mlp.onnx", devices=2, strategy="intra", cluster="2xideal"
+    ).save(other)
     (saved / "rank1.onnx").write_bytes((other / "rank1.onnx").read_bytes())
     assert main(["verify", str(saved)]) == 1
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A module's program on all ranks in this process: forward and backward, whole tensors in and out."""
+"""A module's program on all ranks in this process: whole tensors in and out."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ class AllRanks:
         cpu = torch.device("cpu")
         self.ranks = tuple(emit_rank(program, graph, cpu) for program in programs.ranks)
 
-    def step(
-        self, inputs: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]
-    ) -> Step:
+    def step(self, inputs: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Step:
         """Run the forward pass and, in training, the backward pass.
 
         Args:
@@ -88,9 +86,7 @@ class AllRanks:
         for rank, results in found.items():
             values[rank].update(zip(present[rank].results, results, strict=True))
 
-    def _whole(
-        self, values: Sequence[Values], *, late: bool
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    def _whole(self, values: Sequence[Values], *, late: bool) -> Iterator[tuple[str, torch.Tensor]]:
         parts: dict[str, list[tuple[int, Output]]] = {}
         for rank, graphs in enumerate(self.ranks):
             for output in graphs.outputs:

@@ -26,6 +26,8 @@ from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
+#: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
+RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
 STATE, ALIAS, UPDATE = "partitioner::state", "partitioner::alias", "partitioner::update"
 
 
@@ -146,6 +148,7 @@ class _Pass:
     graph: fx.Graph = field(default_factory=fx.Graph)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
     attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
     def run(self) -> PassGraph:
         program = self.owner.program
@@ -163,7 +166,7 @@ class _Pass:
                 self.known[name] = self._attribute(name)
         for name in sorted(outside):
             if name not in self.known:
-                self.known[name] = self.graph.placeholder(_identifier(name))
+                self.known[name] = self.graph.placeholder(self._argument(name))
                 taken.append(name)
         self.reads = Counter(name for step in self.steps for name in _reads(step, rank))
         self.own = set(_fresh(self.steps))
@@ -176,6 +179,14 @@ class _Pass:
         self.graph.lint()
         module = fx.GraphModule(_Root(self.attributes), self.graph, f"Rank{rank}")
         return PassGraph(module, tuple(taken), self.results)
+
+    def _argument(self, name: str) -> str:
+        """An argument's name that no other has."""
+        found = _identifier(name)
+        while found in self.names:
+            found += "_"
+        self.names.add(found)
+        return found
 
     def _attribute(self, name: str) -> fx.Node:
         key = _identifier(name)
@@ -201,7 +212,7 @@ class _Pass:
                 source, found = node.inputs[0], lambda: self._value(source)
             self.known[node.outputs[0]] = found
             return
-        target = overload(node.op)
+        target = overload(RESHAPES.get(node.op, node.op))
         args, kwargs = arguments(node, self._value, self.owner.device)
         call = self.graph.create_node(
             "call_function", target, args, kwargs, _identifier(node.outputs[0] or node.name)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, same_node
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, Shape, same_node
 from partitioner.ir.rule import Rule
 
 
@@ -19,45 +20,93 @@ def compound(**factors: int) -> str:
     return f"({' '.join(kept)})" if len(kept) > 1 else (kept or ["1"])[0]
 
 
+@dataclass(frozen=True)
+class ConvDims:
+    """Dims of a convolution's tensors, and its factors' sizes.
+
+    Attributes:
+        data: Of the data.
+        weights: Of the weights.
+        channel: Of a bias.
+        result: Of the result.
+        sizes: Of the channel factors.
+        kernel: Factors of the window.
+    """
+
+    data: list[str]
+    weights: list[str]
+    channel: list[str]
+    result: list[str]
+    sizes: dict[str, int]
+    kernel: list[str]
+
+
+def conv_dims(weights: Shape, group: int, out: str = "s") -> ConvDims:
+    """``n (g ci) s.., (g co) ci k.., (g co) -> n (g co) s..``.
+
+    Args:
+        weights: Shape of the weights.
+        group: Number of groups.
+        out: Prefix of the result's places.
+    """
+    sizes = {"g": group, "co": weights[0] // group, "ci": weights[1]}
+    inner = compound(g=group, ci=sizes["ci"])
+    outer = compound(g=group, co=sizes["co"])
+    kernel = ["1" if size == 1 else f"k{i}" for i, size in enumerate(weights[2:])]
+    return ConvDims(
+        ["n", inner, *space("s", len(weights))],
+        [outer, compound(ci=sizes["ci"]), *kernel],
+        [outer],
+        ["n", outer, *space(out, len(weights))],
+        sizes,
+        [name for name in kernel if name != "1"],
+    )
+
+
+def transposed_dims(weights: Shape, group: int) -> ConvDims:
+    """``n (g ci) s.., (g ci) co k.., (g co) -> n (g co) o..``."""
+    sizes = {"g": group, "ci": weights[0] // group, "co": weights[1]}
+    inner = compound(g=group, ci=sizes["ci"])
+    outer = compound(g=group, co=sizes["co"])
+    places, kernel, out = (space(prefix, len(weights)) for prefix in "sko")
+    return ConvDims(
+        ["n", inner, *places],
+        [inner, compound(co=sizes["co"]), *kernel],
+        [outer],
+        ["n", outer, *out],
+        sizes,
+        kernel,
+    )
+
+
+def channel_loops(sizes: Mapping[str, int]) -> list[str]:
+    """The batch and the channel factors that there are."""
+    return ["n", *(name for name, size in sizes.items() if size != 1)]
+
+
 def conv(view: OpView) -> Rule:
     """``n (g ci) s.., (g co) ci k.., (g co) -> n (g co) s..``; ci is summed."""
-    x, w, bias, result, sizes = _conv_dims(view, 0, 1)
-    return _conv_rule(view, [x, w, bias], result, sizes, linear=True, bias=2)
+    dims = _conv_dims(view, 1)
+    return conv_rule(view, [dims.data, dims.weights, dims.channel], dims, bias=2)
 
 
 def conv_integer(view: OpView) -> Rule:
     """Conv of quantised tensors; zero points for the tensor or an output channel."""
-    x, w, bias, result, sizes = _conv_dims(view, 0, 1)
-    operands = [x, w, _per_channel(view, 2, bias), _per_channel(view, 3, bias)]
-    return _conv_rule(view, operands, result, sizes, linear=True)
+    dims = _conv_dims(view, 1)
+    settings = [_per_channel(view, index, dims.channel) for index in (2, 3)]
+    return conv_rule(view, [dims.data, dims.weights, *settings], dims)
 
 
 def qlinear_conv(view: OpView) -> Rule:
     """Conv of quantised tensors, quantised again: ci is whole, since the sum is rounded."""
-    x, w, bias, result, sizes = _conv_dims(view, 0, 3)
-    settings = [_per_channel(view, index, bias) for index in (1, 2, 4, 5, 6, 7)]
-    operands = [x, *settings[:2], w, *settings[2:], bias]
-    return _conv_rule(view, operands, result, sizes, linear=False)
+    dims = _conv_dims(view, 3)
+    settings = [_per_channel(view, index, dims.channel) for index in (1, 2, 4, 5, 6, 7)]
+    operands = [dims.data, *settings[:2], dims.weights, *settings[2:], dims.channel]
+    return conv_rule(view, operands, dims, rounds=True)
 
 
-def _conv_dims(
-    view: OpView, x: int, w: int
-) -> tuple[list[str], list[str], list[str], list[str], dict[str, int]]:
-    """Dims of the data, the weights, a bias and the result, and the channel factors' sizes."""
-    data, weights = view.shape(x), view.shape(w)
-    group = view.int_attr("group", 1)
-    sizes = {"g": group, "co": weights[0] // group, "ci": weights[1]}
-    inner = compound(g=group, ci=sizes["ci"])
-    outer = compound(g=group, co=sizes["co"])
-    places = space("s", len(data))
-    kernel = ["1" if size == 1 else f"k{i}" for i, size in enumerate(weights[2:])]
-    return (
-        ["n", inner, *places],
-        [outer, compound(ci=sizes["ci"]), *kernel],
-        [outer],
-        ["n", outer, *places],
-        sizes,
-    )
+def _conv_dims(view: OpView, weights: int) -> ConvDims:
+    return conv_dims(view.shape(weights), view.int_attr("group", 1))
 
 
 def _per_channel(view: OpView, index: int, channel: list[str]) -> list[str] | None:
@@ -67,51 +116,60 @@ def _per_channel(view: OpView, index: int, channel: list[str]) -> list[str] | No
     return channel if held.numel > 1 else ["1"] * held.rank
 
 
-def _conv_rule(
+def conv_rule(
     view: OpView,
     operands: Sequence[list[str] | None],
-    result: list[str],
-    sizes: dict[str, int],
+    dims: ConvDims,
     *,
-    linear: bool,
+    rounds: bool = False,
     bias: int | None = None,
+    linear: Iterable[int] = (),
 ) -> Rule:
-    rank = len(result)
-    whole = set(space("k", rank)) | (set() if linear else {"ci"})
+    """Rule of a convolution that is not transposed.
+
+    Args:
+        view: The node.
+        operands: Dims of its operands.
+        dims: Of its tensors.
+        rounds: The result is rounded, so ci cannot be summed in parts.
+        bias: Operand that is a bias.
+        linear: See `Rule`.
+    """
+    rank = len(dims.result)
     return Rule.of(
         view.present(operands),
-        [result],
+        [dims.result],
         view.shapes,
         view.out_shapes,
-        sizes=sizes,
-        reduce={"ci": "sum"} if linear else {},
-        whole=whole,
+        sizes=dims.sizes,
+        reduce={} if rounds else {"ci": "sum"},
+        whole={*space("k", rank), *(("ci",) if rounds else ())},
         halo=space("s", rank),
         addends=() if bias is None else {bias},
+        linear=linear,
         flops=2,
     )
 
 
 def conv_transpose(view: OpView) -> Rule:
     """``n (g ci) s.., (g ci) co k.., (g co) -> n (g co) o..``; ci is summed."""
-    data, weights = view.shape(0), view.shape(1)
-    group = view.int_attr("group", 1)
-    ci, co = weights[0] // group, weights[1]
-    inner, outer = compound(g=group, ci=ci), compound(g=group, co=co)
-    places, kernel, out = (space(prefix, len(data)) for prefix in "sko")
+    return transposed_rule(view, transposed_dims(view.shape(1), view.int_attr("group", 1)))
+
+
+def transposed_rule(view: OpView, dims: ConvDims, linear: Iterable[int] = ()) -> Rule:
+    """Rule of a transposed convolution of data, weights and bias."""
+    places = dims.data[2:]
     return Rule.of(
-        view.present([["n", inner, *places], [inner, compound(co=co), *kernel], [outer]]),
-        [["n", outer, *out]],
+        view.present([dims.data, dims.weights, dims.channel]),
+        [dims.result],
         view.shapes,
         view.out_shapes,
-        sizes={"g": group, "ci": ci, "co": co},
+        sizes=dims.sizes,
         reduce={"ci": "sum"},
-        whole={*places, *kernel, *out},
+        whole={*places, *dims.kernel, *dims.result[2:]},
         addends={2},
-        points=[
-            *("n", *(name for name, size in (("g", group), ("ci", ci), ("co", co)) if size != 1)),
-            *(*places, *kernel),
-        ],
+        linear=linear,
+        points=[*channel_loops(dims.sizes), *places, *dims.kernel],
         flops=2,
     )
 

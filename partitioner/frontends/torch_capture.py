@@ -65,6 +65,7 @@ class Captured:
         out_spec: Structure of what the module returns.
         tensors: Parameters and buffers by full name.
         ties: First of the names of a parameter or buffer that has several, by each of them.
+        persistent: Names of the parameters and buffers of the module's `state_dict`.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
     """
@@ -76,6 +77,7 @@ class Captured:
     out_spec: pytree.TreeSpec
     tensors: Mapping[str, torch.Tensor]
     ties: Mapping[str, str]
+    persistent: frozenset[str]
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
 
@@ -169,6 +171,7 @@ def capture(
         _spec(program.call_spec.out_spec),
         {name: module_tensors[name] for name in ties},
         ties,
+        frozenset(module.state_dict(keep_vars=True)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
     )
@@ -180,23 +183,26 @@ def detach_outputs(program: ExportedProgram) -> None:
     (last,) = (node for node in graph.nodes if node.op == "output")
     results = list(last.args[0])
     first = len(results) - len(program.graph_signature.user_outputs)
-    for index in range(first + 1, len(results)):
+    for index in range(first, len(results)):
         node = results[index]
-        if isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor):
+        if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        if index > first:
             with graph.inserting_before(last):
                 cut = graph.call_function(aten.detach.default, (node,))
             cut.meta.update(val=node.meta["val"])
-            results[index] = cut
-            spec = program.graph_signature.output_specs[index]
-            spec.arg = type(spec.arg)(name=cut.name)
+            results[index] = node = cut
+        spec = program.graph_signature.output_specs[index]
+        spec.arg = type(spec.arg)(name=node.name)
     last.args = (tuple(results),)
     program.graph_module.recompile()
 
 
 def _check_loss(program: ExportedProgram) -> None:
-    names = program.graph_signature.user_outputs
-    found = {n.name: n.meta.get("val") for n in program.graph_module.graph.nodes}
-    loss = found.get(str(names[0])) if names else None
+    (last,) = (node for node in program.graph_module.graph.nodes if node.op == "output")
+    count = len(program.graph_signature.user_outputs)
+    found = last.args[0][-count] if count else None
+    loss = found.meta.get("val") if isinstance(found, fx.Node) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         what = (
             f"{dtype_name(loss.dtype)}{list(loss.shape)}"

@@ -1,8 +1,9 @@
 """A captured PyTorch graph as a graph of the IR.
 
 Weights of a module that is not trained are constants. Values that are written from step to step
-(parameters in training, running statistics) are `partitioner::state` nodes, and what is written,
-gradients included, goes through `partitioner::update` nodes (see `partitioner.ir.ops.aten.state`).
+(running statistics) and, in training, all that a `state_dict` holds are `partitioner::state` nodes,
+and what is written, gradients included, goes through `partitioner::update` nodes (see
+`partitioner.ir.ops.aten.state`).
 
 In training all nodes that the forward results need come first. A value that both passes read has
 an alias at its first use in the backward pass (a stored value one in the forward pass too), so
@@ -148,15 +149,19 @@ class _Builder:
         return tuple(fed)
 
     def _held(self, node: fx.Node, role: Role, target: str, mutated: bool) -> None:
-        """A parameter or buffer: stored if it is written, else a constant. Tied ones are one."""
+        """A parameter or buffer: stored if it is written or trained with, else a constant.
+
+        Tied ones are one.
+        """
         first = self.captured.ties.get(target, target)
         tensor = self.captured.tensors[first]
         trained = role is Role.PARAMETER and self._training and tensor.requires_grad
+        kept = self._training and target in self.captured.persistent
         if first in self.types:
             self.values[node.name] = first
             return
         value = self._value(node, first)
-        if trained or mutated:
+        if kept or mutated:
             attrs = {"state_bytes": self.state_bytes} if trained else {"state_bytes": 0}
             path = "/" + first.replace(".", "/")
             self._add(Node(self._free(path), "partitioner::state", (), (value,), attrs))

@@ -2,17 +2,36 @@
 
 import pytest
 from aten_rows import aten
-from rows import Case, check_row, f32
+from rows import Case, check_opaque, check_row, f32
 
 CASES = [
+    aten(
+        "_trilinear",
+        *(f32(4, 6), f32(8, 6, 5), f32(4, 5), [1, 3], [0], [1, 2], [2, 3]),
+        options={"min_cuts": 4},
+    ),
+    aten("addr", f32(4, 6), f32(4), f32(6), options={"min_cuts": 2}),
+    aten("addbmm", f32(8), f32(4, 6, 4), f32(4, 4, 8), options={"min_cuts": 4}),
     aten("addmm", f32(8), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
     aten("addmm", f32(6, 8), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
     aten("addmm", f32(6, 1), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
+    aten("addmv", f32(6), f32(6, 4), f32(4), options={"min_cuts": 2}),
+    aten("baddbmm", f32(4, 1, 8), f32(4, 6, 4), f32(4, 4, 8), options={"min_cuts": 4}),
     aten("bmm", f32(4, 6, 4), f32(4, 4, 8), options={"min_cuts": 4}),
+    aten("dot", f32(6), f32(6), options={"min_cuts": 1}),
+    aten("linear", f32(4, 6, 4), f32(8, 4), f32(8), options={"min_cuts": 4}),
+    aten("linear", f32(4), f32(8, 4), None, options={"min_cuts": 2}),
+    aten("matmul", f32(4, 6, 4), f32(4, 8), options={"min_cuts": 4}),
     aten("mm", f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
+    aten("mv", f32(6, 4), f32(4), options={"min_cuts": 2}),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_row(case: Case) -> None:
     check_row(case)
+
+
+def test_a_scaled_bias_has_no_rule() -> None:
+    scaled = aten("baddbmm", f32(2, 3, 5), f32(2, 3, 4), f32(2, 4, 5), beta=2)
+    assert check_opaque(scaled) == "beta or alpha is not 1"

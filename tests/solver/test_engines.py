@@ -165,7 +165,9 @@ def test_cbc_finds_the_optimum_of_pairwise_problems(seed: int) -> None:
 def test_a_model_is_planned_by_cbc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(examples.build("mlp", layers=2, hidden=64, batch=4), tmp_path / "m.onnx")
     plans = {
-        name: partitioner.compile(tmp_path / "m.onnx", devices=2, strategy="inter", gap=1e-3, solver=name)
+        name: partitioner.compile(
+            tmp_path / "m.onnx", devices=2, strategy="inter", gap=1e-3, solver=name
+        )
         for name in ("highs", "CBC")
     }
     assert plans["CBC"].cost == pytest.approx(plans["highs"].cost, rel=1e-4)

@@ -6,28 +6,48 @@ from collections.abc import Mapping
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.ops.aten import (
+    attention,
     contraction,
+    convolution,
+    dropout,
     factories,
     gradients,
+    indexing,
     joining,
+    losses,
     movement,
+    normalization,
     pointwise,
+    pooling,
     reduction,
+    softmax,
     state,
+    upsampling,
     views,
+    vocabulary,
 )
 from partitioner.ir.ops.table import OpRow
 
 _FAMILIES = (
+    attention,
     contraction,
+    convolution,
+    dropout,
     factories,
     gradients,
+    indexing,
     joining,
+    losses,
     movement,
+    normalization,
     pointwise,
+    pooling,
     reduction,
+    softmax,
     state,
+    upsampling,
     views,
+    vocabulary,
 )
 
 

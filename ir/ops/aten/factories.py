@@ -39,6 +39,13 @@ def new(zero: bool) -> Callable[[OpView], Rule]:
     return rule
 
 
+def local_strided(view: OpView, local: LocalView) -> LocalOp:
+    """A part without contents in strides of its own: those of the whole do not fit it."""
+    attrs = {key: value for key, value in view.node.attrs.items() if key != "stride"}
+    attrs["size"] = local.out_shapes[0]
+    return LocalOp((replace(view.node, op="aten::new_empty", attrs=attrs),))
+
+
 def like(zero: bool) -> Callable[[OpView], Rule]:
     """Rule of a tensor of another's shape."""
     return lambda view: pointwise(view, 0.0, sums(view, 0) if zero else ())
@@ -120,6 +127,7 @@ ROWS: Mapping[str, OpRow] = {
     "aten::empty_like": OpRow(like(zero=False), moved=_none),
     "aten::fill.Tensor": OpRow(fill, moved=_written),
     "aten::new_empty": OpRow(new(zero=False), local_size, moved=_none),
+    "aten::new_empty_strided": OpRow(new(zero=False), local_strided, moved=_none),
     "aten::new_zeros": OpRow(new(zero=True), local_size, moved=_written),
     "aten::scalar_tensor": OpRow(filled),
     "aten::zeros_like": OpRow(like(zero=True), moved=_written),

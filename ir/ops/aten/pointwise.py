@@ -101,12 +101,12 @@ def costs(flops: float, linear: tuple[int, ...] = ()) -> Callable[[OpView], Rule
     return lambda view: pointwise(view, flops, sums(view, *linear))
 
 
-def _overloads(names: tuple[str, ...], *kinds: str) -> Mapping[str, OpRow]:
+def _overloads(names: tuple[str, ...], *kinds: str) -> dict[str, OpRow]:
     return {f"aten::{name}.{kind}": OpRow(costs(1)) for name in names for kind in kinds}
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{f"aten::{op}": OpRow(costs(flops)) for op, flops in (UNARY | JOINT).items()},
+    **{f"aten::{op}": OpRow(costs(flops)) for op, flops in {**UNARY, **JOINT}.items()},
     **_overloads(COMPARED, "Scalar", "Tensor"),
     **_overloads(EITHER_SIDE, "Scalar", "Scalar_Tensor", "Tensor"),
     **_overloads(SHIFTED, "Scalar_Tensor", "Tensor", "Tensor_Scalar"),

@@ -1,0 +1,78 @@
+"""Process groups that the graphs of all ranks name, and the meshes that stored values lie on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh as TorchMesh
+from torch.distributed.distributed_c10d import GroupName
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.comms import group_name
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import CommKind, Programs
+
+
+def check_world(ranks: int) -> int:
+    """This process's rank.
+
+    Raises:
+        BackendError: torch.distributed is not up, or has another number of processes.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise BackendError(
+            f"module() needs {ranks} processes: start them with torchrun and call "
+            "torch.distributed.init_process_group() first"
+        )
+    if dist.get_world_size() != ranks:
+        raise BackendError(
+            f"the program is for {ranks} ranks; torch.distributed has {dist.get_world_size()}"
+        )
+    return dist.get_rank()
+
+
+def register_groups(programs: Programs) -> dict[str, Any]:
+    """Make the process groups of all communications, the same on every rank, under their names.
+
+    Returns:
+        The groups by name; keep them as long as the graphs run.
+    """
+    wanted = {
+        comm.ranks
+        for program in programs.ranks
+        for comm in program.comms
+        if comm.kind is not CommKind.SLICE
+    }
+    groups = {}
+    for ranks in sorted(wanted):
+        name = group_name(ranks)
+        group = _known(name)
+        if group is None:
+            group = dist.new_group(list(ranks))
+            if dist.get_rank() in ranks:
+                torch._C._distributed_c10d._register_process_group(GroupName(name), group)
+        groups[name] = group
+    return groups
+
+
+def _known(name: str) -> Any:
+    """The group that an earlier program registered, if it is still of this world."""
+    try:
+        return torch._C._distributed_c10d._resolve_process_group(GroupName(name))
+    except (RuntimeError, ValueError):
+        return None
+
+
+def torch_meshes(
+    meshes: Iterable[DeviceMesh], device: torch.device
+) -> Mapping[DeviceMesh, TorchMesh]:
+    """PyTorch's meshes of ours, made in one order on every rank."""
+    found = {}
+    for mesh in sorted(set(meshes), key=lambda m: (m.devices, m.axes)):
+        shape = tuple(size for _, size in mesh.axes) or (1,)
+        ranks = torch.tensor(mesh.devices).reshape(shape)
+        found[mesh] = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+    return found

@@ -1,0 +1,21 @@
+"""PyTorch operators of our own, under ``torch.ops.partitioner``; importing registers them."""
+
+from partitioner.backends.torch.library import (
+    attention,
+    convolution,
+    dropout,
+    normalization,
+    rms,
+    upsampling,
+    vocabulary,
+)
+
+__all__ = [
+    "attention",
+    "convolution",
+    "dropout",
+    "normalization",
+    "rms",
+    "upsampling",
+    "vocabulary",
+]

@@ -1,0 +1,38 @@
+"""The library that our operators are registered in, and how one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Kept alive: PyTorch drops what a library registered when the library goes.
+LIBRARY: Any = torch.library.Library("partitioner", "DEF")  # type: ignore[no-untyped-call]
+
+Kernel = Callable[..., Any]
+
+
+def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
+    """Register the decorated function as an operator, for every device.
+
+    Args:
+        schema: ``"name(Tensor x, ...) -> Tensor"``.
+        fake: Makes results of the right shape and type from tensors without contents.
+    """
+
+    def register(kernel: Kernel) -> Kernel:
+        name = schema.partition("(")[0]
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"partitioner::{name}", fake, lib=LIBRARY)
+        return kernel
+
+    return register
+
+
+def gradient(name: str, backward: Kernel, setup_context: Kernel) -> None:
+    """Register an operator's gradient, in the form of `torch.library.register_autograd`."""
+    torch.library.register_autograd(
+        f"partitioner::{name}", backward, setup_context=setup_context, lib=LIBRARY
+    )

@@ -1,0 +1,97 @@
+"""Our own PyTorch operators keep the rules of operators, and their gradients are right."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import partitioner.backends.torch.library
+from partitioner.backends.torch.library.upsampling import KERNELS
+
+assert partitioner.backends.torch.library
+own = torch.ops.partitioner
+
+X = torch.randn(4, 6, 5, 5)
+CHANNEL = torch.rand(6) + 0.5
+SETTINGS = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+CALLS: list[tuple[str, tuple[Any, ...]]] = [
+    ("batch_norm_apply", (X, CHANNEL, CHANNEL, CHANNEL, None, 1e-5)),
+    ("batch_norm_apply", (X.bfloat16(), None, CHANNEL, None, None, 1e-5)),
+    ("batch_norm_grad_input", (X, X, CHANNEL, CHANNEL, None, torch.randn(2, 6), 100)),
+    ("batch_norm_grad_sums", (X, X, CHANNEL, CHANNEL)),
+    ("batch_norm_grad_sums", (X.bfloat16(), X.bfloat16(), CHANNEL, CHANNEL)),
+    ("batch_norm_running", (torch.randn(2, 6).double(), CHANNEL, CHANNEL, 100, 0.1)),
+    ("batch_norm_statistics", (torch.rand(2, 6).double(), 100, 1e-5, torch.float32)),
+    ("batch_norm_statistics", (torch.rand(2, 6).double(), 100, 1e-5, torch.float64)),
+    ("batch_norm_sums", (X,)),
+    ("batch_norm_sums", (X.bfloat16(),)),
+    ("convolution_grad_input", (X, torch.randn(6, 3, 2, 2), [4, 3, 6, 6], *SETTINGS)),
+    ("convolution_grad_weight", (X, torch.randn(4, 3, 6, 6), [6, 3, 2, 2], *SETTINGS)),
+    ("group_norm_grad_input", (X, X, torch.randn(4, 2), torch.rand(4, 2), CHANNEL, 2)),
+    ("group_norm_grad_weight", (X, X, torch.randn(4, 2), torch.rand(4, 2), 2, torch.float32)),
+    ("layer_norm_grad_input", (X, X, [5], *torch.rand(2, 4, 6, 5, 1), None)),
+    ("layer_norm_grad_weight", (X, X, [5], *torch.rand(2, 4, 6, 5, 1), torch.float32)),
+    ("rms_norm", (X, [5, 5], torch.rand(5, 5), 1e-5)),
+    ("rms_norm", (X.bfloat16(), [5], torch.rand(5).bfloat16(), None)),
+    ("rms_norm_grad_input", (X, X, [5], torch.rand(4, 6, 5, 1), None)),
+    ("rms_norm_grad_weight", (X.bfloat16(), X.bfloat16(), [5], X[..., :1], torch.bfloat16)),
+    ("upsample", (X, "cubic", [7, 9], False, [])),
+    ("upsample_backward", (torch.randn(4, 6, 7, 9), "nearest", [7, 9], [4, 6, 5, 5], False, [])),
+]
+
+
+@pytest.mark.parametrize(("name", "args"), CALLS, ids=lambda x: x if isinstance(x, str) else "")
+def test_results_are_fresh_and_fakes_are_like_them(name: str, args: tuple[Any, ...]) -> None:
+    op = getattr(own, name).default
+    torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(("mode", "space"), sorted(KERNELS), ids=str)
+def test_upsampling_is_pytorchs(mode: str, space: int) -> None:
+    small, large = [3, 4, 2][:space], [5, 8, 3][:space]
+    x = torch.randn(2, 3, *small, dtype=torch.float64, requires_grad=True)
+    kind, _, extra = mode.partition("-anti")
+    named = {"linear": {1: "linear", 2: "bilinear", 3: "trilinear"}[space], "cubic": "bicubic"}
+    wanted = torch.nn.functional.interpolate(
+        x, large, mode=named.get(kind, kind), antialias=bool(extra)
+    )
+    found = own.upsample(x, mode, large, False, [])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    seed = torch.randn_like(wanted)
+    (theirs,) = torch.autograd.grad(wanted, x, seed)
+    (ours,) = torch.autograd.grad(found, x, seed)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_factors_of_upsampling_count_as_pytorchs_do() -> None:
+    """A factor that is asked for sets the grid, even where the size is rounded."""
+    x = torch.randn(2, 3, 5, 5)
+    wanted = torch.nn.functional.interpolate(x, scale_factor=1.5, mode="bilinear")
+    torch.testing.assert_close(
+        own.upsample(x, "linear", [7, 7], False, [1.5, 1.5]), wanted, rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("eps", [1e-5, None])
+def test_rms_norm_is_pytorchs(weighted: bool, eps: float | None) -> None:
+    x = torch.randn(4, 3, 8, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, dtype=torch.float64, requires_grad=True) if weighted else None
+    asked: list[Tensor] = [x, *([weight] if weight is not None else [])]
+    wanted = torch.nn.functional.rms_norm(x, [8], weight, eps)
+    found, rstd = own.rms_norm(x, [8], weight, eps)
+    assert not rstd.requires_grad
+    torch.testing.assert_close(found, wanted)
+    seed = torch.randn_like(wanted)
+    theirs = torch.autograd.grad(wanted, asked, seed)
+    torch.testing.assert_close(torch.autograd.grad(found, asked, seed), theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_in_other_types(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(4, 8).to(dtype), torch.randn(8).to(dtype)
+    wanted = torch.nn.functional.rms_norm(x, [8], weight)
+    found, _ = own.rms_norm(x, [8], weight, None)
+    torch.testing.assert_close(found, wanted)

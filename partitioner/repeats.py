@@ -22,7 +22,7 @@ from itertools import pairwise
 from partitioner.build import Built
 from partitioner.ir.graph import Graph, Node
 from partitioner.runs import Run, find_runs
-from partitioner.solver.problem import Edge, Hold, Item, Problem
+from partitioner.solver.problem import Edge, Hold, Item
 from partitioner.strategies import Rules
 
 

@@ -148,6 +148,7 @@ class _Pass:
     graph: fx.Graph = field(default_factory=fx.Graph)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
     attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+    parameters: set[str] = field(default_factory=set)
 
     def run(self) -> PassGraph:
         program = self.owner.program
@@ -165,7 +166,7 @@ class _Pass:
                 self.known[name] = self._attribute(name)
         for name in sorted(outside):
             if name not in self.known:
-                self.known[name] = self.graph.placeholder(_identifier(name))
+                self.known[name] = self.graph.placeholder(self._parameter(name))
                 taken.append(name)
         self.reads = Counter(name for step in self.steps for name in _reads(step, rank))
         self.own = set(_fresh(self.steps))
@@ -178,6 +179,14 @@ class _Pass:
         self.graph.lint()
         module = fx.GraphModule(_Root(self.attributes), self.graph, f"Rank{rank}")
         return PassGraph(module, tuple(taken), self.results)
+
+    def _parameter(self, name: str) -> str:
+        """A name in the signature; several values may have one identifier (``x`` and ``x'``)."""
+        found = _identifier(name)
+        while found in self.parameters:
+            found += "_"
+        self.parameters.add(found)
+        return found
 
     def _attribute(self, name: str) -> fx.Node:
         key = _identifier(name)

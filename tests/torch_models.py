@@ -302,8 +302,8 @@ def build(name: str, *, training: bool = False, dropout: float = 0.0) -> Model:
     return model
 
 
-def gradients(module: nn.Module, inputs: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """What the module returns, and the gradient of each trained parameter."""
+def gradients(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+    """What the module returns, loss first, and the gradient of each trained parameter."""
     found = module(**inputs)
     found[0].backward()
     held = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}

@@ -22,8 +22,17 @@ from torch.utils import _pytree as pytree
 
 from partitioner.ir.ops.aten.derived import PASSES, SUMMED, WHOLE
 
-#: Operators that DTensor places wrongly, or that are wrong on parts for another reason.
-REFUSED: Mapping[str, str] = {}
+#: Operators whose placements nothing shows to be right: PyTorch has no samples of them that run
+#: on a CPU, or a capture takes them apart.
+REFUSED = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_batch_norm_with_update_functional", "_fused_rms_norm_backward"),
+        *("_linalg_check_errors", "_native_batch_norm_legit_functional", "_scaled_mm"),
+        *("_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward", "clip", "clip.Tensor"),
+        *("convolution_backward", "geqrf", "native_layer_norm_backward", "ormqr"),
+    )
+)
 
 #: Tensor dims that are cut together: by the index of the tensor, results first.
 Cut = Mapping[int, int]
@@ -40,7 +49,7 @@ def derived_rule(
         kwargs: Keyword arguments.
         results: What the call gives.
     """
-    if op.name() in REFUSED or torch.Tag.nondeterministic_seeded in op.tags or _aliases(op):
+    if not _is_usable(op):
         return None
     call = _Call(op, tuple(args), dict(kwargs), _flat(results))
     names = call.factors()
@@ -57,10 +66,15 @@ def derived_rule(
     return f"{', '.join(texts[count:])} -> {', '.join(texts[:count])}"
 
 
-def _aliases(op: torch._ops.OpOverload) -> bool:
-    """Whether the operator writes into an operand, or its result lies in one."""
+def _is_usable(op: torch._ops.OpOverload) -> bool:
+    """Whether it draws nothing, writes into no operand, and no result lies in one."""
     schema = op._schema
-    return any(a.alias_info is not None for a in (*schema.arguments, *schema.returns))
+    return not (
+        op.name() in REFUSED  # type: ignore[no-untyped-call]
+        or torch.Tag.nondeterministic_seeded in op.tags
+        or any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
+        or any("List[Tensor]" in str(one.type) for one in schema.arguments)
+    )
 
 
 def _flat(tree: Any) -> list[Any]:

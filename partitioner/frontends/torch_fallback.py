@@ -67,10 +67,11 @@ def derived_rule(
 
 
 def _is_usable(op: torch._ops.OpOverload) -> bool:
-    """Whether it draws nothing, writes into no operand, and no result lies in one."""
+    """Whether it is PyTorch's own, draws nothing, and writes or lies in no operand."""
     schema = op._schema
     return not (
-        op.name() in REFUSED  # type: ignore[no-untyped-call]
+        op.namespace != "aten"
+        or op.name() in REFUSED  # type: ignore[no-untyped-call]
         or torch.Tag.nondeterministic_seeded in op.tags
         or any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
         or any("List[Tensor]" in str(one.type) for one in schema.arguments)

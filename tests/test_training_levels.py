@@ -56,7 +56,6 @@ class Stack(nn.Module):
         return self.head(x).square().mean()
 
 
-
 def graph_of(layers: int, width: int, batch: int) -> Graph:
     module, args = Stack(layers, width), (torch.zeros(batch, width),)
     captured = capture(module, export_module(module, args, {}), DECOMPOSITIONS, training=True)

@@ -27,7 +27,7 @@ from partitioner.backends.arrays import (
     save_arrays,
 )
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.header import Header
+from partitioner.backends.header import Header
 from partitioner.backends.onnx.load import read_directory
 
 

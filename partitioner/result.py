@@ -183,8 +183,8 @@ class Compiled(Planned):
                 cannot be written.
             BackendError: A rank's program cannot be written as an ONNX file.
         """
+        from partitioner.backends.header import Origin
         from partitioner.backends.onnx.emit import emit
-        from partitioner.backends.onnx.header import Origin
 
         target = Path(directory)
 

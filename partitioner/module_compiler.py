@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -13,11 +13,12 @@ from partitioner.frontends.torch_attention import replace_attention
 from partitioner.frontends.torch_capture import capture, export_module, materialised
 from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch_graph import module_graph
+from partitioner.frontends.torch_graph import ModuleGraph, module_graph
 from partitioner.frontends.torch_losses import replace_cross_entropy
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
+from partitioner.module_source import Example, ModuleSource
 from partitioner.search import Request
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ OPTIMIZERS: Mapping[str, int] = {
 
 def compile_module(
     module: nn.Module,
-    example_inputs: Any,
+    example: Example,
+    source: ModuleSource,
     cluster: Cluster,
     request: Request,
     clock: Clock,
@@ -50,27 +52,17 @@ def compile_module(
     """
     from partitioner.compiler import plan_graph
 
-    if optimizer not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise OptionError(
-            f"optimizer {optimizer!r} is not one of {known}: optimizers that are not elementwise "
-            "cannot work on shards"
-        )
-    args, kwargs = _example(example_inputs)
     if training and request.strategy == "auto":
         request = replace(request, strategy="intra")
     with clock("tracing the module"):
-        held = materialised(module)
-        program = export_module(held, args, kwargs)
-        for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
-            rewrite(program.graph_module)
-        captured = capture(held, program, DECOMPOSITIONS, training=training)
-        traced = module_graph(captured, type(module).__name__, OPTIMIZERS[optimizer])
+        traced = trace_module(module, example, training, optimizer)
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
     result = ModuleProgram(
         traced=traced,
         whole=module,
         training=training,
+        optimizer=optimizer,
+        source=source,
         cluster=cluster,
         plan=outcome.plan,
         evaluation=outcome.evaluation,
@@ -83,16 +75,30 @@ def compile_module(
     return result
 
 
-def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments.
+def trace_module(
+    module: nn.Module, example: Example, training: bool, optimizer: str
+) -> ModuleGraph:
+    """The graph of a module.
+
+    Args:
+        module: The module.
+        example: Arguments to trace it with.
+        training: Whether its backward pass is wanted.
+        optimizer: What is kept of each parameter, in training.
 
     Raises:
-        OptionError: None are given.
+        FrontendError: It cannot be traced.
+        OptionError: There is no such optimizer.
     """
-    if given is None:
-        raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    if isinstance(given, tuple | list):
-        return tuple(given), {}
-    return (given,), {}
+    if optimizer not in OPTIMIZERS:
+        known = ", ".join(OPTIMIZERS)
+        raise OptionError(
+            f"optimizer {optimizer!r} is not one of {known}: optimizers that are not elementwise "
+            "cannot work on shards"
+        )
+    held = materialised(module)
+    program = export_module(held, example.args, example.kwargs)
+    for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
+        rewrite(program.graph_module)
+    captured = capture(held, program, DECOMPOSITIONS, training=training)
+    return module_graph(captured, type(module).__name__, OPTIMIZERS[optimizer])

@@ -19,7 +19,7 @@ from partitioner.cli_options import (
 )
 
 if TYPE_CHECKING:
-    from partitioner.result import Compiled
+    from partitioner.planned import Planned
 
 Say = Callable[[str], None]
 
@@ -76,7 +76,7 @@ def check_pictures(
         require_matplotlib()
 
 
-def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: Say) -> None:
+def write_pictures(result: Planned, args: argparse.Namespace, say: Say, warn: Say) -> None:
     """Write what was asked for.
 
     Args:
@@ -101,7 +101,7 @@ def _targets(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_dot(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.files import write_file
     from partitioner.pictures.dot import dot
 
@@ -109,14 +109,14 @@ def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Seque
     return ()
 
 
-def _write_graph(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_graph(result: Planned, path: Path, args: argparse.Namespace) -> Sequence[str]:
     from partitioner.pictures.draw import MAX_BOXES, draw_graph
 
     draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
     return ()
 
 
-def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_timeline(result: Planned, path: Path, args: argparse.Namespace) -> Sequence[str]:
     requests = getattr(args, "requests", 1)
     if path.suffix.lower() == ".json":
         from partitioner.cost_model.simulate import simulate, timeline_json
@@ -130,13 +130,17 @@ def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> S
     return ()
 
 
-def _write_annotated(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_annotated(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.annotate import annotate
+    from partitioner.ir.errors import PartitionerError
+    from partitioner.result import Compiled
 
+    if not isinstance(result, Compiled):
+        raise PartitionerError("--annotate writes an ONNX model, and the plan is of a module")
     return tuple(annotate(result, path).lines())
 
 
-_WRITERS: dict[str, Callable[[Compiled, Path, argparse.Namespace], Sequence[str]]] = {
+_WRITERS: dict[str, Callable[[Planned, Path, argparse.Namespace], Sequence[str]]] = {
     "dot": _write_dot,
     "graph": _write_graph,
     "timeline": _write_timeline,

@@ -121,6 +121,7 @@ def compile(  # noqa: A001 - the public name
         if dims or shapes:
             raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
         return compile_module(*held, target, request, clock, training, optimizer)
+    assert not is_module(model)
     if example_inputs is not None or training:
         word = "training" if training else "example_inputs"
         raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")

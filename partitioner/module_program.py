@@ -261,9 +261,9 @@ class ModuleProgram(Planned):
         from partitioner.backends.torch.all_ranks import AllRanks
         from partitioner.backends.torch.rank_files import with_written
         from partitioner.module_verification import verify_module
-        from partitioner.rank_files import check_module_files
+        from partitioner.rank_files import ModuleFiles
 
-        check_module_files(folder, self.plan, self.graph)
+        ModuleFiles(folder).check(self.plan, self.graph)
         ranks = with_written(folder, self.all_ranks.ranks)
         return verify_module(self, seed, AllRanks(self.programs, self.graph, ranks))
 

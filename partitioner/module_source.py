@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partitioner.ir.errors import OptionError, PartitionerError
+from partitioner.model_names import module_name
 from partitioner.saved import SOURCE_VERSION, SavedModule
 
 if TYPE_CHECKING:
     from torch import nn
-
-_FACTORY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 class SourceError(PartitionerError, ValueError):
@@ -78,11 +76,11 @@ class ModuleSource:
         if not isinstance(model, str | Path):
             return None
         text = str(model)
+        if module_name(text) is None:
+            return None
         if text.endswith(".pt2"):
             return cls(file=Path(os.path.abspath(text)))  # noqa: PTH100 - links stay
-        if _FACTORY.fullmatch(text) and not os.path.lexists(text):
-            return cls(factory=text, folder=Path.cwd())
-        return None
+        return cls(factory=text, folder=Path.cwd())
 
     @classmethod
     def saved(cls, request: SavedModule) -> ModuleSource:

@@ -98,6 +98,21 @@ def random_arguments(program: ModuleProgram, seed: int) -> tuple[tuple[Any, ...]
     return tuple(args), dict(kwargs)
 
 
+def random_inputs(program: ModuleProgram, seed: int) -> dict[str, np.ndarray]:
+    """The same as arrays by name of the graph's inputs.
+
+    Raises:
+        VerificationError: The example inputs have no contents.
+    """
+    _check_contents(program)
+    args, kwargs = random_arguments(program, seed)
+    types = program.graph.types
+    return {
+        name: to_numpy(tensor, types[name].dtype)
+        for name, tensor in program.fed(args, kwargs, seed).items()
+    }
+
+
 def _random(value: Any, random: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         return value

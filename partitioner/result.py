@@ -17,6 +17,7 @@ import numpy as np
 
 from partitioner.backends.errors import BackendError
 from partitioner.comparison import Verification
+from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx import Traced, load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.planned import Planned
@@ -157,9 +158,9 @@ class Compiled(Planned):
             BackendError: A rank file is wrong, or a rank fails.
             VerificationError: It would not fit this machine's free memory.
         """
-        from partitioner.rank_files import check_rank_files
+        from partitioner.rank_files import OnnxFiles
 
-        check_rank_files(folder, self.plan, self.graph)
+        OnnxFiles(folder).check(self.plan, self.graph)
         return verify(self.traced, self.programs, folder, seed)
 
     def _write_source(self, folder: Path, final: Path) -> None:
@@ -246,3 +247,18 @@ def load_graph(folder: Path) -> Traced:
     if traced.graph.digest != request.graph_digest:
         raise ResultError(f"{folder}: its model {model} has changed since; partition it again")
     return traced
+
+
+def draw(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
+    """Valid random inputs of a saved compilation's model, by name.
+
+    Raises:
+        ResultError: The model, which says what is valid, is gone or has changed.
+        FrontendError: It cannot be read.
+    """
+    if load_kind(folder) == "module":
+        from partitioner.module_loading import load_program
+        from partitioner.module_verification import random_inputs as like_examples
+
+        return like_examples(load_program(folder), seed)
+    return random_inputs(load_graph(folder).graph, seed)

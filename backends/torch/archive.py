@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 import warnings
 import zipfile
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -32,6 +31,8 @@ from torch.export import ExportedProgram
 
 import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
 from partitioner.backends.errors import BackendError, one_line
+
+Found = TypeVar("Found")
 
 #: Most bytes of a JSON file or of the example inputs in an archive; weights are bounded by the
 #: archive itself, as nothing in it is compressed.
@@ -82,7 +83,7 @@ def read_extra(path: Path, name: str) -> str:
     return _guarded(path, lambda archive: archive.text(_EXTRA + name).decode())
 
 
-def _guarded(path: Path, read: Callable[[_Archive], Any]) -> Any:
+def _guarded(path: Path, read: Callable[[_Archive], Found]) -> Found:
     try:
         with zipfile.ZipFile(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -98,7 +99,7 @@ def _guarded(path: Path, read: Callable[[_Archive], Any]) -> Any:
 @dataclass
 class _Archive:
     file: zipfile.ZipFile
-    bytes: int  # of the archive
+    size: int  # of the archive, in bytes
     tensors: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
 
     @cached_property
@@ -113,7 +114,7 @@ class _Archive:
                 raise ArchiveError(
                     f"{info.filename} is compressed, which torch.export.save never does"
                 )
-            if not info.file_size == info.compress_size <= self.bytes:
+            if not info.file_size == info.compress_size <= self.size:
                 raise ArchiveError(f"{info.filename} says that it has {info.file_size} bytes")
             found[name] = info
         return found
@@ -135,7 +136,7 @@ class _Archive:
         _check_graph(data)
         data["guards_code"] = []  # Python text, which would be run
         return ExportedProgramDeserializer().deserialize(
-            _dict_to_dataclass(schema.ExportedProgram, data),
+            _dict_to_dataclass(schema.ExportedProgram, data),  # type: ignore[no-untyped-call]
             dict(self._payload(*_WEIGHTS)),
             dict(self._payload(*_CONSTANTS)),
             self._samples(),
@@ -168,9 +169,10 @@ class _Archive:
     def _tensor(self, path: str, entry: Mapping[str, Any]) -> torch.Tensor:
         meta = entry["tensor_meta"]
         kind = deserialize_scalar_type(meta["dtype"])
-        sizes, strides = (tuple(map(_number, meta[key])) for key in ("sizes", "strides"))
+        sizes = tuple(map(_number, meta["sizes"]))
+        strides = tuple(map(_number, meta["strides"]))
         info = self.members[path]
-        if info.file_size == 0 and math.prod(sizes):
+        if info.file_size == 0 and 0 not in sizes:
             tensor = torch.empty_strided(sizes, strides, dtype=kind, device="meta")
         else:
             tensor = self._storage(info, kind).as_strided(

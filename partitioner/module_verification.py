@@ -9,6 +9,7 @@ then the ranks are compared with the program on one device.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -172,9 +173,12 @@ def result_names(program: ModuleProgram) -> list[str]:
 def _eager(program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
     """What the module itself gives; a copy runs, so that its buffers stay as they are."""
     try:
-        module = copy.deepcopy(program.whole)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
+            module = copy.deepcopy(program.whole)
     except Exception as error:
-        raise VerificationError(f"the module cannot be copied: {error}") from error
+        why = " ".join(str(error).split())
+        raise VerificationError(f"the module cannot be copied: {why}") from error
     module.zero_grad(set_to_none=True)
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.training):
         flat = pytree.tree_leaves(module(*args, **kwargs))

@@ -174,7 +174,7 @@ def test_a_graph_that_would_run_code_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = edited(good, tmp_path / "bad.pt2", MODEL, edit)
-    with pytest.raises(ArchiveError, match="^.*bad.pt2: ") as caught:
+    with pytest.raises(ArchiveError, match=r"^.*bad.pt2: ") as caught:
         read_program(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -191,7 +191,7 @@ def test_guards_of_an_archive_are_not_run(good: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [MODEL, SAMPLES, WEIGHTS, "data/weights/weight_0"])
 def test_a_file_that_lacks_a_part(good: Path, tmp_path: Path, name: str) -> None:
     path = rewritten(good, tmp_path / "m.pt2", {name: None})
-    with pytest.raises(ArchiveError, match="m.pt2: ") as caught:
+    with pytest.raises(ArchiveError, match=r"m.pt2: ") as caught:
         read_program(path)
     assert name in str(caught.value)
 
@@ -199,7 +199,7 @@ def test_a_file_that_lacks_a_part(good: Path, tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize("data", [b"", b"junk", b"[", b'{"graph_module": 3}', b"[" * 100_000])
 def test_a_damaged_graph(good: Path, tmp_path: Path, data: bytes) -> None:
     path = rewritten(good, tmp_path / "m.pt2", {MODEL: data})
-    with pytest.raises(ArchiveError, match="m.pt2: cannot be read: ") as caught:
+    with pytest.raises(ArchiveError, match=r"m.pt2: cannot be read: ") as caught:
         read_program(path)
     assert "\n" not in str(caught.value)
 

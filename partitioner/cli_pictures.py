@@ -17,9 +17,11 @@ from partitioner.cli_options import (
     safe,
     warn,
 )
+from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
     from partitioner.planned import Planned
+    from partitioner.result import Compiled
 
 Say = Callable[[str], None]
 
@@ -88,6 +90,8 @@ def write_pictures(result: Planned, args: argparse.Namespace, say: Say, warn: Sa
     Raises:
         PartitionerError: A file cannot be written.
     """
+    if args.annotate is not None:
+        _onnx(result)
     for name, path in _targets(args):
         say(f"writing {path}")
         for line in _WRITERS[name](result, path, args):
@@ -132,12 +136,21 @@ def _write_timeline(result: Planned, path: Path, args: argparse.Namespace) -> Se
 
 def _write_annotated(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.annotate import annotate
-    from partitioner.ir.errors import PartitionerError
+
+    return tuple(annotate(_onnx(result), path).lines())
+
+
+def _onnx(result: Planned) -> Compiled:
+    """The plan of an ONNX model.
+
+    Raises:
+        PartitionerError: It is a module's.
+    """
     from partitioner.result import Compiled
 
     if not isinstance(result, Compiled):
         raise PartitionerError("--annotate writes an ONNX model, and the plan is of a module")
-    return tuple(annotate(result, path).lines())
+    return result
 
 
 _WRITERS: dict[str, Callable[[Planned, Path, argparse.Namespace], Sequence[str]]] = {

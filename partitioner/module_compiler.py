@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster
+from partitioner.families import SearchError
 from partitioner.frontends.torch_attention import replace_attention
 from partitioner.frontends.torch_capture import capture, export_module, materialised
 from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import ModuleGraph, module_graph
-from partitioner.frontends.torch_losses import replace_cross_entropy
+from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example, ModuleSource
+from partitioner.parallel import parallel_constraints, parallel_mesh
 from partitioner.search import Request
 
 if TYPE_CHECKING:
@@ -35,6 +40,72 @@ OPTIMIZERS: Mapping[str, int] = {
 }
 
 
+@dataclass(frozen=True)
+class ModuleOptions:
+    """What is asked of a module's program beside the request.
+
+    Attributes:
+        training: Whether it has a backward pass.
+        optimizer: One of `OPTIMIZERS`.
+        parallel: Kind of parallelism, see `partitioner.parallel`; None for the cheapest.
+
+    Raises:
+        OptionError: There is no such optimizer, or `parallel` is given without training.
+    """
+
+    training: bool = False
+    optimizer: str = "adamw"
+    parallel: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise OptionError(
+                f"optimizer {self.optimizer!r} is not one of {known}: optimizers that are not "
+                "elementwise cannot work on shards"
+            )
+        if self.parallel is not None and not self.training:
+            raise OptionError("parallel is for training; give constraints for inference")
+
+    def applied(self, request: Request, devices: int) -> Request:
+        """The request with the search space that these options have.
+
+        Raises:
+            SearchError: The kind of parallelism and the mesh do not fit each other.
+        """
+        if self.parallel is not None and request.strategy == "inter":
+            raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
+        if self.training and request.strategy == "auto":
+            request = replace(request, strategy="intra")
+        if self.parallel is None or devices == 1:
+            return request
+        return replace(request, mesh=parallel_mesh(self.parallel, devices, request.mesh))
+
+    def bound(self, request: Request, traced: ModuleGraph) -> Request:
+        """The request with the constraints of the kind of parallelism."""
+        if self.parallel is None or request.mesh is None:
+            return request
+        graph = traced.graph
+        sizes = [
+            graph.types[name].shape[0] for name in traced.inputs if name and _dims(traced, name)
+        ]
+        most = max(set(sizes), key=sizes.count, default=0)
+        batch = tuple(
+            name
+            for name in traced.inputs
+            if name in graph.inputs and _dims(traced, name) and graph.types[name].shape[0] == most
+        )
+        pins = parallel_constraints(self.parallel, graph, batch, request.mesh)
+        held = request.constraints
+        return replace(
+            request, constraints=Constraints((*held.pins, *pins.pins), held.plan, pins.busy)
+        )
+
+
+def _dims(traced: ModuleGraph, name: str) -> int:
+    return traced.graph.types[name].rank if name in traced.graph.types else 0
+
+
 def compile_module(
     module: nn.Module,
     example: Example,
@@ -42,8 +113,7 @@ def compile_module(
     cluster: Cluster,
     request: Request,
     clock: Clock,
-    training: bool,
-    optimizer: str,
+    options: ModuleOptions,
 ) -> ModuleProgram:
     """Trace, plan and lower a module (see `partitioner.compile`).
 
@@ -52,16 +122,16 @@ def compile_module(
     """
     from partitioner.compiler import plan_graph
 
-    if training and request.strategy == "auto":
-        request = replace(request, strategy="intra")
+    request = options.applied(request, len(cluster))
     with clock("tracing the module"):
-        traced = trace_module(module, example, training, optimizer)
+        traced = trace_module(module, example, options)
+    request = options.bound(request, traced)
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
     result = ModuleProgram(
         traced=traced,
         whole=module,
-        training=training,
-        optimizer=optimizer,
+        training=options.training,
+        optimizer=options.optimizer,
         source=source,
         cluster=cluster,
         plan=outcome.plan,
@@ -75,30 +145,29 @@ def compile_module(
     return result
 
 
-def trace_module(
-    module: nn.Module, example: Example, training: bool, optimizer: str
-) -> ModuleGraph:
+def trace_module(module: nn.Module, example: Example, options: ModuleOptions) -> ModuleGraph:
     """The graph of a module.
 
     Args:
         module: The module.
         example: Arguments to trace it with.
-        training: Whether its backward pass is wanted.
-        optimizer: What is kept of each parameter, in training.
+        options: What is wanted of it.
 
     Raises:
         FrontendError: It cannot be traced.
-        OptionError: There is no such optimizer.
     """
-    if optimizer not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise OptionError(
-            f"optimizer {optimizer!r} is not one of {known}: optimizers that are not elementwise "
-            "cannot work on shards"
-        )
+    seen: set[int] = set()
+
+    def distinct(tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor given twice would be traced as one input."""
+        again = id(tensor) in seen
+        seen.add(id(tensor))
+        return tensor.detach().clone() if again else tensor
+
+    given = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     held = materialised(module)
-    program = export_module(held, example.args, example.kwargs)
-    for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
+    program = export_module(held, *given)
+    for rewrite in (replace_attention, replace_losses, keep_composites):
         rewrite(program.graph_module)
-    captured = capture(held, program, DECOMPOSITIONS, training=training)
-    return module_graph(captured, type(module).__name__, OPTIMIZERS[optimizer])
+    captured = capture(held, program, DECOMPOSITIONS, training=options.training)
+    return module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partitioner.ir.errors import OptionError
-from partitioner.module_compiler import trace_module
+from partitioner.module_compiler import ModuleOptions, trace_module
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example, ModuleSource
 from partitioner.saved import ResultError, SavedModule, load_module_request
@@ -26,7 +26,7 @@ def load_program(
     """
     request = load_module_request(folder)
     held, example = _module(folder, request, module, example_inputs)
-    traced = trace_module(held, example, request.training, request.optimizer)
+    traced = trace_module(held, example, ModuleOptions(request.training, request.optimizer))
     if traced.graph.digest != request.graph_digest:
         what = request.file or request.factory or "the module that was given"
         raise ResultError(

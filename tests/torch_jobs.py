@@ -1,4 +1,4 @@
-"""Runs a script of jobs (see backends/torch_ranks.py) as a process and reads what it prints."""
+"""Runs a script of jobs (backends/torch_ranks.py) as a process, and reads what it prints."""
 
 import os
 import re

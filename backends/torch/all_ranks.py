@@ -47,7 +47,7 @@ class AllRanks:
         self.programs = programs
         self.graph = graph
         cpu = torch.device("cpu")
-        made = (emit_rank(program, graph, cpu) for program in programs.ranks)
+        made = (emit_rank(programs, rank, graph, cpu) for rank in range(len(programs.ranks)))
         self.ranks = tuple(made if ranks is None else ranks)
 
     def step(self, inputs: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Step:

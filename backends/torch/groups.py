@@ -46,6 +46,13 @@ def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     )
 
 
+def first_ranks(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    held = [value]
+    dist.broadcast_object_list(held, src=0)
+    return held[0]
+
+
 def register_groups(programs: Programs) -> dict[str, Any]:
     """Make the process groups of all communications, the same on every rank, under their names.
 

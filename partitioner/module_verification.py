@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from partitioner.module_program import ModuleProgram
 
 #: Errors of a gradient are relative to at least this share of the largest one of all parameters:
-#: gradients that are zero in exact arithmetic (of an attention's key bias) are rounding errors of
-#: sums whose terms are as large as other gradients.
-GRADIENT_FLOOR = 1e-2
+#: gradients that are zero in exact arithmetic (of a bias before a normalisation, of an attention's
+#: key bias) are rounding errors of sums whose terms are as large as other gradients.
+GRADIENT_FLOOR = 0.1
 
 Values = dict[str, torch.Tensor]
 

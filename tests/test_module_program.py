@@ -304,6 +304,7 @@ def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> N
     assert torch.equal(logits, whole)
 
 
+@pytest.mark.slow  # the command line runs them too
 def test_processes_run_the_files(saved: Path, inference: ModuleProgram) -> None:
     (ids,) = modules.batch()
     done = run_module_files(saved, {"ids": ids.numpy()}, requests=2, timeout_s=100)

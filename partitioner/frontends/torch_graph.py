@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import Captured, Role
@@ -170,7 +171,9 @@ class _Builder:
             self._add(Node(self._free(path), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
         else:
-            self.constants[value] = Constant(self.types[value], _loader(tensor, first))
+            steers = role is Role.BUFFER and not (tensor.is_floating_point() or _is_fake(tensor))
+            load = _loader(tensor, first)
+            self.constants[value] = Constant(self.types[value], load, weight=not steers)
 
     @property
     def _training(self) -> bool:
@@ -484,12 +487,15 @@ def _short(op: str) -> str:
     return op.rpartition("::")[2].partition(".")[0]
 
 
+def _is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no contents."""
+    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+
+
 def _loader(tensor: torch.Tensor, name: str) -> Any:
     def load() -> np.ndarray:
-        from torch._subclasses.fake_tensor import FakeTensor
-
         held = tensor.detach()
-        if isinstance(held, FakeTensor) or held.device.type == "meta":
+        if _is_fake(held):
             raise FrontendError(f"{name} has no contents: the module's weights are fake")
         dense = held.cpu().contiguous()
         kind = numpy_dtype(dtype_name(dense.dtype))

@@ -102,11 +102,12 @@ class Resharder:
         if source == target:
             return []
         transfers = exchange(source, target)
-        alone = {group[0] for group in components(transfers) if len(group) == 1}
+        groups = components(transfers)
+        alone = {group[0] for group in groups if len(group) == 1}
         aliases = frozenset(d for d in alone if _same_part(source, target, d))
         comms = [
             self._price(_classify(dtype, group, transfers, source, target))
-            for group in components(transfers)
+            for group in groups
             if group[0] not in aliases or len(group) > 1
         ]
         empty = frozenset(d for d, want in target.parts() if not region_numel(want))
@@ -216,6 +217,8 @@ def _classify(
 
 
 def _all_parts(transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement) -> bool:
+    if len(transfers) != len(group) ** 2:
+        return False
     numel = {device: region_numel(pieces) for device, pieces in source.parts()}
     sent = {(t.source, t.target): t.numel for t in transfers}
     return all(sent.get((a, b)) == numel[a] for a in group for b in group)

@@ -176,7 +176,7 @@ def plan_graph(
             ways = relaxations(graph, cluster, request, error, rules)
             raise relaxed(error, ways) from None
     notes = (*said, *_opaque_notes(rules), *_size_notes(cluster))
-    pinned = bool(request.constraints.pins) or request.constraints.plan is not None
+    pinned = request.constraints.bound
     _, single = best_single(graph, cluster, request.objective)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -83,10 +83,23 @@ class Pin:
 
 @dataclass(frozen=True)
 class Constraints:
-    """All pins, and the plan whose decisions are kept."""
+    """All pins, and the plan whose decisions are kept.
+
+    Attributes:
+        pins: The pins.
+        plan: Decisions that are kept, of all nodes or some.
+        busy: By mesh axis, nodes that must not be the same work on all devices of the axis, if
+            they need not be.
+    """
 
     pins: tuple[Pin, ...] = ()
     plan: Plan | None = None
+    busy: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.pins or self.busy) or self.plan is not None
 
     @classmethod
     def read(cls, path: Path) -> Constraints:
@@ -194,6 +207,9 @@ class Constraints:
         kept = tuple(candidates)
         for pin in self._about(node):
             kept = tuple(placed for placed in kept if _honours(pin, node, placed))
+        for axis, nodes in self.busy.items():
+            if node.name in nodes:
+                kept = tuple(p for p in kept if _uses(p, axis)) or kept
         return kept
 
     def _about(self, node: Node) -> Iterator[Pin]:
@@ -270,6 +286,10 @@ def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
         return True
     sides = placed.results() if makes else placed.operands()
     return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
+
+
+def _uses(placed: PlacedNode, axis: str) -> bool:
+    return any(axis in layout.axes for layout in placed.layouts.values())
 
 
 def _fits(pin: Pin, sharding: Sharding) -> bool:

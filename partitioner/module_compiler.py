@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster
@@ -16,7 +18,7 @@ from partitioner.frontends.torch_capture import capture, export_module, material
 from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import ModuleGraph, module_graph
-from partitioner.frontends.torch_losses import replace_cross_entropy
+from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
@@ -94,7 +96,9 @@ class ModuleOptions:
         )
         pins = parallel_constraints(self.parallel, graph, batch, request.mesh)
         held = request.constraints
-        return replace(request, constraints=Constraints((*held.pins, *pins.pins), held.plan))
+        return replace(
+            request, constraints=Constraints((*held.pins, *pins.pins), held.plan, pins.busy)
+        )
 
 
 def _dims(traced: ModuleGraph, name: str) -> int:
@@ -122,7 +126,7 @@ def compile_module(
     with clock("tracing the module"):
         held = materialised(module)
         program = export_module(held, args, kwargs)
-        for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
+        for rewrite in (replace_attention, replace_losses, keep_composites):
             rewrite(program.graph_module)
         captured = capture(held, program, DECOMPOSITIONS, training=training)
         state_bytes = OPTIMIZERS[options.optimizer]
@@ -153,6 +157,15 @@ def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     if given is None:
         raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
+    seen: set[int] = set()
+
+    def distinct(tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor given twice would be traced as one input."""
+        again = id(tensor) in seen
+        seen.add(id(tensor))
+        return tensor.detach().clone() if again else tensor
+
+    given = pytree.tree_map_only(torch.Tensor, distinct, given)
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, tuple | list):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ from torch import fx, nn
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.signature import Signature
+from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.torch_graph import SEED, ModuleGraph
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import resolve
+from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.planned import Planned, check_explicit
@@ -169,9 +170,30 @@ class ModuleProgram(Planned):
         """
         from partitioner.backends.torch.rank_module import RankModule, Whole
 
+        agreed = self._agreed()
+        if agreed is not self:
+            return agreed.module(device, inputs=inputs, seed=seed)
         whole = Whole(self.programs, self.graph, self.signature, self.stored)
         held = self.traced.captured.tensors
         return RankModule(whole, held.__getitem__, _device(device), inputs, seed)
+
+    def _agreed(self) -> ModuleProgram:
+        """The program with the plan of rank 0: searches that stop by time may differ.
+
+        Raises:
+            BackendError: The ranks traced different graphs, or there is no process group.
+        """
+        from partitioner.backends.torch.groups import check_world, first_ranks
+
+        check_world(len(self.cluster))
+        digest, text = first_ranks((self.graph.digest, self.plan.to_json()))
+        if digest != self.graph.digest:
+            raise BackendError("this rank traced another graph than rank 0: compile the same model")
+        if text == self.plan.to_json():
+            return self
+        plan = Plan.from_json(text)
+        figures = evaluate(self.graph, plan, self.cluster)
+        return replace(self, plan=plan, evaluation=figures)
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:

@@ -62,12 +62,24 @@ def parallel_constraints(
         mesh: Sizes of the axes.
     """
     pins: list[Pin] = []
+    busy: dict[str, frozenset[str]] = {}
     for word in kind.split("+"):
         if word == TENSOR:
             pins += _tensor(graph, batch, mesh["tp"])
         else:
             pins += _data(word, graph, batch, mesh["dp"])
-    return Constraints(tuple(pins))
+            busy["dp"] = frozenset(_depending(graph, batch))
+    return Constraints(tuple(pins), busy=busy)
+
+
+def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
+    """Nodes that depend on the batch, but for those that write what is stored."""
+    known = set(batch)
+    for node in graph.nodes:
+        row = row_of(node)
+        if known.intersection(node.reads) and (row is None or row.in_place is None):
+            known.update(node.writes)
+            yield node.name
 
 
 def _data(word: str, graph: Graph, batch: tuple[str, ...], size: int) -> Iterator[Pin]:

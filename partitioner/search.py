@@ -204,8 +204,7 @@ def _explicit_only(request: Request) -> str:
     """What of a request asks for a column for every device; "" if nothing does."""
     if request.objective != "throughput":
         return f"objective {request.objective}"
-    pinned = request.constraints.pins or request.constraints.plan is not None
-    return "constraints" if pinned else ""
+    return "constraints" if request.constraints.bound else ""
 
 
 def _by_levels(
@@ -434,7 +433,7 @@ class _Search:
         meshes = (placed.mesh for options in candidates.values() for placed in options)
         groups = tuple(dict.fromkeys((*family.groups, *family.homes, *meshes)))
         constraints = self.request.constraints
-        free = not constraints.pins and constraints.plan is None and self.cluster.is_uniform
+        free = not constraints.bound and self.cluster.is_uniform
         same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
         prices = DevicePrices(self.graph, self.cluster, self.resharder)
         return build(self.graph, groups, candidates, prices, same)

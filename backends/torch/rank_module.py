@@ -97,7 +97,7 @@ class RankModule(nn.Module):
         self._steps = 0
         self._groups = register_groups(whole.programs)
         self._evaluate: Callable[..., Any] | None = None
-        graphs = emit_rank(whole.programs.ranks[self.rank], whole.graph, device)
+        graphs = emit_rank(whole.programs, self.rank, whole.graph, device)
         self._graphs = graphs
         self._device = device
         self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {}

@@ -5,35 +5,23 @@
 
 The model is transformers' LlamaForCausalLM with its loss, in bfloat16, on the meta device: no
 weights, no GPU. Weights, gradients and AdamW's two moments in float32 count as memory. Seconds are
-wall-clock and, in brackets, CPU seconds of this process. Rank programs are made for up to 64
-devices.
+wall-clock; the last line has CPU seconds too. Rank programs are made for up to 64 devices.
 """
 
 import argparse
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from partitioner.cost_model.cluster import resolve_cluster
-from partitioner.frontends.torch_capture import capture, export_module, materialised
-from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch_graph import ModuleGraph, module_graph
-from partitioner.ir.plan import Plan, resolve
+import partitioner
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import resolve
 from partitioner.limits import MOST_EXPLICIT
-from partitioner.module_compiler import (
-    OPTIMIZERS,
-    keep_composites,
-    replace_attention,
-    replace_cross_entropy,
-)
 from partitioner.module_program import ModuleProgram
-from partitioner.search import Outcome, Request, search
-from partitioner.strategies import Rules
 
 #: Hidden size, layers, heads, key-value heads, intermediate size.
 SIZES = {"8b": (4096, 32, 32, 8, 14_336), "70b": (8192, 80, 64, 8, 28_672)}
@@ -62,37 +50,15 @@ class Loss(nn.Module):
         return self.model(input_ids=ids, labels=labels).loss
 
 
-@contextmanager
-def timed(what: str) -> Iterator[None]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    yield
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    print(f"{what:8} {wall:7.2f} s ({cpu:.2f})", flush=True)
-
-
-def traced(size: str, layers: int | None, batch: int, length: int) -> tuple[nn.Module, ModuleGraph]:
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("meta"):
-        module = Loss(size, layers)
-    torch.set_default_dtype(torch.float32)
-    ids = torch.zeros((batch, length), dtype=torch.int64)
-    with timed("trace"):
-        held = materialised(module)
-        program = export_module(held, (), {"ids": ids, "labels": ids})
-        for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
-            rewrite(program.graph_module)
-        captured = capture(held, program, DECOMPOSITIONS, training=True)
-        return module, module_graph(captured, f"llama-{size}", OPTIMIZERS["adamw"])
-
-
-def described(found: ModuleGraph, outcome: Outcome) -> Iterator[str]:
+def described(program: ModuleProgram) -> Iterator[str]:
     """The plan in words."""
-    certificate, figures = outcome.plan.certificate, outcome.evaluation
+    certificate, figures = program.plan.certificate, program.evaluation
     assert certificate is not None
     peak, limit = max(p.bytes for p in figures.peak.values()), min(figures.limit_bytes.values())
+    yield f"nodes    {len(program.graph.nodes)} on {len(program.cluster)} devices"
     yield f"folded   {certificate.folded}"
-    yield f"mesh     {' / '.join(str(mesh.axes) for mesh in outcome.plan.groups)}"
-    yield f"stored   {stored(found, outcome.plan)}"
+    yield f"mesh     {' / '.join(map(shape, program.plan.groups))}"
+    yield f"stored   {stored(program)}"
     yield f"memory   {peak / 1e9:.2f} GB of {limit / 1e9:.2f} GB a device"
     yield (
         f"step     {certificate.cost * 1e3:.2f} ms, bound {certificate.bound * 1e3:.2f} ms, "
@@ -100,14 +66,18 @@ def described(found: ModuleGraph, outcome: Outcome) -> Iterator[str]:
     )
 
 
-def stored(found: ModuleGraph, plan: Plan) -> str:
+def shape(mesh: DeviceMesh) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in mesh.axes) or "one device"
+
+
+def stored(program: ModuleProgram) -> str:
     """Over which axes parameters are cut at rest, by their share of the bytes."""
-    graph, counted = found.graph, Counter[str]()
-    for placed in resolve(graph, plan):
+    counted = Counter[str]()
+    for placed in resolve(program.graph, program.plan):
         if placed.node.op == "partitioner::state":
             ((value, at),) = placed.results()
             axes = "*".join(axis for axis in placed.mesh.names if axis in at.sharding.axes)
-            counted[axes or "whole"] += graph.types[value].nbytes
+            counted[axes or "whole"] += program.graph.types[value].nbytes
     whole = sum(counted.values())
     return ", ".join(f"{axes} {nbytes / whole:.1%}" for axes, nbytes in counted.most_common())
 
@@ -125,33 +95,32 @@ def main() -> None:
     options = parser.parse_args()
     pairs = (part.split("=") for part in options.mesh.split(",")) if options.mesh else None
     mesh = {axis: int(size) for axis, size in pairs} if pairs is not None else None
-    cluster = resolve_cluster(f"{options.nodes}x8xh100")
-    module, found = traced(options.size, options.layers, options.batch, options.seq)
-    print(f"nodes    {len(found.graph.nodes)} on {len(cluster)} devices")
-    with timed("problem"):
-        rules = Rules.of(found.graph)
-    for why, count in Counter(rules.opaque.values()).items():
-        print(f"whole    {count} x {why}")
-    request = Request(strategy="intra", mesh=mesh, time_limit_s=options.time_limit, gap=options.gap)
-    with timed("solve"):
-        outcome = search(found.graph, cluster, request, rules, lambda text: print("        ", text))
-    for line in described(found, outcome):
-        print(line)
-    if len(cluster) > MOST_EXPLICIT:
-        print(f"lower    not done: programs are made for up to {MOST_EXPLICIT} devices")
-        return
-    program = ModuleProgram(
-        traced=found,
-        whole=module,
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("meta"):
+        module = Loss(options.size, options.layers)
+    torch.set_default_dtype(torch.float32)
+    ids = torch.zeros((options.batch, options.seq), dtype=torch.int64)
+    start, cpu = time.perf_counter(), time.process_time()
+    program = partitioner.compile(
+        module,
+        {"ids": ids, "labels": ids},
+        cluster=f"{options.nodes}x8xh100",
         training=True,
-        cluster=cluster,
-        plan=outcome.plan,
-        evaluation=outcome.evaluation,
-        summary={},
-        seconds={},
+        mesh=mesh,
+        time_limit_s=options.time_limit,
+        gap=options.gap,
+        progress=lambda text: print(f"{time.perf_counter() - start:8.2f} s  {text}", flush=True),
     )
-    with timed("lower"):
-        assert len(program.programs.ranks) == len(cluster)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
+    assert isinstance(program, ModuleProgram)
+    for line in described(program):
+        print(line)
+    named = {"tracing the module": "trace", "deriving strategies": "problem", "searching": "solve"}
+    for what, seconds in program.seconds.items():
+        print(f"{named.get(what, 'lower'):8} {seconds:.2f} s")
+    if len(program.cluster) > MOST_EXPLICIT:
+        print(f"lower    not done: programs are made for up to {MOST_EXPLICIT} devices")
+    print(f"all      {wall:.2f} s, CPU {cpu:.2f} s")
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ def _sign(region: _Region, places: Ints, blocks: Ints) -> int:
     if len(steps) < 2 or steps.min() == steps.max():
         return 0
     slope = np.polyfit(steps.astype(np.float64), blocks.astype(np.float64), 1)[0]
-    return int(round(float(slope))) if abs(abs(slope) - 1) < 0.5 else 0
+    return round(float(slope)) if abs(abs(slope) - 1) < 0.5 else 0
 
 
 def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) -> tuple[Run, ...]:

@@ -337,23 +337,21 @@ class _Builder:
     def _pass_aliases(self, forward: list[Node], backward: list[Node]) -> list[Node]:
         """Stored values that both passes read have an alias in the forward pass too."""
         later = {value for node in backward for value in node.reads}
-        both = [v for v in self.stored.values() if v in later]
-        for value in both:
-            users = [n for n in forward if value in n.reads and n.op != "partitioner::update"]
-            if not users:
+        both = later.intersection(self.stored.values())
+        names: dict[str, str] = {}
+        found: list[Node] = []
+        for node in forward:
+            if node.op == "partitioner::update":
+                found.append(node)
                 continue
-            new = f"{value}.forward"
-            self.types[new] = self.types[value]
-            alias = Node(
-                self._free("/" + value.replace(".", "/") + "/forward"),
-                "partitioner::alias",
-                (value,),
-                (new,),
-            )
-            at = forward.index(users[0])
-            forward = [_reading(n, {value: new}) if n in users else n for n in forward]
-            forward.insert(at, alias)
-        return forward
+            for value in node.reads:
+                if value in both and value not in names:
+                    names[value] = f"{value}.forward"
+                    self.types[names[value]] = self.types[value]
+                    path = self._free("/" + value.replace(".", "/") + "/forward")
+                    found.append(Node(path, "partitioner::alias", (value,), (names[value],)))
+            found.append(_reading(node, names))
+        return found
 
 
 @dataclass

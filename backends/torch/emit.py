@@ -21,7 +21,7 @@ from torch import fx
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import arguments, overload
-from partitioner.backends.torch.comms import Arrival, start
+from partitioner.backends.torch.comms import Arrival, start, wait_for_unread
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
@@ -188,7 +188,9 @@ class _Pass:
                 self._comm(step)
             else:
                 self._compute(step)
-        self.graph.output(tuple(self._value(name) for name in self.results))
+        results = tuple(self._value(name) for name in self.results)
+        wait_for_unread(self.graph)
+        self.graph.output(results)
         if self.owner.alike:
             bucket(self.graph)
         self.graph.lint()

@@ -26,6 +26,11 @@ _REDUCES = (c10d.all_reduce.default, c10d.all_reduce_.default)
 _GATHER = c10d.all_gather_into_tensor.default
 _SCATTER = c10d.reduce_scatter_tensor.default
 
+#: Operators that move elements and compute nothing.
+_ARRANGING = frozenset(
+    {"contiguous", aten.reshape.default, aten.slice.Tensor, aten.cat.default, aten.t.default}
+)
+
 #: What collectives must have in common: the kind, the other arguments, the element type.
 Key = tuple[str, tuple[fx.node.Argument, ...], torch.dtype]
 
@@ -37,7 +42,8 @@ class _Member:
     Attributes:
         sent: Its node.
         wait: The node that waits for it.
-        ready: Position of its operand.
+        ready: Position from which its operand can be had: what only arranges elements for the
+            collective can move.
         due: Position of the wait.
         numel: Elements of the operand.
         shape: Sizes of the operand.
@@ -84,7 +90,18 @@ def _member(node: fx.Node, order: Mapping[fx.Node, int]) -> _Member:
     operand = node.args[0]
     assert isinstance(operand, fx.Node)
     _, shape = node.meta["operand"]
-    return _Member(node, wait, order[operand], order[wait], math.prod(shape), shape)
+    return _Member(node, wait, _ready(operand, order), order[wait], math.prod(shape), shape)
+
+
+def _arranges(node: fx.Node) -> bool:
+    """Whether a node only moves elements."""
+    return node.target in _ARRANGING
+
+
+def _ready(node: fx.Node, order: Mapping[fx.Node, int]) -> int:
+    if not _arranges(node):
+        return order[node]
+    return max(_ready(source, order) for source in node.all_input_nodes)
 
 
 def _buckets(members: Sequence[_Member], dtype: torch.dtype) -> list[list[_Member]]:
@@ -130,8 +147,11 @@ def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
             part = graph.call_function(aten.reshape.default, (part, shape))
         at += size
         member.wait.replace_all_uses_with(part)
+        operand = member.sent.args[0]
         for node in (member.wait, member.sent):
             graph.erase_node(node)
+        assert isinstance(operand, fx.Node)
+        _clear(graph, operand)
 
 
 def _side(kind: str) -> int:
@@ -154,4 +174,23 @@ def _flat(
     shape: list[int] = [-1]
     if kind == str(_SCATTER):
         shape = [_parts(kind, others), -1]
-    return graph.call_function(aten.reshape.default, (member.sent.args[0], shape))
+    operand = member.sent.args[0]
+    assert isinstance(operand, fx.Node)
+    return graph.call_function(aten.reshape.default, (_again(graph, operand), shape))
+
+
+def _again(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """The same arrangement of elements, made where the graph is written now."""
+    if not _arranges(node):
+        return node
+    made = {source: _again(graph, source) for source in node.all_input_nodes}
+    return graph.node_copy(node, made.__getitem__)
+
+
+def _clear(graph: fx.Graph, node: fx.Node) -> None:
+    """Remove an arrangement that nothing reads any more."""
+    if _arranges(node) and not node.users:
+        sources = node.all_input_nodes
+        graph.erase_node(node)
+        for source in sources:
+            _clear(graph, source)

@@ -90,10 +90,16 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
 def _alike(programs: Programs) -> bool:
     """Whether all ranks do the same in the same order: then they join collectives alike."""
     shapes = {
-        tuple(str(s.kind) if isinstance(s, Comm) else s.origin for s in program.steps)
-        for program in programs.ranks
+        tuple(_outline(step, program.rank) for step in program.steps) for program in programs.ranks
     }
     return len(shapes) == 1
+
+
+def _outline(step: Compute | Comm, rank: int) -> tuple[str, bool, bool]:
+    """What decides where a rank's graph has which collective, and where it waits for it."""
+    if isinstance(step, Compute):
+        return step.origin, True, True
+    return str(step.kind), rank in step.sources(), rank in step.targets()
 
 
 @dataclass

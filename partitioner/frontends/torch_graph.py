@@ -26,7 +26,8 @@ from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import Captured, Role
 from partitioner.frontends.torch_nodes import dtype_name, encode_call
 from partitioner.ir.graph import Attr, Constant, Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import ROWS, row_of
+from partitioner.ir.ops.aten.derived import RULE
 from partitioner.ir.types import TensorType, numpy_dtype
 
 #: Name of the graph input that steers random draws; it changes every step.
@@ -214,6 +215,7 @@ class _Builder:
             raise FrontendError(f"{_path(node) or '/'}: random operator {op} is not supported")
         if op in _SEEDED:
             op, inputs, attrs = self._seeded(node, inputs, attrs)
+        attrs = {**attrs, **_derived(node, op)}
         outputs = tuple(self._results(node))
         self._add(Node(self._free(_path(node) + "/" + _short(op)), op, inputs, outputs, attrs))
 
@@ -409,6 +411,18 @@ class _Passes:
         new = f"{value}.backward"
         self.types[new] = self.types[value]
         return new
+
+
+def _derived(node: fx.Node, op: str) -> dict[str, Attr]:
+    """The rule of a call whose operator has no row, if one is known elsewhere."""
+    if op in ROWS:
+        return {}
+    from partitioner.frontends.torch_fallback import derived_rule
+
+    assert isinstance(node.target, torch._ops.OpOverload)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    rule = derived_rule(node.target, args, kwargs, node.meta["val"])
+    return {RULE: rule} if rule else {}
 
 
 def _reading(node: Node, names: Mapping[str, str]) -> Node:

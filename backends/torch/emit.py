@@ -22,7 +22,7 @@ from torch import fx
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import arguments, overload
-from partitioner.backends.torch.comms import Arrival, start
+from partitioner.backends.torch.comms import Arrival, start, wait_for_unread
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
@@ -214,7 +214,9 @@ class _Pass:
             else:
                 self._compute(step)
         self.at = len(self.steps)
-        self.graph.output(tuple(self._value(name) for name in self.results))
+        results = tuple(self._value(name) for name in self.results)
+        wait_for_unread(self.graph)
+        self.graph.output(results)
         if self.owner.alike:
             bucket(self.graph)
         self.graph.lint()

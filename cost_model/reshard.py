@@ -89,8 +89,14 @@ class Resharder:
         else:
             hops = self._move(dtype, at, whole)
         if target.sharding.partial:
-            hops.append(_mask(target))
+            hops.append(self._mask(target))
         return tuple(hops)
+
+    def _mask(self, target: Placement) -> Hop:
+        """A whole value as a pending sum: the first device keeps it, the others hold zeros."""
+        axes = [axis for axis, _ in target.sharding.partial]
+        first = frozenset(d for d, point in target.mesh.coords() if not any(point[a] for a in axes))
+        return Hop(target, (), first, frozenset(target.mesh.devices) - first)
 
     def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
         if source == target:
@@ -153,12 +159,6 @@ def _busiest(hops: list[Hop]) -> float:
             for device, seconds in priced.seconds.items():
                 load[device] = load.get(device, 0.0) + seconds
     return max(load.values(), default=0.0)
-
-
-def _mask(target: Placement) -> Hop:
-    axes = [axis for axis, _ in target.sharding.partial]
-    first = frozenset(d for d, point in target.mesh.coords() if not any(point[a] for a in axes))
-    return Hop(target, (), first, frozenset(target.mesh.devices) - first)
 
 
 def _same_part(source: Placement, target: Placement, device: int) -> bool:

@@ -5,12 +5,15 @@ equal rules, types and attributes and read from corresponding places: the same d
 same value from before the run, or weights of their own. Runs that go together (the layers forward,
 backward and their updates, see `partitioner.runs`) are folded together: one block is that of all.
 
-The folded graph keeps the first block, some from the middle and the last; in the folded problem one
-of the middle ones stands for all others of them, so that its loads and bytes count as often, and
-the rest take the same choices. What the folded problem says of a choice is then what the whole one
-says of the choice unfolded. Of a single run two middle blocks are kept: the first reads from the
-first block, the second is read by the last. Of several three: in the other runs it may be the
-other way round, so the one that stands for others has kept ones on both sides.
+The folded graph keeps a few blocks. One of them stands for all that are left out: its loads and
+bytes count as often, and its kept neighbours take the same choices. What the folded problem says of
+a choice is then what the whole one says of the choice unfolded.
+
+Of a single run the first block, two of the middle and the last are kept; the first of the middle
+ones stands for others, and the outer two are free. Of coupled runs three are kept, all alike, and
+the middle one stands for others: a value may go either way between runs, so it needs neighbours
+like itself on both sides. Where the first or last layers of a model are of other kinds they are
+not in the runs, so they are free too.
 """
 
 from __future__ import annotations
@@ -22,13 +25,16 @@ from itertools import pairwise
 from partitioner.build import Built
 from partitioner.ir.graph import Graph, Node
 from partitioner.runs import Run, find_runs
-from partitioner.solver.problem import Edge, Hold, Item, Problem
+from partitioner.solver.problem import Edge, Hold, Item
 from partitioner.strategies import Rules
+
+#: Of the kept blocks, the one that stands for all that are left out.
+STAND_IN = 1
 
 
 def kept(runs: int) -> int:
     """Blocks that are kept of so many runs; shorter ones are not folded."""
-    return 4 if runs == 1 else 5
+    return 4 if runs == 1 else 3
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,14 @@ class Folded:
         return f"{count - 2} of {count} blocks of {nodes} nodes alike"
 
     @property
-    def stand_in(self) -> int:
-        """The kept block that stands for others too."""
-        return kept(len(self.runs)) - 3
+    def tied(self) -> range:
+        """The kept blocks that choose alike."""
+        return range(1, 3) if len(self.runs) == 1 else range(3)
+
+    def middle(self, run: Run) -> range:
+        """Positions of these blocks of a run of the folded graph."""
+        ends = [end for k in self.tied for end in (run.block(k).start, run.block(k).stop)]
+        return range(min(ends), max(ends))
 
     @property
     def times(self) -> int:
@@ -91,7 +102,7 @@ def fold(graph: Graph, rules: Rules) -> Folded:
     places = [new.get(i, -1) for i in range(len(graph.nodes))]
     for run, own in zip(runs, short, strict=True):
         for k in range(short_count - 1, run.count - 1):
-            for i, place in zip(run.block(k), own.block(short_count - 3), strict=True):
+            for i, place in zip(run.block(k), own.block(STAND_IN), strict=True):
                 places[i] = place
     names = _names(graph, runs, short_count)
     nodes = tuple(_renamed(graph.nodes[i], names.get(i, {})) for i in left)
@@ -163,7 +174,7 @@ class _Tied:
         """The problem with everything counted."""
         folded, problem = self.folded, self.built.problem
         self.times = float(folded.times)
-        sample = {i for run in folded.short for i in run.block(folded.stand_in)}
+        sample = {i for run in folded.short for i in run.block(STAND_IN)}
         nodes = tuple(
             tuple(replace(c, load_s=tuple(self.times * s for s in c.load_s)) for c in choices)
             if position in sample
@@ -204,8 +215,8 @@ class _Tied:
         """When all other blocks that the stand-in stands for hold theirs."""
         first, last = item.first, item.last
         for run in self.folded.short:
-            middle = range(run.start + run.period, run.stop - run.period)
-            end = run.block(self.folded.stand_in).stop
+            middle = self.folded.middle(run)
+            end = run.block(STAND_IN).stop
             first = end if item.first in middle else first
             last = end - 1 if item.last in middle else last
         return first, last
@@ -223,12 +234,23 @@ class _Tied:
     def _ties(self) -> Iterator[Edge]:
         """Middle blocks choose as the first of them does."""
         for run in self.folded.short:
-            blocks = sorted((run.block(k) for k in range(1, run.count - 1)), key=lambda b: b.start)
+            blocks = sorted(map(run.block, self.folded.tied), key=lambda block: block.start)
             for one, other in pairwise(blocks):
-                for u, v in zip(one, other, strict=True):
-                    choices = len(self.built.problem.nodes[u])
-                    if choices > 1:
-                        yield _alike(u, v, choices)
+                yield from map(self._alike, one, other)
+
+    def _alike(self, u: int, v: int) -> Edge:
+        """Two nodes are cut alike."""
+        nodes, candidates = self.folded.graph.nodes, self.built.candidates
+        kinds: dict[object, int] = {}
+        ours, theirs = (
+            tuple(
+                kinds.setdefault((placed.mesh, tuple(sorted(placed.layouts.items()))), len(kinds))
+                for placed in candidates[nodes[position].name]
+            )
+            for position in (u, v)
+        )
+        apart = frozenset((a, b) for a in ours for b in theirs if a != b)
+        return Edge(u, v, ours, theirs, {}, apart)
 
 
 def _own_values(graph: Graph, sample: set[int]) -> frozenset[str]:
@@ -244,9 +266,3 @@ def _own_values(graph: Graph, sample: set[int]) -> frozenset[str]:
             and all(graph.order[reader.name] in sample for reader in graph.consumers[value])
         )
     return frozenset(found)
-
-
-def _alike(u: int, v: int, choices: int) -> Edge:
-    every = tuple(range(choices))
-    apart = frozenset((p, q) for p in every for q in every if p != q)
-    return Edge(u, v, every, every, {}, apart)

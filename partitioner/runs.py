@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ PERIODS = 12
 #: Shorter blocks are not worth it, unless they go with another run's.
 MIN_PERIOD = 2
 #: Fewer blocks are no run.
-MIN_BLOCKS = 5
+MIN_BLOCKS = 4
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -209,15 +209,17 @@ def _numbered(reads: _Reads, region: _Region, known: Sequence[_Region]) -> _Regi
     sign = _sign(region, places, blocks)
     if sign == 0:
         return None
-    best: tuple[int, int, int] | None = None
+    best: tuple[tuple[int, int, int], _Region] | None = None
     for phase in range(region.start, region.start + region.period):
         offsets = blocks - sign * ((places - phase) // region.period)
         first = int(np.median(offsets))
-        score = int(np.count_nonzero(offsets != first))
-        if best is None or score < best[0]:
-            best = score, phase, first
+        far, aside = (int(np.count_nonzero(abs(offsets - first) > step)) for step in (1, 0))
+        tried = replace(region, phase=phase, sign=sign, first=first)
+        rank = far, -len(_common([*known, tried])), aside
+        if best is None or rank < best[0]:
+            best = rank, tried
     assert best is not None
-    return _Region(region.start, region.stop, region.period, best[1], sign, best[2])
+    return best[1]
 
 
 def _partners(reads: _Reads, region: _Region, known: Sequence[_Region]) -> tuple[Ints, Ints]:
@@ -238,45 +240,45 @@ def _sign(region: _Region, places: Ints, blocks: Ints) -> int:
     if len(steps) < 2 or steps.min() == steps.max():
         return 0
     slope = np.polyfit(steps.astype(np.float64), blocks.astype(np.float64), 1)[0]
-    return int(round(float(slope))) if abs(abs(slope) - 1) < 0.5 else 0
+    return round(float(slope)) if abs(abs(slope) - 1) < 0.5 else 0
 
 
-def _runs(
-    graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]
-) -> tuple[Run, ...]:
-    """The longest range of blocks that are alike and read by nobody else, as runs."""
-    whole = [region.whole() for region in regions]
-    low, high = max(own.start for own in whole), min(own.stop for own in whole)
-    if high - low < MIN_BLOCKS:
+def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) -> tuple[Run, ...]:
+    """The longest range of blocks that are alike and read by nobody else, as runs.
+
+    The outer two need be of the same kinds only.
+    """
+    common = _common(regions)
+    if len(common) < MIN_BLOCKS:
         return ()
+    inner = common[1:-1]
     labels = _Labels(graph, reads, regions)
     marks = labels.marks(kinds)
-    alike = np.ones(high - low - 1, np.bool_)
+    alike = np.ones(len(inner) - 1, np.bool_)
     for region in regions:
-        rows = np.array([region.first_of(block) for block in range(low, high)])
+        rows = np.array([region.first_of(block) for block in inner])
         own = marks[rows[:, None] + np.arange(region.period)]
         alike &= (own[1:] == own[:-1]).all(axis=1)
     apart = labels.read_elsewhere()
-    best = (0, 0)
-    for start, length in _stretches(alike):
-        best = max(best, *_closed(low + start, length + 1, apart), key=lambda found: found[1])
-    first, count = best
-    if count < MIN_BLOCKS:
+    closed = np.array([block not in apart for block in inner])
+    alike &= closed[1:] & closed[:-1]
+    start, length = max(_stretches(alike), key=lambda found: found[1], default=(0, 0))
+    if length + 3 < MIN_BLOCKS:
         return ()
-    return tuple(_run(region, first, count) for region in regions)
+    return tuple(_run(region, common[start], length + 3) for region in regions)
+
+
+def _common(regions: Sequence[_Region]) -> range:
+    """The blocks that lie within all of them."""
+    whole = [region.whole() for region in regions]
+    low, high = max(own.start for own in whole), min(own.stop for own in whole)
+    return range(low, max(low, high))
 
 
 def _run(region: _Region, first: int, count: int) -> Run:
     reverse = region.sign < 0
     head = region.first_of(first + count - 1 if reverse else first)
     return Run(head, region.period, count, reverse)
-
-
-def _closed(first: int, count: int, apart: set[int]) -> Iterator[tuple[int, int]]:
-    """(first, count) of the ranges of blocks in which only the outer two are read by others."""
-    ends = [first, *(b for b in range(first + 1, first + count - 1) if b in apart)]
-    ends.append(first + count - 1)
-    yield from ((one, other - one + 1) for one, other in zip(ends, ends[1:], strict=False))
 
 
 class _Labels:
@@ -324,9 +326,7 @@ class _Labels:
     def _own(self, reader: int, value: str) -> bool:
         """Whether a weight or an input is read in one block only."""
         readers = [self.graph.order[node.name] for node in self.graph.consumers[value]]
-        return all(
-            self.region[r] >= 0 and self.block[r] == self.block[reader] for r in readers
-        )
+        return all(self.region[r] >= 0 and self.block[r] == self.block[reader] for r in readers)
 
     def read_elsewhere(self) -> set[int]:
         """Blocks with a value that is read beyond their neighbours."""

@@ -32,7 +32,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
-from partitioner.levels import cheapest, decisions, layouts, search_levels
+from partitioner.levels import cheapest, decisions, layouts, search_levels, search_whole
 from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
@@ -216,6 +216,13 @@ def _by_levels(
 ) -> Outcome:
     """Stages whose devices do alike; see `partitioner.levels`."""
     space = layouts(cluster, request.strategy, request.mesh)
+    if graph.backward:
+        space = tuple(layout for layout in space if layout.mesh.size() == len(cluster))
+    if not space and graph.backward:
+        raise SearchError(
+            "training is planned on one group of all devices, and they must be alike: "
+            f"--strategy {request.strategy} gives none"
+        )
     if not space:
         asked = "--mesh" if request.mesh is not None else f"--strategy {request.strategy}"
         raise SearchError(
@@ -223,7 +230,8 @@ def _by_levels(
             f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
         )
     deadline = time.monotonic() + request.time_limit_s
-    rivals = search_levels(
+    find = search_whole if graph.backward else search_levels
+    rivals = find(
         graph,
         rules,
         cluster,

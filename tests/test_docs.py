@@ -3,13 +3,18 @@
 import doctest
 import os
 import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+import torch
+from torch_jobs import run_jobs
 
 import partitioner
 from partitioner import examples
@@ -40,7 +45,9 @@ def test_python_snippets_run(home: Path, page: str, monkeypatch: pytest.MonkeyPa
     exec(compile(snippet, page, "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["concepts/levels.md", "how-to/hand-written.md"])
+@pytest.mark.parametrize(
+    "page", ["concepts/levels.md", "how-to/hand-written.md", "how-to/training.md"]
+)
 def test_the_session_of_a_page(page: str) -> None:
     (session,) = blocks(page, "pycon")
     example = doctest.DocTestParser().get_doctest(session, {}, page, page, 0)
@@ -49,15 +56,13 @@ def test_the_session_of_a_page(page: str) -> None:
     assert not result.failed
 
 
-def test_the_hand_written_model_trains_under_torchrun(tmp_path: Path) -> None:
-    (script,) = blocks("how-to/hand-written.md", "python")
-    (tmp_path / "hand.py").write_text(script)
-    (command,) = blocks("how-to/hand-written.md", "console")
-    arguments = shlex.split(command)
-    assert arguments[0] == "torchrun"
+def run_command(command: str, folder: Path) -> str:
+    """What a command with python or torchrun prints; nothing may be said on stderr."""
+    program, *arguments = shlex.split(command)
+    launcher = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments[1:]],
-        cwd=tmp_path,
+        [sys.executable, *launcher[program], *arguments],
+        cwd=folder,
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -66,11 +71,74 @@ def test_the_hand_written_model_trains_under_torchrun(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert re.search(r"433 parameters: \d", done.stdout)
+    assert not done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "said"),
+    [
+        ("how-to/hand-written.md", "hand.py", r"433 parameters: \d"),
+        ("how-to/training.md", "train.py", r"1\.\d\d -> 0\.[01]\d"),
+    ],
+)
+def test_the_script_of_a_page_trains_under_torchrun(
+    tmp_path: Path, page: str, file: str, said: str
+) -> None:
+    (script,) = blocks(page, "python")
+    (tmp_path / file).write_text(script)
+    assert re.search(said, run_command(blocks(page, "console")[-1], tmp_path))
+
+
+def test_the_module_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    snippet, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    torch.manual_seed(0)
+    exec(compile(snippet, "README.md", "exec"), {})
+    assert "class Rank0" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(150)
+def test_digits_are_learned_alike_on_ranks() -> None:
+    run_jobs("digits_jobs.py", limit_s=140)
+
+
+def test_digits_from_the_files_of_mnist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = np.arange(8 * 28 * 28, dtype=np.uint32).astype(np.uint8)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(bytes(16) + pixels.tobytes())
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(bytes(8) + bytes(range(8)))
+    flags = ["--data", ".", "--batch", "4", "--steps", "3", "--every", "1", "--curve", "curve.txt"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mnist.py", *flags])
+    runpy.run_path(str(DOCS / "examples/mnist.py"), run_name="__main__")
+    curve = [float(line) for line in Path("curve.txt").read_text().splitlines()]
+    said = [f"step {step}: loss {loss:.4f}" for step, loss in enumerate(curve, 1)]
+    assert capsys.readouterr().out.splitlines() == said
+    assert len(said) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_commands_of_digits_give_one_curve(tmp_path: Path) -> None:
+    (block, _) = blocks("how-to/training.md", "console")
+    commands = block.splitlines()
+    assert len(commands) == 4
+    curves = []
+    for command in commands:
+        path = str(DOCS / "examples/mnist.py")
+        full = command.replace("docs/examples/mnist.py", path) + " --steps 60 --curve curve.txt"
+        assert "step 60: loss " in run_command(full, tmp_path)
+        curves.append([float(x) for x in (tmp_path / "curve.txt").read_text().split()])
+        (tmp_path / "curve.txt").unlink()
+    assert curves[0][-1] < 0.5 * curves[0][0]
+    for curve in curves[1:]:
+        assert curve == pytest.approx(curves[0], abs=1e-4)
 
 
 def test_the_pins_and_commands_of_the_constraints_page(
@@ -90,6 +158,28 @@ def test_the_pins_and_commands_of_the_constraints_page(
                 assert command[0] == "partition"
                 assert main([*command[1:], "--time-limit", "10"]) == 0, line
     assert "no plan in intra (tp=4)" in capsys.readouterr().out
+
+
+def test_the_pages_of_pytorch_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    script, factories = blocks("how-to/pytorch.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(script, "pytorch.md", "exec"), names)
+    Path("models.py").write_text(factories)
+    program = torch.export.export(names["net"], (names["x"],), strict=False)
+    torch.export.save(program, "net.pt2")
+    shutil.rmtree("net.partition")
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    for block in blocks("how-to/pytorch.md", "console"):
+        for line in block.splitlines():
+            assert main(shlex.split(line)[1:]) == 0, line
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    out = capsys.readouterr().out
+    assert out.count("equal: 2 ranks against the whole module") == 2
+    assert "measured on this machine: 1 request" in out
 
 
 def test_the_commands_of_the_problem_files_page(

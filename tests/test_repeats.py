@@ -98,7 +98,7 @@ def check_equal(small: Folded, mesh: DeviceMesh, tries: int) -> None:
     for _ in range(20 * tries):
         chosen = [rng.randrange(len(choices)) for choices in tied.nodes]
         for run in small.short:
-            for block in range(2, run.count - 1):
+            for block in small.tied:
                 for one, other in zip(run.block(1), run.block(block), strict=True):
                     chosen[other] = chosen[one]
         try:
@@ -136,7 +136,7 @@ def test_a_run_ends_where_a_block_reads_an_older_one(every: bool) -> None:
     assert plain.runs
     assert plain.runs[0].count >= 12
     assert skipped.runs
-    assert skipped.runs[0].start > 4 * 4
+    assert skipped.runs[0].start >= 4 * 4
 
 
 def test_nothing_is_folded_where_nothing_repeats() -> None:

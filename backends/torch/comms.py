@@ -26,8 +26,27 @@ c10d = torch.ops._c10d_functional
 Arrival = Callable[[], fx.Node]
 Shape = tuple[int, ...]
 
+#: The operators that start a communication.
+COLLECTIVES = frozenset(
+    {
+        c10d.all_reduce.default,
+        c10d.all_reduce_.default,
+        c10d.all_gather_into_tensor.default,
+        c10d.reduce_scatter_tensor.default,
+        c10d.all_to_all_single.default,
+    }
+)
 #: Element types that no backend of torch.distributed carries; they travel as bytes.
 _AS_BYTES = frozenset({"int16", "float8e4m3fn", "float8e5m2"})
+
+
+def wait_for_unread(graph: fx.Graph) -> None:
+    """Add waits for what a rank only sends: PyTorch keeps communications that nobody waits for.
+
+    To be called where the pass ends; the others of the group are in the same pass.
+    """
+    for node in [n for n in graph.nodes if n.target in COLLECTIVES and not n.users]:
+        _wait(graph, node)
 
 
 def group_name(ranks: Sequence[int]) -> str:

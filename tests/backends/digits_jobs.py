@@ -1,0 +1,88 @@
+"""docs/examples/mnist.py on ranks of a gloo group: a script for test_docs_training.py."""
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_ranks import Job, main
+
+import partitioner
+
+STEPS = 25
+
+
+def example() -> ModuleType:
+    """The script as a module."""
+    path = Path(__file__).parents[2] / "docs/examples/mnist.py"
+    spec = importlib.util.spec_from_file_location("mnist", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+mnist = example()
+
+
+def curve(parallel: str | None, rank: int) -> list[float]:
+    """Losses of a run of the script."""
+    options = {"parallel": parallel, "data": None, "batch": 64, "steps": STEPS, "every": 1000}
+    losses: list[float] = mnist.train(argparse.Namespace(**options, rank=rank))
+    return losses
+
+
+def trains_as_one_process(parallel: str) -> Callable[[int], None]:
+    def run(_: int) -> None:
+        found = curve(parallel, rank=-1)  # prints nothing but the program
+        assert found == pytest.approx(ONE, abs=1e-4)
+        assert found[-1] < 0.75 * found[0]
+
+    return run
+
+
+def placed(rank: int) -> None:
+    """Each rank holds and trains its own layers; all know the loss."""
+    images, labels = torch.rand(16, 28, 28), torch.arange(16) % 10
+    torch.manual_seed(0)
+    whole = mnist.MLP()
+    program = partitioner.compile(whole, (images, labels), training=True, **mnist.SPLITS["model"])
+    module = program.module()
+    own = ("fc2",) if rank else ("fc1", "fc3")
+    names = [f"{layer}.{kind}" for layer in own for kind in ("weight", "bias")]
+    assert sorted(dict(module.named_parameters())) == sorted(names)
+    dist.broadcast(images, 0)
+    loss, expected = module(images, labels), whole(images, labels)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach())
+    for name, held in module.named_parameters():
+        assert held.grad is not None
+        torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
+
+
+def warm() -> None:
+    """Import what the ranks would import each for itself."""
+    example = torch.rand(4, 28, 28), torch.arange(4)
+    for options in mnist.SPLITS.values():
+        partitioner.compile(mnist.MLP(), example, training=True, **options)
+
+
+JOBS = {
+    "data_parallel": Job(2, trains_as_one_process("dp")),
+    "model_parallel": Job(2, trains_as_one_process("model")),
+    "dual_parallel": Job(4, trains_as_one_process("dual")),
+    "each_its_layers": Job(2, placed),
+}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    ONE = curve(None, rank=-1)
+    warm()
+    main(JOBS)

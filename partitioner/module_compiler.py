@@ -13,7 +13,7 @@ from partitioner.frontends.torch_attention import replace_attention
 from partitioner.frontends.torch_capture import capture, export_module, materialised
 from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch_graph import module_graph
+from partitioner.frontends.torch_graph import ModuleGraph, module_graph
 from partitioner.frontends.torch_losses import replace_cross_entropy
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
@@ -60,17 +60,14 @@ def compile_module(
     if training and request.strategy == "auto":
         request = replace(request, strategy="intra")
     with clock("tracing the module"):
-        held = materialised(module)
-        program = export_module(held, args, kwargs)
-        for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
-            rewrite(program.graph_module)
-        captured = capture(held, program, DECOMPOSITIONS, training=training)
-        traced = module_graph(captured, type(module).__name__, OPTIMIZERS[optimizer])
+        traced = trace_module(module, args, kwargs, OPTIMIZERS[optimizer], training=training)
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
     result = ModuleProgram(
         traced=traced,
         whole=module,
         training=training,
+        state_bytes=OPTIMIZERS[optimizer],
+        modes={name: one.training for name, one in module.named_modules()},
         cluster=cluster,
         plan=outcome.plan,
         evaluation=outcome.evaluation,
@@ -81,6 +78,36 @@ def compile_module(
         with clock("lowering"):
             result.programs  # noqa: B018 - made on first use
     return result
+
+
+def trace_module(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    state_bytes: int = 0,
+    keep: frozenset[str] = frozenset(),
+    *,
+    training: bool,
+) -> ModuleGraph:
+    """The graph of a module.
+
+    Args:
+        module: The module; its weights may be fake, or on the meta device.
+        args: Example inputs.
+        kwargs: Likewise.
+        state_bytes: Bytes an element that an optimizer keeps of each trained parameter.
+        keep: First names of what is stored even if the graph only reads it.
+        training: Whether the backward pass is wanted.
+
+    Raises:
+        FrontendError: It cannot be traced.
+    """
+    held = materialised(module)
+    program = export_module(held, args, kwargs)
+    for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
+        rewrite(program.graph_module)
+    captured = capture(held, program, DECOMPOSITIONS, training=training)
+    return module_graph(captured, type(module).__name__, state_bytes, keep)
 
 
 def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from partitioner.planned import Planned, check_explicit
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.all_ranks import AllRanks, Step
-    from partitioner.backends.torch.rank_module import RankModule, Stored
+    from partitioner.backends.torch.rank_module import RankModule, Stored, Whole
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -34,11 +34,15 @@ class ModuleProgram(Planned):
         traced: Its graph.
         whole: The module itself.
         training: Whether the program has a backward pass.
+        state_bytes: Bytes an element that the optimizer keeps of each trained parameter.
+        modes: Which submodules were in training mode when the module was traced, by name.
     """
 
     traced: ModuleGraph
     whole: nn.Module
     training: bool
+    state_bytes: int = 0
+    modes: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -167,11 +171,19 @@ class ModuleProgram(Planned):
             BackendError: torch.distributed is not up, or has another number of processes than the
                 program has ranks.
         """
-        from partitioner.backends.torch.rank_module import RankModule, Whole
+        from partitioner.backends.torch.rank_module import RankModule
+        from partitioner.module_variants import Variants
 
-        whole = Whole(self.programs, self.graph, self.signature, self.stored)
         held = self.traced.captured.tensors
-        return RankModule(whole, held.__getitem__, _device(device), inputs, seed)
+        at = _device(device)
+        return RankModule(self.on_ranks, held.__getitem__, at, inputs, seed, Variants(self))
+
+    @property
+    def on_ranks(self) -> Whole:
+        """What every rank knows of the program."""
+        from partitioner.backends.torch.rank_module import Whole
+
+        return Whole(self.programs, self.graph, self.signature, self.stored, self.training)
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
@@ -179,16 +191,19 @@ class ModuleProgram(Planned):
         from partitioner.backends.torch.rank_module import Stored
 
         captured, traced = self.traced.captured, self.traced
+        firsts = dict.fromkeys(captured.ties.values())
         return tuple(
             Stored(
-                value,
+                traced.stored.get(of, ""),
                 tuple(name for name, first in captured.ties.items() if first == of),
                 trained=of in traced.gradients,
                 parameter=isinstance(captured.tensors[of], nn.Parameter),
                 gradient=traced.gradients.get(of, ""),
                 written=traced.written.get(of, ""),
+                needs_gradient=captured.tensors[of].requires_grad,
             )
-            for of, value in traced.stored.items()
+            for of in firsts
+            if of in traced.stored or (self.training and of in captured.persistent)
         )
 
     def stored_values(self) -> dict[str, torch.Tensor]:

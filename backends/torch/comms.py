@@ -25,6 +25,16 @@ c10d = torch.ops._c10d_functional
 Arrival = Callable[[], fx.Node]
 Shape = tuple[int, ...]
 
+#: The operators that start a communication.
+COLLECTIVES = frozenset(
+    {
+        c10d.all_reduce.default,
+        c10d.all_reduce_.default,
+        c10d.all_gather_into_tensor.default,
+        c10d.reduce_scatter_tensor.default,
+        c10d.all_to_all_single.default,
+    }
+)
 #: Element types that no backend of torch.distributed carries; they travel as bytes.
 _AS_BYTES = frozenset({"int16", "float8e4m3fn", "float8e5m2"})
 

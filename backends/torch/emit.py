@@ -20,7 +20,8 @@ from torch import fx
 
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.calls import arguments, overload
-from partitioner.backends.torch.comms import Arrival, start
+from partitioner.backends.torch.comms import COLLECTIVES, Arrival, start
+from partitioner.backends.torch.faults import COMM
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, RankProgram
@@ -238,8 +239,17 @@ class _Pass:
             self.owner.device,
             in_place=in_place,
         )
+        if comm.kind is not CommKind.SLICE:
+            self._note(comm)
         if arrival is not None:
             self.known[comm.target] = arrival
+
+    def _note(self, comm: Comm) -> None:
+        """Errors name the communication that a collective belongs to."""
+        for node in reversed(self.graph.nodes):
+            if node.target in COLLECTIVES:
+                node.meta[COMM] = comm
+                return
 
 
 class _Root(torch.nn.Module):

@@ -70,18 +70,21 @@ class ModuleGraph:
     inputs: tuple[str, ...]
 
 
-def module_graph(captured: Captured, name: str, state_bytes: int = 0) -> ModuleGraph:
+def module_graph(
+    captured: Captured, name: str, state_bytes: int = 0, keep: frozenset[str] = frozenset()
+) -> ModuleGraph:
     """The graph of a captured module.
 
     Args:
         captured: The module.
         name: Of the graph.
         state_bytes: Bytes an element that an optimizer keeps of each trained parameter.
+        keep: First names of what is stored even if the graph only reads it.
 
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
     """
-    return _Builder(captured, name, state_bytes).run()
+    return _Builder(captured, name, state_bytes, keep).run()
 
 
 @dataclass
@@ -89,6 +92,7 @@ class _Builder:
     captured: Captured
     name: str
     state_bytes: int
+    keep: frozenset[str]
     nodes: list[Node] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
@@ -156,7 +160,7 @@ class _Builder:
         first = self.captured.ties.get(target, target)
         tensor = self.captured.tensors[first]
         trained = role is Role.PARAMETER and self._training and tensor.requires_grad
-        kept = self._training and target in self.captured.persistent
+        kept = first in self.keep or (self._training and target in self.captured.persistent)
         if first in self.types:
             self.values[node.name] = first
             return

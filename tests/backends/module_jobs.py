@@ -1,0 +1,279 @@
+"""Compiled modules trained by ranks of a gloo group: a script for test_modules.py."""
+
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+from torch_ranks import Job, main
+from trained import Batch, Gpt, Mlp
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.rank_module import RankModule
+from partitioner.constraints import Constraints, Pin
+from partitioner.module_program import ModuleProgram
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+STEPS = 10
+#: Weights that the plans must shard, for each module.
+SHARDED = {
+    Mlp: ("first.weight", "norm.weight", "norm.running_mean"),
+    Gpt: ("words.weight", "blocks.0.up.weight", "blocks.0.qkv.weight"),
+}
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def made(kind: type[Mlp | Gpt], dropout: float = 0.0) -> Mlp | Gpt:
+    torch.manual_seed(0)
+    return kind(dropout)
+
+
+@cache
+def program(
+    kind: type[Mlp | Gpt], ranks: int, dropout: float = 0.0, parts: bool = False
+) -> ModuleProgram:
+    """Sharded over two axes on 4 ranks; `parts`: the batch is cut over all of them."""
+    pins = [Pin(name, tensor=name, dim=0) for name in SHARDED[kind]] if ranks > 1 else []
+    if parts:
+        pins = [Pin(name, tensor=name, dim=0) for name in ("x", "y")]
+    module = made(kind, dropout)
+    found = partitioner.compile(
+        module,
+        kind.batch(0),
+        devices=ranks,
+        training=True,
+        cluster="ideal",
+        mesh={"dp": 2, "tp": 2} if ranks == 4 else None,
+        constraints=Constraints(tuple(pins)),
+        gap=0.5,
+    )
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    loss = result[0] if isinstance(result, tuple) else result
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+def train(
+    module: nn.Module, batch: Callable[[int], Batch], optimizer: Optimizer = adamw
+) -> list[float]:
+    """Losses of some steps."""
+    update = optimizer(module.parameters())
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(module(*batch(step)))
+        loss.backward()
+        update.step()
+        update.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def same(module: RankModule, whole: nn.Module) -> None:
+    """All names, and weights as of one process."""
+    expected = whole.state_dict()
+    found = module.full_state_dict()
+    assert list(sorted(found)) == list(sorted(expected))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def check_training(kind: type[Mlp | Gpt], ranks: int, optimizer: Optimizer = adamw) -> None:
+    module = program(kind, ranks).module()
+    for name in SHARDED[kind]:
+        held = module.state_dict()[name]
+        assert held.to_local().numel() < held.numel()
+    whole = made(kind)
+    losses = train(module, kind.batch, optimizer)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(train(whole, kind.batch, optimizer)))
+    same(module, whole)
+
+
+def trains_mlp(rank: int) -> None:
+    check_training(Mlp, dist.get_world_size())
+
+
+def trains_gpt(rank: int) -> None:
+    check_training(Gpt, dist.get_world_size())
+
+
+def other_optimizers(rank: int) -> None:
+    check_training(Mlp, 2, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    check_training(Gpt, 2, lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False))
+
+
+def dropout_is_that_of_one_device(rank: int) -> None:
+    """The draws follow from (seed << 32) + step, however the model is cut."""
+    many = program(Gpt, 2, dropout=0.3)
+    one = program(Gpt, 1, dropout=0.3)
+    module = many.module(seed=5)
+    for step in range(2):
+        loss = module(*Gpt.batch(step))
+        loss.backward()
+        right, gradients = one.gradients(*Gpt.batch(step), seed=(5 << 32) + step)
+        torch.testing.assert_close(loss, right)
+        for name, parameter in module.named_parameters():
+            assert isinstance(parameter.grad, DTensor)
+            torch.testing.assert_close(parameter.grad.full_tensor(), gradients[name])
+        module.zero_grad()
+    assert module.steps == 2
+    other = program(Gpt, 2, dropout=0.3).module(seed=6)
+    assert (other(*Gpt.batch(1)) - right).abs() > 1e-4
+
+
+def clips_accumulates_and_scales(rank: int) -> None:
+    module, whole = program(Gpt, 2).module(), made(Gpt)
+    for one in (module, whole):
+        update = adamw(one.parameters())
+        for step in range(3):
+            first, second = one(*Gpt.batch(step)), one(*Gpt.batch(step + 10))
+            (loss_of(first) * 0.5).backward()
+            (loss_of(second) * 0.5).backward()
+            norm = nn.utils.clip_grad_norm_(one.parameters(), 0.05)
+            assert norm > 0.05
+            update.step()
+            update.zero_grad()
+    same(module, whole)
+    loss = module(*Gpt.batch(0))
+    loss.backward(retain_graph=True)
+    with pytest.raises(BackendError, match="second time on one step"):
+        loss.backward()
+
+
+def evaluates(rank: int) -> None:
+    for kind in (Mlp, Gpt):
+        module, whole = program(kind, dist.get_world_size(), dropout=0.3).module(), made(kind)
+        train(module, kind.batch)
+        whole.load_state_dict(module.full_state_dict())
+        whole.eval()
+        module.eval()
+        for size in (4, 6):
+            batch = kind.batch(50, size)
+            torch.testing.assert_close(module(*batch), whole(*batch), rtol=1e-5, atol=1e-5)
+        same(module, whole)  # the running statistics are not written
+        module.train()
+        steps = module.steps
+        with torch.no_grad():
+            assert not loss_of(module(*kind.batch(0))).requires_grad
+        assert module.steps == steps + 1
+        module(*kind.batch(0))
+
+
+def without_gradients_the_statistics_move(rank: int) -> None:
+    module, whole = program(Mlp, 2).module(), made(Mlp)
+    with torch.no_grad():
+        torch.testing.assert_close(module(*Mlp.batch(3)), whole(*Mlp.batch(3)))
+    same(module, whole)
+
+
+def other_batch_sizes(rank: int) -> None:
+    for kind in (Mlp, Gpt):
+        module, whole = program(kind, 2).module(), made(kind)
+        sizes = [4, 6, 4, 6, 8]
+        losses = [train(one, lambda s: kind.batch(s, sizes[s % 5])) for one in (module, whole)]
+        torch.testing.assert_close(*map(torch.tensor, losses))
+        same(module, whole)
+    with pytest.raises(BackendError, match=r"arguments are|cannot be traced|other graph"):
+        module(Gpt.batch(0)[0])
+
+
+def a_batch_that_the_cuts_do_not_fit(rank: int) -> None:
+    module = program(Mlp, 2, parts=True).module()
+    with pytest.raises(BackendError, match=r"^rank \d: training on float32\[1,16\].*does not fit"):
+        module(*Mlp.batch(0, 1))
+
+
+def own_parts_are_the_whole_batch(rank: int) -> None:
+    found = program(Mlp, 2, parts=True)
+    module, whole = found.module(inputs="local"), made(Mlp)
+    half = slice(4 * rank, 4 * rank + 4)
+    losses = train(module, lambda s: tuple(t[half] for t in Mlp.batch(s)))
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(train(whole, Mlp.batch)))
+    same(module, whole)
+    module.eval()
+    whole.eval()
+    torch.testing.assert_close(
+        module(*(t[half] for t in Mlp.batch(90))), whole(*Mlp.batch(90)), rtol=1e-5, atol=1e-5
+    )
+    module.train()
+    size = 3 if rank else 4
+    with pytest.raises(BackendError, match=r"^rank 1: its part of input 'x' is float32\[3, 16\]"):
+        module(*Mlp.batch(0, size))
+
+
+def ranks_that_differ_say_so(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    with pytest.raises(BackendError, match=r"^the ranks do not do the same: rank 0: .*\[8,16\].*; rank 1: .*\[6,16\]"):
+        module(*Mlp.batch(0, 6 if rank else 8))
+    module.train(rank == 0)
+    with pytest.raises(BackendError, match="rank 0: training step .*; rank 1: evaluation step"):
+        module(*Mlp.batch(0))
+    module.train()
+    module(*Mlp.batch(0))  # they go on
+
+
+def loads_the_whole_model(rank: int) -> None:
+    module, whole = program(Gpt, 2).module(), Gpt()
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.add_(1)
+    module.load_state_dict(whole.state_dict())
+    same(module, whole)
+    found = module.state_dict()
+    assert {n: t.shape for n, t in found.items()} == {
+        n: t.shape for n, t in whole.state_dict().items()
+    }
+    module.load_state_dict(found)
+    same(module, whole)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        module.load_state_dict({**whole.state_dict(), "norm.weight": torch.ones(3)})
+
+
+def folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"modules-{sys.argv[0].__hash__() & 0xFFFF}"
+
+
+JOBS = {
+    "mlp_on_2": Job(2, trains_mlp),
+    "gpt_on_2": Job(2, trains_gpt),
+    "mlp_on_4": Job(4, trains_mlp),
+    "gpt_on_4": Job(4, trains_gpt),
+    "optimizers": Job(2, other_optimizers),
+    "dropout": Job(2, dropout_is_that_of_one_device),
+    "clipping": Job(2, clips_accumulates_and_scales),
+    "evaluation_on_2": Job(2, evaluates),
+    "no_gradients": Job(2, without_gradients_the_statistics_move),
+    "sizes": Job(2, other_batch_sizes),
+    "does_not_fit": Job(2, a_batch_that_the_cuts_do_not_fit),
+    "own_parts": Job(2, own_parts_are_the_whole_batch),
+    "differ": Job(2, ranks_that_differ_say_so),
+    "load": Job(2, loads_the_whole_model),
+}
+
+if __name__ == "__main__":
+    import time; T=time.time()
+    for kind, ranks in ((Mlp, 2), (Gpt, 2), (Mlp, 4), (Gpt, 4)):
+        program(kind, ranks)
+    for kind in (Mlp, Gpt):
+        program(kind, 2, dropout=0.3)
+    program(Gpt, 1, dropout=0.3)
+    program(Mlp, 2, parts=True)
+    print("compiled",time.time()-T,file=sys.stderr)
+    main(JOBS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.signature import Signature
 from partitioner.cost_model.schedule import Schedule, schedule
-from partitioner.frontends.torch_graph import SEED, ModuleGraph
+from partitioner.frontends.torch_graph import SEED, ModuleGraph, constant_loader
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import resolve
 from partitioner.ir.program import Programs
@@ -22,8 +22,11 @@ from partitioner.lowering import lower
 from partitioner.planned import Planned, check_explicit
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from partitioner.backends.torch.all_ranks import AllRanks, Step
-    from partitioner.backends.torch.rank_module import RankModule, Stored, Whole
+    from partitioner.backends.torch.initialise import Init
+    from partitioner.backends.torch.rank_module import RankModule, Source, Stored, Whole
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -155,6 +158,8 @@ class ModuleProgram(Planned):
         *,
         inputs: str = "global",
         seed: int = 0,
+        init_seed: int | None = None,
+        init: Init | None = None,
     ) -> RankModule:
         """This rank's part as an ordinary module, under torchrun.
 
@@ -166,24 +171,64 @@ class ModuleProgram(Planned):
             inputs: "global": every rank is called with the whole batch and takes its part;
                 "local": each is called with its own part, as under DistributedDataParallel.
             seed: Of dropout.
+            init_seed: Initialise all weights from this seed, one submodule at a time, instead of
+                taking the module's: needed where those are fake.
+            init: Initialises a submodule's own parameters and buffers; default: its
+                `reset_parameters()`, then `_init_weights` of the model that it is in.
 
         Raises:
             BackendError: torch.distributed is not up, or has another number of processes than the
-                program has ranks.
+                program has ranks; the weights are fake, or cannot be initialised.
         """
         from partitioner.backends.torch.rank_module import RankModule
         from partitioner.module_variants import Variants
 
-        held = self.traced.captured.tensors
+        source = self._source(init_seed, init)
+        make = Variants(self, source)
         at = _device(device)
-        return RankModule(self.on_ranks, held.__getitem__, at, inputs, seed, Variants(self))
+        return RankModule(self.on_ranks(source), source, at, inputs, seed, make)
 
-    @property
-    def on_ranks(self) -> Whole:
-        """What every rank knows of the program."""
+    def on_ranks(self, source: Source) -> Whole:
+        """What every rank knows of the program.
+
+        Args:
+            source: Whole contents of parameters and buffers; fake constants take theirs from it.
+        """
+        from partitioner.backends.torch.initialise import without_contents
         from partitioner.backends.torch.rank_module import Whole
 
-        return Whole(self.programs, self.graph, self.signature, self.stored, self.training)
+        held = self.traced.captured.tensors
+        fake = {v: name for name, v in self.traced.fixed.items() if without_contents(held[name])}
+
+        def contents(name: str) -> np.ndarray:
+            return constant_loader(source(name), name)()
+
+        constants = {
+            value: replace(one, load=partial(contents, fake[value])) if value in fake else one
+            for value, one in self.graph.constants.items()
+        }
+        graph = replace(self.graph, constants=constants) if fake else self.graph
+        return Whole(self.programs, graph, self.signature, self.stored, self.training)
+
+    def _source(self, init_seed: int | None, init: Init | None) -> Source:
+        """Where the ranks' weights come from.
+
+        Raises:
+            BackendError: They are fake, and nothing says how to make them.
+        """
+        from partitioner.backends.torch.initialise import Initialiser, without_contents
+
+        if init_seed is not None or init is not None:
+            return Initialiser(self.whole, init_seed or 0, init)
+        held = self.traced.captured.tensors
+        fake = [e.names[0] for e in self.stored if without_contents(held[e.names[0]])]
+        fake += [name for name in self.traced.fixed if without_contents(held[name])]
+        if fake:
+            raise BackendError(
+                f"{fake[0]} and {len(fake) - 1} more have no contents, the module's weights are "
+                "fake: give init_seed=, or compile the module with its weights"
+            )
+        return held.__getitem__
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
@@ -201,6 +246,7 @@ class ModuleProgram(Planned):
                 gradient=traced.gradients.get(of, ""),
                 written=traced.written.get(of, ""),
                 needs_gradient=captured.tensors[of].requires_grad,
+                shape=tuple(captured.tensors[of].shape),
             )
             for of in firsts
             if of in traced.stored or (self.training and of in captured.persistent)

@@ -25,7 +25,7 @@ from partitioner.saved import ResultError
 from partitioner.search import Request, search
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.rank_module import Share, Whole
+    from partitioner.backends.torch.rank_module import Share, Source, Whole
 
 
 class Variants:
@@ -33,10 +33,12 @@ class Variants:
 
     Args:
         program: What was compiled.
+        source: Contents of the constants that are fake.
     """
 
-    def __init__(self, program: ModuleProgram) -> None:
+    def __init__(self, program: ModuleProgram, source: Source) -> None:
         self.program = program
+        self.source = source
         self.made: list[ModuleProgram] = []
 
     def __call__(
@@ -46,7 +48,7 @@ class Variants:
         like = [one for one in self.made if not one.training]
         made = variant(self.program, args, kwargs, training=training, share=share, like=like)
         self.made.append(made)
-        return made.on_ranks
+        return made.on_ranks(self.source)
 
 
 def variant(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 Batch = tuple[torch.Tensor, ...]
 
@@ -24,13 +24,14 @@ class Mlp(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and scores."""
         scores = self.second(self.dropout(self.norm(self.first(x)).relu()))
-        return F.cross_entropy(scores, y), scores
+        return functional.cross_entropy(scores, y), scores
 
     @staticmethod
     def batch(seed: int, size: int = 8) -> Batch:
         """Inputs and classes."""
         draw = torch.Generator().manual_seed(seed)
-        return torch.randn(size, 16, generator=draw), torch.randint(8, (size,), generator=draw)
+        x = torch.randn(size, 16, generator=draw, dtype=torch.float64)
+        return x, torch.randint(8, (size,), generator=draw)
 
 
 class Block(nn.Module):
@@ -54,9 +55,9 @@ class Block(nn.Module):
             part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(self.norm(x)).split(width, 2)
         )
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.out(seen.transpose(1, 2).reshape(batch, length, width)))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+        return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
 
 
 class Gpt(nn.Module):
@@ -77,7 +78,7 @@ class Gpt(nn.Module):
         for block in self.blocks:
             x = block(x)
         scores = self.head(self.norm(x))
-        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+        return functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
 
     @staticmethod
     def batch(seed: int, size: int = 4) -> Batch:

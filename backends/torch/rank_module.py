@@ -81,7 +81,7 @@ class RankModule(nn.Module):
         self._variants = variants
         self._agreement = Agreement()
         self._places = {
-            entry.names[0]: whole.places.get(entry.names[0]) or _everywhere(entry, source, ranks)
+            entry.names[0]: whole.places.get(entry.names[0]) or _everywhere(entry, ranks)
             for entry in whole.stored
         }
         self._whole = whole
@@ -170,6 +170,8 @@ class RankModule(nn.Module):
                 base.own(signature.flatten(args, kwargs))
             else:
                 key = signature.described(args, kwargs)
+                if word == self._word:
+                    signature.flatten(args, kwargs)  # other arguments may be another loss
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
@@ -270,10 +272,10 @@ def _compiling() -> Any:
     return getattr(callback, "_torchdynamo_orig_backend", None) if callback else None
 
 
-def _everywhere(entry: Stored, source: Source, ranks: int) -> Home:
+def _everywhere(entry: Stored, ranks: int) -> Home:
     """Where a stored value lies that nothing computes with: whole on every rank."""
     mesh = DeviceMesh.of({"ranks": ranks})
-    return Home(mesh, Sharding.replicate(tuple(source(entry.names[0]).shape)))
+    return Home(mesh, Sharding.replicate(entry.shape))
 
 
 def _placements(at: Home) -> list[Placement]:

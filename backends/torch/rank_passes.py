@@ -37,6 +37,7 @@ class Stored:
         gradient: Graph output of its gradient; "" if it has none.
         written: Graph output of its next contents; "" if it is not written.
         needs_gradient: Whether it asks for one, even if the loss does not depend on it.
+        shape: Sizes of all of it.
     """
 
     value: str
@@ -46,6 +47,7 @@ class Stored:
     gradient: str = ""
     written: str = ""
     needs_gradient: bool = False
+    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ values are made again in the backward pass from its own alias.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +58,7 @@ class ModuleGraph:
         stored: Value of each stored parameter or buffer, by its first name.
         tangent: Graph input for the gradient of the loss; "" for inference.
         inputs: Graph input of each flat example input; "" for those that are no tensors.
+        fixed: Value of each parameter or buffer that is a constant, by its first name.
     """
 
     graph: Graph
@@ -68,6 +69,7 @@ class ModuleGraph:
     stored: Mapping[str, str]
     tangent: str
     inputs: tuple[str, ...]
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
 
 def module_graph(
@@ -100,6 +102,7 @@ class _Builder:
     values: dict[str, str] = field(default_factory=dict)  # of fx nodes, by their names
     names: set[str] = field(default_factory=set)  # of nodes
     stored: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str, str] = field(default_factory=dict)
     dropouts: int = 0
     tangent: str = ""
 
@@ -126,8 +129,9 @@ class _Builder:
         shown = self._shown(results)
         outputs = (*dict.fromkeys(v for v in shown if v), *gradients.values(), *written.values())
         graph = self._graph(outputs, (*(v for v in shown if v), *written.values()))
+        fixed = {name: value for name, value in self.fixed.items() if value in graph.constants}
         return ModuleGraph(
-            graph, captured, tuple(shown), gradients, written, self.stored, self.tangent, fed
+            graph, captured, tuple(shown), gradients, written, self.stored, self.tangent, fed, fixed
         )
 
     # Values ----------------------------------------------------------------------------------
@@ -171,7 +175,8 @@ class _Builder:
             self._add(Node(self._free(path), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
         else:
-            self.constants[value] = Constant(self.types[value], _loader(tensor, first))
+            self.constants[value] = Constant(self.types[value], constant_loader(tensor, first))
+            self.fixed[first] = value
 
     @property
     def _training(self) -> bool:
@@ -182,7 +187,7 @@ class _Builder:
         if isinstance(found, torch.Tensor):
             node.meta.setdefault("val", found)
             value = self._value(node, str(node.target))
-            self.constants[value] = Constant(self.types[value], _loader(found, value))
+            self.constants[value] = Constant(self.types[value], constant_loader(found, value))
 
     def _value(self, node: fx.Node, wish: str) -> str:
         """Declare the value of a node under a name that is free."""
@@ -468,7 +473,9 @@ def _short(op: str) -> str:
     return op.rpartition("::")[2].partition(".")[0]
 
 
-def _loader(tensor: torch.Tensor, name: str) -> Any:
+def constant_loader(tensor: torch.Tensor, name: str) -> Callable[[], np.ndarray]:
+    """Reads a tensor's contents when they are asked for."""
+
     def load() -> np.ndarray:
         from torch._subclasses.fake_tensor import FakeTensor
 

@@ -10,10 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def run_jobs(script: str, limit_s: float = 100) -> None:
-    """All jobs of a script must print "ok"; nothing is left running."""
+def run_jobs(script: str, limit_s: float = 100, *, slow: bool = False) -> None:
+    """All jobs of a script, or all slow ones, must print "ok"; nothing is left running."""
     path = ROOT / "tests/backends" / script
-    names = re.findall(r'^    "(\w+)": Job\(', path.read_text(encoding="utf-8"), re.MULTILINE)
+    kind = "Slow" if slow else "Job"
+    pattern = rf'^    "(\w+)": {kind}\('
+    names = re.findall(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
     assert names
     process = subprocess.Popen(
         [sys.executable, path, *names],
@@ -24,7 +26,7 @@ def run_jobs(script: str, limit_s: float = 100) -> None:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         },
         start_new_session=True,
     )

@@ -1,7 +1,11 @@
 """Compiled modules trained by ranks of a gloo group: a script for test_modules.py."""
 
+import os
+import signal
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -12,11 +16,11 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
-from torch_ranks import Job, main
+from torch_ranks import Job, LeftError, main
 from trained import Batch, Gpt, Mlp
 
 import partitioner
-from partitioner.backends.errors import BackendError
+from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.rank_module import RankModule
 from partitioner.constraints import Constraints, Pin
@@ -35,14 +39,25 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
-def made(kind: type[Mlp | Gpt], dropout: float = 0.0) -> Mlp | Gpt:
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def made(
+    kind: type[Mlp | Gpt], dropout: float = 0.0, dtype: torch.dtype = torch.float64
+) -> Mlp | Gpt:
+    """In float32 Adam makes steps of noise around 0."""
     torch.manual_seed(0)
-    return kind(dropout).double()  # in float32 Adam makes steps of noise around 0
+    return kind(dropout).to(dtype)
 
 
 @cache
 def program(
-    kind: type[Mlp | Gpt], ranks: int, dropout: float = 0.0, parts: bool = False
+    kind: type[Mlp | Gpt],
+    ranks: int,
+    dropout: float = 0.0,
+    parts: bool = False,
+    dtype: torch.dtype = torch.float64,
 ) -> ModuleProgram:
     """Sharded over two axes on 4 ranks; `parts`: the batch is cut over all of them."""
     pins = [Pin(name, tensor=name, dim=0) for name in SHARDED[kind]] if ranks > 1 else []
@@ -51,7 +66,7 @@ def program(
             Pin(name, tensor=name, dim=0)
             for name in (("x", "y") if kind is Mlp else ("ids", "labels"))
         ]
-    module = made(kind, dropout)
+    module = made(kind, dropout, dtype)
     found = partitioner.compile(
         module,
         kind.batch(0),
@@ -118,7 +133,7 @@ def trains_gpt(_: int) -> None:
 
 
 def other_optimizers(_: int) -> None:
-    check_training(Mlp, 2, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    check_training(Mlp, 2, sgd)
     check_training(Gpt, 2, lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False))
 
 
@@ -322,6 +337,96 @@ def initialises_from_a_seed(_: int) -> None:
     torch.testing.assert_close(module(*Gpt.batch(0, 6)), whole(*Gpt.batch(0, 6)))
 
 
+def end() -> None:
+    """Die as a process that is killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def a_rank_dies_between_steps(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    module(*Mlp.batch(0))
+    if rank == 1:
+        end()
+    start = time.monotonic()
+    message = r"^rank 0: waiting for the other ranks before training step 1 .*: a rank has ended"
+    with pytest.raises(CommunicationError, match=message):
+        module(*Mlp.batch(0))
+    assert time.monotonic() - start < 5
+
+
+def dies_in(last: str, rank: int) -> None:
+    module = program(Gpt, 4).module()
+    passes = module._passes[""]
+    if rank == 3:
+        passes._runs[last] = lambda *_: end()  # type: ignore[assignment,return-value]
+    start = time.monotonic()
+    message = (
+        rf"^rank {rank}: [a-z-]+ of '.+' for '/.+' with ranks .* in the {last} pass: a rank has"
+    )
+    with pytest.raises(CommunicationError, match=message):
+        loss_of(module(*Gpt.batch(0))).backward()
+    assert time.monotonic() - start < 5
+
+
+def dies_in_forward(rank: int) -> None:
+    dies_in("forward", rank)
+
+
+def dies_in_backward(rank: int) -> None:
+    dies_in("backward", rank)
+
+
+def a_rank_that_raises(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    if rank == 1:
+        raise LeftError
+    with pytest.raises(CommunicationError, match=r"^rank 0: .*: a rank has ended"):
+        module(*Mlp.batch(0))
+
+
+def a_rank_that_hangs(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    module(*Mlp.batch(0))
+    passes = module._passes[""]
+    if rank == 1:
+        run = passes._runs["forward"]
+
+        def late(*arguments: torch.Tensor) -> Sequence[torch.Tensor]:
+            time.sleep(4)
+            return run(*arguments)
+
+        passes._runs["forward"] = late
+    match = r"^rank \d: .*(did not come in time, as it hangs .*timeout=|a rank has ended)"
+    with pytest.raises(CommunicationError, match=match) as caught:
+        module(*Mlp.batch(0))
+    assert rank == 1 or "did not come in time" in str(caught.value)
+
+
+def compiled(_: int) -> None:
+    found = program(Gpt, 2, dtype=torch.float32)  # inductor's vectors of float64 lack some casts
+    for how in ("method", "function"):
+        module, whole = found.module(), made(Gpt, dtype=torch.float32)
+        if how == "method":
+            module.compile()
+            losses = train(module, Gpt.batch, sgd)
+        else:
+            losses = train(torch.compile(module), Gpt.batch, sgd)
+        right = train(whole, Gpt.batch, sgd)
+        for passes in module._passes.values():
+            assert all(not isinstance(run, torch.fx.GraphModule) for run in passes._runs.values())
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(right), rtol=1e-4, atol=1e-4)
+        same(module, whole)
+        module.eval()
+        whole.eval()
+        torch.testing.assert_close(
+            module(*Gpt.batch(9)), whole(*Gpt.batch(9)), rtol=1e-4, atol=1e-4
+        )
+
+
+class Slow(Job):
+    """A job of the slow tests."""
+
+
 FOLDER: str | None = None
 JOBS = {
     "mlp_on_2": Job(2, trains_mlp),
@@ -340,15 +445,22 @@ JOBS = {
     "load": Job(2, loads_the_whole_model),
     "save_on_4": Job(4, checkpoint),
     "load_on_2": Job(2, checkpoint),
+    "dies_between": Job(2, a_rank_dies_between_steps),
+    "dies_in_forward": Job(4, dies_in_forward),
+    "dies_in_backward": Job(4, dies_in_backward),
+    "raises": Job(2, a_rank_that_raises),
+    "hangs": Job(2, a_rank_that_hangs, timeout_s=2),
+    "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
     "initialise": Job(2, initialises_from_a_seed),
 }
 
 if __name__ == "__main__":
-    for kind, ranks in ((Mlp, 2), (Gpt, 2), (Mlp, 4), (Gpt, 4)):
-        program(kind, ranks)
-    for kind in (Mlp, Gpt):
-        program(kind, 2, dropout=0.3)
-        program(kind, 2, parts=True)
-    program(Gpt, 1, dropout=0.3)
+    if sys.argv[1:] != ["compiled"]:
+        for kind, ranks in ((Mlp, 2), (Gpt, 2), (Mlp, 4), (Gpt, 4)):
+            program(kind, ranks)
+        for kind in (Mlp, Gpt):
+            program(kind, 2, dropout=0.3)
+            program(kind, 2, parts=True)
+        program(Gpt, 1, dropout=0.3)
     with tempfile.TemporaryDirectory() as FOLDER:
         main(JOBS)

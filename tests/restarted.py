@@ -22,6 +22,8 @@ STEPS = 6
 
 
 def compiled(module: Mlp) -> ModuleProgram:
+    """What is not used is frozen: PyTorch saves no optimizer state of it, and then misses it."""
+    module.spare.requires_grad_(False)
     pin = Pin("first", tensor="first.weight", dim=0)
     found = partitioner.compile(
         module,

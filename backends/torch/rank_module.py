@@ -268,8 +268,10 @@ def _compiling() -> Any:
     """The backend of a ``torch.compile(module)`` whose call this is; None in other calls."""
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-    callback = get_eval_frame_callback()
-    return getattr(callback, "_torchdynamo_orig_backend", None) if callback else None
+    found: Any = get_eval_frame_callback() or None
+    while hasattr(found, "_torchdynamo_orig_backend"):
+        found = found._torchdynamo_orig_backend
+    return found
 
 
 def _everywhere(entry: Stored, ranks: int) -> Home:

@@ -236,6 +236,10 @@ class EvenResharder(Resharder):
     def _is_other(self, mesh: DeviceMesh) -> bool:
         return self.other is not None and mesh.devices[0] in self.other.model.devices
 
+    def _mask(self, target: Placement) -> Hop:
+        """All devices but the first hold zeros, so the one that stands for all does."""
+        return Hop(target, (), zeros=frozenset((self.column(target.mesh),)))
+
     def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
         if source == target:
             return []

@@ -89,18 +89,25 @@ class Resharder:
         else:
             hops = self._move(dtype, at, whole)
         if target.sharding.partial:
-            hops.append(_mask(target))
+            hops.append(self._mask(target))
         return tuple(hops)
+
+    def _mask(self, target: Placement) -> Hop:
+        """A whole value as a pending sum: the first device keeps it, the others hold zeros."""
+        axes = [axis for axis, _ in target.sharding.partial]
+        first = frozenset(d for d, point in target.mesh.coords() if not any(point[a] for a in axes))
+        return Hop(target, (), first, frozenset(target.mesh.devices) - first)
 
     def _move(self, dtype: str, source: Placement, target: Placement) -> list[Hop]:
         if source == target:
             return []
         transfers = exchange(source, target)
-        alone = {group[0] for group in components(transfers) if len(group) == 1}
+        groups = components(transfers)
+        alone = {group[0] for group in groups if len(group) == 1}
         aliases = frozenset(d for d in alone if _same_part(source, target, d))
         comms = [
             self._price(_classify(dtype, group, transfers, source, target))
-            for group in components(transfers)
+            for group in groups
             if group[0] not in aliases or len(group) > 1
         ]
         empty = frozenset(d for d, want in target.parts() if not region_numel(want))
@@ -152,12 +159,6 @@ def _busiest(hops: list[Hop]) -> float:
             for device, seconds in priced.seconds.items():
                 load[device] = load.get(device, 0.0) + seconds
     return max(load.values(), default=0.0)
-
-
-def _mask(target: Placement) -> Hop:
-    axes = [axis for axis, _ in target.sharding.partial]
-    first = frozenset(d for d, point in target.mesh.coords() if not any(point[a] for a in axes))
-    return Hop(target, (), first, frozenset(target.mesh.devices) - first)
 
 
 def _same_part(source: Placement, target: Placement, device: int) -> bool:
@@ -216,6 +217,8 @@ def _classify(
 
 
 def _all_parts(transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement) -> bool:
+    if len(transfers) != len(group) ** 2:
+        return False
     numel = {device: region_numel(pieces) for device, pieces in source.parts()}
     sent = {(t.source, t.target): t.numel for t in transfers}
     return all(sent.get((a, b)) == numel[a] for a in group for b in group)

@@ -6,7 +6,6 @@ across meshes; each part that a device lacks is sent once, by one holder.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +20,8 @@ def region_numel(region: Region) -> int:
     """Elements of a region."""
     total = 1
     for intervals in region:
-        total *= sum(length for _, length in intervals)
+        one = len(intervals) == 1  # nearly always, and this is called very often
+        total *= intervals[0][1] if one else sum(length for _, length in intervals)
     return total
 
 
@@ -137,16 +137,12 @@ def _choose(
 
 def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:
     """Device groups that exchange among themselves, each ascending, ordered by first device."""
-    parent: dict[int, int] = {}
-
-    def root(device: int) -> int:
-        parent.setdefault(device, device)
-        while parent[device] != device:
-            device = parent[device]
-        return device
-
+    group_of: dict[int, set[int]] = {}
     for transfer in transfers:
-        a, b = root(transfer.source), root(transfer.target)
-        parent[max(a, b)] = min(a, b)
-    ordered = sorted(parent, key=lambda device: (root(device), device))
-    return tuple(tuple(group) for _, group in itertools.groupby(ordered, key=root))
+        one = group_of.setdefault(transfer.source, {transfer.source})
+        if transfer.target in one:
+            continue
+        other = group_of.get(transfer.target, {transfer.target})
+        one |= other
+        group_of.update(dict.fromkeys(other, one))
+    return tuple(dict.fromkeys(tuple(sorted(group_of[device])) for device in sorted(group_of)))

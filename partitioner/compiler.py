@@ -50,6 +50,7 @@ def compile(  # noqa: A001 - the public name
     *,
     training: bool = False,
     optimizer: str = "adamw",
+    parallel: str | None = None,
     cluster: str | Path | Cluster | None = None,
     memory: int | str | None = None,
     objective: Objective = "throughput",
@@ -75,6 +76,8 @@ def compile(  # noqa: A001 - the public name
             loss first, a floating scalar.
         optimizer: For training: what is kept of each parameter, "adamw", "adam", "sgd",
             "momentum" (SGD with momentum), "rmsprop" or "adagrad".
+        parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
+            "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
         devices: Number of devices (default: the cluster's, or 1).
         cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
         memory: Memory limit of each device, in bytes or as text ("8GiB").
@@ -112,13 +115,14 @@ def compile(  # noqa: A001 - the public name
         strategy, len(target), mesh
     )  # refuses a mesh of another size before anything is read
     if is_module(model):
-        from partitioner.module_compiler import compile_module
+        from partitioner.module_compiler import ModuleOptions, compile_module
 
         if dims or shapes:
             raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-        return compile_module(model, example_inputs, target, request, clock, training, optimizer)
-    if example_inputs is not None or training:
-        word = "training" if training else "example_inputs"
+        options = ModuleOptions(training, optimizer, parallel)
+        return compile_module(model, example_inputs, target, request, clock, options)
+    if example_inputs is not None or training or parallel:
+        word = "training" if training else "parallel" if parallel else "example_inputs"
         raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")
     with clock("reading the model"):
         traced = load_onnx(model, dims or {}, shapes or {})
@@ -172,7 +176,7 @@ def plan_graph(
             ways = relaxations(graph, cluster, request, error, rules)
             raise relaxed(error, ways) from None
     notes = (*said, *_opaque_notes(rules), *_size_notes(cluster))
-    pinned = bool(request.constraints.pins) or request.constraints.plan is not None
+    pinned = request.constraints.bound
     _, single = best_single(graph, cluster, request.objective)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
 

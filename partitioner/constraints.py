@@ -10,7 +10,11 @@
 
     [[pin]]
     tensor = "logits"
-    replicate = true
+    replicate = true          # axis = "tp": not cut over that axis
+
+    [[pin]]
+    tensor = "embed.weight"
+    cut = true                # on any dim; axis = "dp" names the mesh axis
 
 A pin leaves only the strategies that honour it; the rest is solved. A plan pins each node that it
 lists to the decision it has there.
@@ -19,8 +23,8 @@ lists to the decision it has there.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -29,9 +33,10 @@ from typing import Any
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, resolve_node
 
-_KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate"}
+_KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate", "cut"}
 
 
 class ConstraintError(PartitionerError, ValueError):
@@ -48,7 +53,21 @@ class ConstraintError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Pin:
-    """One constraint: what it is about, and what it asks for (unset fields ask nothing)."""
+    """One constraint: what it is about, and what it asks for (unset fields ask nothing).
+
+    Attributes:
+        text: For errors.
+        nodes: Patterns of node names.
+        op: Op of nodes.
+        device: Where these nodes run.
+        tensor: A value.
+        dim: Dim that it is cut on.
+        axis: Axis that is meant by `dim`, `replicate` and `cut`; "" for any.
+        replicate: It is not cut.
+        cut: It is cut on some dim.
+        side: "made": only what makes the value is bound; "read": only what reads it, in-place
+            operands excepted; "" for both.
+    """
 
     text: str
     nodes: tuple[str, ...] = ()
@@ -58,14 +77,29 @@ class Pin:
     dim: int | None = None
     axis: str = ""
     replicate: bool = False
+    cut: bool = False
+    side: str = ""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """All pins, and the plan whose decisions are kept."""
+    """All pins, and the plan whose decisions are kept.
+
+    Attributes:
+        pins: The pins.
+        plan: Decisions that are kept, of all nodes or some.
+        busy: By mesh axis, nodes that must not be the same work on all devices of the axis, if
+            they need not be.
+    """
 
     pins: tuple[Pin, ...] = ()
     plan: Plan | None = None
+    busy: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def bound(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.pins or self.busy) or self.plan is not None
 
     @classmethod
     def read(cls, path: Path) -> Constraints:
@@ -171,9 +205,17 @@ class Constraints:
     def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour every pin."""
         kept = tuple(candidates)
-        for pin in self.pins:
+        for pin in self._about(node):
             kept = tuple(placed for placed in kept if _honours(pin, node, placed))
+        for axis, nodes in self.busy.items():
+            if node.name in nodes:
+                kept = tuple(p for p in kept if _uses(p, axis)) or kept
         return kept
+
+    def _about(self, node: Node) -> Iterator[Pin]:
+        """The pins that may bind a node, in order."""
+        values = {*node.inputs, *node.outputs}
+        return (pin for pin in self.pins if not pin.tensor or pin.tensor in values)
 
     def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> str:
         """The first pin that leaves a node without a strategy."""
@@ -212,18 +254,19 @@ def _pin(entry: Any, text: str) -> Pin:
         "device": lambda v: isinstance(v, int) and not isinstance(v, bool),
         "dim": lambda v: isinstance(v, int) and not isinstance(v, bool),
         "replicate": lambda v: v is True,
+        "cut": lambda v: v is True,
     }
     for key, value in entry.items():
         if not checks.get(key, lambda v: isinstance(v, str))(value):
             raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
     subject = [key for key in ("nodes", "op", "tensor") if key in entry]
-    wish = [key for key in ("device", "dim", "replicate") if key in entry]
+    wish = [key for key in ("device", "dim", "replicate", "cut") if key in entry]
     mixed = (subject == ["tensor"]) == (wish == ["device"])
-    stray = "axis" in entry and "dim" not in entry
+    stray = "axis" in entry and wish == ["device"]
     if len(subject) != 1 or len(wish) != 1 or mixed or stray:
         raise ConstraintError(
-            f"{text}: give nodes or op with device, or tensor with dim (and axis) "
-            f"or replicate = true; found {sorted(entry)}"
+            f"{text}: give nodes or op with device, or tensor with dim, replicate = true or "
+            f"cut = true (and axis); found {sorted(entry)}"
         )
     return Pin(text, **{**entry, "nodes": tuple(entry.get("nodes", ()))})
 
@@ -235,13 +278,26 @@ def _about(pin: Pin, node: Node) -> bool:
 def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
     if pin.device is not None:
         return not _about(pin, node) or placed.mesh.devices == (pin.device,)
-    sides = placed.results() if pin.tensor in node.outputs else placed.operands()
+    makes = pin.tensor in node.outputs
+    if pin.side and makes != (pin.side == "made"):
+        return True
+    row = row_of(node)
+    if pin.side == "read" and row is not None and row.in_place is not None:
+        return True
+    sides = placed.results() if makes else placed.operands()
     return all(_fits(pin, at.sharding) for value, at in sides if value == pin.tensor)
+
+
+def _uses(placed: PlacedNode, axis: str) -> bool:
+    return any(axis in layout.axes for layout in placed.layouts.values())
 
 
 def _fits(pin: Pin, sharding: Sharding) -> bool:
     if pin.replicate:
-        return sharding.is_replicated
+        return pin.axis not in sharding.axes if pin.axis else sharding.is_replicated
+    if pin.cut:
+        cut = {axis for layout in sharding.dims for axis in layout.axes}
+        return pin.axis in cut if pin.axis else bool(cut)
     if pin.dim is None:
         return True
     axes = sharding.dims[pin.dim].axes

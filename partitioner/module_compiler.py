@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster
+from partitioner.families import SearchError
 from partitioner.frontends.torch_attention import replace_attention
 from partitioner.frontends.torch_capture import capture, export_module, materialised
 from partitioner.frontends.torch_composites import keep_composites
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import ModuleGraph, module_graph
-from partitioner.frontends.torch_losses import replace_cross_entropy
+from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
+from partitioner.parallel import parallel_constraints, parallel_mesh
 from partitioner.search import Request
 
 if TYPE_CHECKING:
@@ -34,14 +39,79 @@ OPTIMIZERS: Mapping[str, int] = {
 }
 
 
+@dataclass(frozen=True)
+class ModuleOptions:
+    """What is asked of a module's program beside the request.
+
+    Attributes:
+        training: Whether it has a backward pass.
+        optimizer: One of `OPTIMIZERS`.
+        parallel: Kind of parallelism, see `partitioner.parallel`; None for the cheapest.
+
+    Raises:
+        OptionError: There is no such optimizer, or `parallel` is given without training.
+    """
+
+    training: bool = False
+    optimizer: str = "adamw"
+    parallel: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            known = ", ".join(OPTIMIZERS)
+            raise OptionError(
+                f"optimizer {self.optimizer!r} is not one of {known}: optimizers that are not "
+                "elementwise cannot work on shards"
+            )
+        if self.parallel is not None and not self.training:
+            raise OptionError("parallel is for training; give constraints for inference")
+
+    def applied(self, request: Request, devices: int) -> Request:
+        """The request with the search space that these options have.
+
+        Raises:
+            SearchError: The kind of parallelism and the mesh do not fit each other.
+        """
+        if self.parallel is not None and request.strategy == "inter":
+            raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
+        if self.training and request.strategy == "auto":
+            request = replace(request, strategy="intra")
+        if self.parallel is None or devices == 1:
+            return request
+        return replace(request, mesh=parallel_mesh(self.parallel, devices, request.mesh))
+
+    def bound(self, request: Request, traced: ModuleGraph) -> Request:
+        """The request with the constraints of the kind of parallelism."""
+        if self.parallel is None or request.mesh is None:
+            return request
+        graph = traced.graph
+        sizes = [
+            graph.types[name].shape[0] for name in traced.inputs if name and _dims(traced, name)
+        ]
+        most = max(set(sizes), key=sizes.count, default=0)
+        batch = tuple(
+            name
+            for name in traced.inputs
+            if name in graph.inputs and _dims(traced, name) and graph.types[name].shape[0] == most
+        )
+        pins = parallel_constraints(self.parallel, graph, batch, request.mesh)
+        held = request.constraints
+        return replace(
+            request, constraints=Constraints((*held.pins, *pins.pins), held.plan, pins.busy)
+        )
+
+
+def _dims(traced: ModuleGraph, name: str) -> int:
+    return traced.graph.types[name].rank if name in traced.graph.types else 0
+
+
 def compile_module(
     module: nn.Module,
     example_inputs: Any,
     cluster: Cluster,
     request: Request,
     clock: Clock,
-    training: bool,
-    optimizer: str,
+    options: ModuleOptions,
 ) -> ModuleProgram:
     """Trace, plan and lower a module (see `partitioner.compile`).
 
@@ -50,23 +120,19 @@ def compile_module(
     """
     from partitioner.compiler import plan_graph
 
-    if optimizer not in OPTIMIZERS:
-        known = ", ".join(OPTIMIZERS)
-        raise OptionError(
-            f"optimizer {optimizer!r} is not one of {known}: optimizers that are not elementwise "
-            "cannot work on shards"
-        )
     args, kwargs = _example(example_inputs)
-    if training and request.strategy == "auto":
-        request = replace(request, strategy="intra")
+    training = options.training
+    request = options.applied(request, len(cluster))
     with clock("tracing the module"):
-        traced = trace_module(module, args, kwargs, OPTIMIZERS[optimizer], training=training)
+        state_bytes = OPTIMIZERS[options.optimizer]
+        traced = trace_module(module, args, kwargs, state_bytes, training=training)
+    request = options.bound(request, traced)
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
     result = ModuleProgram(
         traced=traced,
         whole=module,
         training=training,
-        state_bytes=OPTIMIZERS[optimizer],
+        state_bytes=state_bytes,
         modes={name: one.training for name, one in module.named_modules()},
         cluster=cluster,
         plan=outcome.plan,
@@ -104,7 +170,7 @@ def trace_module(
     """
     held = materialised(module)
     program = export_module(held, args, kwargs)
-    for rewrite in (replace_attention, replace_cross_entropy, keep_composites):
+    for rewrite in (replace_attention, replace_losses, keep_composites):
         rewrite(program.graph_module)
     captured = capture(held, program, DECOMPOSITIONS, training=training)
     return module_graph(captured, type(module).__name__, state_bytes, keep)
@@ -118,6 +184,15 @@ def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     if given is None:
         raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
+    seen: set[int] = set()
+
+    def distinct(tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor given twice would be traced as one input."""
+        again = id(tensor) in seen
+        seen.add(id(tensor))
+        return tensor.detach().clone() if again else tensor
+
+    given = pytree.tree_map_only(torch.Tensor, distinct, given)
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, tuple | list):

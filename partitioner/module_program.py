@@ -13,10 +13,11 @@ from torch import fx, nn
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.signature import Signature
+from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.torch_graph import SEED, ModuleGraph, constant_loader
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import resolve
+from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.planned import Planned, check_explicit
@@ -183,10 +184,11 @@ class ModuleProgram(Planned):
         from partitioner.backends.torch.rank_module import RankModule
         from partitioner.module_variants import Variants
 
-        source = self._source(init_seed, init)
-        make = Variants(self, source)
+        agreed = self._agreed()
+        source = agreed._source(init_seed, init)
+        make = Variants(agreed, source)
         at = _device(device)
-        return RankModule(self.on_ranks(source), source, at, inputs, seed, make)
+        return RankModule(agreed.on_ranks(source), source, at, inputs, seed, make)
 
     def on_ranks(self, source: Source) -> Whole:
         """What every rank knows of the program.
@@ -229,6 +231,24 @@ class ModuleProgram(Planned):
                 "fake: give init_seed=, or compile the module with its weights"
             )
         return held.__getitem__
+
+    def _agreed(self) -> ModuleProgram:
+        """The program with the plan of rank 0: searches that stop by time may differ.
+
+        Raises:
+            BackendError: The ranks traced different graphs, or there is no process group.
+        """
+        from partitioner.backends.torch.groups import check_world, first_ranks
+
+        check_world(len(self.cluster))
+        digest, text = first_ranks((self.graph.digest, self.plan.to_json()))
+        if digest != self.graph.digest:
+            raise BackendError("this rank traced another graph than rank 0: compile the same model")
+        if text == self.plan.to_json():
+            return self
+        plan = Plan.from_json(text)
+        figures = evaluate(self.graph, plan, self.cluster)
+        return replace(self, plan=plan, evaluation=figures)
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:

@@ -196,7 +196,7 @@ def _mode(program: ModuleProgram, *, evaluation: bool) -> Iterator[None]:
     before = {name: module.training for name, module in modules.items()}
     try:
         for name, module in modules.items():
-            module.training = program.modes[name] and not evaluation
+            module.training = program.modes.get(name, True) and not evaluation
         yield
     finally:
         for name, module in modules.items():

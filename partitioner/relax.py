@@ -66,7 +66,7 @@ def relaxations(
             if known or _fits(graph, cluster.with_memory(limit), request, rules):
                 found.append(f"with --memory {limit} ({units.size(limit)})")
                 break
-    free = request.constraints.plan is None and not request.constraints.pins
+    free = not request.constraints.bound
     if cluster.is_uniform and free and request.mesh is None:
         count = _enough(graph, cluster, request, rules)
         if count is not None:

@@ -2,82 +2,88 @@
 
 A *run* is a stretch of the graph's order that repeats with a period: nodes one period apart have
 equal rules, types and attributes and read from corresponding places: the same distance back, the
-same value from before the run, or weights of their own. The folded graph keeps the first block,
-two from the middle and the last; in the folded problem the first of the middle ones stands for
-all but one, so that its loads and bytes count as often, and the other takes the same choices. What
-the folded problem says of a choice is then what the whole one says of the choice unfolded.
+same value from before the run, or weights of their own. Runs that go together (the layers forward,
+backward and their updates, see `partitioner.runs`) are folded together: one block is that of all.
+
+The folded graph keeps a few blocks. One of them stands for all that are left out: its loads and
+bytes count as often, and its kept neighbours take the same choices. What the folded problem says of
+a choice is then what the whole one says of the choice unfolded.
+
+Of a single run the first block, two of the middle and the last are kept; the first of the middle
+ones stands for others, and the outer two are free. Of coupled runs three are kept, all alike, and
+the middle one stands for others: a value may go either way between runs, so it needs neighbours
+like itself on both sides. Where the first or last layers of a model are of other kinds they are
+not in the runs, so they are free too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from partitioner.build import Built
 from partitioner.ir.graph import Graph, Node
-from partitioner.solver.problem import Edge, Item, Problem
+from partitioner.runs import Run, find_runs
+from partitioner.solver.problem import Edge, Hold, Item
 from partitioner.strategies import Rules
 
-#: Blocks that are kept of a run; shorter runs are not folded.
-KEPT = 4
-#: Periods that are tried, the most frequent distances between like nodes first.
-PERIODS = 12
-#: Shorter blocks are not worth it.
-MIN_PERIOD = 2
 
-Bools = npt.NDArray[np.bool_]
+#: Of the kept blocks, the one that stands for all that are left out.
+STAND_IN = 1
 
 
-@dataclass(frozen=True)
-class Run:
-    """`count` blocks of `period` nodes each, the first at position `start` of the order."""
-
-    start: int
-    period: int
-    count: int
-
-    @property
-    def stop(self) -> int:
-        """After the last node."""
-        return self.start + self.period * self.count
-
-    def block(self, index: int) -> range:
-        """Positions of a block."""
-        return range(self.start + index * self.period, self.start + (index + 1) * self.period)
+def kept(runs: int) -> int:
+    """Blocks that are kept of so many runs; shorter ones are not folded."""
+    return 4 if runs == 1 else 3
 
 
 @dataclass(frozen=True)
 class Folded:
-    """A graph with one run shortened to four blocks.
+    """A graph with coupled runs shortened to a few blocks.
 
     Attributes:
         graph: The folded graph, or the whole one if nothing repeats.
         whole: The graph that it stands for.
-        run: The run in the whole graph; None if nothing is folded.
+        runs: The runs in the whole graph; empty if nothing is folded.
+        short: The same runs in the folded graph.
         places: For each node of the whole graph the position of its stand-in in `graph`.
     """
 
     graph: Graph
     whole: Graph
-    run: Run | None
+    runs: tuple[Run, ...]
+    short: tuple[Run, ...]
     places: tuple[int, ...]
 
     def __str__(self) -> str:
         """What was folded: ``"94 of 96 blocks of 46 nodes alike"``; ``""`` if nothing."""
-        if self.run is None:
+        if not self.runs:
             return ""
-        count = self.run.count
-        return f"{count - 2} of {count} blocks of {self.run.period} nodes alike"
+        count = self.runs[0].count
+        nodes = sum(run.period for run in self.runs)
+        return f"{count - 2} of {count} blocks of {nodes} nodes alike"
+
+    @property
+    def tied(self) -> range:
+        """The kept blocks that choose alike."""
+        return range(1, 3) if len(self.runs) == 1 else range(3)
+
+    def middle(self, run: Run) -> range:
+        """Positions of these blocks of a run of the folded graph."""
+        ends = [end for k in self.tied for end in (run.block(k).start, run.block(k).stop)]
+        return range(min(ends), max(ends))
+
+    @property
+    def times(self) -> int:
+        """How many blocks the one that stands for others stands for."""
+        return self.runs[0].count - kept(len(self.runs)) + 1
 
     def tie(self, built: Built) -> Built:
         """The problem of the folded graph, with the middle blocks counted and kept alike."""
-        if self.run is None:
+        if not self.runs:
             return built
-        return replace(built, problem=_tied(self.graph, self.run, built))
+        return _Tied(self, built).run()
 
     def unfold(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """Choices of the whole graph's nodes."""
@@ -85,22 +91,30 @@ class Folded:
 
 
 def fold(graph: Graph, rules: Rules) -> Folded:
-    """Shorten the run that saves most nodes; the graph itself if none can be."""
-    run = find_run(graph, rules)
-    if run is None:
-        return Folded(graph, graph, None, tuple(range(len(graph.nodes))))
-    cut = (run.count - KEPT) * run.period
-    first = run.start + 3 * run.period  # of the folded run's last block
-    last = run.block(run.count - 1).start
-    kept = [*range(first), *range(last, len(graph.nodes))]
-    places = [*range(first)]
-    places += [run.start + run.period + (i - first) % run.period for i in range(first, last)]
-    places += [i - cut for i in range(last, len(graph.nodes))]
-    moved = _moved(graph, run)
-    nodes = tuple(_renamed(graph.nodes[i], moved if i >= last else {}) for i in kept)
+    """Shorten the coupled runs that save most nodes; the graph itself if none can be."""
+    runs = find_runs(graph, rules, kept)
+    if not runs:
+        return Folded(graph, graph, (), (), tuple(range(len(graph.nodes))))
+    short_count = kept(len(runs))
+    gone = {i for run in runs for k in range(short_count - 1, run.count - 1) for i in run.block(k)}
+    left = [i for i in range(len(graph.nodes)) if i not in gone]
+    new = {old: index for index, old in enumerate(left)}
+    short = tuple(Run(new[run.start], run.period, short_count, run.reverse) for run in runs)
+    places = [new.get(i, -1) for i in range(len(graph.nodes))]
+    for run, own in zip(runs, short, strict=True):
+        for k in range(short_count - 1, run.count - 1):
+            for i, place in zip(run.block(k), own.block(STAND_IN), strict=True):
+                places[i] = place
+    names = _names(graph, runs, short_count)
+    nodes = tuple(_renamed(graph.nodes[i], names.get(i, {})) for i in left)
+    return Folded(_shortened(graph, nodes), graph, runs, short, tuple(places))
+
+
+def _shortened(graph: Graph, nodes: tuple[Node, ...]) -> Graph:
+    """The graph of these nodes only."""
     made = {value for node in nodes for value in node.writes}
     used = made | {value for node in nodes for value in node.reads}
-    small = Graph(
+    return Graph(
         name=graph.name,
         inputs=graph.inputs,
         outputs=tuple(value for value in graph.outputs if value in made),
@@ -108,19 +122,28 @@ def fold(graph: Graph, rules: Rules) -> Folded:
         types={v: t for v, t in graph.types.items() if v in used or v in graph.inputs},
         constants={v: c for v, c in graph.constants.items() if v in used},
         opsets=graph.opsets,
+        backward=graph.backward & {node.name for node in nodes},
     )
-    return Folded(small, graph, run, tuple(places))
 
 
-def _moved(graph: Graph, run: Run) -> Mapping[str, str]:
-    """For each value of the last block but one, the value of the kept block that stands for it."""
-    pairs = zip(run.block(run.count - 2), run.block(2), strict=True)
-    return {
-        old: new
-        for far, near in pairs
-        for old, new in zip(graph.nodes[far].outputs, graph.nodes[near].outputs, strict=True)
-        if old
-    }
+def _names(graph: Graph, runs: Sequence[Run], count: int) -> Mapping[int, Mapping[str, str]]:
+    """At the seam two kept blocks meet that were apart: what each reads of the other instead.
+
+    By position of the reader: the last kept block of the middle reads from the last one what it
+    read from its neighbour, and the last one from it.
+    """
+    last = runs[0].count - 1
+    found: dict[int, Mapping[str, str]] = {}
+    for block, neighbour, instead in ((count - 2, count - 1, last), (last, last - 1, count - 2)):
+        values = {
+            old: new
+            for run in runs
+            for far, near in zip(run.block(neighbour), run.block(instead), strict=True)
+            for old, new in zip(graph.nodes[far].outputs, graph.nodes[near].outputs, strict=True)
+            if old
+        }
+        found.update((i, values) for run in runs for i in run.block(block))
+    return found
 
 
 def _renamed(node: Node, names: Mapping[str, str]) -> Node:
@@ -131,181 +154,116 @@ def _renamed(node: Node, names: Mapping[str, str]) -> Node:
     return replace(node, inputs=inputs, captures=captures)
 
 
-def find_run(graph: Graph, rules: Rules) -> Run | None:
-    """The run that hides most nodes; None if there is none of more than `KEPT` blocks."""
-    kinds = _kinds(graph, rules)
-    best: Run | None = None
-    for period in _periods(kinds):
-        alike = kinds[:-period] == kinds[period:]
-        for start, length in _stretches(alike):
-            if length + period <= KEPT * period:
-                continue
-            run = _longest(graph, start, length, period)
-            if run is not None and (best is None or _hidden(run) > _hidden(best)):
-                best = run
-    return best
+@dataclass
+class _Tied:
+    """Counts the block that stands for others as often, and ties the others to it.
+
+    Where the stand-in is, the bytes are those of the first block in the order that it stands for;
+    where the kept block after it is, those of the last one. Between them bytes change evenly, so
+    the peak is at one of the two. What all others hold is an item of its own: it is held from the
+    end of the stand-in where the stand-in makes it, or to the end of the stand-in where it is
+    last used.
+    """
+
+    folded: Folded
+    built: Built
+    extra: list[Item] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    others: dict[int, int] = field(default_factory=dict)  # item of the others, by the stand-in's
+
+    def run(self) -> Built:
+        """The problem with everything counted."""
+        folded, problem = self.folded, self.built.problem
+        self.times = float(folded.times)
+        sample = {i for run in folded.short for i in run.block(STAND_IN)}
+        nodes = tuple(
+            tuple(replace(c, load_s=tuple(self.times * s for s in c.load_s)) for c in choices)
+            if position in sample
+            else choices
+            for position, choices in enumerate(problem.nodes)
+        )
+        own = _own_values(folded.graph, sample)
+        items = tuple(
+            self._counted(index, item, value) if value in own else item
+            for index, (item, value) in enumerate(
+                zip(problem.items, self.built.values, strict=True)
+            )
+        )
+        tied = replace(
+            problem,
+            nodes=nodes,
+            items=(*items, *self.extra),
+            edges=(*map(self._edge, problem.edges), *self._ties()),
+            holds=tuple(map(self._hold, problem.holds)),
+        )
+        return replace(self.built, problem=tied, values=(*self.built.values, *self.values))
+
+    def _counted(self, index: int, item: Item, value: str) -> Item:
+        """An item of each of so many blocks."""
+        paid = replace(item, load_s=tuple(self.times * s for s in item.load_s))
+        first, last = self._span(item)
+        if first > last or not any(item.bytes) or self.times == 1:
+            return paid
+        if (first, last) == (item.first, item.last):
+            return replace(paid, bytes=tuple(self.times * size for size in item.bytes))
+        self.others[index] = len(self.built.problem.items) + len(self.extra)
+        rest = tuple((self.times - 1) * size for size in item.bytes)
+        self.extra.append(Item((0.0,) * len(item.load_s), rest, first, last))
+        self.values.append(value)
+        return paid
+
+    def _span(self, item: Item) -> tuple[int, int]:
+        """When all other blocks that the stand-in stands for hold theirs."""
+        first, last = item.first, item.last
+        for run in self.folded.short:
+            middle = self.folded.middle(run)
+            end = run.block(STAND_IN).stop
+            first = end if item.first in middle else first
+            last = end - 1 if item.last in middle else last
+        return first, last
+
+    def _with_others(self, items: tuple[int, ...]) -> tuple[int, ...]:
+        return (*items, *(self.others[i] for i in items if i in self.others))
+
+    def _edge(self, edge: Edge) -> Edge:
+        items = {pair: self._with_others(found) for pair, found in edge.items.items()}
+        return replace(edge, items=items)
+
+    def _hold(self, hold: Hold) -> Hold:
+        return replace(hold, items=tuple(map(self._with_others, hold.items)))
+
+    def _ties(self) -> Iterator[Edge]:
+        """Middle blocks choose as the first of them does."""
+        for run in self.folded.short:
+            blocks = sorted(map(run.block, self.folded.tied), key=lambda block: block.start)
+            for one, other in pairwise(blocks):
+                yield from map(self._alike, one, other)
+
+    def _alike(self, u: int, v: int) -> Edge:
+        """Two nodes are cut alike."""
+        nodes, candidates = self.folded.graph.nodes, self.built.candidates
+        kinds: dict[object, int] = {}
+        ours, theirs = (
+            tuple(
+                kinds.setdefault((placed.mesh, tuple(sorted(placed.layouts.items()))), len(kinds))
+                for placed in candidates[nodes[position].name]
+            )
+            for position in (u, v)
+        )
+        apart = frozenset((a, b) for a in ours for b in theirs if a != b)
+        return Edge(u, v, ours, theirs, {}, apart)
 
 
-def _hidden(run: Run) -> int:
-    return (run.count - KEPT) * run.period
-
-
-def _kinds(graph: Graph, rules: Rules) -> npt.NDArray[np.int64]:
-    """A number for each node, equal where operator, attributes, types and rule are."""
-    known: dict[object, int] = {}
-    return np.array(
-        [known.setdefault(_kind(graph, rules, node), len(known)) for node in graph.nodes], np.int64
-    )
-
-
-def _kind(graph: Graph, rules: Rules, node: Node) -> object:
-    rule = rules.rule(node)
-    loops = (
-        (str(rule), rule.flops_per_point, tuple(sorted(rule.addends)), rule.points)
-        if rule is not None
-        else rules.why_opaque(node)
-    )
-    reads = tuple(str(graph.types[v]) if v else "" for v in (*node.inputs, *node.captures))
-    writes = tuple((str(graph.types[v]), v in graph.outputs) if v else "" for v in node.outputs)
-    return node.op, repr(sorted(node.attrs.items())), loops, reads, writes
-
-
-def _periods(kinds: npt.NDArray[np.int64]) -> list[int]:
-    """Distances between neighbouring nodes of one kind, the most frequent first."""
-    order = np.argsort(kinds, kind="stable")
-    steps = np.diff(order)[np.diff(kinds[order]) == 0]
-    counted = Counter(int(step) for step in steps if step >= MIN_PERIOD)
-    ranked = sorted(counted.items(), key=lambda entry: (-entry[0] * entry[1], entry[0]))
-    return [period for period, _ in ranked[:PERIODS]]
-
-
-def _stretches(flags: Bools) -> list[tuple[int, int]]:
-    """(start, length) of the stretches of set flags."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
-    return [(int(a), int(b - a)) for a, b in edges.reshape(-1, 2)]
-
-
-def _longest(graph: Graph, start: int, length: int, period: int) -> Run | None:
-    """The longest run within a stretch whose nodes also read from corresponding places."""
-    reads = [_reads(graph, i) for i in range(start, start + length + period)]
-    good = np.array(
-        [_correspond(reads[i], reads[i + period], period) for i in range(length)], np.bool_
-    )
-    found = max(_stretches(good), key=lambda stretch: stretch[1], default=(0, 0))
-    run = Run(start + found[0], period, found[1] // period + 1)
-    while run.count > KEPT:
-        if _closed(graph, run):
-            return run
-        run = replace(run, count=run.count - 1)
-        if run.count < found[1] // period:  # one block less, where the tail reads into the last
-            break
-    return None
-
-
-Read = tuple[str, int, str]  #: (kind of source, position of its node or -1, value).
-
-
-def _reads(graph: Graph, position: int) -> tuple[int, list[Read]]:
-    """Whence a node reads, slot by slot."""
-    found: list[Read] = []
-    for value in (*graph.nodes[position].inputs, *graph.nodes[position].captures):
-        producer = graph.producers.get(value)
-        if producer is not None:
-            found.append(("node", graph.order[producer.name], value))
-        else:
-            found.append(("constant" if value in graph.constants else "input", -1, value))
-    return position, found
-
-
-def _correspond(one: tuple[int, list[Read]], other: tuple[int, list[Read]], period: int) -> bool:
-    """Whether two nodes, one period apart, read from corresponding places."""
-    (here, mine), (there, theirs) = one, other
-    for (kind, place, value), (their_kind, their_place, their_value) in zip(
-        mine, theirs, strict=True
-    ):
-        if kind != their_kind:
-            return False
-        near = there - their_place == here - place and here - place < 2 * period
-        if kind == "node" and value != their_value and not near:
-            return False
-    return True
-
-
-def _closed(graph: Graph, run: Run) -> bool:
-    """Whether no block reads past the one before it, and later nodes read of the last one only."""
-    block = {}
-    for index in range(run.count):
-        for position in run.block(index):
-            block.update(dict.fromkeys(graph.nodes[position].writes, index))
-    shared = [
-        {v for i in run.block(k) for v in graph.nodes[i].reads if v not in block} for k in (1, 2)
-    ]
-    common = shared[0] & shared[1]
-    for index in range(run.count):
-        for position in run.block(index):
-            reads = graph.nodes[position].reads
-            if any(index - block[value] > 1 for value in reads if value in block):
-                return False
-            own = {value for value in reads if value not in block and value not in common}
-            if index > 0 and any(_elsewhere(graph, value, run.block(index)) for value in own):
-                return False
-    return not any(
-        block.get(value, run.count - 1) < run.count - 1
-        for node in graph.nodes[run.stop :]
-        for value in node.reads
-    )
-
-
-def _elsewhere(graph: Graph, value: str, block: range) -> bool:
-    """Whether a value is read outside its block."""
-    return any(graph.order[node.name] not in block for node in graph.consumers[value])
-
-
-def _tied(graph: Graph, run: Run, built: Built) -> Problem:
-    problem = built.problem
-    times = float(run.count - KEPT + 1)
-    middle, twin = run.block(1), run.block(2)
-    nodes = tuple(
-        tuple(replace(c, load_s=tuple(times * s for s in c.load_s)) for c in choices)
-        if position in middle
-        else choices
-        for position, choices in enumerate(problem.nodes)
-    )
-    own = _own_values(graph, middle)
-    items = tuple(
-        _counted(item, times, twin.stop) if value in own else item
-        for item, value in zip(problem.items, built.values, strict=True)
-    )
-    ties = (
-        _alike(position, position + run.period, len(problem.nodes[position]))
-        for position in middle
-        if len(problem.nodes[position]) > 1
-    )
-    return replace(problem, nodes=nodes, items=items, edges=(*problem.edges, *ties))
-
-
-def _own_values(graph: Graph, block: range) -> frozenset[str]:
+def _own_values(graph: Graph, sample: set[int]) -> frozenset[str]:
     """Values that a block makes, and weights and inputs that it alone reads."""
     found: set[str] = set()
-    for position in block:
+    for position in sample:
         node = graph.nodes[position]
         found.update(node.writes)
         found.update(
             value
             for value in node.reads
-            if value not in graph.producers and not _elsewhere(graph, value, block)
+            if value not in graph.producers
+            and all(graph.order[reader.name] in sample for reader in graph.consumers[value])
         )
     return frozenset(found)
-
-
-def _counted(item: Item, times: float, stop: int) -> Item:
-    """An item of each of so many blocks; bytes add up if they are held beyond the next block."""
-    lasting = item.last >= stop
-    held = tuple(times * size for size in item.bytes) if lasting else item.bytes
-    return replace(item, load_s=tuple(times * s for s in item.load_s), bytes=held)
-
-
-def _alike(u: int, v: int, choices: int) -> Edge:
-    every = tuple(range(choices))
-    apart = frozenset((p, q) for p in every for q in every if p != q)
-    return Edge(u, v, every, every, {}, apart)

@@ -32,7 +32,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
-from partitioner.levels import cheapest, decisions, layouts, search_levels
+from partitioner.levels import cheapest, decisions, layouts, search_levels, search_whole
 from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
@@ -204,8 +204,7 @@ def _explicit_only(request: Request) -> str:
     """What of a request asks for a column for every device; "" if nothing does."""
     if request.objective != "throughput":
         return f"objective {request.objective}"
-    pinned = request.constraints.pins or request.constraints.plan is not None
-    return "constraints" if pinned else ""
+    return "constraints" if request.constraints.bound else ""
 
 
 def _by_levels(
@@ -217,6 +216,13 @@ def _by_levels(
 ) -> Outcome:
     """Stages whose devices do alike; see `partitioner.levels`."""
     space = layouts(cluster, request.strategy, request.mesh)
+    if graph.backward:
+        space = tuple(layout for layout in space if layout.mesh.size() == len(cluster))
+    if not space and graph.backward:
+        raise SearchError(
+            "training is planned on one group of all devices, and they must be alike: "
+            f"--strategy {request.strategy} gives none"
+        )
     if not space:
         asked = "--mesh" if request.mesh is not None else f"--strategy {request.strategy}"
         raise SearchError(
@@ -224,7 +230,8 @@ def _by_levels(
             f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
         )
     deadline = time.monotonic() + request.time_limit_s
-    rivals = search_levels(
+    find = search_whole if graph.backward else search_levels
+    rivals = find(
         graph,
         rules,
         cluster,
@@ -426,7 +433,7 @@ class _Search:
         meshes = (placed.mesh for options in candidates.values() for placed in options)
         groups = tuple(dict.fromkeys((*family.groups, *family.homes, *meshes)))
         constraints = self.request.constraints
-        free = not constraints.pins and constraints.plan is None and self.cluster.is_uniform
+        free = not constraints.bound and self.cluster.is_uniform
         same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
         prices = DevicePrices(self.graph, self.cluster, self.resharder)
         return build(self.graph, groups, candidates, prices, same)

@@ -348,7 +348,7 @@ def _compare(
 
 
 def _is_float(x: np.ndarray) -> bool:
-    return bool(np.issubdtype(x.dtype, np.floating))
+    return bool(np.issubdtype(x.dtype, np.inexact))
 
 
 def _outputs(case: Case) -> tuple[str, ...]:

@@ -67,3 +67,11 @@ run_lockstep(pathlib.Path({str(folder)!r}), {{"x": np.ones((4, 8), np.float32)}}
     forbidden = ("partitioner.solver", "partitioner.frontends", "partitioner.cost_model")
     assert not [name for name in found if name.startswith(forbidden)]
     assert not found & {"pulp", "highspy", "onnx_ir", "onnxscript"}
+
+
+def test_communication_loads_pytorch_and_nothing_to_plan_with() -> None:
+    found = loaded("import partitioner.functional, partitioner; partitioner.Chain")
+    forbidden = ("partitioner.solver", "partitioner.frontends", "partitioner.cost_model")
+    assert "torch" in found
+    assert not [name for name in found if name.startswith(forbidden)]
+    assert not found & {"matplotlib", "onnx", "onnx_ir", "onnxruntime", "pulp", "highspy", "scipy"}

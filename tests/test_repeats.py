@@ -79,14 +79,14 @@ def test_a_choice_costs_the_same_folded_and_whole(
 ) -> None:
     graph = graph_of(name, **options)
     small = folded(graph)
-    assert small.run is not None
+    assert small.runs
     check_equal(small, mesh, tries=6)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_outputs_of_every_block_are_counted(mesh: DeviceMesh) -> None:
     small = folded(stack(9))
-    assert small.run is not None
+    assert small.runs
     check_equal(small, mesh, tries=6)
 
 
@@ -97,9 +97,10 @@ def check_equal(small: Folded, mesh: DeviceMesh, tries: int) -> None:
     seen = 0
     for _ in range(20 * tries):
         chosen = [rng.randrange(len(choices)) for choices in tied.nodes]
-        assert small.run is not None
-        for position in small.run.block(1):
-            chosen[position + small.run.period] = chosen[position]
+        for run in small.short:
+            for block in small.tied:
+                for one, other in zip(run.block(1), run.block(block), strict=True):
+                    chosen[other] = chosen[one]
         try:
             cheap = evaluate_choices(tied, chosen)
         except SolverError:
@@ -132,15 +133,15 @@ def test_every_node_has_a_stand_in_of_its_kind() -> None:
 @pytest.mark.parametrize("every", [True, False])
 def test_a_run_ends_where_a_block_reads_an_older_one(every: bool) -> None:
     plain, skipped = folded(stack(14, every=every)), folded(stack(14, skip=4, every=every))
-    assert plain.run is not None
-    assert plain.run.count >= 12
-    assert skipped.run is not None
-    assert skipped.run.start > 4 * 4
+    assert plain.runs
+    assert plain.runs[0].count >= 12
+    assert skipped.runs
+    assert skipped.runs[0].start >= 4 * 4
 
 
 def test_nothing_is_folded_where_nothing_repeats() -> None:
     graph = graph_of("mlp", layers=2, hidden=16, batch=4)
     small = folded(graph)
-    assert small.run is None
+    assert not small.runs
     assert small.graph is graph
     assert str(small) == ""

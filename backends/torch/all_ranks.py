@@ -41,7 +41,9 @@ class AllRanks:
         self.programs = programs
         self.graph = graph
         cpu = torch.device("cpu")
-        self.ranks = tuple(emit_rank(program, graph, cpu) for program in programs.ranks)
+        self.ranks = tuple(
+            emit_rank(programs, rank, graph, cpu) for rank in range(len(programs.ranks))
+        )
 
     def step(self, inputs: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Step:
         """Run the forward pass and, in training, the backward pass.

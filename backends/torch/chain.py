@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from partitioner.backends.process_group import Group
-from partitioner.backends.torch.functional import recv, send, tie
+from partitioner.backends.torch.functional import recv, send
+from partitioner.backends.torch.linked import tie
 from partitioner.backends.torch.wire import Call, open_call
 
 
@@ -95,7 +96,9 @@ class Chain(nn.Module):
         loose: list[torch.Tensor] = []  # what backward must run through besides the result
         delegate: torch.Tensor | None = None
         for position, hop in enumerate(self._hops):
-            output = self.get_submodule(str(position))(*self._received(hop, inputs, delegate))
+            module = self.get_submodule(str(position))
+            received = self._received(hop, _device(module), delegate)
+            output = module(*(inputs if received is None else received))
             if not isinstance(output, torch.Tensor):
                 raise call.error(
                     f"submodule {position} returned {type(output).__name__}, not a tensor"
@@ -112,11 +115,17 @@ class Chain(nn.Module):
         return _joined(result, delegate, loose)
 
     def _received(
-        self, hop: _Hop, inputs: Sequence[torch.Tensor], delegate: torch.Tensor | None
-    ) -> Sequence[torch.Tensor]:
+        self, hop: _Hop, device: torch.device | None, delegate: torch.Tensor | None
+    ) -> Sequence[torch.Tensor] | None:
         if hop.rank_in is None:
-            return inputs
-        return [recv(rank, self._group, delegate=delegate) for rank in hop.rank_in]
+            return None
+        return [recv(rank, self._group, delegate=delegate, device=device) for rank in hop.rank_in]
+
+
+def _device(module: nn.Module) -> torch.device | None:
+    """Where a submodule wants what is received."""
+    first = next(module.parameters(), None)
+    return None if first is None else first.device
 
 
 def _joined(

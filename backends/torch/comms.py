@@ -7,6 +7,7 @@ part, whose name says which (`group_name`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -74,7 +75,7 @@ def start(
         return _local(graph, comm, rank, source, source_shape, target_shape)
     if comm.kind is CommKind.ALL_REDUCE:
         assert source is not None
-        return _all_reduce(graph, comm, source, in_place=in_place)
+        return _all_reduce(graph, comm, source, source_shape, in_place=in_place)
     if comm.kind is CommKind.REDUCE_SCATTER:
         assert source is not None
         return _reduce_scatter(graph, comm, rank, source, source_shape, target_shape)
@@ -100,10 +101,13 @@ def _local(
     )
 
 
-def _all_reduce(graph: fx.Graph, comm: Comm, source: fx.Node, *, in_place: bool) -> Arrival:
+def _all_reduce(
+    graph: fx.Graph, comm: Comm, source: fx.Node, shape: Shape, *, in_place: bool
+) -> Arrival:
     op = c10d.all_reduce_ if in_place else c10d.all_reduce
     reduce = "product" if comm.reduce == "prod" else comm.reduce
     sent = graph.call_function(op.default, (_dense(graph, source), reduce, group_name(comm.ranks)))
+    sent.meta["operand"] = torch_dtype(comm.dtype), shape
     return lambda: graph.call_function(c10d.wait_tensor.default, (sent,))
 
 
@@ -128,8 +132,9 @@ def _reduce_scatter(
         reduce = "product" if comm.reduce == "prod" else comm.reduce
         args = (packed, reduce, len(comm.ranks), name)
         sent = graph.call_function(c10d.reduce_scatter_tensor.default, args)
+        sent.meta["operand"] = torch_dtype(comm.dtype), (math.prod(source_shape),)
         return lambda: _shaped(graph, _wait(graph, sent), target_shape)
-    arrival = _all_reduce(graph, comm, source, in_place=False)
+    arrival = _all_reduce(graph, comm, source, source_shape, in_place=False)
     own = by_target[rank]
     return lambda: take(graph, arrival(), own.read, source_shape)
 
@@ -141,6 +146,8 @@ def _all_gather(
     packed = _coded(graph, comm, _dense(graph, source))
     args = (_flat(graph, packed), len(comm.ranks), group_name(comm.ranks))
     sent = graph.call_function(c10d.all_gather_into_tensor.default, args)
+    if comm.dtype not in _AS_BYTES:
+        sent.meta["operand"] = torch_dtype(comm.dtype), (own[rank].numel,)
 
     def arrive() -> fx.Node:
         flat = _decoded(graph, comm, _wait(graph, sent))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -19,12 +19,13 @@ import torch
 from torch import fx
 
 from partitioner.backends.tensors import from_numpy
+from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import arguments, overload
 from partitioner.backends.torch.comms import COLLECTIVES, Arrival, start
 from partitioner.backends.torch.faults import COMM
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, RankProgram
+from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
 #: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
@@ -71,11 +72,12 @@ class RankGraphs:
     types: Mapping[str, TensorType]
 
 
-def emit_rank(program: RankProgram, graph: Graph, device: torch.device) -> RankGraphs:
+def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device) -> RankGraphs:
     """Graph modules of a rank.
 
     Args:
-        program: The rank's program.
+        programs: The programs of all ranks.
+        rank: The rank.
         graph: The whole model: its constants' contents are read.
         device: Where the rank's tensors are.
 
@@ -83,7 +85,22 @@ def emit_rank(program: RankProgram, graph: Graph, device: torch.device) -> RankG
         BackendError: PyTorch has no operator of a name in the program, or a constant's type is
             none of its types.
     """
-    return _Emitter(program, graph, device).run()
+    return _Emitter(programs.ranks[rank], graph, device, _alike(programs)).run()
+
+
+def _alike(programs: Programs) -> bool:
+    """Whether all ranks do the same in the same order: then they join collectives alike."""
+    shapes = {
+        tuple(_outline(step, program.rank) for step in program.steps) for program in programs.ranks
+    }
+    return len(shapes) == 1
+
+
+def _outline(step: Compute | Comm, rank: int) -> tuple[str, bool, bool]:
+    """What decides where a rank's graph has which collective, and where it waits for it."""
+    if isinstance(step, Compute):
+        return step.origin, True, True
+    return str(step.kind), rank in step.sources(), rank in step.targets()
 
 
 @dataclass
@@ -91,6 +108,7 @@ class _Emitter:
     program: RankProgram
     graph: Graph
     device: torch.device
+    alike: bool
     held: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def run(self) -> RankGraphs:
@@ -149,6 +167,7 @@ class _Pass:
     graph: fx.Graph = field(default_factory=fx.Graph)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
     attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
 
     def run(self) -> PassGraph:
         program = self.owner.program
@@ -166,19 +185,30 @@ class _Pass:
                 self.known[name] = self._attribute(name)
         for name in sorted(outside):
             if name not in self.known:
-                self.known[name] = self.graph.placeholder(_identifier(name))
+                self.known[name] = self.graph.placeholder(self._argument(name))
                 taken.append(name)
         self.reads = Counter(name for step in self.steps for name in _reads(step, rank))
-        self.own = set(_fresh(self.steps))
+        self.reads.update(self.results)
+        self.own = _fresh(self.steps, self.reads)
         for step in self.steps:
             if isinstance(step, Comm):
                 self._comm(step)
             else:
                 self._compute(step)
         self.graph.output(tuple(self._value(name) for name in self.results))
+        if self.owner.alike:
+            bucket(self.graph)
         self.graph.lint()
         module = fx.GraphModule(_Root(self.attributes), self.graph, f"Rank{rank}")
         return PassGraph(module, tuple(taken), self.results)
+
+    def _argument(self, name: str) -> str:
+        """An argument's name that no other has."""
+        found = _identifier(name)
+        while found in self.names:
+            found += "_"
+        self.names.add(found)
+        return found
 
     def _attribute(self, name: str) -> fx.Node:
         key = _identifier(name)
@@ -226,7 +256,6 @@ class _Pass:
         in_place = (
             comm.kind is CommKind.ALL_REDUCE
             and comm.source in self.own
-            and comm.source not in self.results
             and self.reads[comm.source] == 1
         )
         arrival = start(
@@ -284,19 +313,22 @@ def _outside(steps: Sequence[Compute | Comm], outputs: Sequence[Output], rank: i
     return found | ({o.value for o in outputs} - made)
 
 
-def _fresh(steps: Sequence[Compute | Comm]) -> Iterator[str]:
-    """Values that a step computes into memory of their own, which nothing else shares."""
-    viewed: set[str] = set()
+def _fresh(steps: Sequence[Compute | Comm], reads: Mapping[str, int]) -> set[str]:
+    """Values that a step computes into memory of their own, and that nothing else reads.
+
+    A view of such a value is one too, if the view is all that reads it.
+    """
+    found: set[str] = set()
     for step in steps:
-        if isinstance(step, Compute):
-            row = row_of(step.node)
-            if row is None or row.view:
-                viewed.update(step.node.reads)
-    for step in steps:
-        if isinstance(step, Compute) and step.node.op.startswith("aten::"):
-            row = row_of(step.node)
-            if row is not None and not row.view:
-                yield from (name for name in step.node.writes if name not in viewed)
+        if isinstance(step, Comm):
+            continue
+        row = row_of(step.node)
+        if row is None or not step.node.op.startswith(("aten::", ALIAS, UPDATE)):
+            continue
+        source = step.node.inputs[0] if row.view else ""
+        if not row.view or (source in found and reads[source] == 1):
+            found.update(step.node.writes)
+    return found
 
 
 def _part(graph: Graph, part: Part, kind: TensorType) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Communication between processes that autograd runs backward as the transposed communication.
 
-Ranks count within `group`, a `torch.distributed` process group (None: the default one). Element
-types and shapes travel with the data, so receivers need not know them.
+Ranks are counted within `group`, a `torch.distributed` process group (None: the default one), which
+for a group of some processes is not their global rank. Element types and shapes travel with the
+data, so receivers need not know them.
 
 **Gradients.** The loss of a parallel model is the sum of the losses of all ranks: each rank calls
 `backward()` on its own, and the gradient of a tensor on any rank is that of the sum. If a
@@ -21,19 +22,16 @@ ended makes the call raise; one that hangs does so after the group's timeout (th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from partitioner.backends.process_group import Group
 from partitioner.backends.tensors import combine
 from partitioner.backends.torch import wire
 from partitioner.backends.torch.labels import REDUCTIONS, Label, unlike
+from partitioner.backends.torch.linked import linked, needs_gradient, wait_at_end
 from partitioner.backends.torch.wire import Call, open_call
-
-Transposed = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor | None]]
 
 #: Gradients of sent tensors that came before those that were waited for, by number of the call.
 _EARLY: dict[int, torch.Tensor] = {}
@@ -66,7 +64,7 @@ def send(x: torch.Tensor, dst: int, group: Group = None) -> torch.Tensor:
     def transposed(_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         return [_gradient(call.transposed(), peer).to(place)]
 
-    return _linked(transposed, [_zero(place)], [x], needs=_needs(x))[0]
+    return linked(transposed, [_zero(place)], [x], needs=needs_gradient(x))[0]
 
 
 def recv(
@@ -104,16 +102,16 @@ def recv(
             "turn them off on both ranks, or send x.detach()"
         )
     behind = [] if delegate is None else [delegate]
-    needs = label.needs or any(map(_needs, behind))
+    needs = label.needs or any(map(needs_gradient, behind))
     if needs and not label.smooth:
         raise call.error(f"{label} has no gradient, so pass the delegate to another recv")
 
     def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
         if label.needs:
-            _at_end(wire.put(call.transposed(label.number), gradients[0], peer))
+            wait_at_end(wire.put(call.transposed(label.number), gradients[0], peer))
         return [torch.zeros_like(x) for x in behind]
 
-    return _linked(transposed, [_moved(found, device)], behind, needs=needs)[0]
+    return linked(transposed, [_moved(found, device)], behind, needs=needs)[0]
 
 
 # From and to one rank ----------------------------------------------------------------------------
@@ -158,7 +156,7 @@ def bcast(
         return [total.to(home) for home in homes]
 
     moved = _moved(found, device or (homes[0] if homes else None))
-    return _linked(transposed, [moved], inputs, needs=_any_needs(labels))[0]
+    return linked(transposed, [moved], inputs, needs=_any_needs(labels))[0]
 
 
 def scatter(
@@ -199,7 +197,7 @@ def scatter(
         parts = _gather(backward, gradients[0], root)
         return [part.to(home) for part, home in zip(parts, homes, strict=True)]
 
-    return _linked(transposed, [_moved(found, device)], given, needs=_any_needs(labels))[0]
+    return linked(transposed, [_moved(found, device)], given, needs=_any_needs(labels))[0]
 
 
 def gather(
@@ -233,7 +231,7 @@ def gather(
         return [_scatter(backward, given, root).to(home)]
 
     results = [part.to(home) for part in parts] if call.rank == root else [_zero(home)]
-    found = _linked(transposed, results, [x], needs=_any_needs(labels))
+    found = linked(transposed, results, [x], needs=_any_needs(labels))
     return found if call.rank == root else found[0]
 
 
@@ -266,7 +264,7 @@ def allgather(x: torch.Tensor, group: Group = None) -> tuple[torch.Tensor, ...]:
         return [_reduce_scatter(backward, gradients, terms).to(home)]
 
     results = [part.to(home) for part in parts]
-    return _linked(transposed, results, [x], needs=_any_needs(labels))
+    return linked(transposed, results, [x], needs=_any_needs(labels))
 
 
 def alltoall(xs: Sequence[torch.Tensor], group: Group = None) -> tuple[torch.Tensor, ...]:
@@ -297,7 +295,7 @@ def alltoall(xs: Sequence[torch.Tensor], group: Group = None) -> tuple[torch.Ten
         return [part.to(home) for part, home in zip(back, homes, strict=True)]
 
     results = [part.to(homes[0]) for part in parts]
-    return _linked(transposed, results, given, needs=_any_needs(labels))
+    return linked(transposed, results, given, needs=_any_needs(labels))
 
 
 def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
@@ -338,7 +336,7 @@ def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Te
             total = total * shares / wire.all_reduce(backward, shares, terms, "sum")
         return [total.to(home)]
 
-    return _linked(transposed, [found], [x], needs=_any_needs(labels))[0]
+    return linked(transposed, [found], [x], needs=_any_needs(labels))[0]
 
 
 def reduce_scatter(xs: Sequence[torch.Tensor], group: Group = None) -> torch.Tensor:
@@ -372,58 +370,10 @@ def reduce_scatter(xs: Sequence[torch.Tensor], group: Group = None) -> torch.Ten
         parts = wire.all_gather(backward, gradients[0], wire.agree(backward, gradients))
         return [part.to(home) for part, home in zip(parts, homes, strict=True)]
 
-    return _linked(transposed, [found], given, needs=_any_needs(labels))[0]
+    return linked(transposed, [found], given, needs=_any_needs(labels))[0]
 
 
-def tie(x: torch.Tensor, others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tensor `x`, and backward runs through the others too, with gradients of 0."""
-
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        return [gradients[0], *(torch.zeros_like(other) for other in others)]
-
-    needs = _needs(x) or any(map(_needs, others))
-    return _linked(transposed, [x.detach()], [x, *others], needs=needs)[0]
-
-
-# Autograd ----------------------------------------------------------------------------------------
-
-
-class _Linked(torch.autograd.Function):
-    """Results of a communication that has run, linked to what it was given."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        transposed: Transposed,
-        results: Sequence[torch.Tensor],
-        _anchor: torch.Tensor,
-        *_given: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        ctx.transposed = transposed
-        return tuple(x.detach() for x in results)  # no views of each other
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, None, None, *ctx.transposed(gradients)
-
-
-def _linked(
-    transposed: Transposed,
-    results: Sequence[torch.Tensor],
-    given: Sequence[torch.Tensor],
-    *,
-    needs: bool,
-) -> tuple[torch.Tensor, ...]:
-    """Results whose backward is `transposed`: from their gradients to those of what was given."""
-    if not needs:
-        return tuple(results)
-    # Makes the results need a gradient on ranks that gave nothing, or nothing that needs one.
-    anchor = torch.empty(0, requires_grad=True)
-    linked: tuple[torch.Tensor, ...] = _Linked.apply(  # type: ignore[no-untyped-call]
-        transposed, results, anchor, *given
-    )
-    return linked
+# Between a communication and its backward ---------------------------------------------------------
 
 
 def _gradient(call: Call, source: int) -> torch.Tensor:
@@ -432,15 +382,6 @@ def _gradient(call: Call, source: int) -> torch.Tensor:
         label, found = wire.get(call, source)
         _EARLY[label.number] = found
     return _EARLY.pop(call.number)
-
-
-def _at_end(leaving: wire.Leaving) -> None:
-    """Wait at the end of backward: ranks that wait for each other's gradients could not go on."""
-    torch.autograd.Variable._execution_engine.queue_callback(leaving.wait)
-
-
-def _needs(x: torch.Tensor) -> bool:
-    return x.requires_grad and torch.is_grad_enabled()
 
 
 def _any_needs(labels: Sequence[Label]) -> bool:

@@ -35,6 +35,13 @@ def check_world(ranks: int) -> int:
     return dist.get_rank()
 
 
+def first_ranks(value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    held = [value]
+    dist.broadcast_object_list(held, src=0)
+    return held[0]
+
+
 def register_groups(programs: Programs) -> dict[str, Any]:
     """Make the process groups of all communications, the same on every rank, under their names.
 

@@ -97,7 +97,7 @@ class RankPasses:
         self.rank = rank
         self.device = device
         self._groups = register_groups(whole.programs)
-        self.graphs = emit_rank(whole.programs.ranks[rank], whole.graph, device)
+        self.graphs = emit_rank(whole.programs, rank, whole.graph, device)
         self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
             key: one.module.to(device)
             for key, one in (("forward", self.graphs.forward), ("backward", self.graphs.backward))

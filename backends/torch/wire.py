@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +39,8 @@ class Call:
 
     Attributes:
         name: Of the function.
-        group: The process group.
+        handle: Of the process group; weak, as graphs of autograd keep calls: a group that outlives
+            `destroy_process_group` would end its threads too late, and abort the process.
         rank: Of this process in the group.
         size: Ranks of the group.
         number: Tells the backward of one call from that of another.
@@ -46,11 +48,23 @@ class Call:
     """
 
     name: str
-    group: Group
+    handle: weakref.ref[Any]
     rank: int
     size: int
     number: int
     backward: bool = False
+
+    @property
+    def group(self) -> Group:
+        """The process group.
+
+        Raises:
+            BackendError: It was destroyed.
+        """
+        found = self.handle()
+        if found is None:
+            raise self.error("the process group was destroyed")
+        return found
 
     @property
     def topic(self) -> str:
@@ -109,7 +123,7 @@ def open_call(name: str, group: Group = None) -> Call:
     rank = dist.get_rank(found)
     if rank < 0:
         raise BackendError(f"{name}: process {dist.get_rank()} is not in the group")
-    return Call(name, found, rank, dist.get_world_size(found), next(_NUMBERS))
+    return Call(name, weakref.ref(found), rank, dist.get_world_size(found), next(_NUMBERS))
 
 
 # Devices -----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from partitioner.ir.ops import (
     sampling,
     spatial,
 )
+from partitioner.ir.ops.aten.derived import DERIVED, RULE
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -68,8 +69,9 @@ ROWS: Mapping[str, OpRow] = _merge()
 
 
 def row_of(node: Node) -> OpRow | None:
-    """The node's row, None if its op has none."""
-    return ROWS.get(node.op)
+    """The node's row, None if its op has none and the node brings no rule along."""
+    row = ROWS.get(node.op)
+    return DERIVED if row is None and node.op.startswith("aten::") and RULE in node.attrs else row
 
 
 def rule_of(graph: Graph, node: Node) -> Rule | str:

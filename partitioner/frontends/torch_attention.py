@@ -54,7 +54,7 @@ def _headed_mask(write: Rewriter, mask: fx.Node | None) -> fx.Node | None:
 def _heads(
     write: Rewriter, args: Arguments, operands: list[fx.Node], mask: fx.Node | None
 ) -> fx.Node:
-    query, key, values = _same_batch(write, operands)
+    query, key, values = (write.cast(node, write.dtype) for node in _same_batch(write, operands))
     depth = value(query).shape[-1]
     scale = depth**-0.5 if args["scale"] is None else args["scale"]
     if args["dropout_p"] > 0:

@@ -163,6 +163,8 @@ def capture(
     inputs = tuple(_input_slot(n.meta["desc"]) for n in nodes if n.op == "placeholder")
     (last,) = (node for node in nodes if node.op == "output")
     outputs = tuple(_output_slot(desc) for desc in last.meta["desc"])
+    if training and not any(slot.role is Role.TANGENT for slot in inputs):
+        raise FrontendError("no parameter that requires a gradient gets one from the loss")
     return Captured(
         joint.graph_module,
         inputs,

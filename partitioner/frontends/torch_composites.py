@@ -1,7 +1,8 @@
-"""Operators that a capture would take apart, kept whole as operators of our own.
+"""Operators that a capture would take apart, kept whole.
 
-A trace replaces upsampling by index computations and RMS norm by pointwise operators before any
-decomposition table is asked, so they are replaced in the exported graph, before the trace.
+A trace replaces upsampling by index computations, RMS norm by pointwise operators, and the average
+of a plane in some memory formats by writes through strides, before any decomposition table is
+asked. So they are replaced in the exported graph, before the trace.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ aten = torch.ops.aten
 own = torch.ops.partitioner
 
 Arguments = Mapping[str, Any]  #: Of a call, by name.
-#: From the call's arguments and result size: our operator's arguments.
-Rewrite = Callable[[Arguments, tuple[int, ...]], tuple[Any, ...]]
+#: From the call's arguments and result size: the new call's arguments; None to leave it.
+Rewrite = Callable[[Arguments, tuple[int, ...]], tuple[Any, ...] | None]
 
 
 def _upsample(mode: str, call: Arguments, size: tuple[int, ...]) -> tuple[Any, ...]:
@@ -32,6 +33,12 @@ def _upsample(mode: str, call: Arguments, size: tuple[int, ...]) -> tuple[Any, .
 
 def _rms_norm(call: Arguments, _: tuple[int, ...]) -> tuple[Any, ...]:
     return call["input"], call["normalized_shape"], call["weight"], call["eps"]
+
+
+def _plane_mean(space: int, call: Arguments, size: tuple[int, ...]) -> tuple[Any, ...] | None:
+    if any(n != 1 for n in size[-space:]):
+        return None
+    return call["self"], list(range(-space, 0)), True
 
 
 _MODES: Mapping[str, str] = {
@@ -54,6 +61,8 @@ _REWRITES: Mapping[torch._ops.OpOverload, tuple[torch._ops.OpOverload, Rewrite]]
         getattr(aten, name).vec: (own.upsample.default, partial(_upsample, mode))
         for name, mode in _MODES.items()
     },
+    aten.adaptive_avg_pool2d.default: (aten.mean.dim, partial(_plane_mean, 2)),
+    aten.adaptive_avg_pool3d.default: (aten.mean.dim, partial(_plane_mean, 3)),
     aten.rms_norm.default: (own.rms_norm.default, _rms_norm),
 }
 
@@ -65,7 +74,9 @@ def keep_composites(module: fx.GraphModule) -> None:
         size = tuple(node.meta["val"].shape) if found else ()
         if found is None or not all(isinstance(n, int) for n in size):
             continue
-        _become(module.graph, node, found[0], found[1](_arguments(node), size))
+        args = found[1](_arguments(node), size)
+        if args is not None:
+            _become(module.graph, node, found[0], args)
     module.recompile()
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+from partitioner.frontends import torch_random
 
 aten = torch.ops.aten
 own = torch.ops.partitioner
@@ -183,4 +184,5 @@ DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._native_batch_norm_legit.no_stats: native_batch_norm_no_stats,
     aten.native_group_norm_backward.default: native_group_norm_backward,
     aten.native_layer_norm_backward.default: native_layer_norm_backward,
+    **torch_random.DECOMPOSITIONS,
 }

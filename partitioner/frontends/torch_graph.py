@@ -26,7 +26,8 @@ from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import Captured, Role
 from partitioner.frontends.torch_nodes import dtype_name, encode_call
 from partitioner.ir.graph import Attr, Constant, Graph, Node
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import ROWS, row_of
+from partitioner.ir.ops.aten.derived import RULE
 from partitioner.ir.types import TensorType, numpy_dtype
 
 #: Name of the graph input that steers random draws; it changes every step.
@@ -35,11 +36,13 @@ SEED = "seed"
 _SAME = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift"})
 #: Checks and notes without results.
 _DROPPED = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_async.msg"})
+#: Operators that become our own, which draw from a seed that all ranks share.
+_SEEDED = frozenset({"aten::native_dropout", "aten::rand"})
 #: Operators that draw random numbers in a way that ranks cannot share.
 _RANDOM = frozenset(
     f"aten::{name}"
     for name in (
-        *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
+        *("rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
         *("bernoulli", "bernoulli.p", "multinomial", "normal_functional", "uniform", "exponential"),
     )
 )
@@ -103,7 +106,7 @@ class _Builder:
     names: set[str] = field(default_factory=set)  # of nodes
     stored: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
-    dropouts: int = 0
+    draws: int = 0
     tangent: str = ""
 
     def run(self) -> ModuleGraph:
@@ -219,21 +222,26 @@ class _Builder:
             return
         if op in _RANDOM:
             raise FrontendError(f"{_path(node) or '/'}: random operator {op} is not supported")
-        if op == "aten::native_dropout":
-            op, inputs, attrs = self._dropout(inputs, attrs)
+        if op in _SEEDED:
+            op, inputs, attrs = self._seeded(node, inputs, attrs)
+        attrs = {**attrs, **_derived(node, op)}
         outputs = tuple(self._results(node))
         self._add(Node(self._free(_path(node) + "/" + _short(op)), op, inputs, outputs, attrs))
 
-    def _dropout(
-        self, inputs: tuple[str, ...], attrs: Mapping[str, Attr]
+    def _seeded(
+        self, node: fx.Node, inputs: tuple[str, ...], attrs: Mapping[str, Attr]
     ) -> tuple[str, tuple[str, ...], dict[str, Attr]]:
-        """Dropout draws from a seed that all ranks share."""
+        """Dropout (with an operand) and uniform numbers draw from a seed that all ranks share."""
         if SEED not in self.inputs:
             self.types[SEED] = TensorType.of("int64", ())
             self.inputs.append(SEED)
-        self.dropouts += 1
-        found: dict[str, Attr] = {"p": attrs["p"], "index": self.dropouts}
-        return "partitioner::dropout", (inputs[0], SEED), found
+        self.draws += 1
+        found: dict[str, Attr] = {"index": self.draws}
+        if inputs:
+            return "partitioner::dropout", (inputs[0], SEED), {"p": attrs["p"], **found}
+        made = node.meta["val"]
+        found |= {"size": tuple(made.shape), "dtype": dtype_name(made.dtype)}
+        return "partitioner::uniform", (SEED,), found
 
     def _results(self, node: fx.Node) -> Iterator[str]:
         val = node.meta["val"]
@@ -412,6 +420,18 @@ class _Passes:
         new = f"{value}.backward"
         self.types[new] = self.types[value]
         return new
+
+
+def _derived(node: fx.Node, op: str) -> dict[str, Attr]:
+    """The rule of a call whose operator has no row, if one is known elsewhere."""
+    if op in ROWS:
+        return {}
+    from partitioner.frontends.torch_fallback import derived_rule
+
+    assert isinstance(node.target, torch._ops.OpOverload)
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
+    rule = derived_rule(node.target, args, kwargs, node.meta["val"])
+    return {RULE: rule} if rule else {}
 
 
 def _reading(node: Node, names: Mapping[str, str]) -> Node:

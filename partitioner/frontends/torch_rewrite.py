@@ -25,6 +25,16 @@ class Rewriter:
         self.node = node
         self.graph = node.graph
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the result that is replaced; autocast may have chosen it."""
+        return value(self.node).dtype
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """A node's value in an element type."""
+        same = value(node).dtype == dtype
+        return node if same else self.call(torch.ops.aten.to.dtype, node, dtype)
+
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         """A call, with the fake value of its result."""
         with self.graph.inserting_before(self.node):
@@ -38,7 +48,7 @@ class Rewriter:
         return made
 
 
-#: Writes the calls that stand for one, and returns the node of the result.
+#: Writes the calls that stand for one, and returns the last.
 Replacement = Callable[[Rewriter, Arguments], fx.Node | None]
 
 
@@ -63,25 +73,38 @@ def replace_calls(
     module: fx.GraphModule,
     replacements: Mapping[torch._ops.OpOverload, Replacement],
 ) -> int:
-    """Replace the results of calls, in the graph's order.
+    """Replace the results of calls, in the graph's order, in regions of other modes too.
 
     Args:
         module: Changed in place.
-        replacements: By operator: writes other calls and returns what gives the result; None
-            keeps the call.
+        replacements: By operator: writes other calls and returns the last, which gives the
+            result; None keeps the call.
 
     Returns:
         How many were replaced.
     """
+    graphs = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    return sum(_replace_calls(part, replacements) for part in graphs)
+
+
+def _replace_calls(
+    module: fx.GraphModule, replacements: Mapping[torch._ops.OpOverload, Replacement]
+) -> int:
     count = 0
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target not in replacements:
             continue
         new = replacements[node.target](Rewriter(node), arguments(node))
         if new is not None:
-            node.replace_all_uses_with(new)
-            module.graph.erase_node(node)
+            _become(node, new)
             count += 1
     if count:
         module.recompile()
     return count
+
+
+def _become(node: fx.Node, new: fx.Node) -> None:
+    """Turn a node into a new one: it keeps its name, which the program's signature may hold."""
+    node.target, node.args, node.kwargs = new.target, new.args, new.kwargs
+    node.meta["val"] = new.meta["val"]
+    node.graph.erase_node(new)

@@ -8,6 +8,7 @@ from partitioner.levels.figures import cheapest, evaluation
 from partitioner.levels.layouts import Layout, layouts
 from partitioner.levels.plan import decisions, groups
 from partitioner.levels.search import Staged, search_levels
+from partitioner.levels.whole import search_whole
 
 __all__ = [
     "Layout",
@@ -18,4 +19,5 @@ __all__ = [
     "groups",
     "layouts",
     "search_levels",
+    "search_whole",
 ]

@@ -10,9 +10,11 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.even import EvenMesh, EvenResharder
+from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.levels.plan import groups, spans
 from partitioner.levels.search import Staged
@@ -24,8 +26,8 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
 
     Loads are what `cost_model.evaluate` says of every device, where values go between stages of
     equal cuts; otherwise each stage's busiest device counts. The latency is that of stages that
-    run one after the other, peaks are the weights of a stage and the most that all other values
-    take anywhere in the model: both are upper estimates.
+    run one after the other, peaks are what is resident of a stage (weights, stored values, zeros)
+    and the most that all other values take anywhere in the model: both are upper estimates.
     """
     counted = _Count(staged, meshes, cluster).run()
     devices = range(len(cluster))
@@ -99,15 +101,28 @@ class _Count:
                     continue
                 if value in self.graph.producers:
                     readers[value].setdefault(stage, {})[at] = None
-                elif value in self.graph.constants and (stage, value, at) not in held:
+                elif (stage, value, at) not in held and self._stays(value, at):
                     held.add((stage, value, at))
                     nbytes = self._even(stage).local_bytes(at, self.graph.types[value].dtype)
                     self.weights[stage] += nbytes
         for position, placed in enumerate(self.picks):
+            row = row_of(placed.node)
             for value, at in zip(self.graph.nodes[position].outputs, placed.outs, strict=True):
                 if at is not None:
+                    if row is not None and row.stored:
+                        self._store(position, value, at)
                     self._value(value, at, self.stage[position], readers[value])
         return self
+
+    def _stays(self, value: str, at: Placement) -> bool:
+        """Whether what no node makes is resident: a weight, or an input as a sum with zeros."""
+        return value in self.graph.constants or bool(at.sharding.partial)
+
+    def _store(self, position: int, value: str, at: Placement) -> None:
+        """A stored value with its optimizer's state."""
+        stage, dtype = self.stage[position], self.graph.types[value].dtype
+        nbytes = self._even(stage).local_bytes(at, dtype)
+        self.weights[stage] += held_bytes(self.graph.nodes[position], dtype, nbytes)
 
     def _even(self, stage: int) -> EvenMesh:
         option = self.staged.options[stage]
@@ -142,6 +157,8 @@ class _Count:
         for hop in hops:
             if hop.after not in done:
                 done.add(hop.after)
+                if hop.zeros:
+                    self.weights[stage] += self._even(stage).local_bytes(hop.after, dtype)
                 self._pay(stage, *paid(hop, self.meshes[stage].devices[0]))
 
     def _pay(self, stage: int, seconds: float, sent: float) -> None:

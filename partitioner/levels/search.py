@@ -38,12 +38,12 @@ class Option:
     Attributes:
         layout: The mesh.
         sharded: How the model is sharded over it.
-        stage: What stretches of blocks cost on it.
+        stage: What stretches of blocks cost on it; None if it runs the whole model.
     """
 
     layout: Layout
     sharded: Sharded
-    stage: StageOption
+    stage: StageOption | None
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,13 @@ def search_levels(
     Raises:
         Infeasible: No cut into stages fits the devices' memory.
     """
-    with _no_collection():
+    with no_collection():
         job = _Levels(graph, rules, cluster, tuple(candidates), deadline, gap, progress)
         return job.run(seed, engine)
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Many small objects that all stay: collecting garbage would visit them again and again."""
     was = gc.isenabled()
     gc.disable()
@@ -145,7 +145,7 @@ class _Levels:
             for kind in self.kinds
         )
         self.blocks = blocks(self.graph)
-        self.bound_s = self._work_bound()
+        self.bound_s = work_bound(self.sharder)
         self._pass()
         if self.best is None:
             raise self._refused()
@@ -255,37 +255,39 @@ class _Levels:
             self._cut(self.found)
 
     def _cut(self, options: Sequence[Option]) -> None:
-        stages = tuple(option.stage for option in options)
+        stages = tuple(option.stage for option in options if option.stage is not None)
         cut = cut_stages(StageProblem(stages, self.pools, in_flight=False), gap=self.gap / 4)
         self.cuts.append((cut, tuple(options[stage.option] for stage in cut.stages)))
         self.best = min(self.cuts, key=lambda found: found[0].load_s)
 
-    def _work_bound(self) -> float:
-        """No plan is below: all nodes' least device seconds, shared by all devices.
 
-        A node on a mesh takes no fewer device seconds than on one device: launches are paid by
-        each, and FLOPs and bytes are at best divided. Unlike devices count by their speed.
-        """
-        graph, times = self.folded.graph, self._times()
-        seconds = []
-        for kind in self.kinds:
-            mesh = DeviceMesh.single(kind.first)
-            even = EvenMesh(mesh, mesh, self.cluster)
-            alone = (place(graph, n, mesh, {}, self.sharder.rule(n)) for n in graph.nodes)
-            seconds.append([even.node_seconds(graph, placed) for placed in alone])
-        whole = [sum(t * s for t, s in zip(times, own, strict=True)) for own in seconds]
-        if not all(whole):
-            return 0.0
-        speed = sum(kind.count / total for kind, total in zip(self.kinds, whole, strict=True))
-        weights = [1 / total / speed for total in whole]
-        return sum(
-            count * min(w * own[node] for w, own in zip(weights, seconds, strict=True))
-            for node, count in enumerate(times)
-        )
+def work_bound(sharder: Sharder) -> float:
+    """No plan is below: all nodes' least device seconds, shared by all devices.
 
-    def _times(self) -> list[int]:
-        """How many nodes of the whole graph each node of the folded one stands for."""
-        counted = [0] * len(self.folded.graph.nodes)
-        for node in self.folded.places:
-            counted[node] += 1
-        return counted
+    A node on a mesh takes no fewer device seconds than on one device: launches are paid by
+    each, and FLOPs and bytes are at best divided. Unlike devices count by their speed.
+    """
+    graph, cluster, times = sharder.folded.graph, sharder.cluster, _times(sharder.folded)
+    seconds, pools = [], kinds(cluster)
+    for kind in pools:
+        mesh = DeviceMesh.single(kind.first)
+        even = EvenMesh(mesh, mesh, cluster)
+        alone = (place(graph, n, mesh, {}, sharder.rule(n)) for n in graph.nodes)
+        seconds.append([even.node_seconds(graph, placed) for placed in alone])
+    whole = [sum(t * s for t, s in zip(times, own, strict=True)) for own in seconds]
+    if not all(whole):
+        return 0.0
+    speed = sum(kind.count / total for kind, total in zip(pools, whole, strict=True))
+    weights = [1 / total / speed for total in whole]
+    return sum(
+        count * min(w * own[node] for w, own in zip(weights, seconds, strict=True))
+        for node, count in enumerate(times)
+    )
+
+
+def _times(folded: Folded) -> list[int]:
+    """How many nodes of the whole graph each node of the folded one stands for."""
+    counted = [0] * len(folded.graph.nodes)
+    for node in folded.places:
+        counted[node] += 1
+    return counted

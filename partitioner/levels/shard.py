@@ -17,6 +17,7 @@ from partitioner.ir.rule import Rule
 from partitioner.repeats import Folded
 from partitioner.solver import Solution, evaluate_choices, solve
 from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.problem import Problem
 from partitioner.strategies import Rules, strategies
 
 Options = Mapping[str, tuple[PlacedNode, ...]]
@@ -30,12 +31,14 @@ class Sharded:
         folded: The model, repeated blocks folded.
         even: The mesh and its stand-in, on which the strategies are.
         built: The problem of the folded graph, each block counted once.
+        tied: The same with every block counted.
         solution: Its best plan, with every block counted.
     """
 
     folded: Folded
     even: EvenMesh
     built: Built
+    tied: Problem
     solution: Solution
 
     @property
@@ -60,8 +63,14 @@ class Sharded:
 
     @cached_property
     def passing_bytes(self) -> float:
-        """Most bytes of values that a device holds at one time, weights not counted."""
-        problem, last = self.built.problem, len(self.built.problem.nodes) - 1
+        """Most bytes of values that a device holds at one time, what is resident not counted.
+
+        A stage has few of the blocks, and what they hold is passed on; in training all devices
+        run all of them, and each keeps something for the backward pass.
+        """
+        training = bool(self.folded.graph.backward)
+        problem = self.tied if training else self.built.problem
+        last = len(problem.nodes) - 1
         items = tuple(
             replace(item, bytes=(0.0,)) if (item.first, item.last) == (0, last) else item
             for item in problem.items
@@ -84,6 +93,11 @@ class Sharder:
     def __post_init__(self) -> None:
         self._rules = Rules.of(self.folded.graph)
 
+    @property
+    def rules(self) -> Rules:
+        """The rules of the folded graph."""
+        return self._rules
+
     def rule(self, node: Node) -> Rule | None:
         """The rule of a node of the folded graph."""
         return self._rules.rule(node)
@@ -105,11 +119,11 @@ class Sharder:
         """
         even = EvenMesh(mesh, stand_in(mesh), self.cluster)
         built = self._build(even)
-        problem = self.folded.tie(built).problem
+        tied = self.folded.tie(built).problem
         room = float("inf")
         if limited:
             room = float(self.cluster.devices[even.device].memory_bytes) * stages
-        problem = replace(problem, limit_bytes=(room,))
+        problem = replace(tied, limit_bytes=(room,))
         solution = solve(
             problem,
             time_limit_s=time_limit_s,
@@ -118,7 +132,7 @@ class Sharder:
             reason_s=0.0,
             engine=self.engine,
         )
-        return Sharded(self.folded, even, built, solution)
+        return Sharded(self.folded, even, built, tied, solution)
 
     def _build(self, even: EvenMesh) -> Built:
         graph = self.folded.graph

@@ -111,7 +111,7 @@ class _Stretches:
         self.resharder = EvenResharder(even.cluster, even=even, other=self.other)
         self.stage = self._guessed()
         count = len(self.graph.nodes)
-        run = folded.run
+        run = folded.runs[0] if len(folded.runs) == 1 else None
         copies = range(run.block(2).start, run.block(run.count - 2).start) if run else range(0)
         sample = frozenset(run.block(1)) if run else frozenset()
         self.charges = Charges(count, 2)

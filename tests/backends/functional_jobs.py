@@ -1,7 +1,9 @@
 """`partitioner.functional` on ranks of a gloo group: a script for test_functional.py."""
 
+import gc
 import re
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +14,8 @@ from torch_ranks import Job, LeftError, main
 
 from partitioner import functional as comm
 from partitioner.backends.errors import BackendError, CommunicationError
-from partitioner.backends.torch.functional import tie
 from partitioner.backends.torch.labels import DTYPES
+from partitioner.backends.torch.linked import tie
 
 RANKS = 3
 Tensors = Sequence[torch.Tensor]
@@ -429,6 +431,18 @@ def results_can_be_changed(rank: int) -> None:
     torch.testing.assert_close(x.detach(), before, rtol=0, atol=0)
 
 
+def graphs_do_not_keep_the_group(_: int) -> None:
+    """A group that outlived its destruction would end its threads too late."""
+    x = torch.ones(2, requires_grad=True)
+    y = comm.allreduce(x) + comm.bcast(x, 0)
+    group = weakref.ref(dist.group.WORLD)
+    dist.destroy_process_group()
+    gc.collect()
+    assert group() is None
+    with pytest.raises(BackendError, match=r"backward of .*: the process group was destroyed$"):
+        y.sum().backward()
+
+
 def tied(rank: int) -> None:
     x, other = drawn(rank, 2).requires_grad_(), drawn(9, 3).requires_grad_()
     y = tie(x.exp(), [other.sin()])
@@ -595,7 +609,7 @@ def gone(act: Callable[[], object], message: str) -> Callable[[int], None]:
 
     def run(rank: int) -> None:
         if rank == 1:
-            time.sleep(0.3)
+            time.sleep(0.5)  # until rank 0 is connected
             raise LeftError
         start = time.monotonic()
         with pytest.raises(CommunicationError, match=message) as caught:
@@ -631,6 +645,7 @@ def gone_before_it_takes_a_gradient(rank: int) -> None:
 def raises_in_the_middle(rank: int) -> None:
     """One of three raises in its own code: the others end too."""
     if rank == 2:
+        time.sleep(0.5)  # until the others are connected
         raise LeftError
     with pytest.raises(CommunicationError, match=f"^rank {rank}: allreduce with ranks "):
         comm.allreduce(torch.ones(2))
@@ -639,12 +654,12 @@ def raises_in_the_middle(rank: int) -> None:
 def sleeps(rank: int) -> None:
     """The group's timeout ends a wait for a rank that hangs."""
     if rank == 1:
-        time.sleep(4)
+        time.sleep(2.5)
         raise LeftError
     start = time.monotonic()
     with pytest.raises(CommunicationError, match=r"^rank 0: recv from rank 1: .*[Tt]imed out"):
         comm.recv(1)
-    assert 1 < time.monotonic() - start < 4
+    assert 0.9 < time.monotonic() - start < 2.4
 
 
 ONE = torch.ones(2)
@@ -658,6 +673,7 @@ JOBS = {
     "gradients_in_any_order": Job(RANKS, gradients_in_any_order),
     "backward_goes_on": Job(2, backward_goes_on),
     "results_can_be_changed": Job(RANKS, results_can_be_changed),
+    "graphs_do_not_keep_the_group": Job(1, graphs_do_not_keep_the_group),
     "tied": Job(1, tied),
     "errors": Job(RANKS, errors),
     "errors_between_two": Job(2, errors_between_two),
@@ -675,7 +691,7 @@ JOBS = {
     "gone_before_its_gradient": Job(2, gone_before_its_gradient),
     "gone_before_it_takes_a_gradient": Job(2, gone_before_it_takes_a_gradient),
     "raises_in_the_middle": Job(3, raises_in_the_middle),
-    "sleeps": Job(2, sleeps, timeout_s=1.5),
+    "sleeps": Job(2, sleeps, timeout_s=1),
 }
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """`partitioner.functional` on ranks of a gloo group (jobs: functional_jobs.py)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch_jobs import ROOT, run_jobs
@@ -7,6 +9,7 @@ from torch_jobs import ROOT, run_jobs
 import partitioner
 from partitioner import functional as comm
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch import wire
 from partitioner.backends.torch.labels import DTYPES, LABEL_SIZE, Label, label_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -48,3 +51,21 @@ def test_a_label_survives_the_way(dtype: torch.dtype, shape: tuple[int, ...]) ->
 def test_numbers_that_are_no_label() -> None:
     with pytest.raises(BackendError, match=r"^what arrived was not sent by partitioner.functional"):
         Label.unpack([0] * LABEL_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("backends", "near", "device"),
+    [
+        ("cpu:gloo,cuda:gloo", True, "cpu"),
+        ("cuda:nccl", True, "cuda"),
+        ("cuda:nccl", False, "cuda"),
+        ("cpu:gloo,cuda:nccl", True, "cuda"),
+        ("cpu:gloo,cuda:nccl", False, "cpu"),
+    ],
+)
+def test_where_data_lies_while_it_travels(
+    backends: str, near: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire.dist, "get_backend_config", lambda _: backends)
+    on_gpu = replace(label_of([torch.ones(1)], name="send", number=1), near=True)
+    assert wire.carrier(None, [on_gpu, replace(on_gpu, near=near)]).type == device

@@ -1,6 +1,7 @@
 """Compiled modules on ranks: training, evaluation, checkpoints, faults (jobs: module_jobs.py)."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +12,22 @@ from restarted import STEPS, compiled
 from torch_jobs import ROOT, run_jobs
 from trained import Mlp
 
+JOBS = re.findall(
+    r'^    "(\w+)": Job\(',
+    (ROOT / "tests/backends/module_jobs.py").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
 pytestmark = pytest.mark.timeout(300)
 
 
 def test_modules_on_ranks() -> None:
-    run_jobs("module_jobs.py", limit_s=280, slow=False)
+    run_jobs("module_jobs.py", JOBS, limit_s=280)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_compiled_graphs_give_the_same_results() -> None:
-    run_jobs("module_jobs.py", limit_s=580, slow=True)
+    run_jobs("module_jobs.py", ["compiled"], limit_s=580)
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ class Job:
 
 def main(jobs: dict[str, Job]) -> None:
     torch.set_num_threads(1)
+    torch.testing.assert_close(torch.ones(1), torch.ones(1))  # its imports take a second
     for name in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder:
             print(f"{name}: {_problem(jobs[name], Path(folder)) or 'ok'}", flush=True)

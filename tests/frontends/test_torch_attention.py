@@ -40,7 +40,7 @@ def rewritten(module: nn.Module, args: Tensors) -> torch.fx.GraphModule:
     flat = torch.export.export(module, args).module(check_guards=False)
     assert isinstance(flat, torch.fx.GraphModule)
     assert replace_attention(flat) == 1
-    assert "scaled_dot_product" not in str(flat.graph)
+    assert "aten.scaled_dot_product" not in str(flat.graph)
     return flat
 
 
@@ -155,3 +155,19 @@ def test_heads_that_broadcast_otherwise_stay() -> None:
     assert isinstance(flat, torch.fx.GraphModule)
     assert replace_attention(flat) == 0
     torch.testing.assert_close(flat(*args), Attention()(*args))
+
+
+class Mixed(Attention):
+    """Attention in the type that autocast chooses."""
+
+    def forward(self, *operands: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(*operands)
+
+
+def test_autocast_casts_the_operands() -> None:
+    query, key, value = drawn(Q, K, K)
+    args = (query, key, value.bfloat16())
+    found, whole = rewritten(Mixed(), args)(*args), Mixed()(*args)
+    assert found.dtype == whole.dtype == torch.bfloat16
+    torch.testing.assert_close(found, whole)

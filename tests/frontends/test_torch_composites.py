@@ -90,6 +90,34 @@ def test_a_result_of_the_model_keeps_its_name() -> None:
     torch.testing.assert_close(program.module()(x), nn.functional.rms_norm(x, [8]))
 
 
+@pytest.mark.parametrize("space", [2, 3])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_average_of_a_plane_is_a_mean(space: int, training: bool) -> None:
+    """In a format with the channels last PyTorch's own form writes through strides."""
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}[space]
+    x = torch.randn(2, 3, *[4] * space, requires_grad=training)
+    pool = {2: nn.AdaptiveAvgPool2d(1), 3: nn.AdaptiveAvgPool3d(1)}[space]
+
+    class Last(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out = pool(x.to(memory_format=last))
+            return out.square().sum() if training else out
+
+    program = export_module(Last(), (x,), {})
+    keep_composites(program.graph_module)
+    torch.testing.assert_close(program.module()(x), Last()(x))
+    graph = capture(Last(), program, DECOMPOSITIONS, training=training).graph
+    found = {str(node.target) for node in graph.graph.nodes}
+    assert "aten.mean.dim" in found
+    assert not [target for target in found if "strided" in target]
+
+
+def test_larger_averages_stay() -> None:
+    program = export_module(nn.AdaptiveAvgPool2d(2), (torch.randn(2, 3, 4, 4),), {})
+    keep_composites(program.graph_module)
+    assert "aten.adaptive_avg_pool2d.default" in {str(n.target) for n in program.graph.nodes}
+
+
 def test_other_calls_stay() -> None:
     program = export_module(nn.Linear(4, 4), (torch.randn(2, 4),), {})
     before = [node.target for node in program.graph.nodes]

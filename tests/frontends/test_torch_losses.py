@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from partitioner.frontends.torch_losses import replace_cross_entropy
+from partitioner.frontends.torch_losses import replace_losses
 
 IGNORED = 3
 SHAPES = {"rows": (8, 12), "places": (4, 12, 5, 2), "one row": (12,)}
@@ -16,12 +16,20 @@ SHAPES = {"rows": (8, 12), "places": (4, 12, 5, 2), "one row": (12,)}
 class Loss(nn.Module):
     """Cross entropy with fixed options."""
 
+    loss = staticmethod(functional.cross_entropy)
+
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
 
     def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(logits, target, **self.options)
+        return self.loss(logits, target, **self.options)
+
+
+class Likelihood(Loss):
+    """The same of given log-probabilities."""
+
+    loss = staticmethod(functional.nll_loss)
 
 
 def drawn(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
@@ -29,6 +37,15 @@ def drawn(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[t
     logits = 4 * torch.randn(shape, generator=generator)
     rows = (*shape[:-1][:1], *shape[2:]) if len(shape) > 1 else ()
     return logits.to(dtype), torch.randint(0, 12, rows, generator=generator)
+
+
+FORMS: dict[str, tuple[type[Loss], dict[str, Any]]] = {
+    "plain": (Loss, {}),
+    "weights": (Loss, {"weight": torch.linspace(0.1, 2, 12)}),
+    "smoothing": (Loss, {"label_smoothing": 0.2}),
+    "likelihood": (Likelihood, {}),
+    "weighted likelihood": (Likelihood, {"weight": torch.linspace(0.1, 2, 12)}),
+}
 
 
 def exported(module: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
@@ -39,8 +56,8 @@ def exported(module: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.fx.Grap
 
 def rewritten(module: nn.Module, args: tuple[torch.Tensor, ...]) -> torch.fx.GraphModule:
     flat = exported(module, args)
-    assert replace_cross_entropy(flat) == 1
-    assert "cross_entropy_loss" not in str(flat.graph)
+    assert replace_losses(flat) == 1
+    assert not any(f"aten.{name}_loss" in str(flat.graph) for name in ("cross_entropy", "nll"))
     return flat
 
 
@@ -56,9 +73,16 @@ def value_and_gradient(
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignored", [IGNORED, -100])
-def test_value_and_gradient(shape: tuple[int, ...], reduction: str, ignored: int) -> None:
+@pytest.mark.parametrize(("kind", "options"), FORMS.values(), ids=FORMS)
+def test_value_and_gradient(
+    shape: tuple[int, ...],
+    reduction: str,
+    ignored: int,
+    kind: type[Loss],
+    options: dict[str, Any],
+) -> None:
     logits, target = drawn(shape)
-    module = Loss(reduction=reduction, ignore_index=ignored)
+    module = kind(reduction=reduction, ignore_index=ignored, **options)
     if target.dim():
         target[0] = ignored
     found = value_and_gradient(rewritten(module, (logits, target)), logits, target)
@@ -108,19 +132,48 @@ def test_what_is_traced() -> None:
     assert not any("log_softmax" in name or "scatter" in name for name in names)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"weight": torch.ones(12)}, {"label_smoothing": 0.1}],
-    ids=["weights", "smoothing"],
-)
-def test_other_forms_stay(options: dict[str, Any]) -> None:
+def test_weights_with_smoothing_stay() -> None:
     logits, target = drawn((8, 12))
-    flat = exported(Loss(**options), (logits, target))
-    assert replace_cross_entropy(flat) == 0
-    torch.testing.assert_close(flat(logits, target), Loss(**options)(logits, target))
+    module = Loss(weight=torch.ones(12), label_smoothing=0.1)
+    flat = exported(module, (logits, target))
+    assert replace_losses(flat) == 0
+    torch.testing.assert_close(flat(logits, target), module(logits, target))
 
 
 def test_probabilities_as_targets_stay() -> None:
     logits, _ = drawn((8, 12))
     flat = exported(Loss(), (logits, logits.softmax(1)))
-    assert replace_cross_entropy(flat) == 0
+    assert replace_losses(flat) == 0
+
+
+class Mixed(Loss):
+    """Cross entropy of half precision, which autocast does in single."""
+
+    def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(logits, target)
+
+
+class MixedLikelihood(Mixed):
+    loss = staticmethod(functional.nll_loss)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Mixed(), Mixed(label_smoothing=0.1), MixedLikelihood()],
+    ids=["plain", "smoothing", "likelihood"],
+)
+def test_autocast_chooses_the_type(module: Mixed) -> None:
+    logits, target = drawn((64, 12), torch.bfloat16)
+    found, whole = rewritten(module, (logits, target))(logits, target), module(logits, target)
+    assert found.dtype == whole.dtype == torch.float32
+    torch.testing.assert_close(found, whole)
+
+
+def test_a_program_that_returns_the_loss_keeps_its_signature() -> None:
+    logits, target = drawn((8, 12))
+    program = torch.export.export(Loss(), (logits, target))
+    assert replace_losses(program.graph_module) == 1
+    (output,) = program.graph.output_node().args[0]
+    assert program.graph_signature.user_outputs == (output.name,)
+    torch.testing.assert_close(program.module()(logits, target), Loss()(logits, target))

@@ -5,6 +5,12 @@ from aten_rows import aten
 from rows import Case, check_opaque, check_row, f32
 
 CASES = [
+    aten(
+        "_trilinear",
+        *(f32(4, 6), f32(8, 6, 5), f32(4, 5), [1, 3], [0], [1, 2], [2, 3]),
+        options={"min_cuts": 4},
+    ),
+    aten("addr", f32(4, 6), f32(4), f32(6), options={"min_cuts": 2}),
     aten("addbmm", f32(8), f32(4, 6, 4), f32(4, 4, 8), options={"min_cuts": 4}),
     aten("addmm", f32(8), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),
     aten("addmm", f32(6, 8), f32(6, 4), f32(4, 8), options={"min_cuts": 3}),

@@ -6,13 +6,20 @@ import torch
 from aten_rows import aten
 from rows import Case, check_row, f32, scalar
 
-from partitioner.backends.torch.library.dropout import dropout, kept
+from partitioner.backends.torch.library.draws import whole_of
+from partitioner.backends.torch.library.dropout import BITS, dropout, kept, uniform
 
 CASES = [
     aten("partitioner::dropout", f32(4, 6, 5), scalar(7), 0.3, 2, options={"min_cuts": 3}),
     aten("partitioner::dropout", f32(6, 5), scalar(-3), 0.5, 0, options={"min_cuts": 2}),
     aten("partitioner::dropout", f32(12), scalar(3), 0.5, 0),
     aten("partitioner::dropout", f32(6, 5), scalar(3), 1.0, 0, options={"min_cuts": 2}),
+    aten(
+        "partitioner::uniform",
+        *(scalar(3), 1, [6, 5, 4], torch.float32),
+        options={"min_cuts": 3, "exact": True},
+    ),
+    aten("partitioner::uniform", scalar(3), 1, [6], torch.float64, options={"exact": True}),
 ]
 
 
@@ -25,8 +32,7 @@ def mask(
     seed: int, index: int, shape: tuple[int, int] = (1024, 1024), p: float = 0.5
 ) -> np.ndarray:
     """1 where kept, else -1."""
-    rows, columns = (torch.arange(size) for size in shape)
-    found = kept(rows, columns, torch.tensor(seed), p, index).numpy()
+    found = kept(whole_of(shape, torch.device("cpu")), torch.tensor(seed), p, index).numpy()
     return np.where(found, 1.0, -1.0)
 
 
@@ -72,13 +78,17 @@ def test_runs_of_one_row_are_as_long_as_chance_makes_them() -> None:
 
 def test_the_mask_is_the_documented_function() -> None:
     """The rule in the module's docstring, with Python's own integers."""
-    found = kept(torch.arange(3, 6), torch.arange(5), torch.tensor(-12), 0.25, 7)
+    part = torch.arange(3, 6), torch.arange(5)
+    found = kept(part, torch.tensor(-12), 0.25, 7)
+    drawn = uniform(torch.tensor(-12), 7, [6, 5], torch.float64)[3:]
     for i, row in enumerate(range(3, 6)):
         for column in range(5):
-            assert bool(found[i, column]) == documented(row, column, -12, 0.25, 7)
+            y = documented(row, column, -12, 7)
+            assert bool(found[i, column]) == (y >= 0.25 * 2**32 - 2**31)
+            assert float(drawn[i, column]) == y * 2**-32 + 0.5
 
 
-def documented(row: int, column: int, seed: int, p: float, index: int) -> bool:
+def documented(row: int, column: int, seed: int, index: int) -> int:
     def mix(x: int) -> int:
         x %= 1 << 64
         x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % (1 << 64)
@@ -93,8 +103,7 @@ def documented(row: int, column: int, seed: int, p: float, index: int) -> bool:
     )
     place = mix(column * 0xC2B2AE3D27D4EB4F + 1)
     x = signed(signed(place ^ key) * 0x85EBCA6B)
-    y = signed((x ^ (x >> 15)) * 0x297A2D39 + signed(key >> 32))
-    return y >= p * 2**32 - 2**31
+    return signed((x ^ (x >> 15)) * 0x297A2D39 + signed(key >> 32))
 
 
 def test_value() -> None:
@@ -114,3 +123,22 @@ def test_a_part_may_be_empty() -> None:
     part = torch.ops.partitioner.dropout_part
     found, kept_ = part(torch.zeros(0, 5), torch.tensor(1), 0.5, 0, [4, 5], [0, 1], [0], [5])
     assert found.shape == kept_.shape == (0, 5)
+
+
+@pytest.mark.parametrize("dtype", BITS, ids=str)
+def test_uniform_numbers(dtype: torch.dtype) -> None:
+    found = uniform(torch.tensor(8), 2, [512, 512], dtype)
+    assert found.dtype == dtype
+    wide = found.double()
+    assert wide.min() >= 0
+    assert wide.max() < 1
+    step = 2.0 ** -BITS[dtype]
+    assert abs(wide.mean() + step / 2 - 0.5) < 5 / 512 / 12**0.5
+    assert abs(wide.var() - 1 / 12) < 0.001
+    counts = torch.histc(wide, 64, 0, 1)
+    expected = wide.numel() / 64
+    assert ((counts - expected) ** 2 / expected).sum() < 120
+
+
+def test_a_single_number() -> None:
+    assert uniform(torch.tensor(8), 2, [], torch.float32).shape == ()

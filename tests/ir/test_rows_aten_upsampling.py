@@ -61,6 +61,24 @@ def ours(mode: str, space: int) -> list[Case]:
 
 CASES = [
     *(case for name, (_, space) in OPERATORS.items() for case in pytorchs(name, space)),
+    aten(
+        "grid_sampler_2d",
+        *(f32(4, 6, 5, 5), f32(4, 3, 2, 2, low=-1.2, high=1.2), 0, 0, False),
+        options=OPTIONS,
+    ),
+    aten(
+        "grid_sampler_2d_backward",
+        *(f32(4, 6, 3, 2), f32(4, 6, 5, 5), f32(4, 3, 2, 2, low=-1.2, high=1.2), 0, 0, False),
+        [True, True],
+        options={"min_cuts": 2, "tolerance": 4e-6},
+    ),
+    aten(
+        "grid_sampler_2d_backward",
+        *(f32(4, 6, 3, 2), f32(4, 6, 5, 5), f32(4, 3, 2, 2, low=-1.2, high=1.2), 0, 0, False),
+        [True, False],
+        absent=(1,),
+        options=OPTIONS,
+    ),
     *(case for mode, spaces in MODES.items() for space in spaces for case in ours(mode, space)),
 ]
 

@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import aten_rows
 import numpy as np
 import pytest
 import torch
-from aten_rows import aten
+from aten_rows import aten, run_torch
 from rows import Case, check_row, f32, flags, ints, make_trial
 
 from partitioner.backends.torch.calls import run_node
-from partitioner.ir.ops import LocalView, OpView, row_of
+from partitioner.ir.graph import Node
+from partitioner.ir.ops import LocalOp, LocalView, OpView, row_of
+from partitioner.ir.ops.aten.views import same
+from partitioner.ir.ops.table import OpRow
 
 TWO: dict[str, Any] = {"min_cuts": 2}
 THREE: dict[str, Any] = {"min_cuts": 3}  # two dims, and pending sums
@@ -60,6 +64,8 @@ CASES = [
     aten("diagonal", f32(2, 4, 6), 1, -2, -1, options=TWO),
     aten("unfold", f32(4, 6), 1, 3, 2, options=TWO),
     aten("unfold", f32(4, 6, 5), 0, 2, 1, options=THREE),
+    aten("view_as_complex", f32(4, 6, 2), options=THREE),
+    aten("view_as_real", ints(4, 6, dtype="complex64"), options=THREE),
 ]
 
 
@@ -80,3 +86,10 @@ def test_a_part_in_strides_that_view_refuses_is_copied() -> None:
     found = run_node(local.nodes[0], {"in0": columns}, columns.device)[0]
     assert found is not None
     np.testing.assert_array_equal(found, columns.reshape(12))
+
+
+def test_a_copy_that_is_said_to_be_a_view_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aten_rows, "ROWS", {"aten::clone": OpRow(same, view=True)})
+    node = Node("node", "aten::clone", ("x",), ("y",))
+    with pytest.raises(AssertionError, match="aten::clone is no view"):
+        run_torch(LocalOp((node,)), {"x": np.zeros(3, np.float32)})

@@ -57,15 +57,22 @@ def nothing_is_cut(view: OpView) -> Rule:
     return Rule.of("m k, k n", "m n", shapes, out, whole={"m", "k", "n"})
 
 
+def linear_relu(view: OpView) -> Rule:
+    """Wrong: the parts of a pending sum may differ in sign."""
+    dims = ["m", "k"]
+    return Rule.of([dims], [dims], [view.shape(0)], [view.out_shape()], linear={0})
+
+
 @pytest.mark.parametrize(
     ("case", "rule", "message"),
     [
         (case("Softmax", f32(4, 5)), softmax_as_elementwise, "cut b1=tp"),
         (case("MatMul", f32(4, 5), f32(5, 3)), product_without_reduction, "cut k=tp"),
         (case("MatMul", f32(4, 5), f32(5, 3)), nothing_is_cut, "only factors"),
+        (case("Relu", f32(4, 5)), linear_relu, r"cut \+=tp"),
         (case("Neg", ints(4, 5, 6), min_cuts=4), elementwise, "only factors"),
     ],
-    ids=["whole dim cut", "wrong reduction", "no cut", "too few cuts"],
+    ids=["whole dim cut", "wrong reduction", "no cut", "not linear", "too few cuts"],
 )
 def test_a_wrong_row_fails(
     monkeypatch: pytest.MonkeyPatch, case: Case, rule: rows.RuleOf, message: str

@@ -3,7 +3,8 @@
 Queries are (batch, heads, rows, d), keys (batch, kv heads, columns, d), values (batch, kv heads,
 columns, v); each kv head serves a group of query heads that follow each other. A mask is added to
 the scores, or is true where a column may be seen; it broadcasts to the scores. The second result
-is the log of the sum of exponentials of each row's scores, from which the gradients are found.
+is the log of the sum of exponentials of each row's scores, from which the gradients are found. In
+a row that may see no column both results are 0.
 """
 
 from __future__ import annotations
@@ -79,9 +80,7 @@ def _scores(
 
 
 def _probabilities(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    """Rows without any column that may be seen have no weight."""
-    lse = _grouped(logsumexp.unsqueeze(-1), scores)
-    return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0))
+    return torch.exp(scores - _grouped(logsumexp.unsqueeze(-1), scores))
 
 
 def _attention_fake(
@@ -122,6 +121,7 @@ def attention(
         return out, logsumexp
     scores = _scores(query, key, mask, is_causal, scale)
     lse = torch.logsumexp(scores, -1).flatten(1, 2)
+    lse.masked_fill_(lse == float("-inf"), 0.0)
     result = (_probabilities(scores, lse) @ _shared(value)).flatten(1, 2).to(query.dtype)
     out, logsumexp = _attention_fake(query, key, value, mask, is_causal, scale)
     return out.copy_(result), logsumexp.copy_(lse)

@@ -1,104 +1,65 @@
-"""Dropout whose mask is a pure function of seed, node and place in the whole tensor.
+"""Dropout and uniform numbers from one seed, alike for every cut (see `draws` for the rule).
 
-The rule, the same on every device and for every cut. Let an element of the whole tensor lie at
-column c of row r (row-major order; the last dim has `columns` places). With 64-bit arithmetic that
-wraps, ``mix`` the finaliser of SplitMix64 and the constants below:
-
-* ``key(r) = mix(mix(r * ROW + index * NODE) + mix(seed * SEED))``, of which ``low`` and ``high``
-  are the two halves, and ``place(c)`` is the lower half of ``mix(c * COLUMN + 1)``;
-* ``x = (place(c) ^ low(r)) * FIRST``, ``y = (x ^ (x >> 15)) * SECOND + high(r)`` in 32 bits with
-  signs (the shift keeps the sign);
-* the element is kept if ``y >= p * 2**32 - 2**31``.
-
-So a rank makes its own part only, without drawing the rest, and one process makes the same mask.
+With y the number of an element, dropout keeps it if ``y >= p * 2**32 - 2**31``. Its uniform number
+is ``(y >> (32 - bits)) * 2**-bits + 1/2``, with as many bits as the element type holds exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from partitioner.backends.torch.library.draws import Part, draw, part_of, whole_of
 from partitioner.backends.torch.library.registry import operator
 
-ROW, NODE, SEED, COLUMN = (
-    value - (1 << 64)  # as signed 64-bit numbers
-    for value in (0x9E3779B97F4A7C15, 0xD1342543DE82EF95, 0xAF251AF3B0F025B5, 0xC2B2AE3D27D4EB4F)
-)
-FIRST, SECOND = 0x85EBCA6B - (1 << 32), 0x297A2D39  #: Odd: products are one to one.
-#: Elements whose 32-bit numbers stay in a core's cache while they are mixed.
-CHUNK = 1 << 15
+#: Bits of a uniform number: more would round to 1.
+BITS: Mapping[torch.dtype, int] = {
+    torch.bfloat16: 8,
+    torch.float16: 11,
+    torch.float32: 24,
+    torch.float64: 32,
+}
+
+_PART = "int[] pieces, int[] starts, int[] lengths"
 
 
-def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Right shift without a sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def kept(part: Part, seed: torch.Tensor, p: float, index: int) -> torch.Tensor:
+    """Which elements of a part are kept: ``(rows, columns)``."""
+    mask = torch.zeros([len(dim) for dim in part], dtype=torch.bool, device=part[0].device)
+    if p < 1:
+        limit = min(round(p * 2**32) - 2**31, 2**31 - 1)
+        draw(part, seed, index, mask, lambda y, out: torch.ge(y, limit, out=out))
+    return mask
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Finaliser of SplitMix64."""
-    x = (x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - (1 << 64))
-    x = (x ^ _shifted(x, 27)) * (0x94D049BB133111EB - (1 << 64))
-    return x ^ _shifted(x, 31)
+def _dropped(
+    x: torch.Tensor, part: Part, seed: torch.Tensor, p: float, index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    mask = kept(part, seed, p, index).view(x.shape)
+    scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    found: torch.Tensor = torch.ops.aten.native_dropout_backward(x, mask, scale)
+    return found, mask
 
 
-def _half(x: torch.Tensor) -> torch.Tensor:
-    """The lower 32 bits as a signed number."""
-    signed = ((x + (1 << 31)) & ((1 << 32) - 1)) - (1 << 31)
-    return signed.to(torch.int32)
-
-
-def kept(
-    rows: torch.Tensor, columns: torch.Tensor, seed: torch.Tensor, p: float, index: int
-) -> torch.Tensor:
-    """The mask at every row and column: ``(rows, columns)``."""
-    key = _mix(_mix(rows * ROW + _wrapped(index * NODE)) + _mix(seed * SEED))
-    low, high = _half(key).unsqueeze(1), _half(_shifted(key, 32)).unsqueeze(1)
-    place = _half(_mix(columns * COLUMN + 1))
-    limit = min(round(p * 2**32) - 2**31, 2**31 - 1)
-    mask = torch.empty((len(rows), len(columns)), dtype=torch.bool, device=rows.device)
-    for own, some in _chunks(len(rows), len(columns), rows.device):
-        x = place[some] ^ low[own]
-        x.mul_(FIRST)
-        x.bitwise_xor_(x >> 15).mul_(SECOND).add_(high[own])
-        torch.ge(x, limit, out=mask[own, some])
-    return mask if p < 1 else mask.zero_()
-
-
-def _wrapped(x: int) -> int:
-    """As a signed 64-bit number."""
-    return (x + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-def _chunks(rows: int, columns: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """Blocks of a mask: small ones where the cache decides, else all at once."""
-    block = CHUNK * torch.get_num_threads() if device.type == "cpu" else max(rows * columns, 1)
-    wide = max(min(columns, block), 1)
-    tall = max(block // wide, 1)
-    for top in range(0, rows, tall):
-        for left in range(0, columns, wide):
-            yield slice(top, top + tall), slice(left, left + wide)
-
-
-def _places(starts: Sequence[int], lengths: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Places in the whole dim of the elements that intervals cover."""
-    runs = [
-        torch.arange(start, start + length, device=device)
-        for start, length in zip(starts, lengths, strict=True)
-    ]
-    return torch.cat(runs) if runs else torch.arange(0, device=device)
-
-
-def _fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _dropout_fake(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
     mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
     return torch.empty_like(x), mask
 
 
+@operator("dropout(Tensor x, Tensor seed, float p, int index) -> (Tensor, Tensor)", _dropout_fake)
+def dropout(
+    x: torch.Tensor, seed: torch.Tensor, p: float, index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x where it is kept, over the share that is kept; the mask)."""
+    return _dropped(x, whole_of(x.shape, x.device), seed, p, index)
+
+
 @operator(
-    "dropout_part(Tensor x, Tensor seed, float p, int index, int[] shape, int[] pieces, "
-    "int[] starts, int[] lengths) -> (Tensor, Tensor)",
-    _fake,
+    f"dropout_part(Tensor x, Tensor seed, float p, int index, int[] shape, {_PART})"
+    " -> (Tensor, Tensor)",
+    _dropout_fake,
 )
 def dropout_part(
     x: torch.Tensor,
@@ -110,39 +71,70 @@ def dropout_part(
     starts: Sequence[int],
     lengths: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`dropout` of a part: each dim consists of so many pieces, each of a start and a length."""
-    dims = []
-    first = 0
-    for count in pieces:
-        some = slice(first, first + count)
-        dims.append(_places(starts[some], lengths[some], x.device))
-        first += count
-    if not dims:
-        dims = [torch.zeros(1, dtype=torch.int64, device=x.device)]
-    *outer, columns = dims
-    rows = torch.zeros(1, dtype=torch.int64, device=x.device)
-    for size, places in zip(shape, outer, strict=False):
-        rows = (rows.unsqueeze(1) * size + places).reshape(-1)
-    mask = kept(rows, columns, seed, p, index).view(x.shape)
-    found: torch.Tensor = torch.ops.aten.native_dropout_backward(x, mask, _factor(p))
-    return found, mask
+    """`dropout` of a part of a tensor of that shape."""
+    part = part_of(shape, pieces, starts, lengths, x.device)
+    return _dropped(x, part, seed, p, index)
+
+
+def _drawn(part: Part, seed: torch.Tensor, index: int, dtype: torch.dtype) -> torch.Tensor:
+    bits = BITS[dtype]
+    made = torch.empty([len(dim) for dim in part], dtype=dtype, device=seed.device)
+
+    def write(y: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(y >> (32 - bits)).mul_(2.0**-bits).add_(0.5)
+
+    draw(part, seed, index, made, write)
+    return made
+
+
+def _uniform_fake(
+    seed: torch.Tensor,
+    index: int,  # noqa: ARG001 - the operator's signature
+    size: Sequence[int],
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return torch.empty(list(size), dtype=dtype, device=seed.device)
+
+
+@operator("uniform(Tensor seed, int index, int[] size, ScalarType dtype) -> Tensor", _uniform_fake)
+def uniform(
+    seed: torch.Tensor, index: int, size: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Uniform numbers from 0 (may occur) to 1 (does not)."""
+    return _drawn(whole_of(size, seed.device), seed, index, dtype).view(list(size))
+
+
+def _part_fake(
+    seed: torch.Tensor,
+    index: int,  # noqa: ARG001 - the operator's signature
+    size: Sequence[int],  # noqa: ARG001
+    dtype: torch.dtype,
+    pieces: Sequence[int],
+    starts: Sequence[int],  # noqa: ARG001
+    lengths: Sequence[int],
+) -> torch.Tensor:
+    return torch.empty(_local(pieces, lengths), dtype=dtype, device=seed.device)
+
+
+def _local(pieces: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """Sizes of a part."""
+    left = iter(lengths)
+    return [sum(next(left) for _ in range(count)) for count in pieces]
 
 
 @operator(
-    "dropout(Tensor x, Tensor seed, float p, int index) -> (Tensor, Tensor)",
-    _fake,
+    f"uniform_part(Tensor seed, int index, int[] size, ScalarType dtype, {_PART}) -> Tensor",
+    _part_fake,
 )
-def dropout(
-    x: torch.Tensor, seed: torch.Tensor, p: float, index: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x where it is kept, over the share that is kept; the mask)."""
-    starts = [0] * x.dim()
-    found: tuple[torch.Tensor, torch.Tensor] = dropout_part(
-        x, seed, p, index, x.shape, [1] * x.dim(), starts, x.shape
-    )
-    return found
-
-
-def _factor(p: float) -> float:
-    """What kept elements are multiplied by."""
-    return 0.0 if p == 1 else 1.0 / (1.0 - p)
+def uniform_part(
+    seed: torch.Tensor,
+    index: int,
+    size: Sequence[int],
+    dtype: torch.dtype,
+    pieces: Sequence[int],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+) -> torch.Tensor:
+    """The numbers of a part of a tensor of that size."""
+    part = part_of(size, pieces, starts, lengths, seed.device)
+    return _drawn(part, seed, index, dtype).view(_local(pieces, lengths))

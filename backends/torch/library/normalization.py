@@ -25,11 +25,6 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _per_channel(x: Tensor, values: Tensor) -> Tensor:
-    """Values by channel, in the shape that broadcasts over dim 1 of x."""
-    return values.view(1, -1, *([1] * (x.dim() - 2)))
-
-
 def _as(dtype: torch.dtype, *values: Tensor | None) -> list[Tensor | None]:
     return [None if value is None else value.to(dtype) for value in values]
 
@@ -166,15 +161,20 @@ def batch_norm_grad_input(
     """Gradient of the data, from the whole batch's `sums` of `batch_norm_grad_sums`."""
     scale = invstd if weight is None else invstd * weight
     shift, slope = sums / count
-    # (grad - shift - (x - mean) * invstd * slope) * scale in three passes
-    found = torch.sub(x, _per_channel(x, mean))
-    found = torch.addcmul(
-        grad_out.to(found.dtype), found, _per_channel(x, slope * invstd), value=-1
-    )
-    found = torch.addcmul(
-        _per_channel(x, shift * scale).neg(), found, _per_channel(x, scale.to(found.dtype))
-    )
+    # (grad - shift - (x - mean) * invstd * slope) * scale: two normalizations, by the one kernel
+    # that reads and writes a tensor once.
+    kind = mean.dtype
+    found = _affine(x.to(kind), mean, -slope * invstd * scale, -shift * scale)
+    found += _affine(grad_out.to(kind), torch.zeros_like(mean), scale, None)
     return found.to(x.dtype)
+
+
+def _affine(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+    """``(x - centre) * scale + shift`` by channel."""
+    found: Tensor = aten._native_batch_norm_legit_no_training(
+        x, scale.to(x.dtype), shift, centre, torch.ones_like(centre), 0.0, 0.0
+    )[0]
+    return found
 
 
 def _fake_grad_weight(

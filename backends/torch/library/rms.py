@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from partitioner.backends.torch.library.normalization import statistics_dtype
-from partitioner.backends.torch.library.registry import LIBRARY, operator
+from partitioner.backends.torch.library.registry import gradient, operator
 
 
 def _dims(normalized_shape: Sequence[int]) -> list[int]:
@@ -111,6 +111,4 @@ def _gradient(ctx: Any, grad_out: Tensor, _: object) -> tuple[Tensor | None, ...
     return data, None, scale, None
 
 
-torch.library.register_autograd(
-    "partitioner::rms_norm", _gradient, setup_context=_save, lib=LIBRARY
-)
+gradient("rms_norm", _gradient, _save)

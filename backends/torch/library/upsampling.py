@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.library.registry import LIBRARY, operator
+from partitioner.backends.torch.library.registry import gradient, operator
 
 #: Kernel by mode and number of spatial dims.
 KERNELS: Mapping[tuple[str, int], str] = {
@@ -101,6 +101,4 @@ def _gradient(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     return grad, None, None, None, None
 
 
-torch.library.register_autograd(
-    "partitioner::upsample", _gradient, setup_context=_save, lib=LIBRARY
-)
+gradient("upsample", _gradient, _save)

@@ -28,6 +28,15 @@ def addmv(view: OpView) -> Rule:
     return _added(view, ["m", "k"], ["k"], ["m"])
 
 
+def addr(view: OpView) -> Rule:
+    """``bias + m, n -> m n``.
+
+    Raises:
+        OpaqueError: beta or alpha is not 1.
+    """
+    return _added(view, ["m"], ["n"], ["m", "n"])
+
+
 def baddbmm(view: OpView) -> Rule:
     """``bias + b m k, b k n -> b m n``.
 
@@ -81,10 +90,34 @@ def linear(view: OpView) -> Rule:
     )
 
 
+def trilinear(view: OpView) -> Rule:
+    """Product of three tensors, each with dims of size 1 put in, summed over `sumdim`."""
+    rank = len(view.shape(0)) + len(view.ints("expand1") or ())
+    dims, summed = names("d", rank), set(view.ints("sumdim") or ())
+    operands = []
+    for index in range(3):
+        added = set(view.ints(f"expand{index + 1}") or ())
+        kept = [name for i, name in enumerate(dims) if i not in added]
+        sizes = view.shape(index)
+        operands.append(["1" if n == 1 else name for n, name in zip(sizes, kept, strict=True)])
+    held = {name for names_ in operands for name in names_}
+    result = [name if name in held else "1" for i, name in enumerate(dims) if i not in summed]
+    return Rule.of(
+        operands,
+        [result],
+        view.shapes,
+        view.out_shapes,
+        reduce={dims[i]: "sum" for i in summed},
+        flops=3,
+    )
+
+
 ROWS: Mapping[str, OpRow] = {
+    "aten::_trilinear": OpRow(trilinear),
     "aten::addbmm": OpRow(addbmm),
     "aten::addmm": OpRow(addmm),
     "aten::addmv": OpRow(addmv),
+    "aten::addr": OpRow(addr),
     "aten::baddbmm": OpRow(baddbmm),
     "aten::bmm": OpRow(matmul),
     "aten::dot": OpRow(matmul),

@@ -12,25 +12,28 @@ from dataclasses import replace
 
 from partitioner.ir.graph import Attr
 from partitioner.ir.ops.aten.sums import sums
+from partitioner.ir.ops.aten.views import renamed
 from partitioner.ir.ops.dims import empty_parts, joined, names, replaced
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView, same_node
 from partitioner.ir.rule import Rule
 
 
 def cat(view: OpView) -> Rule:
-    """``d0 a0, d0 a1 -> d0 a0 + a1``.
-
-    Raises:
-        OpaqueError: An operand is the empty vector that `cat` takes for any shape.
-    """
+    """``d0 a0, d0 a1 -> d0 a0 + a1``; an empty vector may stand for a tensor of any rank."""
     rank = len(view.out_shape())
-    parts = names("a", len(view.node.inputs))
-    if any(len(view.shape(i)) != rank for i in range(len(parts))):
-        raise OpaqueError("an operand is an empty vector among tensors of more dims")
     axis, dims = view.int_attr("dim", 0) % rank, names("d", rank)
-    sizes = {name: view.shape(i)[axis] for i, name in enumerate(parts)}
+    parts = names("a", len(view.node.inputs))
+    shapes = [view.shape(i) for i in range(len(parts))]
+    sizes = {
+        name: shape[axis] if len(shape) == rank else 0
+        for name, shape in zip(parts, shapes, strict=True)
+    }
+    operands = [
+        replaced(dims, axis, name) if len(shape) == rank else [name]
+        for name, shape in zip(parts, shapes, strict=True)
+    ]
     return Rule.of(
-        [replaced(dims, axis, name) for name in parts],
+        operands,
         [replaced(dims, axis, joined(parts, sizes))],
         view.shapes,
         view.out_shapes,
@@ -120,31 +123,14 @@ def slice_(view: OpView) -> Rule:
     """``pre + run + post -> run`` for a step of 1; dims sliced otherwise are whole."""
     shape = view.shape(0)
     before, after, sizes, whole = _sliced(view, shape[_axis(view)], len(shape))
-    return Rule.of(
-        [before],
-        [after],
-        view.shapes,
-        view.out_shapes,
-        sizes=sizes,
-        whole=whole,
-        dropped=sizes,
-        linear=sums(view, 0),
-    )
+    return renamed(view, before, after, whole=whole, sizes=sizes)
 
 
 def slice_backward(view: OpView) -> Rule:
     """``run -> pre + run + post``: zeros around."""
     out = view.out_shape()
     after, before, sizes, whole = _sliced(view, out[_axis(view)], len(out))
-    return Rule.of(
-        [before],
-        [after],
-        view.shapes,
-        view.out_shapes,
-        sizes=sizes,
-        whole=whole,
-        linear=sums(view, 0),
-    )
+    return renamed(view, before, after, whole=whole, sizes=sizes)
 
 
 def slice_scatter(view: OpView) -> Rule:
@@ -177,14 +163,8 @@ def select_backward(view: OpView) -> Rule:
     """Zeros but for one element of a dim, which is whole."""
     dims = names("d", len(view.out_shape()))
     axis = view.int_attr("dim", 0) % len(dims)
-    return Rule.of(
-        [[*dims[:axis], *dims[axis + 1 :]]],
-        [replaced(dims, axis, "x")],
-        view.shapes,
-        view.out_shapes,
-        whole={"x"},
-        linear=sums(view, 0),
-    )
+    kept = [*dims[:axis], *dims[axis + 1 :]]
+    return renamed(view, kept, replaced(dims, axis, "x"), whole={"x"})
 
 
 def select_scatter(view: OpView) -> Rule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from partitioner.ir.ops.aten.joining import local_sizes
-from partitioner.ir.ops.aten.sums import sums
+from partitioner.ir.ops.aten.views import renamed
 from partitioner.ir.ops.dims import names
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, same_node
 from partitioner.ir.rule import Rule
@@ -18,14 +18,7 @@ def repeat(view: OpView) -> Rule:
     new = names("r", len(counts))
     dims = [f"d{lead + i}" for i in range(rank)]
     old = [f"({one} {dim})" for one, dim in zip(new[lead:], dims, strict=True)]
-    return Rule.of(
-        [dims],
-        [[*new[:lead], *old]],
-        view.shapes,
-        view.out_shapes,
-        sizes=dict(zip(new, counts, strict=True)),
-        linear=sums(view, 0),
-    )
+    return renamed(view, dims, [*new[:lead], *old], sizes=dict(zip(new, counts, strict=True)))
 
 
 def local_repeat(view: OpView, local: LocalView) -> LocalOp:
@@ -36,14 +29,7 @@ def local_repeat(view: OpView, local: LocalView) -> LocalOp:
 
 def _within(view: OpView, whole: Iterable[int]) -> Rule:
     dims = names("d", len(view.shape(0)))
-    return Rule.of(
-        [dims],
-        [dims],
-        view.shapes,
-        view.out_shapes,
-        whole={dims[axis] for axis in whole},
-        linear=sums(view, 0),
-    )
+    return renamed(view, dims, dims, whole={dims[axis] for axis in whole})
 
 
 def moved_along(view: OpView) -> Rule:
@@ -62,7 +48,7 @@ def diagonal_backward(view: OpView) -> Rule:
     dims = names("d", len(view.out_shape()))
     pair = {view.int_attr(name, 0) % len(dims) for name in ("dim1", "dim2")}
     kept = [name for i, name in enumerate(dims) if i not in pair]
-    return _spread(view, [*kept, "z"], dims, {"z", *(dims[i] for i in pair)})
+    return renamed(view, [*kept, "z"], dims, whole={"z", *(dims[i] for i in pair)})
 
 
 def unfold_backward(view: OpView) -> Rule:
@@ -70,13 +56,7 @@ def unfold_backward(view: OpView) -> Rule:
     dims = names("d", len(view.out_shape()))
     axis = view.int_attr("dim", 0) % len(dims)
     windows = [*("n" if i == axis else name for i, name in enumerate(dims)), "w"]
-    return _spread(view, windows, dims, {"n", "w", dims[axis]})
-
-
-def _spread(view: OpView, before: list[str], after: list[str], whole: set[str]) -> Rule:
-    return Rule.of(
-        [before], [after], view.shapes, view.out_shapes, whole=whole, linear=sums(view, 0)
-    )
+    return renamed(view, windows, dims, whole={"n", "w", dims[axis]})
 
 
 ROWS: Mapping[str, OpRow] = {

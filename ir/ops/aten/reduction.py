@@ -14,7 +14,7 @@ from partitioner.ir.ops.dims import names
 from partitioner.ir.ops.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
-from partitioner.ir.types import numpy_dtype
+from partitioner.ir.types import TensorType, numpy_dtype
 
 #: Operators that reduce no dim if the list of dims is empty; the others reduce all.
 _NONE_IF_EMPTY = frozenset({"aten::all.dims", "aten::any.dims", "aten::count_nonzero.dim_IntList"})
@@ -66,13 +66,17 @@ def total(view: OpView) -> Rule:
 
 
 def joins(how: str) -> Callable[[OpView], Rule]:
-    """Rule of a reduction whose parts join."""
-    return lambda view: reduction(view, how)
+    """Rule of a reduction whose parts join; truth values are not exchanged in parts."""
+    return lambda view: reduction(view, "" if _made(view).dtype == "bool" else how)
 
 
 def needs_all(flops: float) -> Callable[[OpView], Rule]:
     """Rule of a reduction whose dims are whole."""
     return lambda view: reduction(view, flops=flops)
+
+
+def _made(view: OpView) -> TensorType:
+    return view.graph.types[next(name for name in view.node.outputs if name)]
 
 
 def _count(view: OpView, shape: tuple[int, ...]) -> int:
@@ -85,7 +89,7 @@ def local_mean(view: OpView, local: LocalView) -> LocalOp:
     Never a sum that is divided later: half precision would overflow where the mean does not. A
     device without elements adds the sum of none.
     """
-    node, made = view.node, view.graph.types[view.node.outputs[0]]
+    node, made = view.node, _made(view)
     own, whole = _count(view, local.shapes[0]), _count(view, view.shape(0))
     if own == whole:
         return LocalOp((node,))
@@ -110,7 +114,7 @@ def local_extreme(view: OpView, local: LocalView) -> LocalOp:
     """A device without elements gives the other end of the element type's range."""
     if _count(view, local.shapes[0]) or not _count(view, view.shape(0)):
         return LocalOp((view.node,))
-    kind = view.graph.types[view.node.outputs[0]].dtype
+    kind = _made(view).dtype
     largest = view.node.op in ("aten::amin", "aten::min")
     attrs: dict[str, Attr] = {
         "size": local.out_shapes[0],
@@ -121,8 +125,6 @@ def local_extreme(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _end_of_range(kind: str, largest: bool) -> int | float:
-    if kind == "bool":
-        return largest
     if "float" in kind:
         return math.inf if largest else -math.inf
     limits = np.iinfo(numpy_dtype(kind))

@@ -1,4 +1,7 @@
-"""Upsampling: batch and channels are cut, space is not; linear, whatever the mode."""
+"""Upsampling and sampling at a grid: batch and channels are cut, space is not.
+
+All are linear in the data, whatever the mode.
+"""
 
 from __future__ import annotations
 
@@ -60,6 +63,35 @@ def local_backward(view: OpView, local: LocalView) -> LocalOp:
     return same_node(view, input_size=tuple(local.out_shapes[0]))
 
 
+def grid_sample(view: OpView) -> Rule:
+    """``n c h w, n p q 2 -> n c p q``."""
+    return _grid(view, [["n", "c", "h", "w"], _GRID], [["n", "c", "p", "q"]])
+
+
+def grid_sample_backward(view: OpView) -> Rule:
+    """``n c p q, n c h w, n p q 2 -> n c h w, n p q 2``; the grid's gradient needs all channels."""
+    data, result = ["n", "c", "h", "w"], ["n", "c", "p", "q"]
+    return _grid(view, [result, data, _GRID], [data, _GRID])
+
+
+_GRID = ["n", "p", "q", "t"]
+
+
+def _grid(view: OpView, operands: list[list[str]], results: list[list[str]]) -> Rule:
+    wanted = [dims if name else None for dims, name in zip(results, view.node.outputs, strict=True)]
+    whole = {*"hwpqt", *("c" if _GRID in wanted else "")}
+    return Rule.of(
+        operands,
+        wanted,
+        view.shapes,
+        view.out_shapes,
+        whole=whole,
+        linear={0},
+        points="ncpq",
+        flops=8,  # a bilinear sample is 4 weights and 4 multiply-adds
+    )
+
+
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{name}": OpRow(resize(*mode)) for name, mode in OPERATORS.items()},
     **{f"aten::{name}.vec": OpRow(resize(*mode)) for name, mode in OPERATORS.items()},
@@ -67,6 +99,8 @@ ROWS: Mapping[str, OpRow] = {
         f"aten::{name}_backward": OpRow(resize(*mode, backward=True), local_backward)
         for name, mode in OPERATORS.items()
     },
+    "aten::grid_sampler_2d": OpRow(grid_sample),
+    "aten::grid_sampler_2d_backward": OpRow(grid_sample_backward),
     "partitioner::upsample": OpRow(any_mode(backward=False)),
     "partitioner::upsample_backward": OpRow(any_mode(backward=True), local_backward),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from partitioner.ir.ops.aten.sums import sums
@@ -28,18 +28,31 @@ def local_view(view: OpView, local: LocalView) -> LocalOp:
     return LocalOp((replace(view.node, op="aten::reshape", attrs={"shape": shape}),))
 
 
-def _renamed(
-    view: OpView, before: list[str], after: list[str], whole: tuple[str, ...] = ()
+def renamed(
+    view: OpView,
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    whole: Iterable[str] = (),
+    sizes: Mapping[str, int] | None = None,
 ) -> Rule:
+    """Rule of one operand whose elements are moved or left out, so that pending sums pass."""
     return Rule.of(
-        [before], [after], view.shapes, view.out_shapes, whole=whole, linear=sums(view, 0)
+        [before],
+        [after],
+        view.shapes,
+        view.out_shapes,
+        sizes=sizes,
+        whole=whole,
+        dropped=sizes or (),
+        linear=sums(view, 0),
     )
 
 
 def same(view: OpView) -> Rule:
     """The same tensor."""
     dims = names("d", len(view.shape(0)))
-    return _renamed(view, dims, dims)
+    return renamed(view, dims, dims)
 
 
 def permuted(view: OpView) -> Rule:
@@ -47,12 +60,12 @@ def permuted(view: OpView) -> Rule:
     dims = names("d", len(view.shape(0)))
     order = view.attr("dims")
     if isinstance(order, tuple):
-        return _renamed(view, dims, [dims[int(dim)] for dim in order])
+        return renamed(view, dims, [dims[int(dim)] for dim in order])
     after = list(dims)
     if after:
         one, other = (0, len(dims) - 1) if view.attr("dim0") is None else _swapped(view)
         after[one], after[other] = dims[other], dims[one]
-    return _renamed(view, dims, after)
+    return renamed(view, dims, after)
 
 
 def _swapped(view: OpView) -> tuple[int, int]:
@@ -62,7 +75,7 @@ def _swapped(view: OpView) -> tuple[int, int]:
 def expand(view: OpView) -> Rule:
     """``1 b1 -> b0 b1``: broadcast, as elementwise operators do."""
     out = view.out_shape()
-    return _renamed(view, broadcast_dims(view.shape(0), len(out)), broadcast_dims(out, len(out)))
+    return renamed(view, broadcast_dims(view.shape(0), len(out)), broadcast_dims(out, len(out)))
 
 
 def local_expand(view: OpView, local: LocalView) -> LocalOp:
@@ -74,7 +87,7 @@ def unsqueeze(view: OpView) -> Rule:
     """``d0 d1 -> d0 1 d1``."""
     dims = names("d", len(view.shape(0)))
     place = view.int_attr("dim", 0) % (len(dims) + 1)
-    return _renamed(view, dims, [*dims[:place], "1", *dims[place:]])
+    return renamed(view, dims, [*dims[:place], "1", *dims[place:]])
 
 
 def squeezed(view: OpView) -> frozenset[int]:
@@ -91,7 +104,7 @@ def squeeze(view: OpView) -> Rule:
     """``d0 1 d2 -> d0 d2``."""
     lost = squeezed(view)
     dims = ["1" if i in lost else name for i, name in enumerate(names("d", len(view.shape(0))))]
-    return _renamed(view, dims, [name for i, name in enumerate(dims) if i not in lost])
+    return renamed(view, dims, [name for i, name in enumerate(dims) if i not in lost])
 
 
 def local_squeeze(view: OpView, _: LocalView) -> LocalOp:
@@ -104,9 +117,7 @@ def select(view: OpView) -> Rule:
     """One element of a dim, which is whole."""
     dims = names("d", len(view.shape(0)))
     axis = view.int_attr("dim", 0) % len(dims)
-    return _renamed(
-        view, replaced(dims, axis, "x"), [*dims[:axis], *dims[axis + 1 :]], whole=("x",)
-    )
+    return renamed(view, replaced(dims, axis, "x"), [*dims[:axis], *dims[axis + 1 :]], whole=("x",))
 
 
 def unbind(view: OpView) -> Rule:
@@ -131,14 +142,30 @@ def diagonal(view: OpView) -> Rule:
     pair = {view.int_attr(name, 0) % len(dims) for name in ("dim1", "dim2")}
     kept = [name for i, name in enumerate(dims) if i not in pair]
     lost = tuple(dims[i] for i in sorted(pair))
-    return _renamed(view, dims, [*kept, "z"], whole=(*lost, "z"))
+    return renamed(view, dims, [*kept, "z"], whole=(*lost, "z"))
 
 
 def unfold(view: OpView) -> Rule:
     """Windows of a dim, which is whole, as the last dim."""
     dims = names("d", len(view.shape(0)))
     axis = view.int_attr("dimension", 0) % len(dims)
-    return _renamed(view, dims, [*replaced(dims, axis, "n"), "w"], whole=(dims[axis], "n", "w"))
+    return renamed(view, dims, [*replaced(dims, axis, "n"), "w"], whole=(dims[axis], "n", "w"))
+
+
+def as_real(view: OpView) -> Rule:
+    """The real and the imaginary part of every element as the last dim, which is whole."""
+    dims = names("d", len(view.shape(0)))
+    return _of_pairs(view, dims, [*dims, "pair"])
+
+
+def as_complex(view: OpView) -> Rule:
+    """The last dim, which is whole, is the real and the imaginary part of an element."""
+    dims = names("d", len(view.out_shape()))
+    return _of_pairs(view, [*dims, "pair"], dims)
+
+
+def _of_pairs(view: OpView, before: list[str], after: list[str]) -> Rule:
+    return Rule.of([before], [after], view.shapes, view.out_shapes, whole={"pair"}, linear={0})
 
 
 ROWS: Mapping[str, OpRow] = {
@@ -158,4 +185,6 @@ ROWS: Mapping[str, OpRow] = {
     "aten::unbind.int": OpRow(unbind, view=True),
     "aten::unfold": OpRow(unfold, view=True),
     "aten::unsqueeze": OpRow(unsqueeze, view=True),
+    "aten::view_as_complex": OpRow(as_complex, view=True),
+    "aten::view_as_real": OpRow(as_real, view=True),
 }

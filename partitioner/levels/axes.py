@@ -1,0 +1,263 @@
+"""Sharding over a mesh of several axes, one axis at a time.
+
+Strategies multiply over axes: a problem of all of them at once has hundreds of thousands of items.
+So one axis is searched while the cuts over the others stay, in turn, until nothing gets better.
+Each search has every strategy of one axis, and is warm: the plan so far is among its choices.
+What leads from weights to the operators that read them (the stored value, its aliases and views)
+and the updates are free on all axes at every step: a weight may be stored over one axis along the
+very dim that another axis wants to cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from partitioner.build import Built, build
+from partitioner.cost_model.even import EvenMesh, EvenResharder, stand_in
+from partitioner.cost_model.prices import EvenPrices
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout, LayoutError
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import PlacedNode, place
+from partitioner.levels.shard import Sharded, Sharder
+from partitioner.solver import Infeasible, Solution, evaluate_choices
+from partitioner.solver.engines import Engine
+from partitioner.solver.outcome import relative_gap
+from partitioner.solver.presolve import presolve
+from partitioner.solver.problem import Problem
+from partitioner.strategies import strategies
+
+Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
+Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.
+
+#: Passes over the axes after the first one.
+PASSES = 2
+#: Passes end when the cost falls by less than this share.
+LEAST_GAIN = 0.005
+#: Rounds of bound and search of one problem, without and with memory.
+ROUNDS, LIMITED_ROUNDS = 6, 4
+#: The axis of the line that cuts are derived on.
+LINE = "line"
+
+
+@dataclass
+class AxisSharder:
+    """Shards one model over many meshes; cuts are derived once an axis length's stand-in."""
+
+    sharder: Sharder
+    deadline: float
+    _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph = self.sharder.folded.graph
+        self.weights = frozenset(weight_side(self.graph))
+
+    def shard(self, mesh: DeviceMesh, gap: float) -> Sharded:
+        """A good sharding over a mesh of equal devices.
+
+        Args:
+            mesh: The devices.
+            gap: Relative gap at which each search may stop.
+
+        Raises:
+            Infeasible: No plan was found that fits the memory of a device.
+        """
+        even = EvenMesh(mesh, stand_in(mesh), self.sharder.cluster)
+        job = _Axes(self, even, gap)
+        limit = float(self.sharder.cluster.devices[even.device].memory_bytes)
+        for done, axis in enumerate(mesh.names, start=1):
+            room = limit * math.prod(size for _, size in mesh.axes[done:])
+            job.step(axis, room)
+        for _ in range(PASSES if len(mesh.axes) > 1 else 0):
+            before = job.best.cost_s
+            for axis in mesh.names:
+                if time.monotonic() < self.deadline:
+                    job.step(axis, limit)
+            if job.best.cost_s > before * (1 - LEAST_GAIN):
+                break
+        return job.best
+
+    def cuts(self, length: int) -> Mapping[str, tuple[Layouts, ...]]:
+        """Cuts of every node over one axis of a stand-in, the empty one first."""
+        if length not in self._cuts:
+            line = DeviceMesh.of({LINE: length})
+            found = strategies(self.graph, self.sharder.rules, line)
+            self._cuts[length] = {
+                name: tuple(placed.layouts for placed in own) for name, own in found.items()
+            }
+        return self._cuts[length]
+
+
+def weight_side(graph: Graph) -> Iterator[str]:
+    """Nodes that lead from stored values to the operators that use them, and the updates."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        row = row_of(node)
+        if row is None:
+            continue
+        led = row.view and row.in_place is None and node.reads and found.issuperset(node.reads)
+        if row.stored or led:
+            found.update(node.writes)
+            yield node.name
+        elif row.in_place is not None:
+            yield node.name
+
+
+@dataclass
+class _Axes:
+    """The plan on one mesh so far."""
+
+    owner: AxisSharder
+    even: EvenMesh
+    gap: float
+    picks: dict[str, Pick] = field(default_factory=dict)
+    found: Sharded | None = None
+    _placed: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graph = self.owner.graph
+        model = self.even.model
+        self.lengths = [size for _, size in model.axes]
+        self.home = DeviceMesh.single(model.devices[0])
+        self.picks = {node.name: (0,) * len(self.lengths) for node in self.graph.nodes}
+        resharder = EvenResharder(self.even.cluster, even=self.even)
+        self.prices = EvenPrices(self.graph, self.even, resharder)
+
+    @property
+    def best(self) -> Sharded:
+        """The plan so far."""
+        assert self.found is not None
+        return self.found
+
+    def step(self, axis: str, room: float) -> None:
+        """Choose the cuts over one axis anew.
+
+        Raises:
+            Infeasible: No plan was found within so many bytes a device.
+        """
+        index = self.even.mesh.names.index(axis)
+        options = {node.name: self._options(node, index) for node in self.graph.nodes}
+        candidates = {name: tuple(own.values()) for name, own in options.items()}
+        groups = tuple(dict.fromkeys((self.even.model, self.home)))
+        built = build(self.graph, groups, candidates, self.prices)
+        solution, tied = self._solve(built, room)
+        self.picks = {
+            name: list(own)[pick]
+            for (name, own), pick in zip(options.items(), solution.chosen, strict=True)
+        }
+        folded = self.owner.sharder.folded
+        self.found = Sharded(folded, self.even, built, tied, solution)
+
+    def _options(self, node: Node, axis: int) -> dict[Pick, PlacedNode]:
+        """Strategies of a node by their cuts, the one of the plan so far first."""
+        now = self.picks[node.name]
+        counts = [max(1, len(self.owner.cuts(size)[node.name])) for size in self.lengths]
+        free = range(len(now)) if node.name in self.owner.weights else (axis,)
+        ranges = [range(counts[a]) if a in free else (now[a],) for a in range(len(now))]
+        found: dict[Pick, PlacedNode] = {}
+        seen: set[object] = set()
+        for pick in (now, *itertools.product(*ranges)):
+            placed = self._place(node, pick)
+            if placed is not None and (placed.ins, placed.outs) not in seen:
+                seen.add((placed.ins, placed.outs))
+                found[pick] = placed
+        return found
+
+    def _place(self, node: Node, pick: Pick) -> PlacedNode | None:
+        """A node with these cuts; None if they do not go together or are not even."""
+        key = node.name, pick
+        if key not in self._placed:
+            self._placed[key] = self._composed(node, pick)
+        return self._placed[key]
+
+    def _composed(self, node: Node, pick: Pick) -> PlacedNode | None:
+        rule = self.owner.sharder.rule(node)
+        if rule is None:
+            return place(self.graph, node, self.home, {}, None)
+        model = self.even.model
+        by_factor: dict[str, list[tuple[str, DimLayout]]] = {}
+        for (axis, length), index in zip(model.axes, pick, strict=True):
+            for name, layout in self.owner.cuts(length)[node.name][index].items():
+                by_factor.setdefault(name, []).append((axis, layout))
+        layouts = {name: _joined(cuts, model) for name, cuts in by_factor.items()}
+        known = {name: layout for name, layout in layouts.items() if layout is not None}
+        if len(known) < len(layouts):
+            return None
+        try:
+            placed = place(self.graph, node, model, known, rule)
+        except LayoutError:
+            return None
+        return placed if self.even.admits(placed) else None
+
+    def _solve(self, built: Built, room: float) -> tuple[Solution, Problem]:
+        """A plan of little cost; memory is minded only if the cheapest plan does not fit."""
+        tied = self.owner.sharder.folded.tie(built).problem
+        engine, deadline = self.owner.sharder.engine, self.owner.deadline
+        left = max(2.0, deadline - time.monotonic())
+        start = self._start(tied, room)
+        free = replace(tied, limit_bytes=(math.inf,))
+        first = minimised(free, left, self.gap, ROUNDS, engine)
+        if first is not None and evaluate_choices(tied, first.chosen).peak_bytes[0] > room:
+            left = max(2.0, deadline - time.monotonic())
+            limited = replace(tied, limit_bytes=(room,))
+            first = minimised(limited, left, self.gap, LIMITED_ROUNDS, engine)
+        plans = [plan for plan in (start, first) if plan is not None]
+        if not plans:
+            raise self._refused(tied, room)
+        return min(plans, key=lambda plan: plan.cost), tied
+
+    def _start(self, tied: Problem, room: float) -> Solution | None:
+        """The plan so far, or nothing cut, if it fits: it is the first choice of every node."""
+        chosen = (0,) * len(tied.nodes)
+        outcome = evaluate_choices(tied, chosen)
+        if outcome.peak_bytes[0] > room:
+            return None
+        return Solution(chosen, outcome.load_s[0], 0.0, "feasible", None, "plan so far")
+
+    def _refused(self, tied: Problem, room: float) -> Infeasible:
+        outcome = evaluate_choices(tied, (0,) * len(tied.nodes))
+        position = outcome.peak_position[0]
+        return Infeasible(
+            "no plan of the mesh was found that fits",
+            device=self.even.device,
+            position=position,
+            name=tied.names[position],
+            bytes_short=max(0.0, outcome.peak_bytes[0] - room),
+            proven=False,
+        )
+
+
+def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayout | None:
+    """One factor's cuts over several axes as one; None unless they are plain."""
+    axes = tuple(axis for axis, _ in cuts)
+    if len(cuts) == 1:
+        return DimLayout.cut(axes, cuts[0][1].segments)
+    if any(len(layout.segments) > 1 for _, layout in cuts):
+        return None
+    return DimLayout.even(cuts[0][1].size, axes, model)
+
+
+def minimised(
+    problem: Problem, time_limit_s: float, gap: float, rounds: int, engine: Engine
+) -> Solution | None:
+    """A plan of little load on one column within its memory; None if none was found."""
+    from partitioner.solver.pairwise import solve  # they load Numba
+    from partitioner.solver.pairwise.convert import PER_SECOND, convert
+
+    reduced = presolve(problem)
+    if not all(reduced.kept):
+        return None
+    converted = convert(reduced.problem)
+    found = solve(converted.pairwise, time_limit_s, gap, rounds=rounds, engine=engine)
+    if found.cost is None:
+        return None
+    chosen = reduced.restore(converted.restore(found.chosen))
+    cost = evaluate_choices(problem, chosen).load_s[0]
+    bound = min(cost, found.bound / PER_SECOND)
+    met = relative_gap(cost, bound) <= gap
+    return Solution(chosen, cost, bound, "optimal" if met else "feasible", None, found.solver)

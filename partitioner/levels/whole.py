@@ -1,0 +1,141 @@
+"""One group of all devices: training, where all devices share every operator.
+
+The forward and the backward pass share weights, so a training graph is not cut into stages. Its
+memory is what decides: weights, their optimizer's state and what the forward pass keeps are shared
+as far as they must be, so every mesh is searched with the memory of a device as the limit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.ir.graph import Graph
+from partitioner.levels.axes import AxisSharder
+from partitioner.levels.layouts import Layout
+from partitioner.levels.search import Option, Staged, no_collection, work_bound
+from partitioner.levels.shard import Sharded, Sharder
+from partitioner.levels.stage import Blocks
+from partitioner.repeats import fold
+from partitioner.solver import Infeasible
+from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.stages import Cut, Stage
+from partitioner.strategies import Rules
+
+#: So much longer a mesh takes than one with an axis less, as long as none is known.
+MORE_AXES = 4.0
+#: Plans of least load that are counted anew.
+RIVALS = 2
+
+
+def search_whole(
+    graph: Graph,
+    rules: Rules,
+    cluster: Cluster,
+    candidates: Sequence[Layout],
+    *,
+    deadline: float,
+    gap: float,
+    progress: Callable[[str], None],
+    seed: int = 0,
+    engine: Engine = HIGHS,
+) -> tuple[Staged, ...]:
+    """The best plans with one stage of all devices.
+
+    Args:
+        graph: The model.
+        rules: Its rules.
+        cluster: The devices.
+        candidates: Meshes of all devices.
+        deadline: Monotonic second after which no further mesh is begun.
+        gap: Relative gap between load and bound at which to stop.
+        progress: Called with a line of text before each mesh.
+        seed: Of all random choices.
+        engine: MILP solver.
+
+    Raises:
+        Infeasible: No plan fits the devices' memory.
+    """
+    with no_collection():
+        folded = fold(graph, rules)
+        sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline)
+        job = _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress)
+        return job.run()
+
+
+def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]:
+    """Meshes in the order in which they are searched.
+
+    Those with the larger axis over nodes and the smaller one within a node come first, the one
+    that fills a node before others: it has the fast links to itself. Meshes of one axis come last:
+    what they can do, a mesh of two can do too but for cuts that cross from one axis to another.
+    """
+    node = cluster.levels[0].size
+
+    def rank(layout: Layout) -> tuple[int, int]:
+        sizes = [size for _, size in layout.mesh.axes]
+        return -len(sizes), abs(node // 2 - sizes[-1])
+
+    return tuple(sorted(candidates, key=rank))
+
+
+@dataclass
+class _Whole:
+    sharder: AxisSharder
+    layouts: tuple[Layout, ...]
+    deadline: float
+    gap: float
+    progress: Callable[[str], None]
+    found: list[tuple[Layout, Sharded]] = field(default_factory=list)
+    failed: dict[Layout, str] = field(default_factory=dict)
+    refusals: list[Infeasible] = field(default_factory=list)
+    in_time: bool = True
+
+    def run(self) -> tuple[Staged, ...]:
+        """Search mesh after mesh until the gap is met or time is up."""
+        folded = self.sharder.sharder.folded
+        bound = work_bound(self.sharder.sharder)
+        longest = 0.0
+        for layout in self.layouts:
+            begun = time.monotonic()
+            if self.found and begun + longest > self.deadline:
+                self.failed[layout] = "not searched within the time limit"
+                self.in_time = False
+                continue
+            self._try(layout)
+            longest = max(longest, time.monotonic() - begun)
+            best = self._ranked()
+            if best and best[0][1].cost_s - bound <= self.gap * best[0][1].cost_s:
+                break
+        if not self.found:
+            raise min(self.refusals, key=lambda error: error.bytes_short)
+        blocks = Blocks((len(folded.whole.nodes),))
+        searched = tuple(layout for layout, _ in self.found)
+        return tuple(
+            Staged(
+                folded,
+                Cut((Stage(0, 1, 0, 0),), sharded.cost_s, bound, sharded.solution.status),
+                blocks,
+                (Option(layout, sharded, None),),
+                bound,
+                searched,
+                self.failed,
+                self.in_time,
+            )
+            for layout, sharded in self._ranked()[:RIVALS]
+        )
+
+    def _try(self, layout: Layout) -> None:
+        self.progress(f"sharding over {layout}")
+        try:
+            sharded = self.sharder.shard(layout.mesh, self.gap / 2)
+        except Infeasible as error:
+            self.failed[layout] = str(error)
+            self.refusals.append(error)
+        else:
+            self.found.append((layout, sharded))
+
+    def _ranked(self) -> list[tuple[Layout, Sharded]]:
+        return sorted(self.found, key=lambda found: found[1].cost_s)

@@ -1,0 +1,114 @@
+"""Graphs of ranks: collectives that go together, sums in place, ranks that wait for each other."""
+
+from collections import Counter
+
+import pytest
+import torch
+from small_gpt import small_gpt
+from torch import fx
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.buckets import bucket
+from partitioner.backends.torch.lockstep import run_lockstep
+from partitioner.module_program import ModuleProgram
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+def collectives(graph: fx.Graph) -> Counter[str]:
+    return Counter(
+        str(node.target).split(".")[1]
+        for node in graph.nodes
+        if "_c10d_functional" in str(node.target) and node.target is not c10d.wait_tensor.default
+    )
+
+
+def summing(sizes: list[int], wait_first: int) -> fx.GraphModule:
+    """Doubles of the arguments, summed over two ranks; one result is read before the others go."""
+    graph = fx.Graph()
+    inputs = [graph.placeholder(f"x{index}") for index in range(len(sizes))]
+    waits: dict[int, fx.Node] = {}
+
+    def send(index: int) -> fx.Node:
+        twice = graph.call_function(aten.mul.Tensor, (inputs[index], 2))
+        sent = graph.call_function(c10d.all_reduce_.default, (twice, "sum", "ranks_0_1"))
+        sent.meta["operand"] = torch.float32, (sizes[index],)
+        return sent
+
+    sent = {wait_first: send(wait_first)}
+    waits[wait_first] = graph.call_function(c10d.wait_tensor.default, (sent[wait_first],))
+    negated = graph.call_function(aten.neg.default, (waits[wait_first],))
+    for index in range(len(sizes)):
+        if index not in sent:
+            sent[index] = send(index)
+    for index, node in sent.items():
+        if index not in waits:
+            waits[index] = graph.call_function(c10d.wait_tensor.default, (node,))
+    graph.output((*(waits[index] for index in range(len(sizes))), negated))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_small_sums_go_together_and_give_the_same() -> None:
+    sizes = [3, 50_000, 7, 5]  # the second is above the limit
+    plain, joined = summing(sizes, 0), summing(sizes, 0)
+    bucket(joined.graph)
+    joined.graph.lint()
+    joined.recompile()
+    assert collectives(plain.graph)["all_reduce_"] == 4
+    # x0 is read before the others are made, so it goes alone; x2 and x3 go together.
+    assert collectives(joined.graph)["all_reduce_"] == 3
+    inputs = {r: [torch.randn(size) for size in sizes] for r in range(2)}
+    expected, found = (run_lockstep({0: m, 1: m}, inputs) for m in (plain, joined))
+    for rank in range(2):
+        for a, b in zip(expected[rank], found[rank], strict=True):
+            assert torch.equal(a, b)
+
+
+def test_ranks_that_wait_for_each_other_are_an_error() -> None:
+    def waiting(name: str) -> fx.GraphModule:
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        sent = graph.call_function(c10d.all_reduce.default, (x, "sum", name))
+        graph.output((graph.call_function(c10d.wait_tensor.default, (sent,)),))
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    modules = {0: waiting("ranks_0_1"), 1: waiting("ranks_1_2"), 2: waiting("ranks_0_2")}
+    inputs = {rank: [torch.ones(1)] for rank in range(3)}
+    with pytest.raises(BackendError, match=r"wait for each other: rank 0 in .*all_reduce"):
+        run_lockstep(modules, inputs)
+
+
+def zero(devices: int = 2) -> ModuleProgram:
+    model, batch = small_gpt()
+    found = partitioner.compile(model, batch, devices=devices, training=True, parallel="zero3")
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+def test_parameters_of_a_pass_are_gathered_together() -> None:
+    """All parameters of this model are small: fewer gathers than parameters, in both passes."""
+    program = zero()
+    parameters = len(list(program.whole.parameters()))
+    for which in ("forward", "backward"):
+        found = collectives(program.rank(0, which).graph)
+        assert 1 <= found["all_gather_into_tensor"] < parameters / 2, (which, found)
+    assert collectives(program.rank(0, "backward").graph)["reduce_scatter_tensor"] < parameters / 2
+
+
+def test_rank_graphs_are_readable_code(capsys: pytest.CaptureFixture[str]) -> None:
+    program = zero()
+    program.rank(1).print_readable()
+    text = capsys.readouterr().out
+    assert "class Rank1(torch.nn.Module)" in text
+    assert "torch.ops.partitioner.attention.default" in text
+    assert "'ranks_0_1'" in text
+
+
+def test_no_such_rank_or_pass() -> None:
+    program = zero()
+    with pytest.raises(BackendError, match=r"rank 2 is not one of 0\.\.1"):
+        program.rank(2)
+    with pytest.raises(BackendError, match="rank 0 has no 'sideways' pass"):
+        program.rank(0, "sideways")

@@ -1,0 +1,115 @@
+"""Forced kinds of parallelism: what they store and communicate, and that gradients are equal."""
+
+import collections
+
+import pytest
+import torch
+from small_gpt import small_gpt
+from torch_jobs import run_jobs
+
+import partitioner
+from partitioner.families import SearchError
+from partitioner.ir.errors import OptionError
+from partitioner.module_program import ModuleProgram
+
+KINDS = [
+    ("dp", 2, None),
+    ("zero1", 2, None),
+    ("zero2", 2, None),
+    ("zero3", 2, None),
+    ("tp", 2, None),
+    ("dp+tp", 4, {"dp": 2, "tp": 2}),
+    pytest.param("zero3+tp", 4, {"dp": 2, "tp": 2}, marks=pytest.mark.slow),
+]
+
+
+def compiled(kind: str | None, devices: int, mesh: dict[str, int] | None) -> ModuleProgram:
+    model, batch = small_gpt()
+    program = partitioner.compile(
+        model, batch, devices=devices, training=True, parallel=kind, mesh=mesh, time_limit_s=10
+    )
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+@pytest.mark.parametrize(("kind", "devices", "mesh"), KINDS)
+def test_gradients_equal_one_process(kind: str, devices: int, mesh: dict[str, int] | None) -> None:
+    program = compiled(kind, devices, mesh)
+    model, batch = small_gpt()
+    loss, logits = model(*batch)
+    loss.backward()
+    (found, seen), gradients = program.gradients(*batch)
+    torch.testing.assert_close(found, loss, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(seen, logits, atol=1e-5, rtol=1e-5)
+    assert set(gradients) == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def stored_axes(program: ModuleProgram) -> dict[str, set[str]]:
+    """Axes that cut each parameter at rest."""
+    return {
+        name: set(program.programs.homes[value].placement.sharding.axes)
+        for name, value in program.traced.stored.items()
+    }
+
+
+def kinds_of(program: ModuleProgram) -> collections.Counter[str]:
+    return collections.Counter(str(comm.kind) for comm in program.programs.ranks[0].comms)
+
+
+def test_data_parallel_reduces_each_gradient_once() -> None:
+    program = compiled("dp", 2, None)
+    assert set().union(*stored_axes(program).values()) == set()
+    parameters = len(list(program.whole.parameters()))
+    comms = kinds_of(program)
+    # Beside the gradients: the loss's sum and count. Logits are gathered for the caller.
+    assert parameters <= comms["all_reduce"] <= parameters + 4
+    assert comms["reduce_scatter"] == 0
+
+
+def test_zero_stores_shards_and_scatters_gradients() -> None:
+    two, three = compiled("zero2", 2, None), compiled("zero3", 2, None)
+    for program in (two, three):
+        assert all(axes == {"dp"} for axes in stored_axes(program).values())
+        assert kinds_of(program)["reduce_scatter"] == len(list(program.whole.parameters()))
+    assert kinds_of(three)["all_gather"] > kinds_of(two)["all_gather"]
+    held = [max(p.evaluation.peak[d].bytes for d in (0, 1)) for p in (three, two)]
+    assert held[0] < held[1]
+
+
+def test_tensor_parallel_has_two_sums_a_layer_and_pass() -> None:
+    """Megatron's: one after attention and one after the MLP, forward and backward."""
+    program = compiled("tp", 2, None)
+    axes = stored_axes(program)
+    assert all(axes[f"blocks.0.{name}.weight"] == {"tp"} for name in ("q", "k", "v", "o", "up"))
+    assert kinds_of(program)["all_reduce"] <= 8
+
+
+def test_unknown_kinds_and_meshes_are_refused() -> None:
+    model, batch = small_gpt()
+
+    def compile_with(**options: object) -> None:
+        partitioner.compile(model, batch, training=True, **options)  # type: ignore[arg-type]
+
+    with pytest.raises(SearchError, match="'zero9' is not one of dp, zero1, zero2, zero3, tp"):
+        compile_with(devices=2, parallel="zero9")
+    with pytest.raises(SearchError, match="cuts the batch twice"):
+        compile_with(devices=4, parallel="dp+zero3", mesh={"dp": 2, "tp": 2})
+    with pytest.raises(
+        SearchError, match="wants a mesh of axes dp and tp; the mesh given has none"
+    ):
+        compile_with(devices=4, parallel="dp+tp")
+    with pytest.raises(OptionError, match="parallel is for training"):
+        partitioner.compile(model, batch, devices=2, parallel="dp")
+    with pytest.raises(OptionError, match="'lbfgs' is not one of adamw"):
+        compile_with(devices=2, optimizer="lbfgs")
+
+
+def test_ranks_train_to_the_same_weights_and_hold_their_share() -> None:
+    run_jobs("parallel_jobs.py", only=["zero3_holds_its_share"])
+
+
+@pytest.mark.slow
+def test_ranks_train_to_the_same_weights_by_every_kind() -> None:
+    run_jobs("parallel_jobs.py")

@@ -185,7 +185,7 @@ class ModuleProgram(Planned):
         from partitioner.module_variants import Variants
 
         agreed = self._agreed()
-        source = agreed._source(init_seed, init)
+        source = self._source(init_seed, init)
         make = Variants(agreed, source)
         at = _device(device)
         return RankModule(agreed.on_ranks(source), source, at, inputs, seed, make)

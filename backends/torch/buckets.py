@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from partitioner.backends.torch.faults import COMM
+
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
@@ -134,6 +136,7 @@ def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
         target = c10d.all_reduce_.default if kind == "reduce" else members[0].sent.target
         assert not isinstance(target, str)
         sent = graph.call_function(target, (packed, *others))
+        sent.meta[COMM] = tuple(comm for m in members for comm in m.sent.meta.get(COMM, ()))
         arrived = graph.call_function(c10d.wait_tensor.default, (sent,))
         if kind == str(_GATHER):
             arrived = graph.call_function(aten.reshape.default, (arrived, [others[0], -1]))

@@ -277,7 +277,7 @@ class _Pass:
         """Errors name the communication that a collective belongs to."""
         for node in reversed(self.graph.nodes):
             if node.target in COLLECTIVES:
-                node.meta[COMM] = comm
+                node.meta[COMM] = (comm,)
                 return
 
 

@@ -14,7 +14,7 @@ from partitioner.ir.program import Comm
 
 c10d = torch.ops._c10d_functional
 
-#: Key of a collective's `Comm` in the `meta` of its node.
+#: Key in a collective's `meta`: the communications that it carries.
 COMM = "partitioner.comm"
 
 _GONE = re.compile(
@@ -48,36 +48,39 @@ def explained(error: RuntimeError, module: object, rank: int, what: str) -> Back
         rank: This rank.
         what: "forward" or "backward".
     """
-    comm = _failed(error.__traceback__, module) if isinstance(module, fx.GraphModule) else None
-    if comm is not None:
+    comms = _failed(error.__traceback__, module) if isinstance(module, fx.GraphModule) else ()
+    if comms:
+        comm, more = comms[0], f" and {len(comms) - 1} more" if len(comms) > 1 else ""
         peers = ", ".join(str(other) for other in comm.ranks if other != rank)
         value = comm.source if rank in comm.sources() else comm.target
-        wanted = f" for {comm.why!r}" if comm.why else ""
+        wanted = (f" for {comm.why!r}" if comm.why else "") + more
         return CommunicationError(
             f"rank {rank}: {comm.kind.spelled} of {value!r}{wanted} with ranks {peers} "
             f"in the {what} pass: {cause(error)}"
         )
-    if isinstance(error, torch.OutOfMemoryError) or not _GONE.search(str(error)):
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or not (_GONE.search(text) or _LATE.search(text)):
         return None
     return CommunicationError(f"rank {rank}: a communication in the {what} pass: {cause(error)}")
 
 
-def _failed(trace: TracebackType | None, module: fx.GraphModule) -> Comm | None:
-    """The communication that a traceback ends in."""
+def _failed(trace: TracebackType | None, module: fx.GraphModule) -> tuple[Comm, ...]:
+    """The communications of the collective that a traceback ends in."""
     names = {node.name: node for node in module.graph.nodes}
-    found: Comm | None = None
+    found: tuple[Comm, ...] = ()
     while trace is not None:
         code = trace.tb_frame.f_code
         line = linecache.getline(code.co_filename, trace.tb_lineno)
         name = re.match(r"\s*(\w+)\s*(?::[^=]*)?=", line)
         node = names.get(name.group(1)) if name and code is module.forward.__code__ else None
         if node is not None:
-            found = _comm_of(node)
+            found = _comms_of(node)
         trace = trace.tb_next
     return found
 
 
-def _comm_of(node: fx.Node) -> Comm | None:
+def _comms_of(node: fx.Node) -> tuple[Comm, ...]:
     if node.target is c10d.wait_tensor.default and isinstance(node.args[0], fx.Node):
         node = node.args[0]
-    return node.meta.get(COMM)
+    found: tuple[Comm, ...] = node.meta.get(COMM, ())
+    return found

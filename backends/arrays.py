@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.header import Header
+from partitioner.backends.header import Header
 from partitioner.backends.regions import cut, whole_region, write_region
 from partitioner.ir.types import DTYPE_BITS, numpy_dtype
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from partitioner.backends.arrays import (
     save_arrays,
 )
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.header import Header
+from partitioner.backends.header import Header
 from partitioner.backends.onnx.load import read_directory
 
 
@@ -68,17 +68,33 @@ def run_local(
         raise BackendError(f"requests is {requests}; it must be at least 1")
     headers = read_directory(directory)
     check_inputs(headers[0], inputs)
+    job = {"backend": "onnx", "directory": str(directory.resolve()), "optimization": optimization}
+    return run_ranks(headers, inputs, {**job, "requests": requests}, timeout_s)
+
+
+def run_ranks(
+    headers: Sequence[Header],
+    inputs: Mapping[str, np.ndarray],
+    job: Mapping[str, Any],
+    timeout_s: float | None = None,
+) -> LocalRun:
+    """Run a job of `partitioner.backends.worker` with a process a rank.
+
+    Args:
+        headers: Of all ranks.
+        inputs: Whole inputs by name, which fit the headers.
+        job: What the ranks are told.
+        timeout_s: Seconds after which the run is given up; None waits for ever.
+
+    Raises:
+        BackendError: A rank raised or was killed, or the time is up. No process and no temporary
+            file is left, also on any other exception.
+    """
     with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
         folder = Path(name)
         threads = max(1, len(os.sched_getaffinity(0)) // len(headers))
-        job = {
-            "directory": str(directory.resolve()),
-            "ranks": len(headers),
-            "requests": requests,
-            "optimization": optimization,
-            "threads": threads,
-        }
-        (folder / "job.json").write_text(json.dumps(job))
+        told = {**job, "ranks": len(headers), "threads": threads}
+        (folder / "job.json").write_text(json.dumps(told))
         for header in headers:
             save_arrays(folder / f"inputs-{header.rank}.npz", local_inputs(header, inputs).values())
         _run(folder, threads, timeout_s)

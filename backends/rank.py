@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from partitioner.backends.arrays import load_arrays, save_arrays
 from partitioner.backends.distributed import DistributedCommunicator, rank_sets
 from partitioner.backends.onnx.executor import Done, Executor
 from partitioner.backends.onnx.load import load_rank
@@ -86,6 +89,19 @@ class RankProcess:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return last
+
+
+def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
+    """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
+    config = SessionConfig(optimization=job["optimization"], threads=job["threads"])
+    process = RankProcess(Path(job["directory"]), rank, config)
+    names = list(process.model.header.inputs)
+    dtypes = [process.model.types[name].dtype for name in names]
+    inputs = load_arrays(folder / f"inputs-{rank}.npz", dtypes)
+    done = process.run(dict(zip(names, inputs, strict=True)), job["requests"])
+    save_arrays(folder / f"outputs-{rank}.npz", done.outputs.values())
+    if rank == 0:
+        (folder / "seconds.json").write_text(json.dumps(done.seconds))
 
 
 def threads_per_rank(ranks: int) -> int:

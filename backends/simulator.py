@@ -19,8 +19,8 @@ from onnx import ModelProto
 
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
+from partitioner.backends.header import Header
 from partitioner.backends.onnx.executor import Done, Executor, Observer, Waiting
-from partitioner.backends.onnx.header import Header
 from partitioner.backends.onnx.load import load_rank, read_directory
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.steps import Cut, RankModel

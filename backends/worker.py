@@ -8,6 +8,7 @@ with all its ranks, when its standard input closes: when the process that wants 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -23,11 +24,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from partitioner.backends.arrays import load_arrays, save_arrays
 from partitioner.backends.errors import CommunicationError, one_line
-from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.process_group import TIMEOUT
-from partitioner.backends.rank import RankProcess
 
 #: Seconds between looks at the ranks.
 _POLL_S = 0.01
@@ -35,6 +33,11 @@ _POLL_S = 0.01
 #: gone makes communications of the others fail.
 _GRACE_S = 0.3
 _PR_SET_PDEATHSIG = 1
+#: By backend the module whose `run_files` runs a rank: from its inputs' file to its outputs'.
+_RUNNERS: Mapping[str, str] = {
+    "onnx": "partitioner.backends.rank",
+    "torch": "partitioner.backends.torch.local",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class _Failure:
 def main(folder: Path) -> int:
     """Run all ranks of a job; 0 if all succeed."""
     job = json.loads((folder / "job.json").read_text())
+    importlib.import_module(_RUNNERS[job["backend"]])  # once, for all ranks
     listener = socket.create_server(("127.0.0.1", 0))
     ranks = {_fork(rank, folder, job, listener): rank for rank in range(job["ranks"])}
     failures = _watch(ranks, folder)
@@ -135,16 +139,9 @@ def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.
         master_listen_fd=listener.detach() if rank == 0 else None,
     )
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
-    config = SessionConfig(optimization=job["optimization"], threads=job["threads"])
-    process = RankProcess(Path(job["directory"]), rank, config)
-    names = list(process.model.header.inputs)
-    dtypes = [process.model.types[name].dtype for name in names]
-    inputs = load_arrays(folder / f"inputs-{rank}.npz", dtypes)
-    done = process.run(dict(zip(names, inputs, strict=True)), job["requests"])
-    save_arrays(folder / f"outputs-{rank}.npz", done.outputs.values())
-    if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps(done.seconds))
-    dist.barrier(group=process.groups.control)  # rank 0 holds the store: none leaves alone
+    runner = importlib.import_module(_RUNNERS[job["backend"]])
+    runner.run_files(rank, folder, job)
+    dist.barrier()  # rank 0 holds the store: none leaves alone
 
 
 if __name__ == "__main__":

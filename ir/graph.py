@@ -47,10 +47,18 @@ Attr = (
 
 @dataclass(frozen=True)
 class Constant:
-    """A weight or a small constant: its type, and how to read it (lazily)."""
+    """A weight or a small constant: its type, and how to read it (lazily).
+
+    Attributes:
+        type: Its type.
+        load: Reads it.
+        weight: Whether its contents steer nothing, however small it is: they need not be there
+            for planning, and may change.
+    """
 
     type: TensorType
     load: Callable[[], np.ndarray] = field(repr=False, compare=False)
+    weight: bool = False
 
     @classmethod
     def of(cls, array: np.ndarray, dtype: str | None = None) -> Constant:
@@ -174,7 +182,9 @@ class Graph:
     def constant(self, value: str) -> np.ndarray | None:
         """Contents of a small constant, None for anything else (large weights, computed values)."""
         held = self.constants.get(value)
-        return held.load() if held is not None and held.type.numel <= SMALL_CONSTANT else None
+        if held is None or held.weight or held.type.numel > SMALL_CONSTANT:
+            return None
+        return held.load()
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """Nodes by name, an edge a (producer, consumer, value)."""
@@ -196,7 +206,7 @@ class Graph:
         for value, kind in sorted(self.types.items()):
             yield f"{value} {kind}"
         for value, constant in sorted(self.constants.items()):
-            if constant.type.numel <= DIGEST_CONSTANT:
+            if constant.type.numel <= DIGEST_CONSTANT and not constant.weight:
                 yield f"{value} {_attr_text(constant.load())}"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.chain import Chain
+    from partitioner.comparison import Verification
     from partitioner.compiler import compile
     from partitioner.constraints import Constraints
     from partitioner.cost_model.cluster import Cluster
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from partitioner.ir.plan import Plan
     from partitioner.result import Compiled, load
     from partitioner.solver import Infeasible
-    from partitioner.verification import Verification
 
 __all__ = [
     "Chain",
@@ -49,7 +49,7 @@ _HOME = {
     "Infeasible": "partitioner.solver",
     "PartitionerError": "partitioner.ir.errors",
     "Plan": "partitioner.ir.plan",
-    "Verification": "partitioner.verification",
+    "Verification": "partitioner.comparison",
     "compile": "partitioner.compiler",
     "dump_problem": "partitioner.dump",
     "load": "partitioner.result",

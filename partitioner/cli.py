@@ -33,6 +33,7 @@ from partitioner.cli_options import (
 from partitioner.cli_report import diff, explain, report, sweep
 from partitioner.cli_solve import evaluate_command, solve_command
 from partitioner.ir.errors import PartitionerError
+from partitioner.model_names import module_name
 
 _EPILOG = """commands on a folder that `partition MODEL` wrote:
   partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N]
@@ -84,13 +85,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _partition_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="partition",
-        description="Split an ONNX model over devices: a plan, a subgraph a rank, a proof.",
+        description="Split a model over devices: a plan, a subgraph a rank, a proof.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", metavar="MODEL", help="an .onnx file")
+    add(
+        "model",
+        metavar="MODEL",
+        help="an .onnx file, an exported program (.pt2), or package.module:factory",
+    )
     add(
         "--devices",
         type=positive,
@@ -111,6 +116,12 @@ def _partition_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="write the problem of --strategy intra or inter for other solvers, and plan nothing",
+    )
+    add("--training", action="store_true", help="of a module: plan its backward pass too")
+    add(
+        "--optimizer",
+        metavar="NAME",
+        help="of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad",
     )
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")
@@ -142,22 +153,26 @@ def _partition(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     from partitioner.directory import check_target
 
+    module = module_name(args.model)
+    _check_kind(parser, args, module is not None)
     if args.dump_problem is not None:
         return _dump(parser, args)
     model = Path(args.model)
-    target = Path(args.output) if args.output else Path(f"{model.stem}.partition")
-    check_model(model)
+    target = Path(args.output) if args.output else Path(f"{module or model.stem}.partition")
+    if ":" not in args.model or module is None:
+        check_model(model)
     check_target(target, force=args.force)
     cli_pictures.check_pictures(parser, args, model)
     say = progress(args.quiet)
     say("loading the compiler")
     from partitioner.compiler import compile as compile_model
-    from partitioner.result import Compiled
     from partitioner.summary import text
 
     result = compile_model(
-        model,
-        args.devices,
+        args.model if module is not None else model,
+        devices=args.devices,
+        training=args.training,
+        optimizer=args.optimizer or "adamw",
         cluster=args.cluster,
         memory=args.memory,
         objective=args.objective,
@@ -172,7 +187,6 @@ def _partition(argv: Sequence[str]) -> int:
         seed=args.seed,
         progress=say,
     )
-    assert isinstance(result, Compiled)
     say(f"writing {target}")
     result.save(target, force=args.force, plan_only=args.plan_only, progress=say)
     cli_pictures.write_pictures(result, args, say, aside)
@@ -182,6 +196,20 @@ def _partition(argv: Sequence[str]) -> int:
         print(safe(text(result.summary, result.search_s)))
         print(f"  written to  {target}")
     return 0
+
+
+#: Options that are for ONNX models only.
+_OF_ONNX = ("dim", "shape", "annotate", "dump_problem")
+
+
+def _check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace, module: bool) -> None:
+    """Refuse options that a model of this kind has no use for."""
+    for name in _OF_ONNX if module else ("training", "optimizer"):
+        if getattr(args, name):
+            kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
+            parser.error(f"--{name.replace('_', '-')} is for {kinds}")
+    if args.optimizer and not args.training:
+        parser.error("--optimizer is of --training")
 
 
 #: Options that say what to do with a plan.

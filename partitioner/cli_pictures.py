@@ -17,8 +17,10 @@ from partitioner.cli_options import (
     safe,
     warn,
 )
+from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
+    from partitioner.planned import Planned
     from partitioner.result import Compiled
 
 Say = Callable[[str], None]
@@ -76,7 +78,7 @@ def check_pictures(
         require_matplotlib()
 
 
-def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: Say) -> None:
+def write_pictures(result: Planned, args: argparse.Namespace, say: Say, warn: Say) -> None:
     """Write what was asked for.
 
     Args:
@@ -88,6 +90,8 @@ def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: S
     Raises:
         PartitionerError: A file cannot be written.
     """
+    if args.annotate is not None:
+        _onnx(result)
     for name, path in _targets(args):
         say(f"writing {path}")
         for line in _WRITERS[name](result, path, args):
@@ -101,7 +105,7 @@ def _targets(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_dot(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.files import write_file
     from partitioner.pictures.dot import dot
 
@@ -109,14 +113,14 @@ def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Seque
     return ()
 
 
-def _write_graph(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_graph(result: Planned, path: Path, args: argparse.Namespace) -> Sequence[str]:
     from partitioner.pictures.draw import MAX_BOXES, draw_graph
 
     draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
     return ()
 
 
-def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_timeline(result: Planned, path: Path, args: argparse.Namespace) -> Sequence[str]:
     requests = getattr(args, "requests", 1)
     if path.suffix.lower() == ".json":
         from partitioner.cost_model.simulate import simulate, timeline_json
@@ -130,13 +134,26 @@ def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> S
     return ()
 
 
-def _write_annotated(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_annotated(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.annotate import annotate
 
-    return tuple(annotate(result, path).lines())
+    return tuple(annotate(_onnx(result), path).lines())
 
 
-_WRITERS: dict[str, Callable[[Compiled, Path, argparse.Namespace], Sequence[str]]] = {
+def _onnx(result: Planned) -> Compiled:
+    """The plan of an ONNX model.
+
+    Raises:
+        PartitionerError: It is a module's.
+    """
+    from partitioner.result import Compiled
+
+    if not isinstance(result, Compiled):
+        raise PartitionerError("--annotate writes an ONNX model, and the plan is of a module")
+    return result
+
+
+_WRITERS: dict[str, Callable[[Planned, Path, argparse.Namespace], Sequence[str]]] = {
     "dot": _write_dot,
     "graph": _write_graph,
     "timeline": _write_timeline,

@@ -20,6 +20,7 @@ from partitioner.cli_options import (
     several,
     warn,
 )
+from partitioner.model_names import module_name
 
 if TYPE_CHECKING:
     from partitioner.report.schema import Diff, Sweep
@@ -86,7 +87,7 @@ def diff(argv: Sequence[str]) -> int:
 
     before, after = load(args.dir_a), load(args.dir_b)
     warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
-    _check(args.output, (before.source.path, after.source.path))
+    _check(args.output, (before.model_path, after.model_path))
     found = compare(before, after, (args.dir_a, args.dir_b))
     print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)), flush=True)
     _write(args.output, found)
@@ -115,6 +116,8 @@ def sweep(argv: Sequence[str]) -> int:
     if args.devices is None and args.clusters is None:
         parser.error("give --devices, or --clusters with counts in their names, like 4xh100")
     model = Path(args.model)
+    if module_name(args.model) is not None:
+        parser.error("sweep plans ONNX models: partition a PyTorch module for each case instead")
     check_model(model)
     _check(args.output, (model,))
     say = progress(args.quiet)

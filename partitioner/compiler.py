@@ -22,6 +22,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.limits import MOST_EXPLICIT
+from partitioner.module_source import Example, ModuleSource
 from partitioner.relax import relaxations, relaxed
 from partitioner.result import Compiled, Source
 from partitioner.search import Request, search
@@ -69,8 +70,10 @@ def compile(  # noqa: A001 - the public name
 
     Args:
         model: Path of an ONNX file, the ONNX model itself, or a PyTorch module. A module's weights
-            may be fake, or on the meta device: it is planned without them.
-        example_inputs: For a module: a tensor, a tuple of positional arguments, or a dict of
+            may be fake, or on the meta device: it is planned without them. Also a module's
+            exported program ("model.pt2"), or "package.module:factory": a function, which is
+            called, and returns the module and its example inputs.
+        example_inputs: For a module itself: a tensor, a tuple of positional arguments, or a dict of
             keyword arguments.
         training: For a module: plan its forward and backward passes. The module must return its
             loss first, a floating scalar.
@@ -114,13 +117,15 @@ def compile(  # noqa: A001 - the public name
     check_space(
         strategy, len(target), mesh
     )  # refuses a mesh of another size before anything is read
-    if is_module(model):
+    held = module_of(model, example_inputs)
+    if held is not None:
         from partitioner.module_compiler import ModuleOptions, compile_module
 
         if dims or shapes:
             raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
         options = ModuleOptions(training, optimizer, parallel)
-        return compile_module(model, example_inputs, target, request, clock, options)
+        return compile_module(*held, target, request, clock, options)
+    assert not is_module(model)
     if example_inputs is not None or training or parallel:
         word = "training" if training else "parallel" if parallel else "example_inputs"
         raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")
@@ -179,6 +184,22 @@ def plan_graph(
     pinned = request.constraints.bound
     _, single = best_single(graph, cluster, request.objective)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
+
+
+def module_of(model: object, example_inputs: Any) -> tuple[nn.Module, Example, ModuleSource] | None:
+    """The module, its example inputs and its source; None for an ONNX model.
+
+    Raises:
+        PartitionerError: It cannot be had, or example inputs are missing or given twice.
+    """
+    if is_module(model):
+        return model, Example.of(example_inputs), ModuleSource()
+    source = ModuleSource.of(model)
+    if source is None:
+        return None
+    if example_inputs is not None:
+        raise OptionError(f"example_inputs: {_what(model)} has its own")
+    return *source.open(), source
 
 
 def is_module(model: object) -> TypeIs[nn.Module]:

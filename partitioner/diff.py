@@ -8,6 +8,7 @@ from collections import Counter
 from partitioner import units
 from partitioner.bottleneck import balance, tightest
 from partitioner.ir.plan import PlacedNode, resolve
+from partitioner.planned import Planned
 from partitioner.report.data import device_rows
 from partitioner.report.schema import (
     VERSION,
@@ -18,14 +19,13 @@ from partitioner.report.schema import (
     Moved,
 )
 from partitioner.report.traffic import crossing_bytes
-from partitioner.result import Compiled
 from partitioner.show import clean, table
 
 #: Runs of moved nodes that the text lists.
 MOST = 40
 
 
-def diff(before: Compiled, after: Compiled, names: tuple[str, str]) -> Diff:
+def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
     """What changed from one plan to another.
 
     Args:
@@ -87,7 +87,7 @@ def diff_text(found: Diff) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _same(before: Compiled, after: Compiled) -> bool:
+def _same(before: Planned, after: Planned) -> bool:
     return before.graph.digest == after.graph.digest
 
 
@@ -122,7 +122,7 @@ def _move(entry: Moved) -> tuple[str, str]:
     return entry["before"], entry["after"]
 
 
-def _nodes(result: Compiled) -> dict[str, PlacedNode]:
+def _nodes(result: Planned) -> dict[str, PlacedNode]:
     return {placed.node.name: placed for placed in resolve(result.graph, result.plan)}
 
 
@@ -130,7 +130,7 @@ def _decision(placed: PlacedNode) -> str:
     return f"{placed.mesh}: {placed.cut_text or 'whole'}"
 
 
-def _seconds(result: Compiled) -> dict[str, float]:
+def _seconds(result: Planned) -> dict[str, float]:
     return {
         task.placed.node.name: max(task.devices.values(), default=0.0)
         for task in result.schedule.tasks
@@ -138,7 +138,7 @@ def _seconds(result: Compiled) -> dict[str, float]:
     }
 
 
-def _figures(before: Compiled, after: Compiled) -> list[Figure]:
+def _figures(before: Planned, after: Planned) -> list[Figure]:
     sides = [_measures(before), _measures(after)]
     rows = [(name, unit, sides[0][name, unit], sides[1][name, unit]) for name, unit in sides[0]]
     return [
@@ -147,7 +147,7 @@ def _figures(before: Compiled, after: Compiled) -> list[Figure]:
     ]
 
 
-def _measures(result: Compiled) -> dict[tuple[str, str], float | None]:
+def _measures(result: Planned) -> dict[tuple[str, str], float | None]:
     got = result.evaluation
     rate = got.throughput_per_s
     return {
@@ -164,7 +164,7 @@ def _measures(result: Compiled) -> dict[tuple[str, str], float | None]:
     }
 
 
-def _traffic(before: Compiled, after: Compiled) -> list[DiffTraffic]:
+def _traffic(before: Planned, after: Planned) -> list[DiffTraffic]:
     counts: list[Counter[str]] = []
     sizes: list[Counter[str]] = []
     for result in (before, after):
@@ -189,7 +189,7 @@ def _traffic(before: Compiled, after: Compiled) -> list[DiffTraffic]:
     ]
 
 
-def _devices(before: Compiled, after: Compiled) -> list[tuple[DeviceRow | None, DeviceRow | None]]:
+def _devices(before: Planned, after: Planned) -> list[tuple[DeviceRow | None, DeviceRow | None]]:
     old, new = device_rows(before), device_rows(after)
     count = max(len(old), len(new))
     return [

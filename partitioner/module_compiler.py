@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
+from partitioner.module_source import Example, ModuleSource
 from partitioner.parallel import parallel_constraints, parallel_mesh
 from partitioner.search import Request
 
@@ -107,7 +108,8 @@ def _dims(traced: ModuleGraph, name: str) -> int:
 
 def compile_module(
     module: nn.Module,
-    example_inputs: Any,
+    example: Example,
+    source: ModuleSource,
     cluster: Cluster,
     request: Request,
     clock: Clock,
@@ -120,23 +122,17 @@ def compile_module(
     """
     from partitioner.compiler import plan_graph
 
-    args, kwargs = _example(example_inputs)
-    training = options.training
     request = options.applied(request, len(cluster))
     with clock("tracing the module"):
-        held = materialised(module)
-        program = export_module(held, args, kwargs)
-        for rewrite in (replace_attention, replace_losses, keep_composites):
-            rewrite(program.graph_module)
-        captured = capture(held, program, DECOMPOSITIONS, training=training)
-        state_bytes = OPTIMIZERS[options.optimizer]
-        traced = module_graph(captured, type(module).__name__, state_bytes)
+        traced = trace_module(module, example, options)
     request = options.bound(request, traced)
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
     result = ModuleProgram(
         traced=traced,
         whole=module,
-        training=training,
+        training=options.training,
+        optimizer=options.optimizer,
+        source=source,
         cluster=cluster,
         plan=outcome.plan,
         evaluation=outcome.evaluation,
@@ -149,14 +145,17 @@ def compile_module(
     return result
 
 
-def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments.
+def trace_module(module: nn.Module, example: Example, options: ModuleOptions) -> ModuleGraph:
+    """The graph of a module.
+
+    Args:
+        module: The module.
+        example: Arguments to trace it with.
+        options: What is wanted of it.
 
     Raises:
-        OptionError: None are given.
+        FrontendError: It cannot be traced.
     """
-    if given is None:
-        raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
     seen: set[int] = set()
 
     def distinct(tensor: torch.Tensor) -> torch.Tensor:
@@ -165,9 +164,10 @@ def _example(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         seen.add(id(tensor))
         return tensor.detach().clone() if again else tensor
 
-    given = pytree.tree_map_only(torch.Tensor, distinct, given)
-    if isinstance(given, Mapping):
-        return (), dict(given)
-    if isinstance(given, tuple | list):
-        return tuple(given), {}
-    return (given,), {}
+    given = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
+    held = materialised(module)
+    program = export_module(held, *given)
+    for rewrite in (replace_attention, replace_losses, keep_composites):
+        rewrite(program.graph_module)
+    captured = capture(held, program, DECOMPOSITIONS, training=options.training)
+    return module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import fx, nn
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.signature import Signature
+from partitioner.comparison import Verification
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.torch_graph import SEED, ModuleGraph
@@ -20,6 +22,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
+from partitioner.module_source import ModuleSource
 from partitioner.planned import Planned, check_explicit
 
 if TYPE_CHECKING:
@@ -35,11 +38,15 @@ class ModuleProgram(Planned):
         traced: Its graph.
         whole: The module itself.
         training: Whether the program has a backward pass.
+        optimizer: Whose memory was counted, for training.
+        source: Where the module came from.
     """
 
     traced: ModuleGraph
     whole: nn.Module
     training: bool
+    optimizer: str
+    source: ModuleSource
 
     @property
     def graph(self) -> Graph:
@@ -48,8 +55,13 @@ class ModuleProgram(Planned):
 
     @property
     def name(self) -> str:
-        """The module's class."""
-        return self.graph.name
+        """The name of the module's file or factory, or its class."""
+        return self.source.name or self.graph.name
+
+    @property
+    def model_path(self) -> Path | None:
+        """The exported program's file, if the module came from one."""
+        return self.source.file
 
     @cached_property
     def delivered(self) -> Schedule:
@@ -218,16 +230,74 @@ class ModuleProgram(Planned):
         held = self.traced.captured.tensors
         return {value: held[name].detach() for name, value in self.traced.stored.items()}
 
-    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
+    def fed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Graph inputs of a call.
+
+        Raises:
+            BackendError: The arguments are not like the example inputs.
+        """
         signature = self.signature
         inputs = signature.flatten(args, kwargs)
         signature.check(inputs, signature.types)
         if signature.seed:
             inputs[signature.seed] = torch.tensor(seed)
         if signature.tangent:
-            kind = torch_dtype(self.graph.types[signature.tangent].dtype)
-            inputs[signature.tangent] = torch.ones((), dtype=kind)
-        return self.all_ranks.step(inputs, self.stored_values())
+            kind = self.graph.types[signature.tangent]
+            inputs[signature.tangent] = torch.ones(kind.shape, dtype=torch_dtype(kind.dtype))
+        return inputs
+
+    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
+        return self.all_ranks.step(self.fed(args, kwargs, seed), self.stored_values())
+
+    def verify(self, seed: int = 0) -> Verification:
+        """Compare all ranks with the module: results, written buffers and gradients.
+
+        The inputs are random ones like the example inputs: floats from N(0, 1), integers and
+        booleans the example's in another order. A module with dropout is compared with the same
+        program on one device, whose masks are the same.
+
+        Args:
+            seed: Of the inputs and of dropout.
+
+        Returns:
+            What was found, true where all is equal. A difference is no exception.
+
+        Raises:
+            VerificationError: It would not fit this machine's free memory, or the module's weights
+                are fake.
+            BackendError: A rank fails.
+        """
+        from partitioner.module_verification import verify_module
+
+        return verify_module(self, seed)
+
+    def verify_written(self, folder: Path, seed: int = 0) -> Verification:
+        """Compare the rank files of a folder that this was saved to with the module.
+
+        Raises:
+            DirectoryError: There are no rank files, they are of another plan, or they hold other
+                weights than the module.
+            BackendError: A rank file is wrong, or a rank fails.
+            VerificationError: As `verify`.
+        """
+        from partitioner.backends.torch.all_ranks import AllRanks
+        from partitioner.backends.torch.rank_files import with_written
+        from partitioner.module_verification import verify_module
+        from partitioner.rank_files import ModuleFiles
+
+        ModuleFiles(folder).check(self.plan, self.graph)
+        ranks = with_written(folder, self.all_ranks.ranks)
+        return verify_module(self, seed, AllRanks(self.programs, self.graph, ranks))
+
+    def _write_source(self, folder: Path, final: Path) -> None:
+        self.source.write(folder, final, self.graph.digest, self.training, self.optimizer)
+
+    def _write_ranks(self, folder: Path) -> None:
+        from partitioner.backends.header import Origin
+        from partitioner.backends.torch.rank_files import write_ranks
+
+        origin = Origin(self.plan.digest, self.graph.weights_digest)
+        write_ranks(folder, self.programs, self.all_ranks.ranks, origin)
 
     def _structured(self, step: Step) -> Any:
         return self.signature.unflatten(step.results)

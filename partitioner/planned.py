@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import html
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from partitioner.comparison import Verification
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.simulate import simulate, timeline_json
+from partitioner.directory import replace_directory
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
@@ -97,6 +101,66 @@ class Planned(ABC):
         """
         return lower(self.graph, self.schedule, len(self.cluster))
 
+    @abstractmethod
+    def verify(self, seed: int = 0) -> Verification:
+        """Compare all ranks with the whole model on random inputs."""
+
+    @abstractmethod
+    def verify_written(self, folder: Path, seed: int = 0) -> Verification:
+        """Compare the rank files of a folder that this was saved to with the whole model."""
+
+    @abstractmethod
+    def _write_source(self, folder: Path, final: Path) -> None:
+        """Write `request.json` into `folder`, which will be moved to `final`."""
+
+    @abstractmethod
+    def _write_ranks(self, folder: Path) -> None:
+        """Write the rank files."""
+
+    def save(
+        self,
+        directory: str | Path,
+        *,
+        force: bool = False,
+        plan_only: bool = False,
+        progress: Callable[[str], None] | None = None,
+    ) -> Path:
+        """Write the plan, the rank files and the timeline; all of it or nothing.
+
+        On more than `MOST_EXPLICIT` devices the plan and its summary alone are written, and the
+        summary's notes say so.
+
+        Args:
+            directory: Folder to make.
+            force: Replace the folder if it is there.
+            plan_only: Leave the rank files out.
+            progress: Called with a line of text where a stage may take long.
+
+        Raises:
+            DirectoryError: The folder is there and `force` is not set, it is not one of ours, or it
+                cannot be written.
+            BackendError: A rank's program cannot be written as a file.
+        """
+        target = Path(directory)
+
+        def write(folder: Path) -> None:
+            (folder / "plan.json").write_text(self.plan.to_json())
+            (folder / "summary.json").write_text(
+                _pretty({**self.summary, "seconds": dict(self.seconds)})
+            )
+            self._write_source(folder, target)
+            if len(self.cluster) > MOST_EXPLICIT:
+                return
+            (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
+            if progress is not None:
+                progress("drawing the report")
+            (folder / "report.html").write_text(self._page(), encoding="utf-8")
+            if not plan_only:
+                self._write_ranks(folder)
+
+        replace_directory(target, write, force=force)
+        return target
+
     def report(self, path: str | Path) -> Path:
         """Write the report: one HTML file that shows the plan and needs no network.
 
@@ -127,6 +191,10 @@ class Planned(ABC):
         box = "width: 100%; height: 720px; border: 1px solid #8888"
         allowed = "allow-scripts allow-downloads"
         return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{box}"></iframe>'
+
+
+def _pretty(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
 def check_explicit(cluster: Cluster) -> None:

@@ -28,7 +28,6 @@ from partitioner.runs import Run, find_runs
 from partitioner.solver.problem import Edge, Hold, Item
 from partitioner.strategies import Rules
 
-
 #: Of the kept blocks, the one that stands for all that are left out.
 STAND_IN = 1
 
@@ -267,4 +266,3 @@ def _own_values(graph: Graph, sample: set[int]) -> frozenset[str]:
             and all(graph.order[reader.name] in sample for reader in graph.consumers[value])
         )
     return frozenset(found)
-

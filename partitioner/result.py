@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,29 +16,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partitioner.backends.errors import BackendError
-from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.evaluate import Evaluation, evaluate
-from partitioner.cost_model.simulate import simulate, timeline_json
-from partitioner.directory import replace_directory
+from partitioner.comparison import Verification
+from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx import Traced, load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Certificate
-from partitioner.limits import MOST_EXPLICIT
-from partitioner.planned import Planned, check_explicit
-from partitioner.saved import (
-    SOURCE_VERSION,
-    ResultError,
-    load_plan,
-    load_request,
-    load_summary,
-)
-from partitioner.verification import Verification, verify
+from partitioner.planned import Planned
+from partitioner.saved import SOURCE_VERSION, ResultError, load_kind, load_request
+from partitioner.stored import stored_plan
+from partitioner.verification import verify
 
 if TYPE_CHECKING:
     import onnx
+    from torch import nn
 
-#: Relative difference of two sums of one plan's costs that is rounding.
-COST_TOLERANCE = 1e-9
+    from partitioner.module_program import ModuleProgram
 
 
 @dataclass(frozen=True)
@@ -159,53 +149,28 @@ class Compiled(Planned):
         """
         return verify(self.traced, self.programs, self._emitted, seed)
 
-    def save(
-        self,
-        directory: str | Path,
-        *,
-        force: bool = False,
-        plan_only: bool = False,
-        progress: Callable[[str], None] | None = None,
-    ) -> Path:
-        """Write the plan, the rank files and the timeline; all of it or nothing.
-
-        On more than `MOST_EXPLICIT` devices the plan and its summary alone are written, and the
-        summary's notes say so.
-
-        Args:
-            directory: Folder to make.
-            force: Replace the folder if it is there.
-            plan_only: Leave the rank files out.
-            progress: Called with a line of text where a stage may take long.
+    def verify_written(self, folder: Path, seed: int = 0) -> Verification:
+        """Compare the rank files of a folder that this was saved to with the whole model.
 
         Raises:
-            DirectoryError: The folder is there and `force` is not set, it is not one of ours, or it
-                cannot be written.
-            BackendError: A rank's program cannot be written as an ONNX file.
+            DirectoryError: There are no rank files, they are of another plan, or they hold other
+                weights than the model.
+            BackendError: A rank file is wrong, or a rank fails.
+            VerificationError: It would not fit this machine's free memory.
         """
+        from partitioner.rank_files import OnnxFiles
+
+        OnnxFiles(folder).check(self.plan, self.graph)
+        return verify(self.traced, self.programs, folder, seed)
+
+    def _write_source(self, folder: Path, final: Path) -> None:
+        self.source.write(folder, final)
+
+    def _write_ranks(self, folder: Path) -> None:
+        from partitioner.backends.header import Origin
         from partitioner.backends.onnx.emit import emit
-        from partitioner.backends.onnx.header import Origin
 
-        target = Path(directory)
-
-        def write(folder: Path) -> None:
-            (folder / "plan.json").write_text(self.plan.to_json())
-            (folder / "summary.json").write_text(
-                _pretty({**self.summary, "seconds": dict(self.seconds)})
-            )
-            self.source.write(folder, target)
-            if len(self.cluster) > MOST_EXPLICIT:
-                return
-            (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
-            if progress is not None:
-                progress("drawing the report")
-            (folder / "report.html").write_text(self._page(), encoding="utf-8")
-            if not plan_only:
-                origin = Origin(self.plan.digest, self.graph.weights_digest)
-                emit(self.programs, self.graph, folder, origin)
-
-        replace_directory(target, write, force=force)
-        return target
+        emit(self.programs, self.graph, folder, Origin(self.plan.digest, self.graph.weights_digest))
 
 
 def _by_name(inputs: object, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -217,15 +182,22 @@ def _by_name(inputs: object, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     return dict(inputs)
 
 
-def load(directory: str | Path) -> Compiled:
+def load(
+    directory: str | Path, module: nn.Module | None = None, example_inputs: Any = None
+) -> Compiled | ModuleProgram:
     """A saved compilation; its plan may have been edited.
 
-    The rank files are not looked at: `run` and `verify` of the result make their own, with the
+    The rank files are not looked at: what the result runs and verifies it makes anew, with the
     weights that the model has now. ``partition run`` and ``partition verify`` use the files, and
     refuse those that are not of the plan (and, for verify, of the model's weights).
 
+    A PyTorch module is traced again: read from its ``.pt2`` file, made by its
+    ``package.module:factory`` (which is the model's own code, and runs), or given here.
+
     Args:
-        directory: What `Compiled.save` or ``partition MODEL`` wrote.
+        directory: What `save` or ``partition MODEL`` wrote.
+        module: The PyTorch module that was compiled, if it was given in Python.
+        example_inputs: As in `partitioner.compile`, if `module` is given.
 
     Returns:
         The compilation. Its plan has no certificate if the stored one is not of this plan, and
@@ -239,39 +211,25 @@ def load(directory: str | Path) -> Compiled:
         CostError: Its cluster is none, or lacks a device that the plan uses.
     """
     folder = Path(directory)
+    if load_kind(folder) == "module":
+        from partitioner.module_loading import load_program
+
+        return load_program(folder, module, example_inputs)
+    if module is not None:
+        raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
     request = load_request(folder)
     traced = load_graph(folder)
-    plan = load_plan(folder)
-    cluster = Cluster.from_data(plan.cluster)
-    check_explicit(cluster)
-    evaluation = evaluate(traced.graph, plan, cluster)
-    summary = load_summary(folder)
-    warnings = tuple(_stale(folder, plan.certificate, evaluation))
-    if warnings:
-        plan = replace(plan, certificate=None)
+    stored = stored_plan(folder, traced.graph)
     return Compiled(
         traced=traced,
         source=Source(request.model, None, traced.graph.digest, request.dims, request.shapes),
-        cluster=cluster,
-        plan=plan,
-        evaluation=evaluation,
-        summary=summary,
-        seconds=summary["seconds"],
-        warnings=warnings,
+        cluster=stored.cluster,
+        plan=stored.plan,
+        evaluation=stored.evaluation,
+        summary=stored.summary,
+        seconds=stored.summary["seconds"],
+        warnings=stored.warnings,
     )
-
-
-def _stale(folder: Path, cert: Certificate | None, found: Evaluation) -> Iterator[str]:
-    """Says that a certificate is not of the plan that it stands in, if so."""
-    if cert is None:
-        return
-    cost = found.cost(cert.objective)
-    if not math.isclose(cost, cert.cost, rel_tol=COST_TOLERANCE):
-        yield (
-            f"{folder}: the certificate in plan.json is left out: it says {cert.objective} cost "
-            f"{cert.cost:.6g}, but the plan costs {cost:.6g}; it was edited, or made by another "
-            "version"
-        )
 
 
 def load_graph(folder: Path) -> Traced:
@@ -291,5 +249,16 @@ def load_graph(folder: Path) -> Traced:
     return traced
 
 
-def _pretty(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+def draw(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
+    """Valid random inputs of a saved compilation's model, by name.
+
+    Raises:
+        ResultError: The model, which says what is valid, is gone or has changed.
+        FrontendError: It cannot be read.
+    """
+    if load_kind(folder) == "module":
+        from partitioner.module_loading import load_program
+        from partitioner.module_verification import random_inputs as like_examples
+
+        return like_examples(load_program(folder), seed)
+    return random_inputs(load_graph(folder).graph, seed)

@@ -23,7 +23,7 @@ from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.process_group import TIMEOUT
 from partitioner.backends.rank import RankProcess, RankRun, threads_per_rank
 from partitioner.ir.errors import PartitionerError
-from partitioner.rank_files import check_rank_files
+from partitioner.rank_files import ModuleFiles, rank_files
 from partitioner.runner import (
     check_outputs,
     draw_inputs,
@@ -69,7 +69,13 @@ def _world_size(directory: Path) -> int:
     if "RANK" not in os.environ:
         raise BackendError("start it with torchrun, or use `partition run`")
     if (directory / "plan.json").exists():  # without one there is nothing to be out of date
-        check_rank_files(directory, load_plan(directory))
+        files = rank_files(directory)
+        if isinstance(files, ModuleFiles):
+            raise BackendError(
+                f"{directory} is of a PyTorch module: use `partition run`, or module() of the "
+                "loaded program under torchrun"
+            )
+        files.check(load_plan(directory))
     ranks, given = len(read_directory(directory)), int(os.environ["WORLD_SIZE"])
     if ranks != given:
         raise BackendError(f"{directory} holds {ranks} ranks, torchrun started {given}")

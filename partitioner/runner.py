@@ -11,12 +11,10 @@ import numpy as np
 
 from partitioner import units
 from partitioner.backends.errors import one_line
-from partitioner.backends.launch import run_local
-from partitioner.backends.onnx.load import read_directory
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import numpy_dtype
-from partitioner.rank_files import check_rank_files
+from partitioner.rank_files import rank_files
 from partitioner.saved import ResultError, load_plan, load_summary
 
 
@@ -57,12 +55,13 @@ def run_directory(
         DirectoryError: It has no rank files, or they are of another plan than its plan.json.
         BackendError: A wrong input, or a rank failed.
     """
-    check_rank_files(directory, load_plan(directory))
+    files = rank_files(directory)
+    files.check(load_plan(directory))
     expected = prediction(directory)
     if outputs is not None:
         check_outputs(outputs)
     fed = read_inputs(inputs, directory) if inputs is not None else draw_inputs(directory, seed)
-    done = run_local(directory, fed, requests)
+    done = files.run(fed, requests)
     if outputs is not None:
         write_outputs(outputs, done.outputs)
     return report(done.seconds, requests, expected, done.outputs)
@@ -112,7 +111,7 @@ def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
         BackendError: The rank files cannot be read.
     """
     arrays = _read_arrays(path)
-    kinds = read_directory(directory)[0].whole_inputs
+    kinds = rank_files(directory).headers()[0].whole_inputs
     return {
         name: _from_file(array, numpy_dtype(kinds[name].dtype)) if name in kinds else array
         for name, array in arrays.items()
@@ -159,14 +158,12 @@ def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
     Raises:
         RunError: The model, which says what is valid, is gone or has changed.
     """
-    from partitioner.frontends.inputs import random_inputs
-    from partitioner.result import load_graph
+    from partitioner.result import draw
 
     try:
-        graph = load_graph(directory).graph
+        return draw(directory, seed)
     except ResultError as error:
         raise RunError(f"{error}; or give --inputs, which needs no model") from None
-    return random_inputs(graph, seed)
 
 
 def check_outputs(path: Path) -> None:

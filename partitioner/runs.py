@@ -240,12 +240,10 @@ def _sign(region: _Region, places: Ints, blocks: Ints) -> int:
     if len(steps) < 2 or steps.min() == steps.max():
         return 0
     slope = np.polyfit(steps.astype(np.float64), blocks.astype(np.float64), 1)[0]
-    return int(round(float(slope))) if abs(abs(slope) - 1) < 0.5 else 0
+    return round(float(slope)) if abs(abs(slope) - 1) < 0.5 else 0
 
 
-def _runs(
-    graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]
-) -> tuple[Run, ...]:
+def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) -> tuple[Run, ...]:
     """The longest range of blocks that are alike and read by nobody else, as runs.
 
     The outer two need be of the same kinds only.
@@ -328,9 +326,7 @@ class _Labels:
     def _own(self, reader: int, value: str) -> bool:
         """Whether a weight or an input is read in one block only."""
         readers = [self.graph.order[node.name] for node in self.graph.consumers[value]]
-        return all(
-            self.region[r] >= 0 and self.block[r] == self.block[reader] for r in readers
-        )
+        return all(self.region[r] >= 0 and self.block[r] == self.block[reader] for r in readers)
 
     def read_elsewhere(self) -> set[int]:
         """Blocks with a value that is read beyond their neighbours."""

@@ -39,17 +39,86 @@ class SavedRequest:
     shapes: Mapping[str, tuple[int, ...]]
 
 
+def load_kind(folder: Path) -> str:
+    """What kind of model a saved compilation is of: "onnx" or "module".
+
+    Raises:
+        ResultError: `request.json` is missing, of another version or kind.
+    """
+    data = _request(folder)
+    kind = data.get("kind", "onnx")
+    if kind not in ("onnx", "module"):
+        raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
+    return str(kind)
+
+
+def _request(folder: Path) -> dict[str, Any]:
+    data = _read_object(folder, "request.json")
+    if data.get("version") != SOURCE_VERSION:
+        raise ResultError(
+            f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
+        )
+    return data
+
+
+@dataclass(frozen=True)
+class SavedModule:
+    """What `request.json` says of a PyTorch module.
+
+    Attributes:
+        file: The ``.pt2`` file, absolute; None if it came from elsewhere.
+        factory: ``package.module:function``, or "".
+        folder: Where the factory was imported from, absolute; None without one.
+        graph_digest: Of the traced graph.
+        training: Whether it was compiled for training.
+        optimizer: Which optimizer's memory was counted.
+    """
+
+    file: Path | None
+    factory: str
+    folder: Path | None
+    graph_digest: str
+    training: bool
+    optimizer: str
+
+
+def load_module_request(folder: Path) -> SavedModule:
+    """`request.json` of a saved module program.
+
+    Raises:
+        ResultError: It is missing, of another version, or a field is not what it should be.
+    """
+    data = _request(folder)
+    _check_fields(folder, "request.json", data, _MODULE)
+    return SavedModule(
+        _path(folder, data["file"]),
+        data["factory"],
+        _path(folder, data["folder"]),
+        data["graph_digest"],
+        data["training"],
+        data["optimizer"],
+    )
+
+
+def _path(folder: Path, name: str) -> Path | None:
+    """An absolute path; None for ""."""
+    if not name:
+        return None
+    try:
+        found = (folder / name).resolve()
+        found.exists()  # a name that nothing can have is refused
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{folder}: request.json names {_shown(name)}: {error}") from None
+    return found
+
+
 def load_request(folder: Path) -> SavedRequest:
     """`request.json` of a saved compilation.
 
     Raises:
         ResultError: It is missing, of another version, or a field is not what it should be.
     """
-    data = _read_object(folder, "request.json")
-    if data.get("version") != SOURCE_VERSION:
-        raise ResultError(
-            f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
-        )
+    data = _request(folder)
     _check_fields(folder, "request.json", data, _REQUEST)
     try:
         model = (folder / data["model"]).resolve()
@@ -156,6 +225,10 @@ _REQUEST: Mapping[str, Check] = {
     "graph_digest": _is_text,
     "dims": _table_of(_is_size),
     "shapes": _table_of(_list_of(_is_size)),
+}
+_MODULE: Mapping[str, Check] = {
+    **dict.fromkeys(("file", "factory", "folder", "graph_digest", "optimizer"), _is_text),
+    "training": lambda value: type(value) is bool,
 }
 _SUMMARY: Mapping[str, Check] = {
     "objective": _one_of(*OBJECTIVES),

@@ -12,7 +12,7 @@ from partitioner.ir.mesh import numbers
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
-from partitioner.result import Compiled
+from partitioner.planned import Planned
 from partitioner.summary import certificate_line
 
 Row = tuple[str, str, str, str, str]
@@ -30,7 +30,7 @@ seconds  of the busiest device, of one request
 sent     bytes that cross between devices (a reduction counts its tensor once a device)"""
 
 
-def show(result: Compiled, *, everything: bool = False) -> str:
+def show(result: Planned, *, everything: bool = False) -> str:
     """The whole plan as text.
 
     Args:
@@ -44,7 +44,7 @@ def show(result: Compiled, *, everything: bool = False) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _head(result: Compiled) -> list[str]:
+def _head(result: Planned) -> list[str]:
     graph, plan, cluster = result.graph, result.plan, result.cluster
     lines = [f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {len(cluster)} devices"]
     if plan.certificate is not None:
@@ -53,7 +53,7 @@ def _head(result: Compiled) -> list[str]:
     return lines
 
 
-def _devices(result: Compiled) -> list[str]:
+def _devices(result: Planned) -> list[str]:
     got = result.evaluation
     rows = [("device", "load", "compute", "communication", "peak memory", "weights", "at")]
     for device in range(len(result.cluster.devices)):
@@ -72,7 +72,7 @@ def _devices(result: Compiled) -> list[str]:
     return table(rows)
 
 
-def _steps(result: Compiled, *, everything: bool) -> list[str]:
+def _steps(result: Planned, *, everything: bool) -> list[str]:
     """The tasks in order: each, or runs of uncut nodes on one group and of equal slices joined."""
     tasks = [task for task in result.schedule.tasks if task.placed or task.comm]
     if everything:

@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,28 @@ def test_the_pins_and_commands_of_the_constraints_page(
                 assert command[0] == "partition"
                 assert main([*command[1:], "--time-limit", "10"]) == 0, line
     assert "no plan in intra (tp=4)" in capsys.readouterr().out
+
+
+def test_the_pages_of_pytorch_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    script, factories = blocks("how-to/pytorch.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(script, "pytorch.md", "exec"), names)
+    Path("models.py").write_text(factories)
+    program = torch.export.export(names["net"], (names["x"],), strict=False)
+    torch.export.save(program, "net.pt2")
+    shutil.rmtree("net.partition")
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    for block in blocks("how-to/pytorch.md", "console"):
+        for line in block.splitlines():
+            assert main(shlex.split(line)[1:]) == 0, line
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    out = capsys.readouterr().out
+    assert out.count("equal: 2 ranks against the whole module") == 2
+    assert "measured on this machine: 1 request" in out
 
 
 def test_the_commands_of_the_problem_files_page(

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.cli import main
+from partitioner.comparison import compare
 from partitioner.frontends.inputs import random_inputs
-from partitioner.verification import compare
 
 RNG = np.random.default_rng(5)
 W = RNG.standard_normal((8, 16)).astype(np.float32)

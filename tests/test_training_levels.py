@@ -56,7 +56,6 @@ class Stack(nn.Module):
         return self.head(x).square().mean()
 
 
-
 def graph_of(layers: int, width: int, batch: int) -> Graph:
     module, args = Stack(layers, width), (torch.zeros(batch, width),)
     captured = capture(module, export_module(module, args, {}), DECOMPOSITIONS, training=True)
@@ -184,21 +183,21 @@ def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:
     )
     certificate = result.plan.certificate
     assert certificate is not None
-    assert certificate.folded == "4 of 6 blocks of 32 nodes alike" or certificate.folded
+    assert certificate.folded.endswith("blocks of 32 nodes alike")
     assert certificate.bound <= certificate.cost
     assert [mesh.size() for mesh in result.plan.groups] == [128]
 
 
-def test_training_is_not_placed_operator_by_operator(large: Graph) -> None:
+def test_training_is_not_placed_operator_by_operator() -> None:
     module, x = Stack(6, 256), torch.zeros(1024, 256)
     with pytest.raises(SearchError, match="one group of all devices"):
         partitioner.compile(module, x, cluster="4x8xh100", training=True, strategy="inter")
 
 
-def test_meshes_within_nodes_come_first() -> None:
+def test_one_axis_comes_first() -> None:
     cluster = resolve_cluster("4x8xh100")
     shapes = [str(layout) for layout in ranked(layouts(cluster, "intra", None), cluster)]
-    assert shapes[-1] == "tp=32"
+    assert shapes[:2] == ["tp=32", "dp=8 tp=4"]
     assert set(shapes) == {"dp=16 tp=2", "dp=8 tp=4", "dp=4 tp=8", "tp=32"}
 
 

@@ -14,7 +14,8 @@ from partitioner import examples
 from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import run_local
 from partitioner.cli import main
-from partitioner.verification import VerificationError, compare, verify_directory
+from partitioner.comparison import VerificationError, compare
+from partitioner.verification import verify_directory
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def test_compare_by_type() -> None:
 
 
 def test_too_little_memory_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("partitioner.verification.free_bytes", lambda: 1000)
+    monkeypatch.setattr("partitioner.comparison.free_bytes", lambda: 1000)
     with pytest.raises(VerificationError, match=r"needs about .* are free"):
         verify_directory(saved)
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.header import Header
+from partitioner.backends.header import Header
 from partitioner.backends.onnx.steps import Cut, Segment
 from partitioner.ir.exchange import Transfer, region_numel
 

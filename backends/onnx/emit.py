@@ -13,7 +13,8 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.header import DOMAIN, Origin, write_header
+from partitioner.backends.header import Origin
+from partitioner.backends.onnx.header import DOMAIN, write_header
 from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub

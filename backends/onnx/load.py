@@ -11,8 +11,9 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.agreement import check_agreement, check_delivery
-from partitioner.backends.onnx.header import DOMAIN, Header, fits, parse_transfers, read_header
+from partitioner.backends.onnx.header import DOMAIN, parse_transfers, read_header
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
 from partitioner.backends.regions import region_shape
 from partitioner.ir.errors import IRError

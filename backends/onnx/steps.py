@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from partitioner.backends.onnx.header import Header
+from partitioner.backends.header import Header
 from partitioner.backends.regions import is_whole
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType

@@ -35,15 +35,20 @@ class AllRanks:
     Args:
         programs: The rank programs.
         graph: The whole model.
+        ranks: Their graphs; None makes them.
+
+    Raises:
+        BackendError: A graph cannot be made.
     """
 
-    def __init__(self, programs: Programs, graph: Graph) -> None:
+    def __init__(
+        self, programs: Programs, graph: Graph, ranks: Sequence[RankGraphs] | None = None
+    ) -> None:
         self.programs = programs
         self.graph = graph
         cpu = torch.device("cpu")
-        self.ranks = tuple(
-            emit_rank(programs, rank, graph, cpu) for rank in range(len(programs.ranks))
-        )
+        made = (emit_rank(programs, rank, graph, cpu) for rank in range(len(programs.ranks)))
+        self.ranks = tuple(made if ranks is None else ranks)
 
     def step(self, inputs: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Step:
         """Run the forward pass and, in training, the backward pass.

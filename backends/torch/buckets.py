@@ -1,8 +1,9 @@
 """Small collectives of one group in one: what they cost is their latency.
 
-Each small collective has a window, from where its operand is ready to where its result is waited
-for; those that share a point of it go together in one flat tensor. Large ones stay alone: they are
-paced by bandwidth, and copying them into one tensor would cost more than it saves.
+Each small collective has a window, from the step of the program that makes its operand to the one
+that reads its result; those that share a point of it go together in one flat tensor. Large ones
+stay alone: they are paced by bandwidth, and copying them into one tensor would cost more than it
+saves.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+
+from partitioner.backends.torch.pieces import assemble
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -26,9 +29,9 @@ _REDUCES = (c10d.all_reduce.default, c10d.all_reduce_.default)
 _GATHER = c10d.all_gather_into_tensor.default
 _SCATTER = c10d.reduce_scatter_tensor.default
 
-#: Operators that move elements and compute nothing.
+#: What arranges a part for a collective, and computes nothing.
 _ARRANGING = frozenset(
-    {"contiguous", aten.reshape.default, aten.slice.Tensor, aten.cat.default, aten.t.default}
+    {"contiguous", aten.reshape.default, aten.slice.Tensor, aten.cat.default, assemble}
 )
 
 #: What collectives must have in common: the kind, the other arguments, the element type.
@@ -42,9 +45,8 @@ class _Member:
     Attributes:
         sent: Its node.
         wait: The node that waits for it.
-        ready: Position from which its operand can be had: what only arranges elements for the
-            collective can move.
-        due: Position of the wait.
+        ready: Step that makes what is sent.
+        due: Step that reads the result.
         numel: Elements of the operand.
         shape: Sizes of the operand.
     """
@@ -58,17 +60,22 @@ class _Member:
 
 
 def bucket(graph: fx.Graph) -> None:
-    """Join the small collectives of a pass; their nodes carry ``meta["operand"]``: type, sizes."""
+    """Join the small collectives of a pass.
+
+    Their nodes carry ``meta["operand"]``, the operand's type and sizes, and ``meta["ready"]``;
+    those that wait for them ``meta["due"]``. Ranks with equal steps join alike: how each arranges
+    its parts for a collective does not count.
+    """
     order = {node: index for index, node in enumerate(graph.nodes)}
     found: dict[Key, list[_Member]] = {}
     for node in graph.nodes:
         key = _key(node)
         if key is not None:
-            found.setdefault(key, []).append(_member(node, order))
+            found.setdefault(key, []).append(_member(node))
     for key, members in found.items():
         for joined in _buckets(members, key[2]):
             if len(joined) > 1:
-                _join(graph, key, joined)
+                _join(graph, key, joined, order)
 
 
 def _key(node: fx.Node) -> Key | None:
@@ -77,7 +84,7 @@ def _key(node: fx.Node) -> Key | None:
         return None
     (wait,) = node.users
     dtype, shape = operand
-    if wait.target is not c10d.wait_tensor.default:
+    if "due" not in wait.meta:
         return None
     if math.prod(shape) * dtype.itemsize >= SMALL_BYTES or not math.prod(shape):
         return None
@@ -85,23 +92,15 @@ def _key(node: fx.Node) -> Key | None:
     return kind, node.args[1:], dtype
 
 
-def _member(node: fx.Node, order: Mapping[fx.Node, int]) -> _Member:
+def _member(node: fx.Node) -> _Member:
     (wait,) = node.users
-    operand = node.args[0]
-    assert isinstance(operand, fx.Node)
     _, shape = node.meta["operand"]
-    return _Member(node, wait, _ready(operand, order), order[wait], math.prod(shape), shape)
+    return _Member(node, wait, node.meta["ready"], wait.meta["due"], math.prod(shape), shape)
 
 
 def _arranges(node: fx.Node) -> bool:
-    """Whether a node only moves elements."""
-    return node.target in _ARRANGING
-
-
-def _ready(node: fx.Node, order: Mapping[fx.Node, int]) -> int:
-    if not _arranges(node):
-        return order[node]
-    return max(_ready(source, order) for source in node.all_input_nodes)
+    """Whether a node was made for a collective alone."""
+    return node.target in _ARRANGING and bool(node.meta.get("arranges"))
 
 
 def _buckets(members: Sequence[_Member], dtype: torch.dtype) -> list[list[_Member]]:
@@ -122,10 +121,12 @@ def _buckets(members: Sequence[_Member], dtype: torch.dtype) -> list[list[_Membe
     return found
 
 
-def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
+def _join(
+    graph: fx.Graph, key: Key, members: Sequence[_Member], order: Mapping[fx.Node, int]
+) -> None:
     """One collective right before the first result is waited for."""
     kind, others, _ = key
-    first = min(members, key=lambda m: m.due).wait
+    first = min((member.wait for member in members), key=order.__getitem__)
     with graph.inserting_before(first):
         parts = [_flat(graph, member, kind, others) for member in members]
         packed = graph.call_function(aten.cat.default, (parts, _side(kind)))

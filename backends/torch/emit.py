@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -29,6 +30,7 @@ from partitioner.ir.types import TensorType, numpy_dtype
 
 #: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
 RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
+WAIT = torch.ops._c10d_functional.wait_tensor.default
 STATE, ALIAS, UPDATE = "partitioner::state", "partitioner::alias", "partitioner::update"
 
 
@@ -89,17 +91,31 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
 
 def _alike(programs: Programs) -> bool:
     """Whether all ranks do the same in the same order: then they join collectives alike."""
-    shapes = {
-        tuple(_outline(step, program.rank) for step in program.steps) for program in programs.ranks
-    }
-    return len(shapes) == 1
+    return len({_outline(program) for program in programs.ranks}) == 1
 
 
-def _outline(step: Compute | Comm, rank: int) -> tuple[str, bool, bool]:
-    """What decides where a rank's graph has which collective, and where it waits for it."""
-    if isinstance(step, Compute):
-        return step.origin, True, True
-    return str(step.kind), rank in step.sources(), rank in step.targets()
+def _outline(program: RankProgram) -> tuple[object, ...]:
+    """What decides which collectives a rank's graph has, in which order, and where it waits.
+
+    A group counts by when the rank meets it first; a part by its sizes. What is read counts, since
+    a rank may hold zeros in the place of what another one waits for.
+    """
+    rank = program.rank
+    groups: dict[tuple[int, ...], int] = {}
+    found: list[object] = []
+    for step in program.steps:
+        if isinstance(step, Compute):
+            found.append((step.origin, step.node.reads))
+            continue
+        sends, gets = rank in step.sources(), rank in step.targets()
+        group = groups.setdefault(step.ranks, len(groups)) if len(step.ranks) > 1 else -1
+        sizes = tuple(
+            program.types[name].shape
+            for name, has in ((step.source, sends), (step.target, gets))
+            if has
+        )
+        found.append((str(step.kind), group, sends and step.source, gets and step.target, sizes))
+    return tuple(found)
 
 
 @dataclass
@@ -167,6 +183,8 @@ class _Pass:
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
     attributes: dict[str, torch.Tensor] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
+    at: int = 0  # the step that is being added
+    made: dict[str, int] = field(default_factory=dict)  # step that makes a value; -1 if none does
 
     def run(self) -> PassGraph:
         program = self.owner.program
@@ -189,11 +207,13 @@ class _Pass:
         self.reads = Counter(name for step in self.steps for name in _reads(step, rank))
         self.reads.update(self.results)
         self.own = _fresh(self.steps, self.reads)
-        for step in self.steps:
+        for at, step in enumerate(self.steps):
+            self.at = at
             if isinstance(step, Comm):
                 self._comm(step)
             else:
                 self._compute(step)
+        self.at = len(self.steps)
         results = tuple(self._value(name) for name in self.results)
         wait_for_unread(self.graph)
         self.graph.output(results)
@@ -222,8 +242,24 @@ class _Pass:
         """The node of a value; one on its way is waited for."""
         found = self.known[name]
         if not isinstance(found, fx.Node):
-            found = self.known[name] = found()
+            with self._adding() as added:
+                found = self.known[name] = found()
+            for node in added:
+                if node.target is WAIT:
+                    node.meta.setdefault("due", self.at)
+            self.made.setdefault(name, self.at)
         return found
+
+    @contextmanager
+    def _adding(self) -> Iterator[list[fx.Node]]:
+        """The nodes that are added inside, known when it ends."""
+        added: list[fx.Node] = []
+        before = self.graph._root.prev
+        yield added
+        node = before.next
+        while node is not self.graph._root:
+            added.append(node)
+            node = node.next
 
     def _compute(self, step: Compute) -> None:
         node = step.node
@@ -233,8 +269,11 @@ class _Pass:
             found = self.known[node.inputs[0]]
             if not isinstance(found, fx.Node):
                 source, found = node.inputs[0], lambda: self._value(source)
+            else:
+                self.made[node.outputs[0]] = self.made.get(node.inputs[0], -1)
             self.known[node.outputs[0]] = found
             return
+        self.made.update(dict.fromkeys(node.writes, self.at))
         target = overload(RESHAPES.get(node.op, node.op))
         args, kwargs = arguments(node, self._value, self.owner.device)
         call = self.graph.create_node(
@@ -259,16 +298,21 @@ class _Pass:
             and comm.source in self.own
             and self.reads[comm.source] == 1
         )
-        arrival = start(
-            self.graph,
-            comm,
-            rank,
-            self._value(comm.source) if sends else None,
-            types[comm.source].shape if sends else (),
-            types[comm.target].shape if gets else (),
-            self.owner.device,
-            in_place=in_place,
-        )
+        source = self._value(comm.source) if sends else None
+        with self._adding() as added:
+            arrival = start(
+                self.graph,
+                comm,
+                rank,
+                source,
+                types[comm.source].shape if sends else (),
+                types[comm.target].shape if gets else (),
+                self.owner.device,
+                in_place=in_place,
+            )
+        for node in added:
+            node.meta["arranges"] = True
+            node.meta["ready"] = self.made.get(comm.source, -1)
         if arrival is not None:
             self.known[comm.target] = arrival
 

@@ -34,6 +34,18 @@ def check_world(ranks: int) -> int:
     return dist.get_rank()
 
 
+def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
+    """Ranks of each communication of any rank, in order."""
+    return sorted(
+        {
+            comm.ranks
+            for program in programs.ranks
+            for comm in program.comms
+            if comm.kind is not CommKind.SLICE
+        }
+    )
+
+
 def first_ranks(value: Any) -> Any:
     """Rank 0's value, on every rank."""
     held = [value]
@@ -47,14 +59,20 @@ def register_groups(programs: Programs) -> dict[str, Any]:
     Returns:
         The groups by name; keep them as long as the graphs run.
     """
-    wanted = {
-        comm.ranks
-        for program in programs.ranks
-        for comm in program.comms
-        if comm.kind is not CommKind.SLICE
-    }
+    return register_named(group_ranks(programs))
+
+
+def register_named(wanted: Iterable[tuple[int, ...]]) -> dict[str, Any]:
+    """Make process groups under the names that graphs call them by (see `register_groups`).
+
+    Args:
+        wanted: Ranks of each; the same on every rank, in the same order.
+
+    Returns:
+        The groups by name; keep them as long as the graphs run.
+    """
     groups = {}
-    for ranks in sorted(wanted):
+    for ranks in wanted:
         name = group_name(ranks)
         group = _known(name)
         if group is None:

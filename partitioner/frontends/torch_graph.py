@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import Captured, Role
@@ -170,7 +171,9 @@ class _Builder:
             self._add(Node(self._free(path), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
         else:
-            self.constants[value] = Constant(self.types[value], _loader(tensor, first))
+            steers = role is Role.BUFFER and not (tensor.is_floating_point() or _is_fake(tensor))
+            load = _loader(tensor, first)
+            self.constants[value] = Constant(self.types[value], load, weight=not steers)
 
     @property
     def _training(self) -> bool:
@@ -334,23 +337,21 @@ class _Builder:
     def _pass_aliases(self, forward: list[Node], backward: list[Node]) -> list[Node]:
         """Stored values that both passes read have an alias in the forward pass too."""
         later = {value for node in backward for value in node.reads}
-        both = [v for v in self.stored.values() if v in later]
-        for value in both:
-            users = [n for n in forward if value in n.reads and n.op != "partitioner::update"]
-            if not users:
+        both = later.intersection(self.stored.values())
+        names: dict[str, str] = {}
+        found: list[Node] = []
+        for node in forward:
+            if node.op == "partitioner::update":
+                found.append(node)
                 continue
-            new = f"{value}.forward"
-            self.types[new] = self.types[value]
-            alias = Node(
-                self._free("/" + value.replace(".", "/") + "/forward"),
-                "partitioner::alias",
-                (value,),
-                (new,),
-            )
-            at = forward.index(users[0])
-            forward = [_reading(n, {value: new}) if n in users else n for n in forward]
-            forward.insert(at, alias)
-        return forward
+            for value in node.reads:
+                if value in both and value not in names:
+                    names[value] = f"{value}.forward"
+                    self.types[names[value]] = self.types[value]
+                    path = self._free("/" + value.replace(".", "/") + "/forward")
+                    found.append(Node(path, "partitioner::alias", (value,), (names[value],)))
+            found.append(_reading(node, names))
+        return found
 
 
 @dataclass
@@ -484,12 +485,15 @@ def _short(op: str) -> str:
     return op.rpartition("::")[2].partition(".")[0]
 
 
+def _is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no contents."""
+    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
+
+
 def _loader(tensor: torch.Tensor, name: str) -> Any:
     def load() -> np.ndarray:
-        from torch._subclasses.fake_tensor import FakeTensor
-
         held = tensor.detach()
-        if isinstance(held, FakeTensor) or held.device.type == "meta":
+        if _is_fake(held):
             raise FrontendError(f"{name} has no contents: the module's weights are fake")
         dense = held.cpu().contiguous()
         kind = numpy_dtype(dtype_name(dense.dtype))

@@ -41,6 +41,8 @@ PASSES = 2
 LEAST_GAIN = 0.005
 #: Rounds of bound and search of one problem, without and with memory.
 ROUNDS, LIMITED_ROUNDS = 6, 4
+#: The least time that one search has, in seconds.
+LEAST_S = 8.0
 #: The axis of the line that cuts are derived on.
 LINE = "line"
 
@@ -197,19 +199,23 @@ class _Axes:
     def _solve(self, built: Built, room: float) -> tuple[Solution, Problem]:
         """A plan of little cost; memory is minded only if the cheapest plan does not fit."""
         tied = self.owner.sharder.folded.tie(built).problem
-        engine, deadline = self.owner.sharder.engine, self.owner.deadline
-        left = max(2.0, deadline - time.monotonic())
+        engine = self.owner.sharder.engine
+        left = self._left_s()
         start = self._start(tied, room)
         free = replace(tied, limit_bytes=(math.inf,))
         first = minimised(free, left, self.gap, ROUNDS, engine)
         if first is not None and evaluate_choices(tied, first.chosen).peak_bytes[0] > room:
-            left = max(2.0, deadline - time.monotonic())
+            left = self._left_s()
             limited = replace(tied, limit_bytes=(room,))
             first = minimised(limited, left, self.gap, LIMITED_ROUNDS, engine)
         plans = [plan for plan in (start, first) if plan is not None]
         if not plans:
             raise self._refused(tied, room)
         return min(plans, key=lambda plan: plan.cost), tied
+
+    def _left_s(self) -> float:
+        """Seconds that a search may take: a mesh that has been begun gets a plan."""
+        return max(LEAST_S, self.owner.deadline - time.monotonic())
 
     def _start(self, tied: Problem, room: float) -> Solution | None:
         """The plan so far, or nothing cut, if it fits: it is the first choice of every node."""

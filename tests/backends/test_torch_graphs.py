@@ -34,18 +34,23 @@ def summing(sizes: list[int], wait_first: int) -> fx.GraphModule:
     def send(index: int) -> fx.Node:
         twice = graph.call_function(aten.mul.Tensor, (inputs[index], 2))
         sent = graph.call_function(c10d.all_reduce_.default, (twice, "sum", "ranks_0_1"))
-        sent.meta["operand"] = torch.float32, (sizes[index],)
+        sent.meta.update(operand=(torch.float32, (sizes[index],)), ready=len(graph.nodes))
         return sent
 
+    def wait(node: fx.Node) -> fx.Node:
+        found = graph.call_function(c10d.wait_tensor.default, (node,))
+        found.meta["due"] = len(graph.nodes)
+        return found
+
     sent = {wait_first: send(wait_first)}
-    waits[wait_first] = graph.call_function(c10d.wait_tensor.default, (sent[wait_first],))
+    waits[wait_first] = wait(sent[wait_first])
     negated = graph.call_function(aten.neg.default, (waits[wait_first],))
     for index in range(len(sizes)):
         if index not in sent:
             sent[index] = send(index)
     for index, node in sent.items():
         if index not in waits:
-            waits[index] = graph.call_function(c10d.wait_tensor.default, (node,))
+            waits[index] = wait(node)
     graph.output((*(waits[index] for index in range(len(sizes))), negated))
     return fx.GraphModule(torch.nn.Module(), graph)
 

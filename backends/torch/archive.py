@@ -1,0 +1,267 @@
+"""Exported programs (``.pt2``) read without unpickling anything that could run code.
+
+`torch.export.load` unpickles example inputs, tensor subclasses and custom objects, evaluates
+symbolic sizes as Python text, and takes any function below ``torch`` as an operator. So the archive
+is opened here: tensors are raw bytes, example inputs are loaded with ``weights_only=True``, what
+the graph calls must be an operator that touches no file, and everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch._export.serde import schema
+from torch._export.serde.serialize import (
+    ExportedProgramDeserializer,
+    _dict_to_dataclass,
+    deserialize_scalar_type,
+)
+from torch.export import ExportedProgram
+
+import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+from partitioner.backends.errors import BackendError, one_line
+
+Found = TypeVar("Found")
+
+#: Most bytes of a JSON file or of the example inputs in an archive; weights are bounded by the
+#: archive itself, as nothing in it is compressed.
+MAX_TEXT_BYTES = 2**30
+_MODEL = "models/model.json"
+_SAMPLES = "data/sample_inputs/model.pt"
+_WEIGHTS = ("data/weights/", "model_weights_config.json")
+_CONSTANTS = ("data/constants/", "model_constants_config.json")
+_EXTRA = "extra/"
+
+#: Operators by name space that a graph may call.
+_NAMESPACES = frozenset({"aten", "prims", "partitioner", "_c10d_functional"})
+_TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
+#: Calls of other kinds that export writes.
+_OTHER_TARGETS = frozenset(
+    {
+        "_operator.getitem",
+        "torch.ops.higher_order.wrap_with_autocast",
+        "torch.ops.higher_order.wrap_with_set_grad_enabled",
+    }
+)
+#: What a damaged or foreign file makes the readers of its parts raise.
+_BAD = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, NotImplementedError),
+    *(OSError, RecursionError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile),
+)
+
+
+class ArchiveError(BackendError):
+    """A ``.pt2`` file that is none, is damaged, or needs what is not loaded from files."""
+
+
+def read_program(path: Path) -> ExportedProgram:
+    """The exported program in a ``.pt2`` file.
+
+    Raises:
+        ArchiveError: It is none, or would need unsafe unpickling; names the part.
+    """
+    return _guarded(path, lambda archive: archive.program())
+
+
+def read_extra(path: Path, name: str) -> str:
+    """A text that was saved along in a ``.pt2`` file.
+
+    Raises:
+        ArchiveError: There is none of that name, or the file is no archive.
+    """
+    return _guarded(path, lambda archive: archive.text(_EXTRA + name).decode())
+
+
+def _guarded(path: Path, read: Callable[[_Archive], Found]) -> Found:
+    try:
+        with zipfile.ZipFile(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read(_Archive(file, path.stat().st_size))
+    except ArchiveError as error:
+        raise ArchiveError(f"{path}: {error}") from None
+    except zipfile.BadZipFile:
+        raise ArchiveError(f"{path}: not an archive of torch.export.save") from None
+    except _BAD as error:
+        raise ArchiveError(f"{path}: cannot be read: {one_line(error)[:300]}") from error
+
+
+@dataclass
+class _Archive:
+    file: zipfile.ZipFile
+    size: int  # of the archive, in bytes
+    tensors: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def members(self) -> Mapping[str, zipfile.ZipInfo]:
+        """The files by name without the folder that they all lie in."""
+        found: dict[str, zipfile.ZipInfo] = {}
+        for info in self.file.infolist():
+            name = info.filename.partition("/")[2]
+            if name in found:
+                raise ArchiveError(f"{info.filename} is there twice")
+            if info.compress_type != zipfile.ZIP_STORED:
+                raise ArchiveError(
+                    f"{info.filename} is compressed, which torch.export.save never does"
+                )
+            if not info.file_size == info.compress_size <= self.size:
+                raise ArchiveError(f"{info.filename} says that it has {info.file_size} bytes")
+            found[name] = info
+        return found
+
+    def text(self, name: str) -> bytes:
+        """Contents of a file that is no tensor."""
+        if name not in self.members:
+            raise ArchiveError(
+                f"it has no {name}: not an archive of this version of torch.export.save"
+            )
+        info = self.members[name]
+        if info.file_size > MAX_TEXT_BYTES:
+            raise ArchiveError(f"{name} has {info.file_size} bytes, more than {MAX_TEXT_BYTES}")
+        return self.file.read(info)
+
+    def program(self) -> ExportedProgram:
+        """The program, if all is well."""
+        data = json.loads(self.text(_MODEL))
+        _check_graph(data)
+        data["guards_code"] = []  # Python text, which would be run
+        return ExportedProgramDeserializer().deserialize(
+            _dict_to_dataclass(schema.ExportedProgram, data),  # type: ignore[no-untyped-call]
+            dict(self._payload(*_WEIGHTS)),
+            dict(self._payload(*_CONSTANTS)),
+            self._samples(),
+        )
+
+    def _samples(self) -> Any:
+        """Example inputs: ((positional, ...), {keyword: ...}) of tensors and plain values."""
+        data = self.text(_SAMPLES)
+        if not data:
+            return None
+        try:
+            return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        except Exception as error:
+            raise ArchiveError(
+                f"{_SAMPLES} would need unsafe unpickling: export the model with example inputs "
+                "that are tensors, numbers, strings, and tuples, lists and dicts of these"
+            ) from error
+
+    def _payload(self, folder: str, config: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors of a folder by full name; equal ones are one object."""
+        for name, entry in json.loads(self.text(folder + config))["config"].items():
+            path = entry["path_name"]
+            if entry["use_pickle"] or not path.startswith(("weight_", "tensor_")):
+                raise ArchiveError(f"{folder}{path} ({name}) would need unsafe unpickling")
+            key = folder, json.dumps(entry, sort_keys=True)
+            if key not in self.tensors:
+                self.tensors[key] = self._tensor(folder + path, entry)
+            yield name, self.tensors[key]
+
+    def _tensor(self, path: str, entry: Mapping[str, Any]) -> torch.Tensor:
+        meta = entry["tensor_meta"]
+        kind = deserialize_scalar_type(meta["dtype"])
+        sizes = tuple(map(_number, meta["sizes"]))
+        strides = tuple(map(_number, meta["strides"]))
+        info = self.members[path]
+        if info.file_size == 0 and 0 not in sizes:
+            tensor = torch.empty_strided(sizes, strides, dtype=kind, device="meta")
+        else:
+            tensor = self._storage(info, kind).as_strided(
+                sizes, strides, _number(meta["storage_offset"])
+            )
+        if entry["is_param"]:
+            return nn.Parameter(tensor, requires_grad=bool(meta["requires_grad"]))
+        return tensor
+
+    def _storage(self, info: zipfile.ZipInfo, kind: torch.dtype) -> torch.Tensor:
+        """All elements of a file; tensors of one file share them."""
+        key = info.filename, str(kind)
+        if key not in self.tensors:
+            raw = bytearray(self.file.read(info))
+            self.tensors[key] = (
+                torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
+            )
+        return self.tensors[key]
+
+
+def _number(data: Mapping[str, Any]) -> int:
+    value = data["as_int"]
+    if type(value) is not int:
+        raise ArchiveError(f"{value!r} is not a size")
+    return value
+
+
+def _check_graph(data: Any) -> None:
+    """Refuse what could run code when a graph is rebuilt or run."""
+    if isinstance(data, list):
+        for item in data:
+            _check_graph(item)
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            check = _CHECKS.get(key)
+            if check is not None and value is not None:
+                check(value)
+            _check_graph(value)
+
+
+def _no_symbols(value: Any) -> None:
+    raise ArchiveError(f"size {str(value)[:80]!r} is not a number: export with static shapes")
+
+
+def _no_object(value: Any) -> None:
+    raise ArchiveError(f"it holds a custom object ({str(value)[:80]}), which is not loaded")
+
+
+def _check_target(value: Any) -> None:
+    text = str(value)
+    if text in _OTHER_TARGETS:
+        return
+    found = _TARGET.fullmatch(text)
+    if found is None or found[1] not in _NAMESPACES:
+        raise ArchiveError(f"it calls {text[:80]!r}, which is not an operator that is loaded")
+    packet = getattr(getattr(torch.ops, found[1]), found[2], None)
+    overload = getattr(packet, found[3], None)
+    if not isinstance(overload, torch._ops.OpOverload):
+        raise ArchiveError(f"it calls {text[:80]!r}, an operator that there is not")
+    if any("file" in argument.name for argument in overload._schema.arguments):
+        raise ArchiveError(f"it calls {text!r}, which opens files")
+
+
+def _check_structure(text: Any) -> None:
+    """How arguments and results are nested: only what is rebuilt without an import."""
+    _, spec = json.loads(text)
+    for part in _parts(spec):
+        kind = str(part.get("type"))
+        if "defaultdict" in kind or part.get("__enum__"):
+            raise ArchiveError(f"arguments or results hold a {kind}, which is not loaded")
+
+
+def _parts(spec: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(spec, str) and spec[:1] in ("[", "{"):
+        spec = json.loads(spec)
+    if isinstance(spec, dict):
+        yield spec
+        for value in spec.values():
+            yield from _parts(value)
+    elif isinstance(spec, list):
+        for value in spec:
+            yield from _parts(value)
+
+
+_CHECKS: Mapping[str, Callable[[Any], None]] = {
+    "expr_str": _no_symbols,
+    "as_custom_obj": _no_object,
+    "target": _check_target,
+    "as_operator": _check_target,
+    "in_spec": _check_structure,
+    "out_spec": _check_structure,
+}

@@ -1,0 +1,107 @@
+"""Runs the rank files of a module for inference on this machine's CPU, one process a rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from partitioner.backends.arrays import check_inputs, load_arrays, save_arrays
+from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.launch import LocalRun, run_ranks
+from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.torch.groups import register_named
+from partitioner.backends.torch.rank_files import (
+    file_name,
+    read_pass,
+    read_rank_file,
+    read_rank_files,
+)
+
+
+def run_module_files(
+    directory: Path,
+    inputs: Mapping[str, np.ndarray],
+    requests: int = 1,
+    *,
+    timeout_s: float | None = None,
+) -> LocalRun:
+    """Run requests with the same inputs, one after the other.
+
+    Args:
+        directory: Folder of rank files.
+        inputs: Whole inputs by name.
+        requests: How many.
+        timeout_s: Seconds after which the run is given up; None waits for ever.
+
+    Raises:
+        BackendError: The files are of a program for training, or of one that writes its buffers;
+            an input or a file is wrong, a rank raised or was killed, or the time is up.
+    """
+    if requests < 1:
+        raise BackendError(f"requests is {requests}; it must be at least 1")
+    files = read_rank_files(directory)
+    if files[0].training:
+        raise BackendError(
+            f"{directory} is of a program for training: run it under torchrun, with the module() "
+            "of the loaded program"
+        )
+    if any(file.stored for file in files):
+        raise BackendError(
+            f"{directory} is of a module that writes its buffers: call eval() before it is "
+            "compiled, or run it under torchrun, with the module() of the loaded program"
+        )
+    headers = [file.header for file in files]
+    check_inputs(headers[0], inputs)
+    job = {"backend": "torch", "directory": str(directory.resolve()), "requests": requests}
+    return run_ranks(headers, inputs, job, timeout_s)
+
+
+def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
+    """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
+    torch.set_num_threads(job["threads"])
+    path = Path(job["directory"]) / file_name(rank)
+    file, module = read_rank_file(path), read_pass(path)
+    header = file.header
+    groups = register_named(file.groups)
+    kinds = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}
+    arrays = load_arrays(folder / f"inputs-{rank}.npz", kinds.values())
+    fed = {
+        name: from_numpy(array, kind)
+        for (name, kind), array in zip(kinds.items(), arrays, strict=True)
+    }
+    feed = [fed[name] for name in file.arguments]
+    _serve(module, feed, 1)
+    dist.barrier()
+    start = time.perf_counter()
+    results = _serve(module, feed, job["requests"])
+    own = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(own, dist.ReduceOp.MAX)
+    made = dict(zip(file.results, results, strict=True))
+    outputs = {
+        output.value: to_numpy(made[output.value], header.whole_outputs[output.whole].dtype)
+        for output in header.outputs
+    }
+    save_arrays(folder / f"outputs-{rank}.npz", outputs.values())
+    if rank == 0:
+        (folder / "seconds.json").write_text(json.dumps(own.item()))
+    del groups
+
+
+def _serve(
+    module: torch.nn.Module, feed: Sequence[torch.Tensor], times: int
+) -> Sequence[torch.Tensor]:
+    results: Sequence[torch.Tensor] = ()
+    try:
+        with torch.no_grad():
+            for _ in range(times):
+                results = module(*feed)
+    except RuntimeError as error:  # most often because another rank is gone
+        raise CommunicationError(one_line(error)) from error
+    return results

@@ -1,0 +1,155 @@
+"""What a verification found: tensors compared, each with the tolerance of its element type."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from partitioner import units
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+
+#: Largest difference allowed, relative to the largest magnitude of the tensor, by element type.
+#: Sums over shards are taken in another order; each bound is some 100 units in the last place,
+#: of float8 (by ml_dtypes' names) one: it is what a result is stored in, not computed in.
+TOLERANCE: Mapping[str, float] = {
+    "float64": 1e-9,
+    "float32": 1e-4,
+    "float16": 2e-2,
+    "bfloat16": 1e-1,
+    "float8_e4m3fn": 2**-3,
+    "float8_e5m2": 2**-2,
+}
+
+
+class VerificationError(PartitionerError, ValueError):
+    """A verification that cannot be run on this machine."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One compared tensor.
+
+    Attributes:
+        name: Its name in the model.
+        error: Largest absolute difference, relative to the largest magnitude; nan where only
+            one side is finite.
+        tolerance: Largest that is allowed (0: exact).
+        identical: Whether every bit is the same.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+    identical: bool
+
+    @property
+    def equal(self) -> bool:
+        """Within the tolerance."""
+        return self.identical or self.error <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a verification found; true if every output is equal (``assert result.verify()``).
+
+    Attributes:
+        ranks: Number of ranks run.
+        seed: Of the random inputs.
+        outputs: Every output, compared.
+        first: The first tensor in graph order that differs, if an output does.
+        node: Name and op of the node that makes it.
+        against: What the ranks were compared with.
+    """
+
+    ranks: int
+    seed: int
+    outputs: tuple[Difference, ...]
+    first: Difference | None = None
+    node: str = ""
+    against: str = "the whole model"
+
+    @property
+    def equal(self) -> bool:
+        """Whether every output is equal within its tolerance."""
+        return all(output.equal for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.equal
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.equal else "DIFFERENT"
+        lines = [f"{verdict}: {self.ranks} ranks against {self.against}, seed {self.seed}"]
+        for output in self.outputs:
+            how = "bit-identical" if output.identical else f"relative error {output.error:.2g}"
+            mark = "" if output.equal else " DIFFERS"
+            lines.append(f"  {output.name}: {how} (allowed {output.tolerance:g}){mark}")
+        if self.first is not None:
+            lines.append(
+                f"  first tensor that differs: {self.first.name!r} of {self.node}, "
+                f"relative error {self.first.error:.2g}"
+            )
+        return "\n".join(lines)
+
+
+def compare(name: str, ours: np.ndarray, whole: np.ndarray, floor: float = 0.0) -> Difference:
+    """Compare one tensor.
+
+    Args:
+        name: Of the tensor.
+        ours: What the ranks gave.
+        whole: What the whole model gave.
+        floor: Least magnitude that errors are relative to.
+    """
+    dtype = whole.dtype.name
+    if ours.shape != whole.shape or ours.dtype != whole.dtype:
+        return Difference(name, float("nan"), 0.0, identical=False)
+    if ours.tobytes() == whole.tobytes():
+        return Difference(name, 0.0, TOLERANCE.get(dtype, 0.0), identical=True)
+    if TOLERANCE.get(dtype) is None:  # exact, also where float64 cannot tell integers apart
+        gap = float(np.count_nonzero(ours != whole))
+        return Difference(name, gap, 0.0, identical=False)
+    a, b = ours.astype(np.float64), whole.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    gap = np.where(same, 0.0, np.abs(a - b)).max(initial=0.0)
+    scale = np.abs(b[np.isfinite(b)]).max(initial=floor)
+    error = float(gap / scale) if scale > 0 else float(gap)
+    return Difference(name, error, TOLERANCE.get(dtype, 0.0), identical=False)
+
+
+def check_memory(graph: Graph) -> None:
+    """Refuse what would not fit this machine's free memory.
+
+    Counted are the whole model and all ranks: weights twice, and copies of both (ONNX Runtime's
+    pre-packed ones, a module's gradients).
+
+    Raises:
+        VerificationError: It would not fit.
+    """
+    weights = sum(constant.type.nbytes for constant in graph.constants.values())
+    widest = max((graph.types[v].nbytes for node in graph.nodes for v in node.writes), default=0)
+    wanted = 4 * weights + 8 * widest
+    free = free_bytes()
+    if free is not None and wanted > free:
+        raise VerificationError(
+            f"verifying needs about {units.size(wanted)} (the whole model and all ranks), "
+            f"{units.size(free)} are free; verify a smaller configuration of the model"
+        )
+
+
+def free_bytes() -> int | None:
+    """Memory that a new process can take on this machine; None where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,216 @@
+"""Proof that the ranks of a module compute what the module does.
+
+All ranks run in this process, in lock-step, on random inputs like the example inputs, and are
+compared with the module itself: results, written buffers and, in training, every gradient. A module
+with dropout draws other masks than its program does, whose masks are the same however it is cut:
+then the ranks are compared with the program on one device.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from partitioner.backends.tensors import to_numpy
+from partitioner.backends.torch.all_ranks import AllRanks, Step
+from partitioner.comparison import (
+    Difference,
+    Verification,
+    VerificationError,
+    check_memory,
+    compare,
+)
+from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.schedule import schedule
+from partitioner.frontends.torch_nodes import dtype_name
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import NodePlan, Plan, resolve
+from partitioner.lowering import lower
+
+if TYPE_CHECKING:
+    from partitioner.module_program import ModuleProgram
+
+#: Errors of a gradient are relative to at least this share of the largest one of all parameters:
+#: gradients that are zero in exact arithmetic (of a bias before a normalisation, of an attention's
+#: key bias) are rounding errors of sums whose terms are as large as other gradients.
+GRADIENT_FLOOR = 0.1
+
+Values = dict[str, torch.Tensor]
+
+
+def verify_module(program: ModuleProgram, seed: int, ranks: AllRanks | None = None) -> Verification:
+    """Compare all ranks with the module.
+
+    Args:
+        program: The program.
+        seed: Of the random inputs, and of dropout.
+        ranks: Its ranks, if they come from files.
+
+    Raises:
+        VerificationError: It would not fit this machine's free memory, or the weights are fake.
+        BackendError: A rank fails.
+    """
+    _check_contents(program)
+    check_memory(program.graph)
+    args, kwargs = random_arguments(program, seed)
+    found = _named(program, _run(ranks or program.all_ranks, program, args, kwargs, seed))
+    if program.signature.seed:
+        against = (
+            "the same program on one device (its dropout is drawn otherwise than the module's)"
+        )
+        alone = AllRanks(*uncut(program))
+        whole = _named(program, _run(alone, program, args, kwargs, seed))
+    else:
+        against = "the whole module"
+        whole = _eager(program, args, kwargs)
+    compared = tuple(_compared(found, whole))
+    return Verification(len(program.cluster), seed, compared, against=against)
+
+
+def _check_contents(program: ModuleProgram) -> None:
+    captured = program.traced.captured
+    held = [*captured.tensors.values(), *captured.arguments]
+    for tensor in held:
+        fake = isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
+        if fake:
+            raise VerificationError(
+                "the module's weights or example inputs have no contents: nothing can be computed"
+            )
+
+
+def random_arguments(program: ModuleProgram, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments like the example inputs.
+
+    Floats are drawn from N(0, 1); integers and booleans are the example's in another order, so that
+    indices stay within what they index.
+    """
+    signature = program.signature
+    random = torch.Generator().manual_seed(seed)
+    flat = [_random(value, random) for value in signature.example]
+    args, kwargs = pytree.tree_unflatten(flat, signature.in_spec)
+    return tuple(args), dict(kwargs)
+
+
+def random_inputs(program: ModuleProgram, seed: int) -> dict[str, np.ndarray]:
+    """The same as arrays by name of the graph's inputs.
+
+    Raises:
+        VerificationError: The example inputs have no contents.
+    """
+    _check_contents(program)
+    args, kwargs = random_arguments(program, seed)
+    types = program.graph.types
+    return {
+        name: to_numpy(tensor, types[name].dtype)
+        for name, tensor in program.fed(args, kwargs, seed).items()
+    }
+
+
+def _random(value: Any, random: torch.Generator) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_floating_point() or value.is_complex():
+        wide = torch.complex128 if value.is_complex() else torch.float64
+        return torch.randn(value.shape, generator=random, dtype=wide).to(value.dtype)
+    order = torch.randperm(value.numel(), generator=random)
+    return value.detach().cpu().reshape(-1)[order].reshape(value.shape)
+
+
+def _run(
+    ranks: AllRanks,
+    program: ModuleProgram,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    seed: int,
+) -> Step:
+    return ranks.step(program.fed(args, kwargs, seed), program.stored_values())
+
+
+def uncut(program: ModuleProgram) -> tuple[Any, ...]:
+    """The program with every node whole on one rank, and its graph."""
+    graph, cluster = program.graph, resolve_cluster(None, 1)
+    nodes = {node.name: NodePlan(0) for node in graph.nodes}
+    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
+    found = schedule(graph, resolve(graph, plan), cluster)
+    return lower(graph, found, 1, deliver_all=True), graph
+
+
+def _named(program: ModuleProgram, step: Step) -> Values:
+    """Results, gradients and written buffers by the names that people know."""
+    traced = program.traced
+    names = result_names(program)
+    found = {
+        name: step.results[value]
+        for name, value in zip(names, traced.results, strict=True)
+        if value
+    }
+    found |= {f"grad:{n}": step.gradients[v] for n, v in sorted(traced.gradients.items())}
+    late = {**step.results, **step.gradients}
+    found |= {f"buffer:{name}": late[value] for name, value in sorted(traced.written.items())}
+    return found
+
+
+def result_names(program: ModuleProgram) -> list[str]:
+    """``output``, ``output[0]`` or ``output['logits']`` of each flat result.
+
+    In training the first one is ``loss``.
+    """
+    spec = program.signature.out_spec
+    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths = pytree.tree_flatten_with_path(tree)[0]
+    names = [f"output{pytree.keystr(path)}" for path, _ in paths]
+    return ["loss", *names[1:]] if program.training else names
+
+
+def _eager(program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
+    """What the module itself gives; a copy runs, so that its buffers stay as they are."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
+            module = copy.deepcopy(program.whole)
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise VerificationError(f"the module cannot be copied: {why}") from error
+    module.zero_grad(set_to_none=True)
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.training):
+        flat = pytree.tree_leaves(module(*args, **kwargs))
+        if program.training:
+            flat[0].backward()
+    names = zip(result_names(program), program.traced.results, flat, strict=True)
+    found = {name: result.detach() for name, value, result in names if value}
+    held = _tensors(module)
+    for name in sorted(program.traced.gradients):
+        gradient = held[name].grad
+        found[f"grad:{name}"] = torch.zeros_like(held[name]) if gradient is None else gradient
+    found |= {f"buffer:{name}": held[name] for name in sorted(program.traced.written)}
+    return found
+
+
+def _tensors(module: nn.Module) -> Values:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _compared(found: Values, whole: Values) -> Iterator[Difference]:
+    gradients = [_array(whole[name]) for name in whole if name.startswith("grad:")]
+    largest = max((np.abs(g.astype(np.float64)).max(initial=0.0) for g in gradients), default=0.0)
+    for name, ours in found.items():
+        floor = GRADIENT_FLOOR * float(largest) if name.startswith("grad:") else 0.0
+        yield compare(name, _array(ours), _array(whole[name]), floor)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    if dense.is_complex():
+        dense = torch.view_as_real(dense)
+    return to_numpy(dense, dtype_name(dense.dtype))

@@ -1,0 +1,246 @@
+"""The command line on PyTorch modules: exported programs and factories."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import modules
+import numpy as np
+import pytest
+import torch
+
+import partitioner
+from partitioner.cli import main
+from partitioner.module_program import ModuleProgram
+
+QUIET = ["--cluster", "2xideal", "-q"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with m.pt2 and its partition, and t.partition of a factory for training."""
+    folder = tmp_path_factory.mktemp("cli")
+    module, example = modules.build()
+    torch.export.save(torch.export.export(module, example, strict=False), folder / "m.pt2")
+    target = str(folder / "m.partition")
+    assert main([str(folder / "m.pt2"), *QUIET, "-o", target]) == 0
+    target = str(folder / "t.partition")
+    options = ["--training", "--optimizer", "momentum", "-o", target]
+    assert main(["modules:build_training", *QUIET, *options]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(home)
+    return home
+
+
+def one_line(text: str) -> str:
+    assert text.count("\n") == 1, text
+    assert "Traceback" not in text
+    return text
+
+
+def test_an_exported_program_is_verified_from_its_files(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (here / "m.partition/rank1.pt2").is_file()
+    assert main(["verify", "m.partition", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("equal: 2 ranks against the whole module, seed 3\n")
+    assert "output['logits']" in out
+
+
+def test_a_factory_for_training(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = json.loads((here / "t.partition/request.json").read_text())
+    assert (request["factory"], request["optimizer"]) == ("modules:build_training", "momentum")
+    assert main(["verify", "t.partition"]) == 0
+    assert "grad:table.weight: " in capsys.readouterr().out
+    assert main(["run", "t.partition"]) == 1
+    assert "is of a program for training" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("here")
+def test_processes_run_an_exported_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, (ids,) = modules.build()
+    np.savez(tmp_path / "in.npz", ids=ids.numpy())
+    written = tmp_path / "out.npz"
+    fed = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(written), "--requests", "2"]
+    assert main(["run", "m.partition", *fed]) == 0
+    assert "measured on this machine: 2 requests in " in capsys.readouterr().out
+    with np.load(written) as outputs:
+        (logits,) = (outputs[name] for name in outputs.files)
+    whole = module(ids)["logits"].detach().numpy()
+    np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("here")
+def test_commands_that_look_at_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, dot, timeline = (str(tmp_path / name) for name in ("p.html", "g.dot", "t.json"))
+    for command, said in (
+        (["show", "m.partition"], "/up/addmm (aten::addmm)"),
+        (["explain", "t.partition"], "intra plan on 2 of 2 devices"),
+        (["report", "m.partition", "-o", page], "written to"),
+        (["diff", "m.partition", "m.partition"], ""),
+        (["draw", "m.partition", "--dot", dot, "--timeline", timeline], ""),
+    ):
+        assert main(command) == 0, command
+        assert said in capsys.readouterr().out
+    assert "addmm" in Path(page).read_text()
+    assert Path(dot).read_text().startswith("digraph")
+    assert json.loads(Path(timeline).read_text())
+    assert main(["draw", "m.partition", "--annotate", str(tmp_path / "a.onnx")]) == 1
+    message = "partition: --annotate writes an ONNX model, and the plan is of a module\n"
+    assert one_line(capsys.readouterr().err) == message
+
+
+@pytest.mark.usefixtures("here")
+def test_the_summary_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "p")
+    assert main(["modules:build", *QUIET, "--plan-only", "--json", "-o", target]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["directory"] == target
+    assert facts["devices_used"] == 2
+    assert not (tmp_path / "p/rank0.pt2").exists()
+    assert main(["verify", target]) == 1
+    assert "holds a plan only" in one_line(capsys.readouterr().err)
+
+
+def test_names_and_folders_by_default(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current folder is looked in first, as by `python -m`, also from elsewhere later."""
+    text = Path(modules.__file__).read_text()
+    (tmp_path / "own_models.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["own_models:build", *QUIET, "--plan-only"]) == 0
+    assert (tmp_path / "build.partition/plan.json").is_file()
+    sys.modules.pop("own_models")
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+    again = partitioner.load(tmp_path / "build.partition")
+    assert isinstance(again, ModuleProgram)
+    assert again.name == "build"
+    assert again.verify()
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["m.pt2", "--dim", "n=3"], "--dim is for ONNX models"),
+        (["m.pt2", "--shape", "ids=3"], "--shape is for ONNX models"),
+        (["m.pt2", "--annotate", "a.onnx"], "--annotate is for ONNX models"),
+        (["modules:build", "--dump-problem", "p.json"], "--dump-problem is for ONNX models"),
+        (["m.onnx", "--training"], "--training is for PyTorch modules (.pt2, package.module:"),
+        (["m.onnx", "--optimizer", "sgd"], "--optimizer is for PyTorch modules"),
+        (["m.pt2", "--optimizer", "sgd"], "--optimizer is of --training"),
+        (["sweep", "m.pt2", "--devices", "2"], "sweep plans ONNX models"),
+    ],
+)
+def test_options_of_the_other_kind_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert left.value.code == 2
+    assert message in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.pt2"], "none.pt2: no such file"),
+        (["junk.pt2"], "junk.pt2: not an archive of torch.export.save"),
+        (["bare.pt2"], "bare.pt2: it holds no example inputs"),
+        (["nothing.at_all:make"], "nothing.at_all:make: there is no module 'nothing'"),
+        (["modules.deep:make"], "modules.deep:make: there is no module 'modules.deep'"),
+        (["modules:make"], "modules:make: modules has no function 'make'"),
+        (["modules:torch"], "modules:torch is a module, not a function"),
+        (["modules:three"], "modules:three returned int; it must return (module, example_inputs)"),
+        (["modules:batch"], "modules:batch returned (Tensor); it must return"),
+        (["modules:broken"], "modules:broken: ValueError: no weights"),
+        (["m.pt2", "--training"], "training needs a module that returns its loss first"),
+        (
+            ["modules:build_training", "--training", "--optimizer", "lion"],
+            "optimizer 'lion' is not one of adamw, ",
+        ),
+        (["m.pt2", "-o", "m.partition"], "m.partition is there already; pass --force"),
+    ],
+)
+def test_a_module_that_cannot_be_had(
+    here: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (here / "junk.pt2").write_bytes(b"junk")
+    if arguments[0] == "bare.pt2":
+        program = torch.export.export(*modules.build(), strict=False)
+        program.example_inputs = None
+        torch.export.save(program, here / "bare.pt2")
+    code = main([*QUIET, "-o", str(tmp_path / "x"), *arguments])
+    assert code in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in one_line(err)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_model_that_is_gone_or_has_changed(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(here / "m.partition", tmp_path / "p")
+    assert main(["show", str(tmp_path / "p")]) == 1
+    assert "m.pt2 is gone; move it back" in one_line(capsys.readouterr().err)
+    assert main(["run", str(tmp_path / "p")]) == 1
+    assert "; or give --inputs, which needs no model" in one_line(capsys.readouterr().err)
+    other = torch.export.export(torch.nn.Linear(3, 3), (torch.ones(2, 3),), strict=False)
+    torch.export.save(other, tmp_path / "m.pt2")
+    assert main(["show", str(tmp_path / "p")]) == 1
+    assert "m.pt2 is traced to another graph than before" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "jax"}, "request.json has kind = 'jax'"),
+        ({"training": 1}, "request.json has training = 1"),
+        ({"file": "a\0b"}, "request.json names 'a\\x00b'"),
+        ({"graph_digest": None}, "request.json has graph_digest = None"),
+    ],
+)
+def test_a_request_that_was_spoilt(
+    here: Path,
+    tmp_path: Path,
+    change: dict[str, object],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(here / "m.partition", tmp_path / "p")
+    path = tmp_path / "p/request.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert main(["show", str(tmp_path / "p")]) == 1
+    assert message in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("here")
+def test_torchrun_says_what_to_use_instead() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "partitioner.run", "m.partition"],
+        env={"RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert re.search(r"m.partition is of a PyTorch module: use `partition run`", done.stderr)

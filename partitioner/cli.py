@@ -123,6 +123,11 @@ def _partition_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad",
     )
+    add(
+        "--parallel",
+        metavar="KIND",
+        help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
+    )
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")
     add(
@@ -173,6 +178,7 @@ def _partition(argv: Sequence[str]) -> int:
         devices=args.devices,
         training=args.training,
         optimizer=args.optimizer or "adamw",
+        parallel=args.parallel,
         cluster=args.cluster,
         memory=args.memory,
         objective=args.objective,
@@ -204,12 +210,14 @@ _OF_ONNX = ("dim", "shape", "annotate", "dump_problem")
 
 def _check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace, module: bool) -> None:
     """Refuse options that a model of this kind has no use for."""
-    for name in _OF_ONNX if module else ("training", "optimizer"):
+    for name in _OF_ONNX if module else ("training", "optimizer", "parallel"):
         if getattr(args, name):
             kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
             parser.error(f"--{name.replace('_', '-')} is for {kinds}")
     if args.optimizer and not args.training:
         parser.error("--optimizer is of --training")
+    if args.parallel and not args.training:
+        parser.error("--parallel is of --training")
 
 
 #: Options that say what to do with a plan.

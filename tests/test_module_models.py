@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch_jobs import run_jobs
+from torch_jobs import job_names, run_jobs
 from torch_models import BUILDERS, build, gradients
 
 import partitioner
@@ -133,12 +133,14 @@ def test_dropout_does_not_depend_on_the_number_of_devices(name: str) -> None:
     assert losses[5] != losses[6]
 
 
-@pytest.mark.timeout(300)
-def test_ten_steps_on_two_processes() -> None:
-    run_jobs("model_jobs.py", ["gpt2_on_2"], limit_s=280)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_ten_steps_on_processes() -> None:
-    run_jobs("model_jobs.py", limit_s=1100)
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param(name, marks=() if name == "gpt2_on_2" else pytest.mark.slow)
+        for name in job_names("model_jobs.py")
+    ],
+)
+@pytest.mark.timeout(400)
+def test_ten_steps_on_processes(job: str) -> None:
+    """Losses and all final weights are those of one process."""
+    run_jobs("model_jobs.py", [job], limit_s=350)

@@ -11,15 +11,18 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
+def job_names(script: str) -> list[str]:
+    """Names of a script's jobs, in order."""
+    text = (ROOT / "tests/backends" / script).read_text(encoding="utf-8")
+    return re.findall(r'^    "(\w+)": (?:lambda: )?[A-Za-z]\w+\(', text, re.MULTILINE)
+
+
 def run_jobs(script: str, only: Sequence[str] = (), limit_s: float = 200) -> None:
     """All jobs of a script, or some, must print "ok"; nothing is left running."""
     path = ROOT / "tests/backends" / script
-    names = re.findall(
-        r'^    "(\w+)": (?:lambda: )?[A-Za-z]\w+\(', path.read_text(encoding="utf-8"), re.MULTILINE
-    )
+    names = [name for name in job_names(script) if not only or name in only]
     assert names
     assert set(only) <= set(names)
-    names = [name for name in names if not only or name in only]
     process = subprocess.Popen(
         [sys.executable, path, *names],
         stdout=subprocess.PIPE,

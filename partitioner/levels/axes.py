@@ -41,8 +41,8 @@ PASSES = 2
 LEAST_GAIN = 0.005
 #: Rounds of bound and search of one problem, without and with memory.
 ROUNDS, LIMITED_ROUNDS = 6, 4
-#: The least time that one search has, in seconds.
-LEAST_S = 8.0
+#: The least time that one search has, in seconds, while no plan is known; else a 15th of it.
+LEAST_S = 30.0
 #: The axis of the line that cuts are derived on.
 LINE = "line"
 
@@ -53,6 +53,7 @@ class AxisSharder:
 
     sharder: Sharder
     deadline: float
+    planned: bool = False  # whether a mesh has a plan
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,6 +83,7 @@ class AxisSharder:
                     job.step(axis, limit)
             if job.best.cost_s > before * (1 - LEAST_GAIN):
                 break
+        self.planned = True
         return job.best
 
     def cuts(self, length: int) -> Mapping[str, tuple[Layouts, ...]]:
@@ -214,8 +216,9 @@ class _Axes:
         return min(plans, key=lambda plan: plan.cost), tied
 
     def _left_s(self) -> float:
-        """Seconds that a search may take: a mesh that has been begun gets a plan."""
-        return max(LEAST_S, self.owner.deadline - time.monotonic())
+        """Seconds that a search may take: more than are left if no mesh has a plan yet."""
+        least = LEAST_S / 15 if self.owner.planned else LEAST_S
+        return max(least, self.owner.deadline - time.monotonic())
 
     def _start(self, tied: Problem, room: float) -> Solution | None:
         """The plan so far, or nothing cut, if it fits: it is the first choice of every node."""

@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch_ranks import Job, main
 
 import partitioner
@@ -66,6 +67,27 @@ def placed(rank: int) -> None:
         torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
+def own_parts(rank: int) -> None:
+    """With a process's own part of the batch, loss and norm of the gradients are the whole's."""
+    torch.manual_seed(0)
+    whole = mnist.MLP()
+    images, labels = torch.rand(16, 28, 28), torch.arange(16) % 10
+    program = partitioner.compile(
+        whole, (images, labels), devices=2, training=True, parallel="zero3"
+    )
+    module = program.module(inputs="local")
+    loss = module(images.chunk(2)[rank], labels.chunk(2)[rank])
+    expected = whole(images, labels)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach())
+    norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (module, whole)]
+    assert float(norms[1]) > 0.1
+    torch.testing.assert_close(norms[0].full_tensor(), norms[1])
+    for name, held in module.named_parameters():
+        torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
+
+
 def warm() -> None:
     """Import what the ranks would import each for itself."""
     example = torch.rand(4, 28, 28), torch.arange(4)
@@ -78,6 +100,7 @@ JOBS = {
     "model_parallel": Job(2, trains_as_one_process("model")),
     "dual_parallel": Job(4, trains_as_one_process("dual")),
     "each_its_layers": Job(2, placed),
+    "each_its_part": Job(2, own_parts),
 }
 
 

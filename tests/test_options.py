@@ -75,9 +75,9 @@ def test_a_model_that_no_file_can_be(model: Any, message: str) -> None:
         partitioner.compile(model)
 
 
-def test_a_torch_module_is_told_to_export() -> None:
+def test_a_torch_module_wants_example_inputs() -> None:
     module: Any = torch.nn.Linear(3, 3)
-    with pytest.raises(FrontendError, match=r"the model is a Linear; .* torch\.onnx\.export"):
+    with pytest.raises(OptionError, match="traced with example inputs: give example_inputs"):
         partitioner.compile(module, devices=2)
 
 
@@ -101,7 +101,9 @@ def test_a_memory_limit_that_is_none(memory: Any) -> None:
 
 
 def test_numpy_counts() -> None:
-    result = partitioner.compile(MODEL, np.int64(1), gap=np.float32(0.5), time_limit_s=np.int8(9))
+    result = partitioner.compile(
+        MODEL, devices=np.int64(1), gap=np.float32(0.5), time_limit_s=np.int8(9)
+    )
     assert len(result.cluster) == 1
 
 

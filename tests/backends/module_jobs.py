@@ -360,7 +360,10 @@ def dies_in(last: str, rank: int) -> None:
     if rank == 3:
         passes._runs[last] = lambda *_: end()  # type: ignore[assignment,return-value]
     start = time.monotonic()
-    message = rf"^rank {rank}: [a-z-]+ of '.+' for '/.+'( and [0-9]+ more)? with ranks .* in the {last} pass: a rank has"
+    message = (
+        rf"^rank {rank}: [a-z-]+ of '.+' for '/.+'( and [0-9]+ more)? "
+        rf"with ranks .* in the {last} pass: a rank has"
+    )
     with pytest.raises(CommunicationError, match=message):
         loss_of(module(*Gpt.batch(0))).backward()
     assert time.monotonic() - start < 5

@@ -133,6 +133,7 @@ def compile_module(
         training=options.training,
         optimizer=options.optimizer,
         source=source,
+        modes={name: one.training for name, one in module.named_modules()},
         cluster=cluster,
         plan=outcome.plan,
         evaluation=outcome.evaluation,
@@ -145,13 +146,19 @@ def compile_module(
     return result
 
 
-def trace_module(module: nn.Module, example: Example, options: ModuleOptions) -> ModuleGraph:
+def trace_module(
+    module: nn.Module,
+    example: Example,
+    options: ModuleOptions,
+    keep: frozenset[str] = frozenset(),
+) -> ModuleGraph:
     """The graph of a module.
 
     Args:
-        module: The module.
+        module: The module; its weights may be fake, or on the meta device.
         example: Arguments to trace it with.
         options: What is wanted of it.
+        keep: First names of what is stored even if the graph only reads it.
 
     Raises:
         FrontendError: It cannot be traced.
@@ -170,4 +177,4 @@ def trace_module(module: nn.Module, example: Example, options: ModuleOptions) ->
     for rewrite in (replace_attention, replace_losses, keep_composites):
         rewrite(program.graph_module)
     captured = capture(held, program, DECOMPOSITIONS, training=options.training)
-    return module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer])
+    return module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from partitioner.backends.torch.signature import Signature
 from partitioner.comparison import Verification
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
-from partitioner.frontends.torch_graph import SEED, ModuleGraph
+from partitioner.frontends.torch_graph import SEED, ModuleGraph, constant_loader
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
@@ -26,8 +26,11 @@ from partitioner.module_source import ModuleSource
 from partitioner.planned import Planned, check_explicit
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from partitioner.backends.torch.all_ranks import AllRanks, Step
-    from partitioner.backends.torch.rank_module import RankModule, Stored
+    from partitioner.backends.torch.initialise import Init
+    from partitioner.backends.torch.rank_module import RankModule, Source, Stored, Whole
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -40,6 +43,7 @@ class ModuleProgram(Planned):
         training: Whether the program has a backward pass.
         optimizer: Whose memory was counted, for training.
         source: Where the module came from.
+        modes: Which submodules were in training mode when the module was traced, by name.
     """
 
     traced: ModuleGraph
@@ -47,6 +51,7 @@ class ModuleProgram(Planned):
     training: bool
     optimizer: str
     source: ModuleSource
+    modes: Mapping[str, bool] = field(default_factory=dict)
 
     @property
     def graph(self) -> Graph:
@@ -164,6 +169,8 @@ class ModuleProgram(Planned):
         *,
         inputs: str = "global",
         seed: int = 0,
+        init_seed: int | None = None,
+        init: Init | None = None,
     ) -> RankModule:
         """This rank's part as an ordinary module, under torchrun.
 
@@ -175,19 +182,65 @@ class ModuleProgram(Planned):
             inputs: "global": every rank is called with the whole batch and takes its part;
                 "local": each is called with its own part, as under DistributedDataParallel.
             seed: Of dropout.
+            init_seed: Initialise all weights from this seed, one submodule at a time, instead of
+                taking the module's: needed where those are fake.
+            init: Initialises a submodule's own parameters and buffers; default: its
+                `reset_parameters()`, then `_init_weights` of the model that it is in.
 
         Raises:
             BackendError: torch.distributed is not up, or has another number of processes than the
-                program has ranks.
+                program has ranks; the weights are fake, or cannot be initialised.
         """
-        from partitioner.backends.torch.rank_module import RankModule, Whole
+        from partitioner.backends.torch.rank_module import RankModule
+        from partitioner.module_variants import Variants
 
         agreed = self._agreed()
-        if agreed is not self:
-            return agreed.module(device, inputs=inputs, seed=seed)
-        whole = Whole(self.programs, self.graph, self.signature, self.stored)
+        source = self._source(init_seed, init)
+        make = Variants(agreed, source)
+        at = _device(device)
+        return RankModule(agreed.on_ranks(source), source, at, inputs, seed, make)
+
+    def on_ranks(self, source: Source) -> Whole:
+        """What every rank knows of the program.
+
+        Args:
+            source: Whole contents of parameters and buffers; fake constants take theirs from it.
+        """
+        from partitioner.backends.torch.initialise import without_contents
+        from partitioner.backends.torch.rank_module import Whole
+
         held = self.traced.captured.tensors
-        return RankModule(whole, held.__getitem__, _device(device), inputs, seed)
+        fake = {v: name for name, v in self.traced.fixed.items() if without_contents(held[name])}
+
+        def contents(name: str) -> np.ndarray:
+            return constant_loader(source(name), name)()
+
+        constants = {
+            value: replace(one, load=partial(contents, fake[value])) if value in fake else one
+            for value, one in self.graph.constants.items()
+        }
+        graph = replace(self.graph, constants=constants) if fake else self.graph
+        return Whole(self.programs, graph, self.signature, self.stored, self.training)
+
+    def _source(self, init_seed: int | None, init: Init | None) -> Source:
+        """Where the ranks' weights come from.
+
+        Raises:
+            BackendError: They are fake, and nothing says how to make them.
+        """
+        from partitioner.backends.torch.initialise import Initialiser, without_contents
+
+        if init_seed is not None or init is not None:
+            return Initialiser(self.whole, init_seed or 0, init)
+        held = self.traced.captured.tensors
+        fake = [e.names[0] for e in self.stored if without_contents(held[e.names[0]])]
+        fake += [name for name in self.traced.fixed if without_contents(held[name])]
+        if fake:
+            raise BackendError(
+                f"{fake[0]} and {len(fake) - 1} more have no contents, the module's weights are "
+                "fake: give init_seed=, or compile the module with its weights"
+            )
+        return held.__getitem__
 
     def _agreed(self) -> ModuleProgram:
         """The program with the plan of rank 0: searches that stop by time may differ.
@@ -213,16 +266,20 @@ class ModuleProgram(Planned):
         from partitioner.backends.torch.rank_module import Stored
 
         captured, traced = self.traced.captured, self.traced
+        firsts = dict.fromkeys(captured.ties.values())
         return tuple(
             Stored(
-                value,
+                traced.stored.get(of, ""),
                 tuple(name for name, first in captured.ties.items() if first == of),
                 trained=of in traced.gradients,
                 parameter=isinstance(captured.tensors[of], nn.Parameter),
                 gradient=traced.gradients.get(of, ""),
                 written=traced.written.get(of, ""),
+                needs_gradient=captured.tensors[of].requires_grad,
+                shape=tuple(captured.tensors[of].shape),
             )
-            for of, value in traced.stored.items()
+            for of in firsts
+            if of in traced.stored or (self.training and of in captured.persistent)
         )
 
     def stored_values(self) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.pieces import assemble
 
 aten = torch.ops.aten
@@ -135,6 +136,7 @@ def _join(
         target = c10d.all_reduce_.default if kind == "reduce" else members[0].sent.target
         assert not isinstance(target, str)
         sent = graph.call_function(target, (packed, *others))
+        sent.meta[COMM] = tuple(comm for m in members for comm in m.sent.meta.get(COMM, ()))
         arrived = graph.call_function(c10d.wait_tensor.default, (sent,))
         if kind == str(_GATHER):
             arrived = graph.call_function(aten.reshape.default, (arrived, [others[0], -1]))

@@ -287,12 +287,16 @@ def _shaped(graph: fx.Graph, tensor: fx.Node, shape: Shape) -> fx.Node:
 
 
 def _coded(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
+    if comm.dtype == "bool":  # inductor (2.13) makes wrong code of a mask that was gathered
+        return graph.call_function(aten._to_copy.default, (tensor,), {"dtype": torch.uint8})
     if comm.dtype not in _AS_BYTES:
         return tensor
     return graph.call_function(aten.view.dtype, (_flat(graph, tensor), torch.uint8))
 
 
 def _decoded(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
+    if comm.dtype == "bool":
+        return graph.call_function(aten.ne.Scalar, (tensor, 0))
     if comm.dtype not in _AS_BYTES:
         return tensor
     return graph.call_function(aten.view.dtype, (tensor, torch_dtype(comm.dtype)))

@@ -22,7 +22,8 @@ from torch import fx
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import arguments, overload
-from partitioner.backends.torch.comms import Arrival, start, wait_for_unread
+from partitioner.backends.torch.comms import COLLECTIVES, Arrival, start, wait_for_unread
+from partitioner.backends.torch.faults import COMM
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
@@ -313,8 +314,17 @@ class _Pass:
         for node in added:
             node.meta["arranges"] = True
             node.meta["ready"] = self.made.get(comm.source, -1)
+        if comm.kind is not CommKind.SLICE:
+            self._note(comm)
         if arrival is not None:
             self.known[comm.target] = arrival
+
+    def _note(self, comm: Comm) -> None:
+        """Errors name the communication that a collective belongs to."""
+        for node in reversed(self.graph.nodes):
+            if node.target in COLLECTIVES:
+                node.meta[COMM] = (comm,)
+                return
 
 
 class _Root(torch.nn.Module):

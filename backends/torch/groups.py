@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -76,11 +77,27 @@ def register_named(wanted: Iterable[tuple[int, ...]]) -> dict[str, Any]:
         name = group_name(ranks)
         group = _known(name)
         if group is None:
-            group = dist.new_group(list(ranks))
+            group = new_group(ranks)
             if dist.get_rank() in ranks:
                 torch._C._distributed_c10d._register_process_group(GroupName(name), group)
         groups[name] = group
     return groups
+
+
+def new_group(ranks: Sequence[int], backend: str | None = None) -> Any:
+    """A process group that waits as long as the one of all ranks (PyTorch's waits 30 minutes)."""
+    return dist.new_group(list(ranks), timeout=_patience(), backend=backend)
+
+
+def _patience() -> timedelta | None:
+    """What `init_process_group` was told; None if the backend does not say."""
+    world: Any = dist.group.WORLD
+    for kind in world._device_types:
+        options = getattr(world._get_backend(kind), "options", None)
+        if options is not None:
+            found: timedelta = options._timeout
+            return found
+    return None
 
 
 def _known(name: str) -> Any:

@@ -2,13 +2,13 @@
 
 Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Calling
 the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No gradient
-goes through a collective: the backward graph has its own.
+goes through a collective: the backward graph has its own. Evaluation, and batches of other sizes,
+are other programs over the same shards, made when they are first called for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,55 +16,24 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.tensors import torch_dtype
-from partitioner.backends.torch.emit import PassGraph, emit_rank
-from partitioner.backends.torch.groups import check_world, register_groups, torch_meshes
+from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.groups import check_world, torch_meshes
+from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, own_parts
 from partitioner.backends.torch.shards import part_of, region_on
-from partitioner.backends.torch.signature import Signature
-from partitioner.ir.graph import Graph
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.layout import Placement as Home
-from partitioner.ir.program import Programs
+from partitioner.ir.layout import Sharding
+from partitioner.ir.mesh import DeviceMesh
 
 #: Gives the whole contents of a parameter or buffer.
 Source = Callable[[str], torch.Tensor]
+#: Runs a function on rank 0 and gives its text on every rank.
+Share = Callable[[Callable[[], str]], str]
+#: Makes the program of another call over the same stored values: from whether it is a training
+#: step, and the call's arguments.
+Variants = Callable[[bool, tuple[Any, ...], Mapping[str, Any], Share], Whole]
 
-
-@dataclass(frozen=True)
-class Stored:
-    """A parameter or buffer of the whole model.
-
-    Attributes:
-        value: Of the graph.
-        names: All names that it has in the module, the first one first.
-        trained: Whether it has a gradient.
-        parameter: Whether it is a parameter; a buffer otherwise.
-        gradient: Graph output of its gradient; "" if it has none.
-        written: Graph output of its next contents; "" if it is not written.
-    """
-
-    value: str
-    names: tuple[str, ...]
-    trained: bool
-    parameter: bool
-    gradient: str = ""
-    written: str = ""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """What is known of a program on every rank.
-
-    Attributes:
-        programs: Of all ranks.
-        graph: Of the whole model.
-        signature: How the module is called.
-        stored: Parameters and buffers.
-    """
-
-    programs: Programs
-    graph: Graph
-    signature: Signature
-    stored: tuple[Stored, ...]
+__all__ = ["RankModule", "Share", "Source", "Stored", "Variants", "Whole"]
 
 
 class RankModule(nn.Module):
@@ -76,40 +45,52 @@ class RankModule(nn.Module):
         device: Where the rank computes.
         inputs: "global": every rank is called with the whole batch and takes its part; "local":
             each is called with its own part.
-        seed: Of dropout; the step's number is added.
+        seed: Of dropout: a step's draws follow from ``(seed << 32) + steps``.
+        variants: Makes programs for evaluation and for batches of other sizes.
+
+    Attributes:
+        rank: This rank.
+        steps: Training steps begun; set it when training goes on from a checkpoint, so that
+            dropout goes on too.
 
     Raises:
-        BackendError: torch.distributed is not up or has another number of processes, or `inputs`
-            is neither.
+        BackendError: torch.distributed is not up or has another number of processes, `inputs`
+            is neither, or the plan leaves a rank's own part of an input open.
     """
 
     def __init__(
-        self, whole: Whole, source: Source, device: torch.device, inputs: str, seed: int
+        self,
+        whole: Whole,
+        source: Source,
+        device: torch.device,
+        inputs: str,
+        seed: int,
+        variants: Variants,
     ) -> None:
         super().__init__()
         if inputs not in ("global", "local"):
             raise BackendError(f"inputs is {inputs!r}, not 'global' or 'local'")
         ranks = len(whole.programs.ranks)
         self.rank = check_world(ranks)
-        self._whole = whole
+        self.steps = 0
         self._local_inputs = inputs == "local"
+        if self._local_inputs:
+            own_parts(whole)
         self._seed = seed
-        self._steps = 0
-        self._groups = register_groups(whole.programs)
-        self._evaluate: Callable[..., Any] | None = None
-        graphs = emit_rank(whole.programs, self.rank, whole.graph, device)
-        self._graphs = graphs
         self._device = device
-        self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {}
-        for key, one in (("forward", graphs.forward), ("backward", graphs.backward)):
-            if one is not None:
-                self._runs[key] = one.module.to(device)
-        self._homes = {
-            entry.value: whole.programs.homes[entry.value]
+        self._variants = variants
+        self._agreement = Agreement()
+        self._places = {
+            entry.names[0]: whole.places.get(entry.names[0]) or _everywhere(entry, ranks)
             for entry in whole.stored
-            if entry.value in whole.programs.homes
         }
-        meshes = torch_meshes([home.placement.mesh for home in self._homes.values()], device)
+        self._whole = whole
+        self._traced = whole.signature.traced
+        self._word = "training" if whole.training else "inference"
+        self._passes = {"": RankPasses(whole, self.rank, device, self._places)}
+        self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._anchor = torch.zeros((), requires_grad=True)
+        meshes = torch_meshes([at.mesh for at in self._places.values()], device)
         self._tensors: dict[str, torch.Tensor] = {}
         for entry in whole.stored:
             self._hold(entry, source, meshes)
@@ -119,7 +100,7 @@ class RankModule(nn.Module):
 
     def _hold(self, entry: Stored, source: Source, meshes: Mapping[Any, Any]) -> None:
         """Register a parameter or buffer under its names, if this rank has a part of it."""
-        at = self._homes[entry.value].placement
+        at = self._places[entry.names[0]]
         if self.rank not in at.mesh.devices:
             return
         whole = source(entry.names[0])
@@ -135,8 +116,8 @@ class RankModule(nn.Module):
             stride=torch.empty(whole.shape, device="meta").stride(),
         )
         if entry.parameter:
-            tensor = nn.Parameter(tensor, requires_grad=entry.trained)
-        self._tensors[entry.value] = tensor
+            tensor = nn.Parameter(tensor, requires_grad=entry.trained or entry.needs_gradient)
+        self._tensors[entry.names[0]] = tensor
         for name in entry.names:
             *path, leaf = name.split(".")
             owner = _submodule(self, path)
@@ -157,104 +138,90 @@ class RankModule(nn.Module):
 
     # Calls -----------------------------------------------------------------------------------
 
+    @torch.compiler.disable(recursive=False)  # type: ignore[no-untyped-call,untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the rank's forward graph; the arguments are the module's own."""
-        if not self.training and self._evaluate is not None:
-            return self._evaluate(*args, **kwargs)
-        values = self._inputs(args, kwargs)
-        for entry in self._whole.stored:
-            if entry.value in self._tensors:
-                values[self._homes[entry.value].name] = _local(self._tensors[entry.value])
-        trained = [t for t in self._tensors.values() if t.requires_grad]
-        if "backward" in self._runs and torch.is_grad_enabled() and trained:
-            results = _Step.apply(self, values, *trained)  # type: ignore[no-untyped-call]
+        backend = _compiling()
+        if backend is not None and self._compiled is None:
+            self.compile(backend=backend)
+        return self._call(args, kwargs)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        training = self.training and self._whole.training
+        passes, values = self._begin(training, args, kwargs)
+        held = {name: _local(tensor) for name, tensor in self._tensors.items()}
+        if passes.differentiates and torch.is_grad_enabled():
+            trained = [t for t in self._tensors.values() if t.requires_grad]
+            results = _Step.apply(self, passes, values, held, self._anchor, *trained)  # type: ignore[no-untyped-call]
         else:
-            results = self._forward(values)[0]
-        shown = dict(zip(self._shown, results, strict=True))
-        return self._whole.signature.unflatten(shown)
+            results = passes.forward(values, held)[0]
+        return passes.structured(results)
 
-    def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        signature, graphs = self._whole.signature, self._graphs
+    def _begin(
+        self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[RankPasses, Values]:
+        """The graphs of a call and their inputs; the ranks agree on them first."""
+        word = self._word if training or not self._whole.training else "evaluation"
+        problem, key, base = "", "", self._passes[""]
+        signature = self._whole.signature
         try:
-            given = signature.flatten(args, kwargs)
-            if not self._local_inputs:
-                signature.check(given, signature.types)
-        except BackendError as error:
-            raise BackendError(f"rank {self.rank}: {error}") from None
-        if signature.seed:
-            given[signature.seed] = torch.tensor((self._seed << 32) + self._steps)
-            self._steps += 1
-        values = {}
-        for name, part in graphs.inputs.items():
-            if part.whole == signature.tangent:
-                continue
-            tensor = given[part.whole]
-            if not self._local_inputs or part.whole == signature.seed:
-                tensor = part_of(tensor, part.region)
+            if self._local_inputs:
+                base.own(signature.flatten(args, kwargs))
             else:
-                kind = graphs.types[name]
-                if tuple(tensor.shape) != kind.shape or tensor.dtype != torch_dtype(kind.dtype):
-                    raise BackendError(
-                        f"rank {self.rank}: its part of input {part.whole!r} is "
-                        f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, "
-                        f"the plan gives it {kind}"
-                    )
-            values[name] = tensor.to(self._device)
-        return values
+                key = signature.described(args, kwargs)
+                if word == self._word:
+                    signature.flatten(args, kwargs)  # other arguments may be another loss
+        except BackendError as error:
+            problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
+        doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
+        self._agreement.check(doing, problem)
+        if self._local_inputs and word == "evaluation":
+            given = base.joined(signature.flatten(args, kwargs), self._agreement)
+            args, kwargs = signature.call(given)
+            key = signature.described(args, kwargs)
+        passes = self._variant(training, word, key, args, kwargs)
+        signature = passes.whole.signature
+        given = signature.flatten(args, kwargs)
+        seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
+        self.steps += word != "evaluation"
+        if self._local_inputs and passes is base:
+            return passes, base.own(given) | base.parts(seed)
+        return passes, passes.parts(given | seed)
 
-    @property
-    def _shown(self) -> tuple[str, ...]:
-        return tuple(value for value in dict.fromkeys(self._whole.signature.results) if value)
+    def _variant(
+        self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> RankPasses:
+        """The graphs of a call; made now if there are none."""
+        base = self._passes[""]
+        if word == self._word and (self._local_inputs or key == self._traced):
+            return base
+        name = f"{word} on {key}"
+        if name not in self._passes:
+            try:
+                whole = self._variants(training, args, kwargs, self._agreement.first)
+            except PartitionerError as error:
+                raise BackendError(f"rank {self.rank}: {name}: {error}") from error
+            made = RankPasses(whole, self.rank, self._device, self._places)
+            if self._compiled is not None:
+                made.compile(*self._compiled[0], **self._compiled[1])
+            self._passes[name] = made
+        return self._passes[name]
 
-    def _forward(
-        self, values: dict[str, torch.Tensor]
-    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-        """Results that are shown, and the values that the backward pass reads."""
-        one = self._graphs.forward
-        with torch.no_grad():
-            made = self._run("forward", one, values)
-            values.update(made)
-            self._write(values)
-        by_output = {o.whole: values[o.value] for o in self._graphs.outputs if o.value in values}
-        return tuple(by_output[value] for value in self._shown), values
-
-    def _run(
-        self, key: str, one: PassGraph, values: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        results = self._runs[key](*(values[name] for name in one.arguments))
-        return dict(zip(one.results, results, strict=True))
-
-    def _write(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Buffers take their next contents."""
-        outputs = {o.whole: o.value for o in self._graphs.outputs}
-        for entry in self._whole.stored:
-            if entry.written in outputs and outputs[entry.written] in values:
-                _local(self._tensors[entry.value]).copy_(values[outputs[entry.written]])
-
-    def _backward(
-        self, values: dict[str, torch.Tensor], tangent: torch.Tensor
+    def _gradients(
+        self, passes: RankPasses, kept: Values, tangent: torch.Tensor
     ) -> Iterator[torch.Tensor | None]:
-        """Gradients of the trained parameters, in order."""
-        one = self._graphs.backward
-        assert one is not None
-        name = self._whole.signature.tangent
-        for local, part in self._graphs.inputs.items():
-            if part.whole == name:
-                values[local] = tangent
-        with torch.no_grad():
-            made = self._run("backward", one, values)
-        outputs = {o.whole: o.value for o in self._graphs.outputs}
-        for entry in self._whole.stored:
-            held = self._tensors.get(entry.value)
-            if held is None or not held.requires_grad:
+        """Gradients of the parameters that have one, in order."""
+        made = passes.backward(kept, tangent)
+        for name, held in self._tensors.items():
+            if not held.requires_grad:
                 continue
-            found = made.get(outputs.get(entry.gradient, ""))
             assert isinstance(held, DTensor)
             yield (
                 None
-                if found is None
+                if name not in made
                 else DTensor.from_local(
-                    found,
+                    made[name],
                     held.device_mesh,
                     held.placements,
                     run_check=False,
@@ -265,8 +232,9 @@ class RankModule(nn.Module):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the rank's graphs in place with `torch.compile`, with its arguments."""
-        for key, run in self._runs.items():
-            self._runs[key] = torch.compile(run, *args, **kwargs)
+        self._compiled = (args, kwargs)
+        for passes in self._passes.values():
+            passes.compile(*args, **kwargs)
 
 
 class _Step(torch.autograd.Function):
@@ -274,11 +242,16 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, module: RankModule, values: dict[str, torch.Tensor], *_: torch.Tensor
+        ctx: Any,
+        module: RankModule,
+        passes: RankPasses,
+        values: Values,
+        held: Mapping[str, torch.Tensor],
+        *_: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Run it; every result but the loss is cut off from differentiation."""
-        results, kept = module._forward(values)
-        ctx.module, ctx.kept = module, kept
+        results, kept = passes.forward(values, held)
+        ctx.module, ctx.passes, ctx.kept = module, passes, kept
         ctx.mark_non_differentiable(*results[1:])
         return results
 
@@ -288,7 +261,23 @@ class _Step(torch.autograd.Function):
         if ctx.kept is None:
             raise BackendError("backward() was called a second time on one step: it is freed")
         kept, ctx.kept = ctx.kept, None
-        return None, None, *ctx.module._backward(kept, grads[0])
+        return *[None] * 5, *ctx.module._gradients(ctx.passes, kept, grads[0])
+
+
+def _compiling() -> Any:
+    """The backend of a ``torch.compile(module)`` whose call this is; None in other calls."""
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+
+    found: Any = get_eval_frame_callback() or None
+    while hasattr(found, "_torchdynamo_orig_backend"):
+        found = found._torchdynamo_orig_backend
+    return found
+
+
+def _everywhere(entry: Stored, ranks: int) -> Home:
+    """Where a stored value lies that nothing computes with: whole on every rank."""
+    mesh = DeviceMesh.of({"ranks": ranks})
+    return Home(mesh, Sharding.replicate(entry.shape))
 
 
 def _placements(at: Home) -> list[Placement]:
@@ -317,17 +306,18 @@ def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:
 
 def _take_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Whole tensors in a state that is loaded become this rank's shards."""
-    own = dict(module.named_parameters(remove_duplicate=False))
-    held: dict[str, torch.Tensor] = {**own, **dict(module.named_buffers(remove_duplicate=False))}
-    for name, tensor in held.items():
-        given = state.get(prefix + name)
-        if isinstance(tensor, DTensor) and given is not None and not isinstance(given, DTensor):
-            if given.shape != tensor.shape:
+    assert isinstance(module, RankModule)
+    for entry in module._whole.stored:
+        tensor = module._tensors.get(entry.names[0])
+        if not isinstance(tensor, DTensor):
+            continue
+        at = module._places[entry.names[0]]
+        for name in (prefix + name for name in entry.names):
+            given = state.get(name)
+            if given is None or isinstance(given, DTensor) or given.shape != tensor.shape:
                 continue  # PyTorch's own message names both sizes
-            entry = next(e for e in module._whole.stored if name in e.names)  # type: ignore[union-attr]
-            at = module._homes[entry.value].placement  # type: ignore[union-attr,index]
-            part = part_of(given.detach(), region_on(at, module.rank))  # type: ignore[arg-type]
-            state[prefix + name] = DTensor.from_local(
+            part = part_of(given.detach(), region_on(at, module.rank))
+            state[name] = DTensor.from_local(
                 part.to(tensor.device),
                 tensor.device_mesh,
                 tensor.placements,

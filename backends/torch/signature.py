@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,7 @@ class Signature:
             BackendError: The arguments are not structured like those that the module was traced
                 with, or one that is no tensor has another value.
         """
-        names = self.in_spec.child(1).context
-        ordered = {name: kwargs[name] for name in names if name in kwargs}
-        ordered.update({name: value for name, value in kwargs.items() if name not in ordered})
-        flat, spec = pytree.tree_flatten((tuple(args), ordered))
+        flat, spec = pytree.tree_flatten((tuple(args), self._ordered(kwargs)))
         if spec != self.in_spec:
             raise BackendError(
                 f"arguments are {_shape_of(spec)}; the module was traced with "
@@ -61,6 +58,33 @@ class Signature:
             elif not isinstance(example, torch.Tensor) and value != example:
                 raise BackendError(f"an argument is {value!r}; it was traced as {example!r}")
         return found
+
+    @property
+    def traced(self) -> str:
+        """The call that the module was traced with, in words; see `described`."""
+        known = {name: self.types.get(name, value) for name, value in self._slots() if name}
+        return self.described(*self.call(known))
+
+    def described(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """A call in words, ``float32[8,16], labels int64[8]``: alike if one trace fits both."""
+        flat, _ = pytree.tree_flatten_with_path((tuple(args), self._ordered(kwargs)))
+        return ", ".join(_word(path, value) for path, value in flat) or "nothing"
+
+    def call(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments of the module from graph inputs by name."""
+        flat = [inputs[name] if name else value for name, value in self._slots()]
+        args, kwargs = pytree.tree_unflatten(flat, self.in_spec)
+        return args, kwargs
+
+    def _slots(self) -> Iterator[tuple[str, Any]]:
+        return zip(self.inputs, self.example, strict=True)
+
+    def _ordered(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments in the order of the trace."""
+        names = self.in_spec.child(1).context
+        ordered = {name: kwargs[name] for name in names if name in kwargs}
+        ordered.update({name: value for name, value in kwargs.items() if name not in ordered})
+        return ordered
 
     def check(self, inputs: Mapping[str, Any], types: Mapping[str, TensorType]) -> None:
         """Refuse inputs that are not of these types.
@@ -89,3 +113,17 @@ def _shape_of(spec: pytree.TreeSpec) -> str:
     args, kwargs = spec.child(0), spec.child(1)
     words = ", ".join(kwargs.context) or "no keywords"
     return f"{args.num_leaves} positional values, {words} ({kwargs.num_leaves})"
+
+
+def _word(path: pytree.KeyPath, value: Any) -> str:
+    """``labels int64[8]``; a positional argument has no name."""
+    keyword, inside = path[0].idx == 1, path[2:]  # type: ignore[attr-defined]
+    name = (path[1].key if keyword else "") + pytree.keystr(inside)  # type: ignore[attr-defined]
+    if isinstance(value, torch.Tensor):
+        kind, shape = value.dtype, tuple(value.shape)
+    elif isinstance(value, TensorType):
+        kind, shape = torch_dtype(value.dtype), value.shape
+    else:
+        return f"{name} {value!r}".strip()
+    sizes = ",".join(map(str, shape))
+    return f"{name} {str(kind).removeprefix('torch.')}[{sizes}]".strip()

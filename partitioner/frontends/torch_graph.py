@@ -14,7 +14,7 @@ values are made again in the backward pass from its own alias.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,7 @@ class ModuleGraph:
         stored: Value of each stored parameter or buffer, by its first name.
         tangent: Graph input for the gradient of the loss; "" for inference.
         inputs: Graph input of each flat example input; "" for those that are no tensors.
+        fixed: Value of each parameter or buffer that is a constant, by its first name.
     """
 
     graph: Graph
@@ -72,20 +73,24 @@ class ModuleGraph:
     stored: Mapping[str, str]
     tangent: str
     inputs: tuple[str, ...]
+    fixed: Mapping[str, str] = field(default_factory=dict)
 
 
-def module_graph(captured: Captured, name: str, state_bytes: int = 0) -> ModuleGraph:
+def module_graph(
+    captured: Captured, name: str, state_bytes: int = 0, keep: frozenset[str] = frozenset()
+) -> ModuleGraph:
     """The graph of a captured module.
 
     Args:
         captured: The module.
         name: Of the graph.
         state_bytes: Bytes an element that an optimizer keeps of each trained parameter.
+        keep: First names of what is stored even if the graph only reads it.
 
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
     """
-    return _Builder(captured, name, state_bytes).run()
+    return _Builder(captured, name, state_bytes, keep).run()
 
 
 @dataclass
@@ -93,6 +98,7 @@ class _Builder:
     captured: Captured
     name: str
     state_bytes: int
+    keep: frozenset[str]
     nodes: list[Node] = field(default_factory=list)
     types: dict[str, TensorType] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
@@ -100,6 +106,7 @@ class _Builder:
     values: dict[str, str] = field(default_factory=dict)  # of fx nodes, by their names
     names: set[str] = field(default_factory=set)  # of nodes
     stored: dict[str, str] = field(default_factory=dict)
+    fixed: dict[str, str] = field(default_factory=dict)
     draws: int = 0
     tangent: str = ""
 
@@ -126,8 +133,9 @@ class _Builder:
         shown = self._shown(results)
         outputs = (*dict.fromkeys(v for v in shown if v), *gradients.values(), *written.values())
         graph = self._graph(outputs, (*(v for v in shown if v), *written.values()))
+        fixed = {name: value for name, value in self.fixed.items() if value in graph.constants}
         return ModuleGraph(
-            graph, captured, tuple(shown), gradients, written, self.stored, self.tangent, fed
+            graph, captured, tuple(shown), gradients, written, self.stored, self.tangent, fed, fixed
         )
 
     # Values ----------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ class _Builder:
         first = self.captured.ties.get(target, target)
         tensor = self.captured.tensors[first]
         trained = role is Role.PARAMETER and self._training and tensor.requires_grad
-        kept = self._training and target in self.captured.persistent
+        kept = first in self.keep or (self._training and target in self.captured.persistent)
         if first in self.types:
             self.values[node.name] = first
             return
@@ -172,8 +180,9 @@ class _Builder:
             self.stored[first] = value
         else:
             steers = role is Role.BUFFER and not (tensor.is_floating_point() or _is_fake(tensor))
-            load = _loader(tensor, first)
+            load = constant_loader(tensor, first)
             self.constants[value] = Constant(self.types[value], load, weight=not steers)
+            self.fixed[first] = value
 
     @property
     def _training(self) -> bool:
@@ -184,7 +193,7 @@ class _Builder:
         if isinstance(found, torch.Tensor):
             node.meta.setdefault("val", found)
             value = self._value(node, str(node.target))
-            self.constants[value] = Constant(self.types[value], _loader(found, value))
+            self.constants[value] = Constant(self.types[value], constant_loader(found, value))
 
     def _value(self, node: fx.Node, wish: str) -> str:
         """Declare the value of a node under a name that is free."""
@@ -490,7 +499,9 @@ def _is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
 
 
-def _loader(tensor: torch.Tensor, name: str) -> Any:
+def constant_loader(tensor: torch.Tensor, name: str) -> Callable[[], np.ndarray]:
+    """Reads a tensor's contents when they are asked for."""
+
     def load() -> np.ndarray:
         held = tensor.detach()
         if _is_fake(held):

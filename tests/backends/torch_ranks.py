@@ -25,11 +25,12 @@ class LeftError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What ranks run, and how long calls of the group may wait."""
+    """What ranks run, how long calls of the group may wait, and how long the job may take."""
 
     ranks: int
     run: Callable[[int], None]
     timeout_s: float = 30
+    limit_s: float = 60
 
 
 def main(jobs: dict[str, Job]) -> None:
@@ -40,9 +41,9 @@ def main(jobs: dict[str, Job]) -> None:
             print(f"{name}: {_problem(jobs[name], Path(folder)) or 'ok'}", flush=True)
 
 
-def _problem(job: Job, folder: Path, limit_s: float = 60) -> str:
+def _problem(job: Job, folder: Path) -> str:
     pids = {_fork(rank, job, folder): rank for rank in range(job.ranks)}
-    until = time.monotonic() + limit_s
+    until = time.monotonic() + job.limit_s
     try:
         while pids and time.monotonic() < until:
             ended, _ = os.waitpid(-1, os.WNOHANG)

@@ -1,0 +1,132 @@
+"""What ranks tell each other before a step: that they are about to do the same.
+
+Ranks that do not (a batch of other sizes on one of them, evaluation on another) would wait in
+different collectives for ever, or abort in one of them; here every rank says who differs instead.
+Gloo carries it, so that no rank waits for its accelerator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from partitioner.backends.errors import BackendError, CommunicationError
+from partitioner.backends.torch.faults import cause
+from partitioner.backends.torch.groups import new_group
+from partitioner.ir.errors import PartitionerError
+
+c10d = torch.ops._c10d_functional
+
+
+class Agreement:
+    """Messages between all ranks; every rank must call the same methods in the same order."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.ranks = dist.get_world_size()
+        self._group: Any = None
+        if self.ranks > 1:
+            gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
+            self._group = new_group(range(self.ranks), "gloo" if gloo else None)
+        self._device = torch.device("cpu")
+        if self._group is not None and dist.get_backend(self._group) == "nccl":
+            self._device = torch.device("cuda", torch.cuda.current_device())
+
+    def check(self, doing: str, problem: str = "") -> None:
+        """Compare what the ranks are about to do.
+
+        Args:
+            doing: In words; the same on all ranks if they may go on.
+            problem: Why this rank cannot go on; "" if it can.
+
+        Raises:
+            BackendError: A rank has a problem, or the ranks are about to do different things; the
+                same words on every rank.
+        """
+        if self._group is None:
+            if problem:
+                raise BackendError(problem)
+            return
+        code = int.from_bytes(hashlib.sha256(doing.encode()).digest()[:7])
+        told = self._gather(torch.tensor([-1 if problem else code]), doing)
+        if bool((told == code).all()):
+            return
+        texts = self._texts(problem or doing)
+        wrong = [text for text, mark in zip(texts, told.tolist(), strict=True) if mark == -1]
+        if wrong:
+            raise BackendError("; ".join(dict.fromkeys(wrong)))
+        by_text: dict[str, list[int]] = {}
+        for rank, text in enumerate(texts):
+            by_text.setdefault(text, []).append(rank)
+        said = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in by_text.items())
+        raise BackendError(f"the ranks do not do the same: {said}")
+
+    def first(self, make: Callable[[], str]) -> str:
+        """A text that rank 0 makes, on every rank.
+
+        Raises:
+            PartitionerError: Rank 0's own error there, and its words on the other ranks.
+        """
+        if self._group is None:
+            return make()
+        made, error = "", None
+        if self.rank == 0:
+            try:
+                made = "+" + make()
+            except PartitionerError as raised:
+                made, error = f"-{raised}", raised
+        made = self._texts(made)[0]
+        if error is not None:
+            raise error
+        if made.startswith("-"):
+            raise BackendError(f"rank 0: {made[1:]}")
+        return made[1:]
+
+    def whole(self, part: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+        """Every rank's part of a tensor, on the CPU.
+
+        Args:
+            part: This rank's.
+            shapes: Sizes of each rank's.
+        """
+        if self._group is None:
+            return [part]
+        counts = [torch.Size(shape).numel() * part.element_size() for shape in shapes]
+        packed = torch.zeros(max(counts), dtype=torch.uint8)
+        flat = part.detach().cpu().contiguous().reshape(-1)
+        packed[: counts[self.rank]] = flat.view(torch.uint8)
+        rows = self._gather(packed, "gathering a batch").reshape(self.ranks, -1)
+        return [
+            row[:count].clone().view(part.dtype).reshape(shape)
+            for row, count, shape in zip(rows, counts, shapes, strict=True)
+        ]
+
+    def _texts(self, text: str) -> list[str]:
+        """Every rank's text."""
+        own = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
+        sizes = self._gather(torch.tensor([own.numel()]), "comparing texts").tolist()
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: own.numel()] = own
+        rows = self._gather(padded, "comparing texts").reshape(self.ranks, -1)
+        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
+
+    def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
+        try:
+            sent = c10d.all_gather_into_tensor(
+                own.to(self._device), self.ranks, self._group.group_name
+            )
+            found: torch.Tensor = c10d.wait_tensor(sent)
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"rank {self.rank}: waiting for the other ranks before {doing}: {cause(error)}"
+            ) from error
+        return found.cpu()
+
+
+def _ranks(ranks: list[int]) -> str:
+    """``rank 1`` or ``ranks 0, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

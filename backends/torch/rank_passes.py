@@ -1,0 +1,258 @@
+"""The graphs of one program on one rank: called with whole or own inputs and stored values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.regions import region_shape, whole_region
+from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.emit import PassGraph, emit_rank
+from partitioner.backends.torch.faults import explained
+from partitioner.backends.torch.groups import register_groups
+from partitioner.backends.torch.shards import part_of, whole_of
+from partitioner.backends.torch.signature import Signature
+from partitioner.ir.exchange import Region
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.program import Programs
+
+c10d = torch.ops._c10d_functional
+Values = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A parameter or buffer of the whole model.
+
+    Attributes:
+        value: Of the graph; "" if nothing computes with it.
+        names: All names that it has in the module, the first one first.
+        trained: Whether it has a gradient.
+        parameter: Whether it is a parameter; a buffer otherwise.
+        gradient: Graph output of its gradient; "" if it has none.
+        written: Graph output of its next contents; "" if it is not written.
+        needs_gradient: Whether it asks for one, even if the loss does not depend on it.
+        shape: Sizes of all of it.
+    """
+
+    value: str
+    names: tuple[str, ...]
+    trained: bool
+    parameter: bool
+    gradient: str = ""
+    written: str = ""
+    needs_gradient: bool = False
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What is known of a program on every rank.
+
+    Attributes:
+        programs: Of all ranks.
+        graph: Of the whole model.
+        signature: How the module is called.
+        stored: Parameters and buffers.
+        training: Whether it has a backward pass.
+    """
+
+    programs: Programs
+    graph: Graph
+    signature: Signature
+    stored: tuple[Stored, ...]
+    training: bool
+
+    @property
+    def places(self) -> Mapping[str, Placement]:
+        """Where each stored value that is computed with lies, by its first name."""
+        homes = self.programs.homes
+        return {e.names[0]: homes[e.value].placement for e in self.stored if e.value in homes}
+
+
+class RankPasses:
+    """A program's graphs on this rank; every rank makes one at the same time.
+
+    Args:
+        whole: The program.
+        rank: This rank.
+        device: Where it computes.
+        places: Where stored values lie, by first name: the program must have them there.
+    """
+
+    def __init__(
+        self, whole: Whole, rank: int, device: torch.device, places: Mapping[str, Placement]
+    ) -> None:
+        for name, at in whole.places.items():
+            if places.get(name) != at:
+                raise BackendError(f"{name} is stored as {places.get(name)}, not as {at}")
+        self.whole = whole
+        self.rank = rank
+        self.device = device
+        self._groups = register_groups(whole.programs)
+        self.graphs = emit_rank(whole.programs, rank, whole.graph, device)
+        self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
+            key: one.module.to(device)
+            for key, one in (("forward", self.graphs.forward), ("backward", self.graphs.backward))
+            if one is not None
+        }
+        self._outputs = {o.whole: o.value for o in self.graphs.outputs}
+        names = dict.fromkeys(whole.signature.results)
+        self._shown = tuple(value for value in names if value)
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether there is a backward pass."""
+        return "backward" in self._runs
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the graphs with `torch.compile`, with its arguments."""
+        for one in (self.graphs.forward, self.graphs.backward):
+            if one is not None:
+                _without_writes(one.module)
+        for key, run in self._runs.items():
+            self._runs[key] = torch.compile(run, *args, **kwargs)
+
+    # Inputs ----------------------------------------------------------------------------------
+
+    def parts(self, given: Mapping[str, Any]) -> Values:
+        """This rank's parts of those inputs that are given whole."""
+        return {
+            name: part_of(given[part.whole], part.region).to(self.device)
+            for name, part in self.graphs.inputs.items()
+            if part.whole in given
+        }
+
+    def own(self, given: Mapping[str, Any]) -> Values:
+        """The inputs of a rank that is called with its own part of them.
+
+        Raises:
+            BackendError: A part is not as the plan has it.
+        """
+        signature = self.whole.signature
+        values = {}
+        for name, part in self.graphs.inputs.items():
+            if part.whole in (signature.tangent, signature.seed):
+                continue
+            tensor, kind = given[part.whole], self.graphs.types[name]
+            if not isinstance(tensor, torch.Tensor):
+                raise BackendError(f"rank {self.rank}: input {part.whole!r} is {tensor!r}")
+            if tuple(tensor.shape) != kind.shape or tensor.dtype != torch_dtype(kind.dtype):
+                raise BackendError(
+                    f"rank {self.rank}: its part of input {part.whole!r} is "
+                    f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, "
+                    f"the plan gives it {kind}"
+                )
+            values[name] = tensor.to(self.device)
+        return values
+
+    def joined(self, given: Mapping[str, Any], agreement: Agreement) -> dict[str, torch.Tensor]:
+        """Whole inputs from every rank's own parts of them; all ranks must call it."""
+        whole = self.whole
+        regions = own_parts(whole)
+        self.own(given)
+        found = {}
+        for name, held in sorted(regions.items()):
+            kind = whole.programs.inputs[name]
+            full = whole_region(kind.shape)
+            places = {rank: region or full for rank, region in held.items()}
+            ranks = range(agreement.ranks)
+            shapes = [region_shape(places[r]) if r in places else (0,) for r in ranks]
+            own = given[name] if self.rank in places else given[name].new_empty(0)
+            parts = agreement.whole(own, shapes)
+            found[name] = whole_of(((places[r], parts[r]) for r in places), kind.shape)
+        return found
+
+    # Passes ----------------------------------------------------------------------------------
+
+    def forward(
+        self, values: Values, held: Mapping[str, torch.Tensor]
+    ) -> tuple[tuple[torch.Tensor, ...], Values]:
+        """Run the forward graph; written buffers take their next contents.
+
+        Args:
+            values: Inputs.
+            held: This rank's parts of stored values by first name.
+
+        Returns:
+            Results that are shown, and the values that the backward graph takes.
+        """
+        homes = self.whole.programs.homes
+        values = dict(values)
+        for entry in self.whole.stored:
+            if entry.value in homes and entry.names[0] in held:
+                values[homes[entry.value].name] = held[entry.names[0]]
+        values.update(self._run("forward", self.graphs.forward, values))
+        for entry in self.whole.stored:
+            value = self._outputs.get(entry.written)
+            if value in values and entry.names[0] in held:
+                held[entry.names[0]].copy_(values[value])
+        results = tuple(values[self._outputs[value]] for value in self._shown)
+        later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
+        return results, {name: values[name] for name in later if name in values}
+
+    def backward(self, values: Values, tangent: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Run the backward graph: this rank's parts of gradients by first name."""
+        one = self.graphs.backward
+        assert one is not None
+        values = dict(values)
+        for local, part in self.graphs.inputs.items():
+            if part.whole == self.whole.signature.tangent:
+                values[local] = tangent
+        made = self._run("backward", one, values)
+        return {
+            entry.names[0]: made[self._outputs[entry.gradient]]
+            for entry in self.whole.stored
+            if self._outputs.get(entry.gradient) in made
+        }
+
+    def structured(self, results: Sequence[torch.Tensor]) -> Any:
+        """What the module returns."""
+        return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
+
+    def _run(self, key: str, one: PassGraph, values: Values) -> Values:
+        try:
+            with torch.no_grad():
+                results = self._runs[key](*(values[name] for name in one.arguments))
+        except RuntimeError as error:
+            found = explained(error, self._runs[key], self.rank, key)
+            if found is None:
+                raise
+            raise found from error
+        return dict(zip(one.results, results, strict=True))
+
+
+def _without_writes(module: fx.GraphModule) -> None:
+    """No all-reduce in place: `torch.compile` takes none, and makes its own."""
+    for node in module.graph.nodes:
+        if node.target is c10d.all_reduce_.default:
+            node.target = c10d.all_reduce.default
+    module.recompile()
+
+
+def own_parts(whole: Whole) -> Mapping[str, Mapping[int, Region | None]]:
+    """Part of each input by rank, where a rank is called with its own; None for all of it.
+
+    Raises:
+        BackendError: A rank reads an input in two different parts.
+    """
+    found: dict[str, dict[int, Region | None]] = {}
+    apart = {whole.signature.tangent, whole.signature.seed}
+    for program in whole.programs.ranks:
+        for part in program.inputs.values():
+            if part.whole in apart:
+                continue
+            known = found.setdefault(part.whole, {})
+            if known.setdefault(program.rank, part.region) != part.region:
+                raise BackendError(
+                    f"inputs='local': rank {program.rank} reads input {part.whole!r} in two "
+                    "different parts; use inputs='global', or pin the input to one layout"
+                )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -115,4 +116,6 @@ class ModuleFiles(RankFiles):
 
 def rank_files(folder: Path) -> RankFiles:
     """The rank files of a folder, which need not be there."""
-    return ModuleFiles(folder) if (folder / "rank0.pt2").is_file() else OnnxFiles(folder)
+    # A name that is too long is no file here: the reader says what is wrong with it.
+    kind = ModuleFiles if os.path.isfile(folder / "rank0.pt2") else OnnxFiles  # noqa: PTH113
+    return kind(folder)

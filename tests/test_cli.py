@@ -13,7 +13,8 @@ import onnx_models
 import pytest
 from onnx import helper
 
-from partitioner import __version__, examples, runner
+from partitioner import __version__, examples
+from partitioner.backends import launch
 from partitioner.cli import main
 
 
@@ -209,7 +210,7 @@ def test_outputs_that_cannot_be_written_are_found_before_the_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner, "run_local", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(launch, "run_local", lambda *_: pytest.fail("it ran"))
     before = sorted(here.iterdir())
     assert main(["run", "m.partition", "--outputs", path]) == 1
     assert message in one_line(capsys.readouterr().err)

@@ -103,7 +103,7 @@ def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
         ("pin = [", r"constraints .*pins.toml: Invalid value"),
         ("pin = 1", r"only \[\[pin\]\] tables are known, found \['pin'\]"),
         ("[[pins]]\n", r"only \[\[pin\]\] tables are known, found \['pins'\]"),
-        ("pin = [3]", r"pins.toml pin 1: unknown keys 3; known are axis, device, dim"),
+        ("pin = [3]", r"pins.toml pin 1: unknown keys 3; known are axis, cut, device, dim"),
         ("[[pin]]\nnode = 'a'", r"pin 1: unknown keys \['node'\]"),
         ("[[pin]]\nnodes = 'a'\ndevice = 0", r"pin 1: nodes = 'a' has the wrong type"),
         ("[[pin]]\nnodes = ['a']\ndevice = true", "pin 1: device = True has the wrong type"),

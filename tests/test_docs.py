@@ -83,8 +83,9 @@ def run_command(command: str, folder: Path) -> str:
     ("page", "file", "said"),
     [
         ("how-to/hand-written.md", "hand.py", r"433 parameters: \d"),
-        ("how-to/training.md", "train.py", r"1\.\d\d -> 0\.[01]\d"),
+        ("how-to/training.md", "train.py", r"1\.\d\d -> 0\.[01]\d, (1[5-9]|20) of 20 right"),
     ],
+    ids=["hand-written", "training"],
 )
 def test_the_script_of_a_page_trains_under_torchrun(
     tmp_path: Path, page: str, file: str, said: str

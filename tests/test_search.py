@@ -119,7 +119,7 @@ def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
     with pytest.raises(CostError, match="has 2 devices, not 3"):
         partitioner.compile(model, devices=3, cluster=resolve_cluster("2xh100"))
     with pytest.raises(CostError, match="at most 16384"):
-        partitioner.compile(model, 10**8)
+        partitioner.compile(model, devices=10**8)
 
 
 def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:

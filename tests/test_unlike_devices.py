@@ -110,7 +110,7 @@ def test_the_programs_of_an_uneven_plan_are_the_whole_model(
 ) -> None:
     result = partitioner.compile(
         examples.build(name, **sizes),
-        4,
+        devices=4,
         cluster=MIXED,
         strategy="intra",
         mesh=mesh,

@@ -32,7 +32,10 @@ _SCATTER = c10d.reduce_scatter_tensor.default
 
 #: What arranges a part for a collective, and computes nothing.
 _ARRANGING = frozenset(
-    {"contiguous", aten.reshape.default, aten.slice.Tensor, aten.cat.default, assemble}
+    {
+        *("contiguous", aten.reshape.default, aten.slice.Tensor, aten.cat.default, assemble),
+        aten._to_copy.default,  # masks travel as bytes
+    }
 )
 
 #: What collectives must have in common: the kind, the other arguments, the element type.

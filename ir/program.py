@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 
@@ -178,6 +179,14 @@ class Programs:
     outputs: Mapping[str, TensorType]
     homes: Mapping[str, Home] = field(default_factory=dict)
 
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all ranks do the same in the same order, on parts of the same sizes.
+
+        Then a backend may join communications: all ranks join the same ones.
+        """
+        return len({_outline(program) for program in self.ranks}) == 1
+
     def check(self) -> None:
         """Static proof that no rank waits for ever and nothing is read before it is made.
 
@@ -205,6 +214,27 @@ class Programs:
                 raise ProgramError(
                     f"communication {seq} wants ranks {comm.ranks}, is on {sorted(held[seq])}"
                 )
+
+
+def _outline(program: RankProgram) -> tuple[object, ...]:
+    """Which communications a rank has, in which order, and what reads their results.
+
+    A group counts by when the rank meets it first; a part by its sizes. What is read counts, since
+    a rank may hold zeros in the place of what another one waits for.
+    """
+    rank = program.rank
+    groups: dict[tuple[int, ...], int] = {}
+    found: list[object] = []
+    for step in program.steps:
+        if isinstance(step, Compute):
+            found.append((step.origin, step.node.reads))
+            continue
+        sends, gets = rank in step.sources(), rank in step.targets()
+        group = groups.setdefault(step.ranks, len(groups)) if len(step.ranks) > 1 else -1
+        ends = ((step.source, sends), (step.target, gets))
+        sizes = tuple(program.types[name].shape for name, has in ends if has)
+        found.append((step.kind, group, sends and step.source, gets and step.target, sizes))
+    return tuple(found)
 
 
 def _check_values(program: RankProgram) -> None:

@@ -40,12 +40,7 @@ def load_program(
         training=request.training,
         optimizer=request.optimizer,
         source=ModuleSource.saved(request) if module is None else ModuleSource(),
-        cluster=stored.cluster,
-        plan=stored.plan,
-        evaluation=stored.evaluation,
-        summary=stored.summary,
-        seconds=stored.summary["seconds"],
-        warnings=stored.warnings,
+        **stored.parts,
     )
 
 

@@ -223,12 +223,7 @@ def load(
     return Compiled(
         traced=traced,
         source=Source(request.model, None, traced.graph.digest, request.dims, request.shapes),
-        cluster=stored.cluster,
-        plan=stored.plan,
-        evaluation=stored.evaluation,
-        summary=stored.summary,
-        seconds=stored.summary["seconds"],
-        warnings=stored.warnings,
+        **stored.parts,
     )
 
 

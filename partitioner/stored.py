@@ -37,6 +37,11 @@ class StoredPlan:
     summary: Mapping[str, Any]
     warnings: tuple[str, ...]
 
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The fields of `Planned` that it gives."""
+        return {**vars(self), "seconds": self.summary["seconds"]}
+
 
 def stored_plan(folder: Path, graph: Graph) -> StoredPlan:
     """Read a folder's plan and judge it on the graph; it may have been edited.

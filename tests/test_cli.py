@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import onnx_models
 import pytest
+from command_line import one_line
 from onnx import helper
 
 from partitioner import __version__, examples
@@ -32,12 +33,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(home)
     return home
-
-
-def one_line(text: str) -> str:
-    assert text.count("\n") == 1, text
-    assert "Traceback" not in text
-    return text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import modules
 import numpy as np
 import pytest
 import torch
+from command_line import one_line
 
 import partitioner
 from partitioner.cli import main
@@ -37,12 +38,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(home)
     return home
-
-
-def one_line(text: str) -> str:
-    assert text.count("\n") == 1, text
-    assert "Traceback" not in text
-    return text
 
 
 def test_an_exported_program_is_verified_from_its_files(

@@ -29,7 +29,7 @@ from torch._export.serde.serialize import (
 )
 from torch.export import ExportedProgram
 
-import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.backends.errors import BackendError, one_line
 
 Found = TypeVar("Found")

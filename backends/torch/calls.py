@@ -20,7 +20,7 @@ def overload(op: str) -> torch._ops.OpOverload:
     Raises:
         BackendError: This PyTorch has no such operator.
     """
-    import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+    import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 
     name, _, kind = op.partition(".")
     space, _, short = name.partition("::")

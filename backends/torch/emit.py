@@ -87,36 +87,7 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
         BackendError: PyTorch has no operator of a name in the program, or a constant's type is
             none of its types.
     """
-    return _Emitter(programs.ranks[rank], graph, device, _alike(programs)).run()
-
-
-def _alike(programs: Programs) -> bool:
-    """Whether all ranks do the same in the same order: then they join collectives alike."""
-    return len({_outline(program) for program in programs.ranks}) == 1
-
-
-def _outline(program: RankProgram) -> tuple[object, ...]:
-    """What decides which collectives a rank's graph has, in which order, and where it waits.
-
-    A group counts by when the rank meets it first; a part by its sizes. What is read counts, since
-    a rank may hold zeros in the place of what another one waits for.
-    """
-    rank = program.rank
-    groups: dict[tuple[int, ...], int] = {}
-    found: list[object] = []
-    for step in program.steps:
-        if isinstance(step, Compute):
-            found.append((step.origin, step.node.reads))
-            continue
-        sends, gets = rank in step.sources(), rank in step.targets()
-        group = groups.setdefault(step.ranks, len(groups)) if len(step.ranks) > 1 else -1
-        sizes = tuple(
-            program.types[name].shape
-            for name, has in ((step.source, sends), (step.target, gets))
-            if has
-        )
-        found.append((str(step.kind), group, sends and step.source, gets and step.target, sizes))
-    return tuple(found)
+    return _Emitter(programs.ranks[rank], graph, device, programs.alike).run()
 
 
 @dataclass

@@ -5,7 +5,7 @@ parameters and buffers as arguments (training). Beside the graph it holds `EXTRA
 it was made from, the names of its arguments and results, and the ranks of each process group that
 its graph names.
 
-Arguments are contiguous. To run a file by itself: import `partitioner.backends.torch.library`,
+Arguments are contiguous. To run a file by itself: import `partitioner.backends.torch.operators`,
 start torch.distributed, and call `register_named`.
 """
 

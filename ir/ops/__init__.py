@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import (
     aten,
@@ -27,7 +26,7 @@ from partitioner.ir.ops import (
     spatial,
 )
 from partitioner.ir.ops.aten.derived import DERIVED, RULE
-from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView
+from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView, merged
 from partitioner.ir.rule import Rule
 
 __all__ = ["ROWS", "LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "row_of", "rule_of"]
@@ -53,19 +52,8 @@ _FAMILIES = (
     spatial,
 )
 
-
-def _merge() -> Mapping[str, OpRow]:
-    rows: dict[str, OpRow] = {}
-    for family in _FAMILIES:
-        for op, row in family.ROWS.items():
-            if op in rows:
-                raise IRError(f"op {op!r} has two rows")
-            rows[op] = row
-    return rows
-
-
 #: Every row, by the op key of `Node.op`.
-ROWS: Mapping[str, OpRow] = _merge()
+ROWS: Mapping[str, OpRow] = merged(_FAMILIES)
 
 
 def row_of(node: Node) -> OpRow | None:

@@ -7,8 +7,9 @@ without a row is *opaque*: kept whole on one device and reported by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -180,3 +181,24 @@ def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
     name = f"{view.node.name}.{index}.local"
     inputs = tuple(name if i == index else v for i, v in enumerate(view.node.inputs))
     return LocalOp((replace(view.node, inputs=inputs),), {name: array})
+
+
+class Family(Protocol):
+    """A module of rows."""
+
+    ROWS: Mapping[str, OpRow]
+
+
+def merged(families: Iterable[Family]) -> Mapping[str, OpRow]:
+    """The rows of several families.
+
+    Raises:
+        IRError: An op has two rows.
+    """
+    rows: dict[str, OpRow] = {}
+    for family in families:
+        for op, row in family.ROWS.items():
+            if op in rows:
+                raise IRError(f"op {op!r} has two rows")
+            rows[op] = row
+    return rows

@@ -11,7 +11,7 @@ import operator
 import torch
 from torch import fx
 
-import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.frontends.torch_rewrite import Arguments, Rewriter, replace_calls, value
 
 _aten = torch.ops.aten

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 
 aten = torch.ops.aten
 own = torch.ops.partitioner

@@ -2,7 +2,7 @@
 
 PyTorch computes some gradients together that are cut differently: of a convolution, the data's
 gradient is summed over output channels and the weights' over the batch. Here each becomes an
-operator of our own (`partitioner.backends.torch.library`) that computes one. Batch norm in
+operator of our own (`partitioner.backends.torch.operators`) that computes one. Batch norm in
 training becomes sums, which a cut batch leaves pending, and what follows from them.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import partitioner.backends.torch.library  # noqa: F401 - registers our own operators
+import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.frontends import torch_random
 
 aten = torch.ops.aten

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,8 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import Captured, Role
 from partitioner.frontends.torch_nodes import dtype_name, encode_call
+from partitioner.frontends.torch_passes import Passes, late_states, needed, reading
 from partitioner.ir.graph import Attr, Constant, Graph, Node
-from partitioner.ir.ops import ROWS, row_of
+from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.aten.derived import RULE
 from partitioner.ir.types import TensorType, numpy_dtype
 
@@ -315,15 +315,15 @@ class _Builder:
     # Order -----------------------------------------------------------------------------------
 
     def _graph(self, outputs: tuple[str, ...], forward_results: tuple[str, ...]) -> Graph:
-        nodes = _needed(self.nodes, outputs)
-        forward = _needed(nodes, forward_results)
+        nodes = needed(self.nodes, outputs)
+        forward = needed(nodes, forward_results)
         first = {node.name for node in forward}
         backward = [node for node in nodes if node.name not in first]
         if self._training:
-            backward = _Passes(self.types, self._free, forward, backward).run()
-            forward = list(_late_states(self._pass_aliases(forward, backward)))
+            backward = Passes(self.types, self._free, forward, backward).run()
+            forward = list(late_states(self._pass_aliases(forward, backward)))
         else:
-            forward = list(_late_states([*forward, *backward]))
+            forward = list(late_states([*forward, *backward]))
             backward = []
         ordered = [*forward, *backward]
         read = {value for node in ordered for value in node.reads}
@@ -359,68 +359,8 @@ class _Builder:
                     self.types[names[value]] = self.types[value]
                     path = self._free("/" + value.replace(".", "/") + "/forward")
                     found.append(Node(path, "partitioner::alias", (value,), (names[value],)))
-            found.append(_reading(node, names))
+            found.append(reading(node, names))
         return found
-
-
-@dataclass
-class _Passes:
-    """Gives the backward pass its own aliases of what the forward pass made."""
-
-    types: dict[str, TensorType]
-    free: Any
-    forward: list[Node]
-    backward: list[Node]
-
-    def run(self) -> list[Node]:
-        self.made = {value: node for node in self.forward for value in node.writes}
-        self.derived = self._derived()
-        self.renamed: dict[str, str] = {}
-        self.out: list[Node] = []
-        for node in self.backward:
-            stays = node.inputs[1:] if node.op == "partitioner::update" else ()
-            for value in node.reads:
-                if value in self.made and value not in stays:
-                    self._bring(value)
-            names = {k: v for k, v in self.renamed.items() if k not in stays}
-            self.out.append(_reading(node, names))
-        return self.out
-
-    def _derived(self) -> set[str]:
-        """Stored values and views of them."""
-        found: set[str] = set()
-        for node in self.forward:
-            row = row_of(node)
-            views = row is not None and (row.view or node.op == "aten::_to_copy")
-            if node.op == "partitioner::state" or (
-                views and node.reads and all(value in found for value in node.reads)
-            ):
-                found.update(node.writes)
-        return found
-
-    def _bring(self, value: str) -> None:
-        """Make a value of the forward pass known to the backward pass under a name of its own."""
-        if value in self.renamed:
-            return
-        node = self.made[value]
-        if value in self.derived and node.op != "partitioner::state":
-            for read in node.reads:
-                self._bring(read)
-            fresh = {name: self._name(name) for name in node.writes}
-            self.renamed.update(fresh)
-            again = _reading(node, self.renamed)
-            outputs = tuple(fresh.get(name, name) for name in node.outputs)
-            self.out.append(replace(again, name=self.free(f"{node.name}/again"), outputs=outputs))
-            return
-        new = self._name(value)
-        self.renamed[value] = new
-        path = "/" + value.replace(".", "/") if node.op == "partitioner::state" else node.name
-        self.out.append(Node(self.free(f"{path}/backward"), "partitioner::alias", (value,), (new,)))
-
-    def _name(self, value: str) -> str:
-        new = f"{value}.backward"
-        self.types[new] = self.types[value]
-        return new
 
 
 def _derived(node: fx.Node, op: str) -> dict[str, Attr]:
@@ -433,38 +373,6 @@ def _derived(node: fx.Node, op: str) -> dict[str, Attr]:
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
     rule = derived_rule(node.target, args, kwargs, node.meta["val"])
     return {RULE: rule} if rule else {}
-
-
-def _reading(node: Node, names: Mapping[str, str]) -> Node:
-    """The node with operands renamed."""
-    if not any(value in names for value in node.reads):
-        return node
-    inputs = tuple(names.get(value, value) for value in node.inputs)
-    return replace(node, inputs=inputs)
-
-
-def _needed(nodes: list[Node], wanted: Iterable[str]) -> list[Node]:
-    """The nodes that these values depend on, in order."""
-    live = set(wanted)
-    kept = []
-    for node in reversed(nodes):
-        if live.intersection(node.writes):
-            live.update(node.reads)
-            kept.append(node)
-    return kept[::-1]
-
-
-def _late_states(nodes: list[Node]) -> Iterator[Node]:
-    """Stored values right before their first use."""
-    states = {n.outputs[0]: n for n in nodes if n.op == "partitioner::state"}
-    for node in nodes:
-        if node.op == "partitioner::state":
-            continue
-        for value in node.reads:
-            if value in states:
-                yield states.pop(value)
-        yield node
-    yield from states.values()
 
 
 def _flat_outputs(last: fx.Node) -> list[fx.Node | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partitioner.ir.errors import IRError
 from partitioner.ir.ops.aten import (
     attention,
     contraction,
@@ -26,7 +25,7 @@ from partitioner.ir.ops.aten import (
     views,
     vocabulary,
 )
-from partitioner.ir.ops.table import OpRow
+from partitioner.ir.ops.table import OpRow, merged
 
 _FAMILIES = (
     attention,
@@ -50,15 +49,4 @@ _FAMILIES = (
     vocabulary,
 )
 
-
-def _merge() -> Mapping[str, OpRow]:
-    rows: dict[str, OpRow] = {}
-    for family in _FAMILIES:
-        for op, row in family.ROWS.items():
-            if op in rows:
-                raise IRError(f"op {op!r} has two rows")
-            rows[op] = row
-    return rows
-
-
-ROWS: Mapping[str, OpRow] = _merge()
+ROWS: Mapping[str, OpRow] = merged(_FAMILIES)

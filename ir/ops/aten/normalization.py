@@ -2,7 +2,7 @@
 
 Gradients of weights and biases are sums over the dims that are not normalised; means and
 deviations are given, so the normalised dims may be cut as well. Batch norm in training is in
-parts (see `partitioner.backends.torch.library.normalization`), of which only the sums run over
+parts (see `partitioner.backends.torch.operators.normalization`), of which only the sums run over
 the batch.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.library.registry import gradient, operator
+from partitioner.backends.torch.operators.registry import gradient, operator
 
 #: Kernel by mode and number of spatial dims.
 KERNELS: Mapping[tuple[str, int], str] = {

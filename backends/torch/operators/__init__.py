@@ -1,6 +1,6 @@
 """PyTorch operators of our own, under ``torch.ops.partitioner``; importing registers them."""
 
-from partitioner.backends.torch.library import (
+from partitioner.backends.torch.operators import (
     attention,
     convolution,
     dropout,

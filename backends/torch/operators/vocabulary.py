@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.torch.library.registry import gradient, operator
+from partitioner.backends.torch.operators.registry import gradient, operator
 
 _PIECES = "int size, int[] starts, int[] lengths"
 

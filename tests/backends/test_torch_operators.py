@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import partitioner.backends.torch.library
-from partitioner.backends.torch.library.upsampling import KERNELS
+import partitioner.backends.torch.operators
+from partitioner.backends.torch.operators.upsampling import KERNELS
 
-assert partitioner.backends.torch.library
+assert partitioner.backends.torch.operators
 own = torch.ops.partitioner
 
 X = torch.randn(4, 6, 5, 5)

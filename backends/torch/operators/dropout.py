@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.torch.library.draws import Part, draw, part_of, whole_of
-from partitioner.backends.torch.library.registry import operator
+from partitioner.backends.torch.operators.draws import Part, draw, part_of, whole_of
+from partitioner.backends.torch.operators.registry import operator
 
 #: Bits of a uniform number: more would round to 1.
 BITS: Mapping[torch.dtype, int] = {

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.library.registry import operator
+from partitioner.backends.torch.operators.registry import operator
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from partitioner.backends.torch.library.registry import gradient, operator
+from partitioner.backends.torch.operators.registry import gradient, operator
 
 Tensors = tuple[torch.Tensor, ...]
 

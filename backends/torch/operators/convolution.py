@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.library.registry import operator
+from partitioner.backends.torch.operators.registry import operator
 
 _SETTINGS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, "

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.library.normalization import statistics_dtype
-from partitioner.backends.torch.library.registry import gradient, operator
+from partitioner.backends.torch.operators.normalization import statistics_dtype
+from partitioner.backends.torch.operators.registry import gradient, operator
 
 
 def _dims(normalized_shape: Sequence[int]) -> list[int]:

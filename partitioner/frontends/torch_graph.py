@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import Captured, Role
 from partitioner.frontends.torch_nodes import dtype_name, encode_call
-from partitioner.frontends.torch_passes import Passes, late_states, needed, reading
+from partitioner.frontends.torch_passes import Passes, early_updates, late_states, needed, reading
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.aten.derived import RULE
@@ -315,7 +315,7 @@ class _Builder:
     # Order -----------------------------------------------------------------------------------
 
     def _graph(self, outputs: tuple[str, ...], forward_results: tuple[str, ...]) -> Graph:
-        nodes = needed(self.nodes, outputs)
+        nodes = list(early_updates(needed(self.nodes, outputs)))
         forward = needed(nodes, forward_results)
         first = {node.name for node in forward}
         backward = [node for node in nodes if node.name not in first]

@@ -97,6 +97,21 @@ def needed(nodes: list[Node], wanted: Iterable[str]) -> list[Node]:
     return kept[::-1]
 
 
+def early_updates(nodes: list[Node]) -> Iterator[Node]:
+    """What is written is taken to where it is stored as soon as it is made."""
+    made = {value for node in nodes for value in node.writes}
+    waiting: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.op == "partitioner::update" and node.inputs[0] in made:
+            waiting.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for updates in waiting.values() for node in updates}
+    for node in nodes:
+        if node.name not in moved:
+            yield node
+            for value in node.writes:
+                yield from waiting.get(value, ())
+
+
 def late_states(nodes: list[Node]) -> Iterator[Node]:
     """Stored values right before their first use."""
     states = {n.outputs[0]: n for n in nodes if n.op == "partitioner::state"}

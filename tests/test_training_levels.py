@@ -64,7 +64,7 @@ def graph_of(layers: int, width: int, batch: int) -> Graph:
 
 @pytest.fixture(scope="module")
 def small() -> Folded:
-    graph = graph_of(layers=10, width=32, batch=64)
+    graph = graph_of(layers=12, width=32, batch=64)
     return fold(graph, Rules.of(graph))
 
 

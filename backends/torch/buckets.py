@@ -125,12 +125,12 @@ def _buckets(members: Sequence[_Member], dtype: torch.dtype) -> list[list[_Membe
 
 
 def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
-    """One collective as soon as all operands are there, waited for where the first result is due."""
+    """One collective once all operands are there, waited for where the first result is due."""
     kind, others, _ = key
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = min((member.wait for member in members), key=order.__getitem__)
     last = max((root for m in members for root in _roots(m.sent)), key=order.__getitem__)
-    with graph.inserting_before(_after(graph, last)):
+    with graph.inserting_before(_after(last)):
         parts = [_flat(graph, member, kind, others) for member in members]
         packed = graph.call_function(aten.cat.default, (parts, _side(kind)))
         if kind != "reduce":
@@ -169,7 +169,7 @@ def _roots(node: fx.Node) -> Iterator[fx.Node]:
             yield source
 
 
-def _after(graph: fx.Graph, node: fx.Node) -> fx.Node:
+def _after(node: fx.Node) -> fx.Node:
     """The node before which one may be put that reads this one."""
     found = node.next
     while found.op in ("placeholder", "get_attr"):

@@ -25,7 +25,7 @@ import numpy as np
 from partitioner.cost_model.collectives import collective
 from partitioner.cost_model.compute import compute_dtype, kernel_seconds
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
+from partitioner.cost_model.reshard import Hop, PricedComm, Resharder, overlap_share
 from partitioner.cost_model.specs import Cluster, LinkLevel
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
@@ -225,7 +225,8 @@ class EvenResharder(Resharder):
         sent: float = 0.0,
     ) -> PricedComm:
         comm = Comm(-1, kind, ranks, "", "", dtype, ())
-        return PricedComm(comm, {self.column(source.mesh): seconds}, sent)
+        busy = {self.column(source.mesh): seconds}
+        return PricedComm(comm, busy, sent, overlap_share(comm, self.cluster))
 
     def column(self, mesh: DeviceMesh) -> int:
         """The device that stands for the group of a stand-in, or of one of its devices."""
@@ -342,7 +343,8 @@ class EvenResharder(Resharder):
         launch = max(self.cluster.devices[device].launch_s for device in ends)
         seconds = launch + pieces * level.latency_s + nbytes / level.bandwidth_bytes_per_s
         comm = Comm(-1, CommKind.ALL_TO_ALL, ends, "", "", dtype, ())
-        return Hop(target, (PricedComm(comm, dict.fromkeys(ends, seconds), nbytes),))
+        busy = dict.fromkeys(ends, seconds)
+        return Hop(target, (PricedComm(comm, busy, nbytes, level.overlap),))
 
 
 @lru_cache(maxsize=65536)

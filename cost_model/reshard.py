@@ -25,11 +25,28 @@ class PricedComm:
     """A communication (names and `seq` still open) and the seconds it keeps each device busy.
 
     Prices by formula say too how many bytes each device sends; elsewhere the transfers tell.
+
+    Attributes:
+        comm: The communication.
+        seconds: Seconds of each device that it takes.
+        sent_bytes: See above.
+        overlap: Share of the seconds that compute hides, if nobody waits for it at once.
     """
 
     comm: Comm
     seconds: Mapping[int, float]
     sent_bytes: float = 0.0
+    overlap: float = 0.0
+
+    def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
+        """Seconds that it keeps each device from computing.
+
+        Args:
+            beside: Whether it passes beside compute (see `cost_model.overlap`).
+        """
+        if not beside or not self.overlap:
+            return self.seconds
+        return {device: (1 - self.overlap) * one for device, one in self.seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,13 @@ class Resharder:
             yield self._price(comm, numel)
 
     def _price(self, comm: Comm, numel: int = 0) -> PricedComm:
-        return PricedComm(comm, comm_seconds(comm, numel, self.cluster))
+        seconds = comm_seconds(comm, numel, self.cluster)
+        return PricedComm(comm, seconds, overlap=overlap_share(comm, self.cluster))
+
+
+def overlap_share(comm: Comm, cluster: Cluster) -> float:
+    """The share of a communication that compute may hide; a local copy is compute itself."""
+    return 0.0 if comm.kind is CommKind.SLICE else cluster.level(comm.ranks).overlap
 
 
 def _busiest(hops: list[Hop]) -> float:

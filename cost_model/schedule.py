@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.held import held_bytes
+from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
@@ -30,7 +31,8 @@ class Task:
 
     Attributes:
         name: Node name, or value and target of a communication.
-        devices: Seconds by device that it occupies.
+        devices: Seconds by device that it occupies. Of a communication that passes beside compute
+            (see `cost_model.overlap`) those that are not hidden.
         reads: Local tensors that it reads.
         writes: Local tensors that it makes, with their bytes.
         placed: The node; None for communications.
@@ -39,6 +41,7 @@ class Task:
         target_phase: Phase in which the targets of a communication receive.
         aliases: Local tensors that come into being here as another name of one that is there:
             (new, old).
+        hidden: Seconds by device that it takes beside compute.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Task:
     phase: int = 0
     target_phase: int = 0
     aliases: tuple[tuple[LocalKey, LocalKey], ...] = ()
+    hidden: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -114,6 +118,7 @@ class _Builder:
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
+        self.beside = beside_compute(self.graph)
         found: dict[str, Key] = {}
         turned = False
         for index, node in enumerate(placed):
@@ -219,6 +224,7 @@ class _Builder:
 
     def _hop(self, before: Key, hop: Hop, index: int, why: str) -> None:
         value = before[0]
+        beside = value in self.beside
         after = (value, hop.after)
         anchor, phase = self.made[before]
         sizes = self._sizes(after)
@@ -230,14 +236,19 @@ class _Builder:
         for priced in hop.comms:
             comm = priced.comm
             targets = comm.targets()
-            anchor = max(anchor, *(self.busy.get(d, -1) for d in targets))
+            if not beside:  # else nobody waits for it before it is due
+                anchor = max(anchor, *(self.busy.get(d, -1) for d in targets))
             comm = replace(
                 comm, source=value, target=value, phase=phase, target_phase=target_phase, why=why
             )
             reads = tuple((d, before) for d in sorted(comm.sources()))
             writes = tuple((d, after, sizes[d]) for d in sorted(targets))
             name = f"{comm.kind} {value}"
-            task = Task(name, priced.seconds, reads, writes, None, comm, phase, target_phase)
+            seconds = priced.busy_seconds(beside=beside)
+            hidden = {d: more for d, s in priced.seconds.items() if (more := s - seconds[d])}
+            task = Task(
+                name, seconds, reads, writes, None, comm, phase, target_phase, hidden=hidden
+            )
             self._insert(min(anchor, index - 1), task)
         if hop.aliases:
             pairs = tuple(((d, after), (d, before)) for d in sorted(hop.aliases))

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule import Schedule, Task
 
 _MICROSECONDS = 1e6  #: Trace-event times are in microseconds.
-_LANES = ("compute", "comm")
+_LANES = ("compute", "comm", "beside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Event:
         end_s: Likewise.
         task: Position in `Schedule.tasks`.
         request: 0 .. requests-1.
+        hidden_s: More seconds, which pass beside the tasks that follow.
     """
 
     device: int
@@ -46,6 +47,7 @@ class Event:
     end_s: float
     task: int
     request: int = 0
+    hidden_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,14 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
 def timeline_json(timeline: Timeline) -> str:
     """Trace-event JSON, a process a device with a lane a kind; opens in Perfetto and Chrome.
 
+    Lane "beside" has the hidden part of communications, one after the other.
+
     Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
     devices = sorted({event.device for event in timeline.events})
-    events = [*_names(devices), *map(_trace_event, timeline.events)]
+    shown = [*timeline.events, *_beside(timeline.events)]
+    lanes = [lane for lane in _LANES if lane != "beside" or len(shown) > len(timeline.events)]
+    events = [*_names(devices, lanes), *map(_trace_event, shown)]
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     return json.dumps(data, allow_nan=False) + "\n"
 
@@ -144,7 +150,8 @@ class _Clock:
         self, index: int, task: Task, request: int, device: int, start: float, end: float
     ) -> float:
         self.free[device] = end
-        self.events.append(Event(device, task.kind, task.name, start, end, index, request))
+        hidden = task.hidden.get(device, 0.0)
+        self.events.append(Event(device, task.kind, task.name, start, end, index, request, hidden))
         return end
 
 
@@ -158,11 +165,21 @@ def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
     return ((device, seconds) for device, seconds in task.devices.items() if device in side)
 
 
-def _names(devices: Iterable[int]) -> Iterator[dict[str, Any]]:
+def _beside(events: Iterable[Event]) -> Iterator[Event]:
+    """The hidden parts of communications as events of their own."""
+    free: dict[int, float] = defaultdict(float)
+    for event in events:
+        if event.hidden_s:
+            start = max(free[event.device], event.end_s)
+            free[event.device] = start + event.hidden_s
+            yield replace(event, kind="beside", start_s=start, end_s=free[event.device])
+
+
+def _names(devices: Iterable[int], lanes: Sequence[str]) -> Iterator[dict[str, Any]]:
     for device in devices:
         about: dict[str, Any] = {"ph": "M", "pid": device}
         yield {**about, "name": "process_name", "args": {"name": f"device {device}"}}
-        for lane, kind in enumerate(_LANES):
+        for lane, kind in enumerate(lanes):
             yield {**about, "tid": lane, "name": "thread_name", "args": {"name": kind}}
 
 

@@ -94,6 +94,8 @@ class LinkLevel:
         latency_s: Of one hop.
         reduce_bytes_per_s: Bandwidth of reducing collectives where it is another (gloo sums on
             the host); None if it is the same.
+        overlap: Of the seconds of a communication that nobody waits for at once (see
+            `cost_model.overlap`), the share that compute hides; 0 to 1.
     """
 
     name: str
@@ -101,6 +103,7 @@ class LinkLevel:
     bandwidth_bytes_per_s: float
     latency_s: float
     reduce_bytes_per_s: float | None = None
+    overlap: float = 0.0
 
     def __post_init__(self) -> None:
         _check(f"level {self.name!r}: size", self.size, self.size >= 1)
@@ -110,6 +113,8 @@ class LinkLevel:
         reduce = self.reduce_bytes_per_s
         if reduce is not None:
             _check(f"level {self.name!r}: reduce_bytes_per_s", reduce, reduce > 0)
+        if not 0 <= self.overlap <= 1:
+            raise CostError(f"level {self.name!r}: overlap is {self.overlap}, not within 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -269,7 +274,7 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
 
 def _level(number: int, entry: Any) -> LinkLevel:
     known = {item.name for item in fields(LinkLevel)}
-    _keys("level", entry, known - {"reduce_bytes_per_s"}, known, number)
+    _keys("level", entry, known - {"reduce_bytes_per_s", "overlap"}, known, number)
     if type(entry["size"]) is not int or not 1 <= entry["size"] <= MAX_DEVICES:
         raise CostError(
             f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number of at least 1 "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.memory import with_headroom
+from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.prices import Prices
 from partitioner.cost_model.reshard import Hop
 from partitioner.ir.graph import Graph, Node
@@ -86,12 +87,15 @@ class _Builder:
     known: dict[Key, int | None] = field(default_factory=dict)
     moves: dict[object, tuple[frozenset[Pair], tuple[Move, ...]]] = field(default_factory=dict)
     #: By identity; the hop is kept so that its identity lasts.
-    hops: dict[int, tuple[Hop, list[float], list[float], bool]] = field(default_factory=dict)
+    hops: dict[tuple[int, bool], tuple[Hop, list[float], list[float], bool]] = field(
+        default_factory=dict
+    )
 
     def run(self, interchangeable: tuple[tuple[int, ...], ...]) -> Built:
         graph = self.graph
         self.devices = self.prices.devices
         self.ends = _last_uses(graph)
+        self.beside = beside_compute(graph)
         index = {mesh: i for i, mesh in enumerate(self.groups)}
         nodes = tuple(
             tuple(self._choice(placed, index[placed.mesh]) for placed in self.candidates[node.name])
@@ -118,7 +122,8 @@ class _Builder:
         for value, at in self._pending_outputs(placed):
             if not self.graph.consumers[value]:
                 for hop in self._resolve(value, at):
-                    load = [a + b for a, b in zip(load, self._hop_load(hop), strict=True)]
+                    more = self._hop_load(hop, beside=False)
+                    load = [a + b for a, b in zip(load, more, strict=True)]
         cuts = " ".join(f"{name}:{layout}" for name, layout in placed.layouts.items())
         return Choice(load_s=tuple(load), group=group, label=f"{placed.mesh} {cuts}".strip())
 
@@ -249,16 +254,20 @@ class _Builder:
         key = (value, home, hop.after)
         if key in self.known:
             return self.known[key]
-        held, load, lasting = self._hop_price(self.graph.types[value].dtype, hop)
+        dtype, beside = self.graph.types[value].dtype, value in self.beside
+        held, load, lasting = self._hop_price(dtype, hop, beside=beside)
         first = self.graph.order[self.graph.producers[value].name]
         last = max(first, self.ends[value])
         if lasting:
             first, last = 0, len(self.graph.nodes) - 1
         return self._item(key, held, first, last, load)
 
-    def _hop_price(self, dtype: str, hop: Hop) -> tuple[list[float], list[float], bool]:
+    def _hop_price(
+        self, dtype: str, hop: Hop, *, beside: bool
+    ) -> tuple[list[float], list[float], bool]:
         """Bytes and seconds of a hop on each column; whether what it makes is a constant."""
-        if id(hop) not in self.hops:
+        key = id(hop), beside
+        if key not in self.hops:
             sizes = self._bytes_of(dtype, hop.after, resident=bool(hop.zeros))
             devices = self.devices
             held = [
@@ -267,13 +276,13 @@ class _Builder:
             ]
             zeros = (size for d, size in zip(devices, held, strict=True) if d in hop.zeros)
             # blocks of zeros are constants
-            self.hops[id(hop)] = hop, held, self._hop_load(hop), any(zeros)
-        return self.hops[id(hop)][1:]
+            load = self._hop_load(hop, beside=beside)
+            self.hops[key] = hop, held, load, any(zeros)
+        return self.hops[key][1:]
 
-    def _hop_load(self, hop: Hop) -> list[float]:
-        return [
-            sum(priced.seconds.get(device, 0.0) for priced in hop.comms) for device in self.devices
-        ]
+    def _hop_load(self, hop: Hop, *, beside: bool) -> list[float]:
+        seconds = [priced.busy_seconds(beside=beside) for priced in hop.comms]
+        return [sum(one.get(device, 0.0) for one in seconds) for device in self.devices]
 
     def _item(
         self, key: Key, held: Sequence[float], first: int, last: int, load: Sequence[float] = ()

@@ -64,13 +64,13 @@ def graph_of(layers: int, width: int, batch: int) -> Graph:
 
 @pytest.fixture(scope="module")
 def small() -> Folded:
-    graph = graph_of(layers=10, width=32, batch=64)
+    graph = graph_of(layers=12, width=32, batch=64)
     return fold(graph, Rules.of(graph))
 
 
 def test_a_block_is_that_of_all_passes(small: Folded) -> None:
     passes = sorted((run.start, run.reverse) for run in small.runs)
-    assert [reverse for _, reverse in passes] in ([False, True, False], [True, False, True])
+    assert [reverse for _, reverse in passes] in ([False, True], [True, False])
     assert len({run.count for run in small.runs}) == 1
     assert small.runs[0].count >= 8
     assert len(small.graph.nodes) < len(small.whole.nodes) / 2

@@ -9,7 +9,7 @@ saves.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,7 +70,6 @@ def bucket(graph: fx.Graph) -> None:
     those that wait for them ``meta["due"]``. Ranks with equal steps join alike: how each arranges
     its parts for a collective does not count.
     """
-    order = {node: index for index, node in enumerate(graph.nodes)}
     found: dict[Key, list[_Member]] = {}
     for node in graph.nodes:
         key = _key(node)
@@ -79,7 +78,7 @@ def bucket(graph: fx.Graph) -> None:
     for key, members in found.items():
         for joined in _buckets(members, key[2]):
             if len(joined) > 1:
-                _join(graph, key, joined, order)
+                _join(graph, key, joined)
 
 
 def _key(node: fx.Node) -> Key | None:
@@ -125,13 +124,13 @@ def _buckets(members: Sequence[_Member], dtype: torch.dtype) -> list[list[_Membe
     return found
 
 
-def _join(
-    graph: fx.Graph, key: Key, members: Sequence[_Member], order: Mapping[fx.Node, int]
-) -> None:
-    """One collective right before the first result is waited for."""
+def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
+    """One collective once all operands are there, waited for where the first result is due."""
     kind, others, _ = key
+    order = {node: index for index, node in enumerate(graph.nodes)}
     first = min((member.wait for member in members), key=order.__getitem__)
-    with graph.inserting_before(first):
+    last = max((root for m in members for root in _roots(m.sent)), key=order.__getitem__)
+    with graph.inserting_before(_after(last)):
         parts = [_flat(graph, member, kind, others) for member in members]
         packed = graph.call_function(aten.cat.default, (parts, _side(kind)))
         if kind != "reduce":
@@ -140,6 +139,7 @@ def _join(
         assert not isinstance(target, str)
         sent = graph.call_function(target, (packed, *others))
         sent.meta[COMM] = tuple(comm for m in members for comm in m.sent.meta.get(COMM, ()))
+    with graph.inserting_before(first):
         arrived = graph.call_function(c10d.wait_tensor.default, (sent,))
         if kind == str(_GATHER):
             arrived = graph.call_function(aten.reshape.default, (arrived, [others[0], -1]))
@@ -158,6 +158,23 @@ def _join(
             graph.erase_node(node)
         assert isinstance(operand, fx.Node)
         _clear(graph, operand)
+
+
+def _roots(node: fx.Node) -> Iterator[fx.Node]:
+    """What a collective's operand is arranged from."""
+    for source in node.all_input_nodes:
+        if _arranges(source):
+            yield from _roots(source)
+        else:
+            yield source
+
+
+def _after(node: fx.Node) -> fx.Node:
+    """The node before which one may be put that reads this one."""
+    found = node.next
+    while found.op in ("placeholder", "get_attr"):
+        found = found.next
+    return found
 
 
 def _side(kind: str) -> int:

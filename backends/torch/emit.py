@@ -237,21 +237,33 @@ class _Pass:
         node = step.node
         if node.op == STATE:
             return
+        if self._is_late(node):
+            self.known[node.outputs[0]] = lambda: self._late(node)
+            return
         if node.op in (ALIAS, UPDATE):
-            found = self.known[node.inputs[0]]
-            if not isinstance(found, fx.Node):
-                source, found = node.inputs[0], lambda: self._value(source)
-            else:
-                self.made[node.outputs[0]] = self.made.get(node.inputs[0], -1)
-            self.known[node.outputs[0]] = found
+            self.known[node.outputs[0]] = self.known[node.inputs[0]]
+            self.made[node.outputs[0]] = self.made.get(node.inputs[0], -1)
             return
         self.made.update(dict.fromkeys(node.writes, self.at))
+        self._results(node, *self._call(node))
+
+    def _is_late(self, node: Node) -> bool:
+        """Whether a node gives another name or shape to what is on its way: no need to wait."""
+        row = row_of(node)
+        views = row is not None and row.view and len(node.outputs) == 1
+        return views and not isinstance(self.known[node.inputs[0]], fx.Node)
+
+    def _late(self, node: Node) -> fx.Node:
+        if node.op in (ALIAS, UPDATE):
+            return self._value(node.inputs[0])
+        self._results(node, *self._call(node))
+        return self._value(node.outputs[0])
+
+    def _call(self, node: Node) -> tuple[fx.Node, torch._ops.OpOverload]:
         target = overload(RESHAPES.get(node.op, node.op))
         args, kwargs = arguments(node, self._value, self.owner.device)
-        call = self.graph.create_node(
-            "call_function", target, args, kwargs, _identifier(node.outputs[0] or node.name)
-        )
-        self._results(node, call, target)
+        name = _identifier(node.outputs[0] or node.name)
+        return self.graph.create_node("call_function", target, args, kwargs, name), target
 
     def _results(self, node: Node, call: fx.Node, target: torch._ops.OpOverload) -> None:
         returns = target._schema.returns

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import Captured, Role
 from partitioner.frontends.torch_nodes import dtype_name, encode_call
-from partitioner.frontends.torch_passes import Passes, late_states, needed, reading
+from partitioner.frontends.torch_passes import Passes, early_updates, fetched_early, needed, reading
 from partitioner.ir.graph import Attr, Constant, Graph, Node
 from partitioner.ir.ops import ROWS
 from partitioner.ir.ops.aten.derived import RULE
@@ -315,15 +315,16 @@ class _Builder:
     # Order -----------------------------------------------------------------------------------
 
     def _graph(self, outputs: tuple[str, ...], forward_results: tuple[str, ...]) -> Graph:
-        nodes = needed(self.nodes, outputs)
+        nodes = list(early_updates(needed(self.nodes, outputs)))
         forward = needed(nodes, forward_results)
         first = {node.name for node in forward}
         backward = [node for node in nodes if node.name not in first]
         if self._training:
             backward = Passes(self.types, self._free, forward, backward).run()
-            forward = list(late_states(self._pass_aliases(forward, backward)))
+            forward = list(fetched_early(self._pass_aliases(forward, backward)))
+            backward = list(fetched_early(backward, self.stored.values()))
         else:
-            forward = list(late_states([*forward, *backward]))
+            forward = list(fetched_early([*forward, *backward]))
             backward = []
         ordered = [*forward, *backward]
         read = {value for node in ordered for value in node.reads}

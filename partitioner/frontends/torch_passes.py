@@ -9,6 +9,10 @@ from partitioner.ir.graph import Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.types import TensorType
 
+#: Uses of stored values between the point where one may be sent for and its own first use. Two,
+#: since the one between a pair of matrix products is often a small one (a norm's weight).
+AHEAD = 2
+
 
 @dataclass
 class Passes:
@@ -97,14 +101,79 @@ def needed(nodes: list[Node], wanted: Iterable[str]) -> list[Node]:
     return kept[::-1]
 
 
-def late_states(nodes: list[Node]) -> Iterator[Node]:
-    """Stored values right before their first use."""
-    states = {n.outputs[0]: n for n in nodes if n.op == "partitioner::state"}
+def early_updates(nodes: list[Node]) -> Iterator[Node]:
+    """What is written is taken to where it is stored as soon as it is made."""
+    made = {value for node in nodes for value in node.writes}
+    waiting: dict[str, list[Node]] = {}
     for node in nodes:
-        if node.op == "partitioner::state":
+        if node.op == "partitioner::update" and node.inputs[0] in made:
+            waiting.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for updates in waiting.values() for node in updates}
+    for node in nodes:
+        if node.name not in moved:
+            yield node
+            for value in node.writes:
+                yield from waiting.get(value, ())
+
+
+def fetched_early(nodes: list[Node], stored: Iterable[str] = ()) -> Iterator[Node]:
+    """Stored values and their aliases, `AHEAD` uses of such values before their own first one.
+
+    What a plan gathers of them can so be on its way before it is used. Bytes are held from there.
+
+    Args:
+        nodes: Of one pass.
+        stored: Stored values that another pass has.
+    """
+    names = {*stored, *(node.outputs[0] for node in nodes if node.op == "partitioner::state")}
+    early: dict[str, Node] = {}
+    for node in nodes:
+        aliases = node.op == "partitioner::alias" and node.inputs[0] in names
+        if node.op == "partitioner::state" or aliases:
+            names.add(node.outputs[0])
+            early[node.outputs[0]] = node
+    rest = [node for node in nodes if node.outputs[0] not in early]
+    read, used = _first_reads(rest, early.values()), _first_uses(rest, early.values())
+    own = {value: used.get(value, read.get(value, 0)) for value in early}
+    uses = sorted(set(own.values()))
+    turn = {use: uses[max(0, index - AHEAD)] for index, use in enumerate(uses)}
+    placed: dict[int, list[Node]] = {}
+    for value in sorted(early, key=own.__getitem__):
+        place = min(turn[own[value]], read.get(value, 0))
+        placed.setdefault(place, []).append(early[value])
+    for index, node in enumerate(rest):
+        yield from placed.get(index, ())
+        yield node
+
+
+def _first_reads(nodes: list[Node], aliases: Iterable[Node]) -> dict[str, int]:
+    """Position of the first node that reads a value or an alias of it."""
+    found: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for value in node.reads:
+            found.setdefault(value, index)
+    return _through(aliases, found)
+
+
+def _first_uses(nodes: list[Node], aliases: Iterable[Node]) -> dict[str, int]:
+    """Position of the first node that computes with a value, a view or an alias of it."""
+    found: dict[str, int] = {}
+    views = []
+    for index, node in enumerate(nodes):
+        row = row_of(node)
+        if row is not None and row.view:
+            views.append(node)
             continue
         for value in node.reads:
-            if value in states:
-                yield states.pop(value)
-        yield node
-    yield from states.values()
+            found.setdefault(value, index)
+    return _through(aliases, _through(views, found))
+
+
+def _through(renamed: Iterable[Node], first: Mapping[str, int]) -> dict[str, int]:
+    """Positions of values that are read under other names, too."""
+    found = dict(first)
+    for node in reversed(list(renamed)):
+        places = [found[value] for value in (*node.inputs[:1], *node.writes) if value in found]
+        if places and node.inputs:
+            found[node.inputs[0]] = min(places)
+    return found

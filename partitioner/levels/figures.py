@@ -12,6 +12,7 @@ from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.even import EvenMesh, EvenResharder
 from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
+from partitioner.cost_model.overlap import beside_compute
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
@@ -79,6 +80,7 @@ class _Count:
         """Count everything."""
         staged, count = self.staged, len(self.meshes)
         self.graph = staged.folded.whole
+        self.beside = beside_compute(self.graph)
         self.compute_s, self.comm_s = [0.0] * count, [0.0] * count
         self.weights, self.sent = [0.0] * count, [0.0] * count
         self.stage = [k for k, span in enumerate(spans(staged)) for _ in span]
@@ -136,7 +138,7 @@ class _Count:
         readers: Mapping[int, Mapping[Placement, None]],
     ) -> None:
         """Each hop of the value's own stage once; each placement of another stage once."""
-        dtype = self.graph.types[value].dtype
+        dtype, beside = self.graph.types[value].dtype, value in self.beside
         done: set[Placement] = set()
         wanted = list(readers.get(stage, ()))
         if value in self.graph.outputs and home.sharding.partial and readers:
@@ -152,14 +154,14 @@ class _Count:
                         if hop.after.mesh.devices[0] not in there.model.devices:
                             hops.append(hop)
                             continue
-                        self._pay(stage, *paid(hop, resharder.even.device))
-                        self._pay(other, *paid(hop, there.device))
+                        self._pay(stage, *paid(hop, resharder.even.device, beside=beside))
+                        self._pay(other, *paid(hop, there.device, beside=beside))
         for hop in hops:
             if hop.after not in done:
                 done.add(hop.after)
                 if hop.zeros:
                     self.weights[stage] += self._even(stage).local_bytes(hop.after, dtype)
-                self._pay(stage, *paid(hop, self.meshes[stage].devices[0]))
+                self._pay(stage, *paid(hop, self.meshes[stage].devices[0], beside=beside))
 
     def _pay(self, stage: int, seconds: float, sent: float) -> None:
         self.comm_s[stage] += seconds

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from partitioner.cost_model.even import EvenMesh, EvenResharder
+from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
@@ -106,6 +107,7 @@ class _Stretches:
     def run(self) -> Floats:
         even, folded = self.sharded.even, self.sharded.folded
         self.graph = folded.whole
+        self.beside = beside_compute(self.graph)
         self.device = even.device
         self.other = away(_neighbour(even), beyond=even.model)
         self.resharder = EvenResharder(even.cluster, even=even, other=self.other)
@@ -189,18 +191,22 @@ class _Stretches:
             across = self.resharder.hops(dtype, home, moved(want, self.other))
             _note(leaving, across, reader)
             _note(arriving, across, reader)
+        beside = value in self.beside
         for after, (hop, own) in inside.items():
             both = leaving.pop(after, None)
             where = self.charges.both_in(position, own)
-            self._charge(hop, self.charges.some_in([position]) if both else where, self.device)
+            span = self.charges.some_in([position]) if both else where
+            self._charge(hop, span, self.device, beside=beside)
         for hop, own in leaving.values():
             stages = {int(self.stage[reader]) for reader in own} - {int(self.stage[position])}
             times = (
                 max(1, len(stages)) if hop.after.mesh.devices[0] in self.other.model.devices else 1
             )
-            self._charge(hop, self.charges.leaf_out(position, own), self.device, times)
+            span = self.charges.leaf_out(position, own)
+            self._charge(hop, span, self.device, times, beside=beside)
         for hop, own in arriving.values():
-            self._charge(hop, self.charges.leaf_in(position, own), self.other.device)
+            span = self.charges.leaf_in(position, own)
+            self._charge(hop, span, self.other.device, beside=beside)
 
     def _charge(
         self,
@@ -208,8 +214,10 @@ class _Stretches:
         where: Iterable[tuple[int, int, int, int, int]],
         at: int,
         times: int = 1,
+        *,
+        beside: bool,
     ) -> None:
-        seconds, _ = paid(hop, at)
+        seconds, _ = paid(hop, at, beside=beside)
         self.charges.add((times * seconds, 0.0), where)
 
 
@@ -236,11 +244,17 @@ def moved(at: Placement, other: EvenMesh) -> Placement:
     return Placement(mesh, at.sharding)
 
 
-def paid(hop: Hop, device: int) -> tuple[float, float]:
-    """Seconds that a hop takes of a device, and bytes that it sends."""
+def paid(hop: Hop, device: int, *, beside: bool) -> tuple[float, float]:
+    """Seconds that a hop takes of a device, and bytes that it sends.
+
+    Args:
+        hop: The hop.
+        device: The device.
+        beside: Whether it passes beside compute.
+    """
     own = [priced for priced in hop.comms if device in priced.seconds]
     sent = sum(priced.sent_bytes for priced in own if device == priced.comm.ranks[0])
-    return sum(priced.seconds[device] for priced in own), sent
+    return sum(priced.busy_seconds(beside=beside)[device] for priced in own), sent
 
 
 def _neighbour(even: EvenMesh) -> EvenMesh:

@@ -41,7 +41,7 @@ def _update_bytes(ins: tuple[int, ...], _: tuple[int, ...]) -> int:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::alias": OpRow(alias, view=True),
+    "partitioner::alias": OpRow(alias, view=True, again=True),
     "partitioner::state": OpRow(state, stored=True, moved=lambda *_: 0),
     "partitioner::update": OpRow(update, view=True, moved=_update_bytes, in_place=1),
 }

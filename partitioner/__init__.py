@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partitioner.dump import dump_problem
     from partitioner.ir.errors import PartitionerError
     from partitioner.ir.plan import Plan
+    from partitioner.module_program import ModuleProgram
     from partitioner.result import Compiled, load
     from partitioner.solver import Infeasible
 
@@ -30,6 +31,7 @@ __all__ = [
     "Compiled",
     "Constraints",
     "Infeasible",
+    "ModuleProgram",
     "PartitionerError",
     "Plan",
     "Verification",
@@ -47,6 +49,7 @@ _HOME = {
     "Compiled": "partitioner.result",
     "Constraints": "partitioner.constraints",
     "Infeasible": "partitioner.solver",
+    "ModuleProgram": "partitioner.module_program",
     "PartitionerError": "partitioner.ir.errors",
     "Plan": "partitioner.ir.plan",
     "Verification": "partitioner.comparison",

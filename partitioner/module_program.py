@@ -273,10 +273,10 @@ class ModuleProgram(Planned):
                 tuple(name for name, first in captured.ties.items() if first == of),
                 trained=of in traced.gradients,
                 parameter=isinstance(captured.tensors[of], nn.Parameter),
+                shape=tuple(captured.tensors[of].shape),
+                dtype=captured.tensors[of].dtype,
                 gradient=traced.gradients.get(of, ""),
                 written=traced.written.get(of, ""),
-                needs_gradient=captured.tensors[of].requires_grad,
-                shape=tuple(captured.tensors[of].shape),
             )
             for of in firsts
             if of in traced.stored or (self.training and of in captured.persistent)

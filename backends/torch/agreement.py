@@ -15,15 +15,22 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError, CommunicationError
-from partitioner.backends.torch.faults import cause
+from partitioner.backends.torch.faults import cause, named
 from partitioner.backends.torch.groups import new_group
+from partitioner.backends.torch.roll import Roll, own_process
 from partitioner.ir.errors import PartitionerError
 
 c10d = torch.ops._c10d_functional
 
 
 class Agreement:
-    """Messages between all ranks; every rank must call the same methods in the same order."""
+    """Messages between all ranks; every rank must call the same methods in the same order.
+
+    Attributes:
+        rank: This rank.
+        ranks: How many there are.
+        roll: Their processes.
+    """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -35,6 +42,9 @@ class Agreement:
             self._group = new_group(range(self.ranks), "gloo" if gloo else None)
             if not gloo and dist.get_backend() == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
+        self.roll = Roll(())
+        if self._group is not None:
+            self.roll = Roll(self._texts(own_process()))
 
     def check(self, doing: str, problem: str = "") -> None:
         """Compare what the ranks are about to do.
@@ -62,7 +72,7 @@ class Agreement:
         by_text: dict[str, list[int]] = {}
         for rank, text in enumerate(texts):
             by_text.setdefault(text, []).append(rank)
-        said = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in by_text.items())
+        said = "; ".join(f"{named(ranks)}: {text}" for text, ranks in by_text.items())
         raise BackendError(f"the ranks do not do the same: {said}")
 
     def first(self, make: Callable[[], str]) -> str:
@@ -120,11 +130,7 @@ class Agreement:
             found: torch.Tensor = c10d.wait_tensor(sent)
         except RuntimeError as error:
             raise CommunicationError(
-                f"rank {self.rank}: waiting for the other ranks before {doing}: {cause(error)}"
+                f"rank {self.rank}: waiting for the other ranks before {doing}: "
+                f"{cause(error, self.roll)}"
             ) from error
         return found.cpu()
-
-
-def _ranks(ranks: list[int]) -> str:
-    """``rank 1`` or ``ranks 0, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -17,9 +17,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, own_parts
 from partitioner.backends.torch.shards import part_of, region_on
+from partitioner.backends.torch.whole_values import counts, total_norm, whole_value
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.layout import Placement as Home
 from partitioner.ir.layout import Sharding
@@ -87,7 +89,7 @@ class RankModule(nn.Module):
         self._whole = whole
         self._traced = whole.signature.traced
         self._word = "training" if whole.training else "inference"
-        self._passes = {"": RankPasses(whole, self.rank, device, self._places)}
+        self._passes = {"": self._passes_of(whole)}
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         meshes = torch_meshes([at.mesh for at in self._places.values()], device)
@@ -95,6 +97,9 @@ class RankModule(nn.Module):
         for entry in whole.stored:
             self._hold(entry, source, meshes)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
+        if not whole.training:
+            self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+            self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
 
     # Parameters ------------------------------------------------------------------------------
 
@@ -116,7 +121,7 @@ class RankModule(nn.Module):
             stride=torch.empty(whole.shape, device="meta").stride(),
         )
         if entry.parameter:
-            tensor = nn.Parameter(tensor, requires_grad=entry.trained or entry.needs_gradient)
+            tensor = nn.Parameter(tensor, requires_grad=entry.trained)
         self._tensors[entry.names[0]] = tensor
         for name in entry.names:
             *path, leaf = name.split(".")
@@ -129,12 +134,54 @@ class RankModule(nn.Module):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state on every rank, under its names; all ranks must call it.
 
-        Parameters that lie on some ranks only (a placement without sharding) are on those alone.
+        Raises:
+            BackendError: The program is for inference: its weights are constants.
+            CommunicationError: A rank is gone, or does not call it in time.
         """
-        return {
-            name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            for name, tensor in self.state_dict().items()
-        }
+        if not self._whole.training:
+            _refuse(self)
+        found = {}
+        for entry in self._whole.stored:
+            first = entry.names[0]
+            held, holders = self._tensors.get(first), self._places[first].mesh.devices
+            with telling(f"gathering {first}", self.rank, self._agreement.roll):
+                whole = whole_value(held, holders, entry.shape, entry.dtype, self._device)
+            found.update(dict.fromkeys(entry.names, whole))
+        return found
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+    ) -> torch.Tensor:
+        """Scale all gradients so that their norm is at most `max_norm`; all ranks must call it.
+
+        Counts every parameter of the whole model once, those too that lie on other ranks only, of
+        which `torch.nn.utils.clip_grad_norm_` does not know.
+
+        Args:
+            max_norm: Limit of the norm.
+            norm_type: Order of the norm, from 1 to infinity.
+            error_if_nonfinite: Refuse gradients that are infinite or no numbers.
+
+        Returns:
+            The norm before: the same float64 scalar on all ranks, no DTensor.
+
+        Raises:
+            BackendError: `norm_type` is below 1, or the norm is not finite.
+            CommunicationError: A rank is gone, or does not call it in time.
+        """
+        if not norm_type >= 1:
+            raise BackendError(f"norm_type is {norm_type}, not from 1 to infinity")
+        grads = {name: held.grad for name, held in self._tensors.items()}
+        local = {name: _local(grad) for name, grad in grads.items() if grad is not None}
+        own = [grad for name, grad in local.items() if counts(self._places[name], self.rank)]
+        with telling("adding up a norm", self.rank, self._agreement.roll):
+            norm = total_norm(own, norm_type, self._device)
+        if error_if_nonfinite and not bool(norm.isfinite()):
+            raise BackendError(f"the norm of all gradients is {norm.item()}")
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+        for grad in local.values():
+            grad.mul_(factor)
+        return norm
 
     # Calls -----------------------------------------------------------------------------------
 
@@ -202,11 +249,14 @@ class RankModule(nn.Module):
                 whole = self._variants(training, args, kwargs, self._agreement.first)
             except PartitionerError as error:
                 raise BackendError(f"rank {self.rank}: {name}: {error}") from error
-            made = RankPasses(whole, self.rank, self._device, self._places)
+            made = self._passes_of(whole)
             if self._compiled is not None:
                 made.compile(*self._compiled[0], **self._compiled[1])
             self._passes[name] = made
         return self._passes[name]
+
+    def _passes_of(self, whole: Whole) -> RankPasses:
+        return RankPasses(whole, self.rank, self._device, self._places, self._agreement.roll)
 
     def _gradients(
         self, passes: RankPasses, kept: Values, tangent: torch.Tensor
@@ -302,6 +352,14 @@ def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:
         assert child is not None
         root = child
     return root
+
+
+def _refuse(*_: Any) -> None:
+    """No state of a program for inference: it would lack the weights."""
+    raise BackendError(
+        "a program for inference has its weights as constants in its graphs, no state_dict(): ask "
+        "the module that was compiled, or compile with training=True"
+    )
 
 
 def _take_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

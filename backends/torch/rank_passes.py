@@ -16,6 +16,7 @@ from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.emit import PassGraph, emit_rank
 from partitioner.backends.torch.faults import explained
 from partitioner.backends.torch.groups import register_groups
+from partitioner.backends.torch.roll import Roll
 from partitioner.backends.torch.shards import part_of, whole_of
 from partitioner.backends.torch.signature import Signature
 from partitioner.ir.exchange import Region
@@ -36,20 +37,20 @@ class Stored:
         names: All names that it has in the module, the first one first.
         trained: Whether it has a gradient.
         parameter: Whether it is a parameter; a buffer otherwise.
+        shape: Sizes of all of it.
+        dtype: Of its elements.
         gradient: Graph output of its gradient; "" if it has none.
         written: Graph output of its next contents; "" if it is not written.
-        needs_gradient: Whether it asks for one, even if the loss does not depend on it.
-        shape: Sizes of all of it.
     """
 
     value: str
     names: tuple[str, ...]
     trained: bool
     parameter: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
     gradient: str = ""
     written: str = ""
-    needs_gradient: bool = False
-    shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,16 @@ class RankPasses:
         rank: This rank.
         device: Where it computes.
         places: Where stored values lie, by first name: the program must have them there.
+        roll: The processes of all ranks.
     """
 
     def __init__(
-        self, whole: Whole, rank: int, device: torch.device, places: Mapping[str, Placement]
+        self,
+        whole: Whole,
+        rank: int,
+        device: torch.device,
+        places: Mapping[str, Placement],
+        roll: Roll,
     ) -> None:
         for name, at in whole.places.items():
             if places.get(name) != at:
@@ -96,6 +103,7 @@ class RankPasses:
         self.whole = whole
         self.rank = rank
         self.device = device
+        self._roll = roll
         register_groups(whole.programs)
         self.graphs = emit_rank(whole.programs, rank, whole.graph, device)
         self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
@@ -222,7 +230,7 @@ class RankPasses:
             with torch.no_grad():
                 results = self._runs[key](*(values[name] for name in one.arguments))
         except RuntimeError as error:
-            found = explained(error, self._runs[key], self.rank, key)
+            found = explained(error, self._runs[key], self.rank, self._roll, key)
             if found is None:
                 raise
             raise found from error

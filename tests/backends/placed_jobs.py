@@ -1,0 +1,157 @@
+"""A module whose layers lie on one rank each, trained by a gloo group: a script for tests."""
+
+import math
+import tempfile
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+from torch_ranks import Job, main
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.rank_module import RankModule
+
+SPLIT = {"first": 0, "second": 1, "last": 0}
+FOLDER = ""
+
+
+class Layers(nn.Module):
+    """Three layers, one of them with a bias that is tied to another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.second.bias = self.first.bias
+        self.register_buffer("version", torch.tensor(3, dtype=torch.int16))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Loss."""
+        hidden = self.second(self.first(x).tanh()).tanh()
+        return (self.last(hidden) - y).square().mean()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return torch.randn(4, 6, generator=draw), torch.randn(4, 1, generator=draw)
+
+
+def pair(**options: Any) -> tuple[RankModule, Layers]:
+    """A rank's module, and the whole model on one process."""
+    torch.manual_seed(0)
+    whole = Layers()
+    program = partitioner.compile(whole, batch(0), devices=2, training=True, **options)
+    assert isinstance(program, partitioner.ModuleProgram)
+    return program.module(), whole
+
+
+def placed() -> tuple[RankModule, Layers]:
+    return pair(strategy="inter", constraints=partitioner.Constraints.placed(SPLIT))
+
+
+def same(module: RankModule, whole: nn.Module) -> None:
+    found = module.full_state_dict()
+    expected = whole.state_dict()
+    assert sorted(found) == sorted(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+def holds_the_whole_state(rank: int) -> None:
+    module, whole = placed()
+    assert ("last.weight" in module.state_dict()) == (rank == 0)
+    same(module, whole)
+
+
+def clips(module: RankModule, whole: Layers, order: float) -> None:
+    for one in (module, whole):
+        for parameter in one.parameters():
+            parameter.grad = None
+        one(*batch(1)).backward()
+    limit = 0.02
+    found = module.clip_grad_norm_(limit, order)
+    expected = nn.utils.clip_grad_norm_(whole.parameters(), limit, order)
+    assert expected > limit
+    torch.testing.assert_close(found, expected, check_dtype=False)
+    for name, parameter in module.named_parameters():
+        right = whole.get_parameter(name).grad
+        torch.testing.assert_close(parameter.grad.full_tensor(), right)  # type: ignore[union-attr]
+
+
+def clips_by_the_whole_norm(rank: int) -> None:
+    for module, whole in (placed(), pair(parallel="dp"), pair(parallel="zero3")):
+        for order in (2.0, 1.0, math.inf):
+            clips(module, whole, order)
+    with pytest.raises(BackendError, match="norm_type is 0, not from 1 to infinity"):
+        module.clip_grad_norm_(1.0, 0)
+    if rank == 1:
+        for parameter in module.parameters():
+            parameter.grad.to_local().fill_(math.nan)  # type: ignore[union-attr]
+    with pytest.raises(BackendError, match="the norm of all gradients is nan"):
+        module.clip_grad_norm_(1.0, error_if_nonfinite=True)
+
+
+def resumes(_: int) -> None:
+    """Each rank saves the state of its own layers; they go on in new modules."""
+    module, whole = placed()
+    make = torch.optim.AdamW
+    update, right = make(module.parameters(), lr=0.1), make(whole.parameters(), lr=0.1)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    for step in range(4):
+        if step == 2:
+            model, moments = get_state_dict(module, update, options=options)
+            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=FOLDER)
+            module, _ = placed()
+            update = make(module.parameters(), lr=0.5)
+            model, moments = get_state_dict(module, update, options=options)
+            state = {"model": model, "optimizer": moments}
+            dcp.load(state, checkpoint_id=FOLDER)
+            set_state_dict(
+                module,
+                update,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+                options=options,
+            )
+        for one, its in ((module, update), (whole, right)):
+            one(*batch(step)).backward()
+            its.step()
+            its.zero_grad()
+    same(module, whole)
+
+
+def has_no_state_for_inference(_: int) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Linear(6, 8), torch.randn(4, 6)
+    program = partitioner.compile(net, x, devices=2, cluster="ideal")
+    assert isinstance(program, partitioner.ModuleProgram)
+    module = program.module()
+    torch.testing.assert_close(module(x), net(x))
+    for ask in (
+        module.state_dict,
+        module.full_state_dict,
+        lambda: module.load_state_dict(net.state_dict()),
+    ):
+        with pytest.raises(BackendError, match="for inference has its weights as constants"):
+            ask()
+
+
+JOBS = {
+    "state": Job(2, holds_the_whole_state),
+    "clipping": Job(2, clips_by_the_whole_norm),
+    "resuming": Job(2, resumes),
+    "inference": Job(2, has_no_state_for_inference),
+}
+
+if __name__ == "__main__":
+    partitioner.compile(Layers(), batch(0), devices=2, training=True)
+    with tempfile.TemporaryDirectory() as FOLDER:
+        main(JOBS)

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -32,16 +33,10 @@ class Opaque:
     data: bytes
 
 
-Attr = (
-    int
-    | float
-    | str
-    | bytes
-    | tuple[int, ...]
-    | tuple[float, ...]
-    | tuple[str, ...]
-    | np.ndarray
-    | Opaque
+#: A graph is a branch of the node: its inputs stand for operands, in order.
+Attr: TypeAlias = (
+    "int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]"
+    "| np.ndarray | Opaque | Graph"
 )
 
 
@@ -245,4 +240,6 @@ def _attr_text(value: Attr) -> str:
         return hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
     if isinstance(value, Opaque):
         return hashlib.sha256(value.data).hexdigest()
+    if isinstance(value, Graph):
+        return value.digest
     return repr(value)

@@ -96,7 +96,9 @@ class Verification:
         return "\n".join(lines)
 
 
-def compare(name: str, ours: np.ndarray, whole: np.ndarray, floor: float = 0.0) -> Difference:
+def compare(
+    name: str, ours: np.ndarray, whole: np.ndarray, floor: float = 0.0, least: float = 0.0
+) -> Difference:
     """Compare one tensor.
 
     Args:
@@ -104,13 +106,16 @@ def compare(name: str, ours: np.ndarray, whole: np.ndarray, floor: float = 0.0) 
         ours: What the ranks gave.
         whole: What the whole model gave.
         floor: Least magnitude that errors are relative to.
+        least: Least tolerance of a floating tensor, such as that of what it is computed from.
     """
     dtype = whole.dtype.name
+    allowed = TOLERANCE.get(dtype)
+    tolerance = 0.0 if allowed is None else max(allowed, least)
     if ours.shape != whole.shape or ours.dtype != whole.dtype:
         return Difference(name, float("nan"), 0.0, identical=False)
     if ours.tobytes() == whole.tobytes():
-        return Difference(name, 0.0, TOLERANCE.get(dtype, 0.0), identical=True)
-    if TOLERANCE.get(dtype) is None:  # exact, also where float64 cannot tell integers apart
+        return Difference(name, 0.0, tolerance, identical=True)
+    if allowed is None:  # exact, also where float64 cannot tell integers apart
         gap = float(np.count_nonzero(ours != whole))
         return Difference(name, gap, 0.0, identical=False)
     a, b = ours.astype(np.float64), whole.astype(np.float64)
@@ -118,7 +123,7 @@ def compare(name: str, ours: np.ndarray, whole: np.ndarray, floor: float = 0.0) 
     gap = np.where(same, 0.0, np.abs(a - b)).max(initial=0.0)
     scale = np.abs(b[np.isfinite(b)]).max(initial=floor)
     error = float(gap / scale) if scale > 0 else float(gap)
-    return Difference(name, error, TOLERANCE.get(dtype, 0.0), identical=False)
+    return Difference(name, error, tolerance, identical=False)
 
 
 def check_memory(graph: Graph) -> None:

@@ -17,7 +17,8 @@ from partitioner.backends.torch.signature import Signature
 from partitioner.comparison import Verification
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
-from partitioner.frontends.torch_graph import SEED, ModuleGraph, constant_loader
+from partitioner.frontends.torch_calls import constant_loader
+from partitioner.frontends.torch_graph import SEED, ModuleGraph
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
@@ -98,6 +99,7 @@ class ModuleProgram(Planned):
             traced.results,
             SEED if SEED in self.graph.inputs else "",
             traced.tangent if traced.tangent in self.graph.inputs else "",
+            traced.captured.autocast.dtype,
         )
 
     @cached_property

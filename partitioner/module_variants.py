@@ -80,7 +80,8 @@ def variant(
 
     example = Example(args, kwargs)
     options = ModuleOptions(training, program.optimizer)
-    with _mode(program, evaluation=program.training and not training):
+    evaluation = program.training and not training
+    with program.traced.captured.autocast.region(), _mode(program, evaluation=evaluation):
         traced = trace_module(program.whole, example, options, frozenset(program.traced.stored))
     _check_stored(program, traced)
     if training:
@@ -90,8 +91,8 @@ def variant(
         plan = _known((*own, *like), traced.graph) or Plan.from_json(
             share(lambda: _searched(program, traced).to_json())
         )
-    evaluation = evaluate(traced.graph, plan, program.cluster)
-    return replace(program, traced=traced, training=training, plan=plan, evaluation=evaluation)
+    found = evaluate(traced.graph, plan, program.cluster)
+    return replace(program, traced=traced, training=training, plan=plan, evaluation=found)
 
 
 def _known(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.comparison import (
+    TOLERANCE,
     Difference,
     Verification,
     VerificationError,
@@ -32,6 +33,7 @@ from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.torch_nodes import dtype_name
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.lowering import lower
 
@@ -60,6 +62,11 @@ def verify_module(program: ModuleProgram, seed: int, ranks: AllRanks | None = No
     """
     _check_contents(program)
     check_memory(program.graph)
+    with program.traced.captured.autocast.region():
+        return _verified(program, seed, ranks)
+
+
+def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Verification:
     args, kwargs = random_arguments(program, seed)
     found = _named(program, _run(ranks or program.all_ranks, program, args, kwargs, seed))
     if program.signature.seed:
@@ -71,7 +78,7 @@ def verify_module(program: ModuleProgram, seed: int, ranks: AllRanks | None = No
     else:
         against = "the whole module"
         whole = _eager(program, args, kwargs)
-    compared = tuple(_compared(found, whole))
+    compared = tuple(_compared(found, whole, tolerances(program)))
     return Verification(len(program.cluster), seed, compared, against=against)
 
 
@@ -145,17 +152,32 @@ def uncut(program: ModuleProgram) -> tuple[Any, ...]:
 
 def _named(program: ModuleProgram, step: Step) -> Values:
     """Results, gradients and written buffers by the names that people know."""
-    traced = program.traced
-    names = result_names(program)
-    found = {
-        name: step.results[value]
-        for name, value in zip(names, traced.results, strict=True)
-        if value
-    }
-    found |= {f"grad:{n}": step.gradients[v] for n, v in sorted(traced.gradients.items())}
     late = {**step.results, **step.gradients}
-    found |= {f"buffer:{name}": late[value] for name, value in sorted(traced.written.items())}
+    return {name: late[value] for name, value in _compared_values(program).items()}
+
+
+def _compared_values(program: ModuleProgram) -> dict[str, str]:
+    """Values of the graph by the names that people know."""
+    traced = program.traced
+    names = zip(result_names(program), traced.results, strict=True)
+    found = {name: value for name, value in names if value}
+    found |= {f"grad:{name}": value for name, value in sorted(traced.gradients.items())}
+    found |= {f"buffer:{name}": value for name, value in sorted(traced.written.items())}
     return found
+
+
+def tolerances(program: ModuleProgram) -> dict[str, float]:
+    """Tolerance of each compared tensor: that of the coarsest type that it is computed in."""
+    graph = program.graph
+    known: dict[str, float] = {}
+    for node in graph.nodes:
+        row = row_of(node)
+        least = max((known.get(value, 0.0) for value in node.reads), default=0.0)
+        computes = row is None or not (row.view or row.stored)
+        for value in node.writes:
+            own = TOLERANCE.get(graph.types[value].dtype, 0.0) if computes else 0.0
+            known[value] = max(least, own)
+    return {name: known[value] for name, value in _compared_values(program).items()}
 
 
 def result_names(program: ModuleProgram) -> list[str]:
@@ -201,12 +223,12 @@ def _tensors(module: nn.Module) -> Values:
     }
 
 
-def _compared(found: Values, whole: Values) -> Iterator[Difference]:
+def _compared(found: Values, whole: Values, least: Mapping[str, float]) -> Iterator[Difference]:
     gradients = [_array(whole[name]) for name in whole if name.startswith("grad:")]
     largest = max((np.abs(g.astype(np.float64)).max(initial=0.0) for g in gradients), default=0.0)
     for name, ours in found.items():
         floor = GRADIENT_FLOOR * float(largest) if name.startswith("grad:") else 0.0
-        yield compare(name, _array(ours), _array(whole[name]), floor)
+        yield compare(name, _array(ours), _array(whole[name]), floor, least[name])
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -85,7 +85,7 @@ class AllRanks:
 
     def _run(self, values: Sequence[Values], passes: Sequence[PassGraph | None]) -> None:
         present = {rank: one for rank, one in enumerate(passes) if one is not None}
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the graphs have their casts
             found = run_lockstep(
                 {rank: one.module for rank, one in present.items()},
                 {r: [values[r][name] for name in one.arguments] for r, one in present.items()},

@@ -50,6 +50,7 @@ _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
 _OTHER_TARGETS = frozenset(
     {
         "_operator.getitem",
+        "torch.ops.higher_order.cond",
         "torch.ops.higher_order.wrap_with_autocast",
         "torch.ops.higher_order.wrap_with_set_grad_enabled",
     }

@@ -7,7 +7,6 @@ constants are buffers of the graph module.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,18 +20,16 @@ from torch import fx
 
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
-from partitioner.backends.torch.calls import arguments, overload
+from partitioner.backends.torch.calls import ALIAS, add_call
 from partitioner.backends.torch.comms import COLLECTIVES, Arrival, start, wait_for_unread
 from partitioner.backends.torch.faults import COMM
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
-#: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
-RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
 WAIT = torch.ops._c10d_functional.wait_tensor.default
-STATE, ALIAS, UPDATE = "partitioner::state", "partitioner::alias", "partitioner::update"
+STATE, UPDATE = "partitioner::state", "partitioner::update"
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ class _Pass:
     results: tuple[str, ...]
     graph: fx.Graph = field(default_factory=fx.Graph)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
-    attributes: dict[str, torch.Tensor] = field(default_factory=dict)
+    attributes: dict[str, torch.Tensor | fx.GraphModule] = field(default_factory=dict)
     names: set[str] = field(default_factory=set)
     at: int = 0  # the step that is being added
     made: dict[str, int] = field(default_factory=dict)  # step that makes a value; -1 if none does
@@ -204,11 +201,7 @@ class _Pass:
         return found
 
     def _attribute(self, name: str) -> fx.Node:
-        key = _identifier(name)
-        while key in self.attributes:
-            key += "_"
-        self.attributes[key] = self.owner.constant(name)
-        return self.graph.get_attr(key)
+        return self.graph.get_attr(self._hold(_identifier(name), self.owner.constant(name)))
 
     def _value(self, name: str) -> fx.Node:
         """The node of a value; one on its way is waited for."""
@@ -245,7 +238,7 @@ class _Pass:
             self.made[node.outputs[0]] = self.made.get(node.inputs[0], -1)
             return
         self.made.update(dict.fromkeys(node.writes, self.at))
-        self._results(node, *self._call(node))
+        self._call(node)
 
     def _is_late(self, node: Node) -> bool:
         """Whether a node gives another name or shape to what is on its way: no need to wait."""
@@ -256,23 +249,20 @@ class _Pass:
     def _late(self, node: Node) -> fx.Node:
         if node.op in (ALIAS, UPDATE):
             return self._value(node.inputs[0])
-        self._results(node, *self._call(node))
+        self._call(node)
         return self._value(node.outputs[0])
 
-    def _call(self, node: Node) -> tuple[fx.Node, torch._ops.OpOverload]:
-        target = overload(RESHAPES.get(node.op, node.op))
-        args, kwargs = arguments(node, self._value, self.owner.device)
+    def _call(self, node: Node) -> None:
         name = _identifier(node.outputs[0] or node.name)
-        return self.graph.create_node("call_function", target, args, kwargs, name), target
+        made = add_call(self.graph, node, self._value, self.owner.device, self._hold, name)
+        self.known.update(made)
 
-    def _results(self, node: Node, call: fx.Node, target: torch._ops.OpOverload) -> None:
-        returns = target._schema.returns
-        if len(returns) == 1 and str(returns[0].type) == "Tensor":
-            self.known[node.outputs[0]] = call
-            return
-        for index, name in enumerate(node.outputs):
-            if name:
-                self.known[name] = self.graph.call_function(operator.getitem, (call, index))
+    def _hold(self, key: str, held: torch.Tensor | fx.GraphModule) -> str:
+        """Keep what the graph module holds, under a name that nothing else has."""
+        while key in self.attributes:
+            key += "_"
+        self.attributes[key] = held
+        return key
 
     def _comm(self, comm: Comm) -> None:
         rank, types = self.owner.program.rank, self.owner.program.types
@@ -311,12 +301,15 @@ class _Pass:
 
 
 class _Root(torch.nn.Module):
-    """Holds the constants of a graph."""
+    """Holds the constants and branches of a graph."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, held: Mapping[str, torch.Tensor | fx.GraphModule]) -> None:
         super().__init__()
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
+        for name, one in held.items():
+            if isinstance(one, torch.Tensor):
+                self.register_buffer(name, one)
+            else:
+                self.add_module(name, one)
 
 
 def _reads(step: Compute | Comm, rank: int) -> tuple[str, ...]:

@@ -227,7 +227,8 @@ class RankPasses:
 
     def _run(self, key: str, one: PassGraph, values: Values) -> Values:
         try:
-            with torch.no_grad():
+            # the graphs have their casts
+            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
                 results = self._runs[key](*(values[name] for name in one.arguments))
         except RuntimeError as error:
             found = explained(error, self._runs[key], self.rank, self._roll, key)

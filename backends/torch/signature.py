@@ -27,6 +27,7 @@ class Signature:
         results: Graph output of each flat result; "" for None.
         seed: Graph input that steers random draws; "" if there are none.
         tangent: Graph input for the gradient of the first result; "" for inference.
+        autocast: Element type of the `torch.autocast` around the trace; "" if there was none.
     """
 
     in_spec: pytree.TreeSpec
@@ -37,14 +38,17 @@ class Signature:
     results: tuple[str, ...]
     seed: str
     tangent: str
+    autocast: str = ""
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Graph inputs of a call.
 
         Raises:
             BackendError: The arguments are not structured like those that the module was traced
-                with, or one that is no tensor has another value.
+                with, one that is no tensor has another value, or there is another
+                `torch.autocast` around the call than around the trace.
         """
+        self._check_autocast()
         flat, spec = pytree.tree_flatten((tuple(args), self._ordered(kwargs)))
         if spec != self.in_spec:
             raise BackendError(
@@ -58,6 +62,16 @@ class Signature:
             elif not isinstance(example, torch.Tensor) and value != example:
                 raise BackendError(f"an argument is {value!r}; it was traced as {example!r}")
         return found
+
+    def _check_autocast(self) -> None:
+        for kind in ("cpu", "cuda"):
+            dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+            if torch.is_autocast_enabled(kind) and dtype != self.autocast:
+                raise BackendError(
+                    f"called under torch.autocast of {dtype}; the module was compiled "
+                    f"{f'under {self.autocast}' if self.autocast else 'without it'}: "
+                    "compile it as it is called"
+                )
 
     @property
     def traced(self) -> str:

@@ -53,6 +53,42 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Autocast:
+    """What `torch.autocast` does to computations on a device.
+
+    Attributes:
+        device: Kind of device, as "cpu".
+        dtype: Element type that it casts to, by name; "" if it is off.
+    """
+
+    device: str = "cpu"
+    dtype: str = ""
+
+    @classmethod
+    def here(cls, module: nn.Module) -> Autocast:
+        """What surrounds the caller, for a module that is traced where its tensors are.
+
+        Raises:
+            FrontendError: It is on for another kind of device.
+        """
+        held = [*module.parameters(), *module.buffers()]
+        device = next((t.device.type for t in held if t.device.type != "meta"), "cpu")
+        on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        if on and device not in on:
+            raise FrontendError(
+                f"torch.autocast({on[0]!r}) does nothing to a module that is traced on the "
+                f"{device}: compile it under torch.autocast({device!r}), wherever it will run"
+            )
+        return cls(device, dtype_name(torch.get_autocast_dtype(device)) if on else "")
+
+    def region(self) -> torch.autocast:
+        """A region in which it is so."""
+        if not self.dtype:
+            return torch.autocast(self.device, enabled=False)
+        return torch.autocast(self.device, getattr(torch, self.dtype))
+
+
+@dataclass(frozen=True)
 class Captured:
     """A module as a graph.
 
@@ -68,6 +104,7 @@ class Captured:
         persistent: Names of the parameters and buffers of the module's `state_dict`.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
+        autocast: What surrounded the trace; the graph has its casts.
     """
 
     graph: fx.GraphModule
@@ -80,6 +117,7 @@ class Captured:
     persistent: frozenset[str]
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
+    autocast: Autocast = Autocast()
 
 
 def export_module(
@@ -143,14 +181,19 @@ def capture(
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
+    _check_regions(program, Autocast.here(module))
     if training:
         _check_loss(program)
         detach_outputs(program)
+        part_gradients(program)
     args, kwargs = program.example_inputs or ((), {})
     with ExitStack() as stack, warnings.catch_warnings(), torch.set_grad_enabled(training):
         warnings.simplefilter("ignore")
         flat = program.module(check_guards=False)
         stack.enter_context(fx.traceback.preserve_node_meta())
+        # An LSTM becomes the operators that it is made of: oneDNN's kernel needs a workspace whose
+        # size no trace knows, and its backward pass ends the process if that was moved.
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         try:
             joint = aot_export_joint_with_descriptors(
                 stack, flat, args, kwargs, decompositions=dict(table)
@@ -162,7 +205,7 @@ def capture(
     nodes = joint.graph_module.graph.nodes
     inputs = tuple(_input_slot(n.meta["desc"]) for n in nodes if n.op == "placeholder")
     (last,) = (node for node in nodes if node.op == "output")
-    outputs = tuple(_output_slot(desc) for desc in last.meta["desc"])
+    outputs = tuple(_output_slot(desc, training=training) for desc in last.meta["desc"])
     if training and not any(slot.role is Role.TANGENT for slot in inputs):
         raise FrontendError("no parameter that requires a gradient gets one from the loss")
     return Captured(
@@ -176,6 +219,7 @@ def capture(
         frozenset(module.state_dict(keep_vars=True)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
+        Autocast.here(module),
     )
 
 
@@ -198,6 +242,51 @@ def detach_outputs(program: ExportedProgram) -> None:
         spec.arg = type(spec.arg)(name=node.name)
     last.args = (tuple(results),)
     program.graph_module.recompile()
+
+
+def _check_regions(program: ExportedProgram, autocast: Autocast) -> None:
+    """Refuse what PyTorch exports of regions and branches and what is lost in the next trace."""
+    for name, part in program.graph_module.named_modules():
+        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+            if node.op == "get_attr" and name and torch.is_tensor(getattr(part, node.target)):
+                raise FrontendError(
+                    "a branch of torch.cond makes a tensor from Python numbers: make it a buffer"
+                )
+            if node.target is not torch.ops.higher_order.wrap_with_autocast:
+                continue
+            device, _, enabled, *_ = node.args
+            if enabled and device != autocast.device:
+                raise FrontendError(
+                    f"torch.autocast({device!r}) does nothing to a module that is traced on the "
+                    f"{autocast.device}: write torch.autocast(x.device.type) in the module"
+                )
+
+
+def part_gradients(program: ExportedProgram) -> None:
+    """Give each result of a `torch.cond` a gradient of its own, by multiplying it by one.
+
+    A sum of two results gives both the same gradient, and PyTorch traces no `torch.cond` of two
+    operands that share memory; its backward pass is one whose operands are these gradients.
+    """
+    for part in program.graph_module.modules():
+        if not isinstance(part, fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
+            if node.target is torch.ops.higher_order.cond and len(node.meta["val"]) > 1:
+                _multiply_results(part.graph, node)
+        part.recompile()
+
+
+def _multiply_results(graph: fx.Graph, call: fx.Node) -> None:
+    for item in list(call.users):
+        value = item.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+            continue
+        with graph.inserting_after(item):
+            one = graph.call_function(aten.mul.Scalar, (item, 1.0))
+        one.meta = dict(item.meta)
+        item.replace_all_uses_with(one)
+        one.args = (item, 1.0)
 
 
 def _check_loss(program: ExportedProgram) -> None:
@@ -230,7 +319,7 @@ def _input_slot(desc: object) -> Slot:
     return Slot(roles[name], target)
 
 
-def _output_slot(desc: object) -> Slot:
+def _output_slot(desc: object, *, training: bool) -> Slot:
     name = type(desc).__name__
     if desc is None:
         return Slot(Role.UNUSED)
@@ -244,6 +333,10 @@ def _output_slot(desc: object) -> Slot:
         target = getattr(desc.mutated_input, "target", "")  # type: ignore[attr-defined]
         if not target:
             raise FrontendError("the module writes into one of its inputs: return a new tensor")
+        if training and type(desc.mutated_input).__name__ == "ParamAOTInput":  # type: ignore[attr-defined]
+            raise FrontendError(
+                f"the module writes into its parameter {target}: in training optimizers do"
+            )
         return Slot(Role.BUFFER, target)
     raise FrontendError(f"an output of kind {name} ({desc}) is not supported")
 
@@ -267,6 +360,8 @@ def _spec(spec: pytree.TreeSpec | None) -> pytree.TreeSpec:
 
 
 def _short(error: BaseException) -> str:
-    """The first line of PyTorch's message: the rest is advice on debugging."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    """The first line of PyTorch's message, or what that announces; the rest is advice."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 2 and lines[0].endswith(":"):
+        lines = [f"{lines[1]} ({lines[2]})"]
     return one_line(lines[0])[:300] if lines else type(error).__name__

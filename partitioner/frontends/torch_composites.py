@@ -68,7 +68,13 @@ _REWRITES: Mapping[torch._ops.OpOverload, tuple[torch._ops.OpOverload, Rewrite]]
 
 
 def keep_composites(module: fx.GraphModule) -> None:
-    """Replace calls in an exported program's graph, in place, unless their sizes are not known."""
+    """Replace calls in an exported program's graphs, in place, unless their sizes are not known."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            _keep_in(part)
+
+
+def _keep_in(module: fx.GraphModule) -> None:
     for node in list(module.graph.nodes):
         found = _REWRITES.get(node.target) if node.op == "call_function" else None
         size = tuple(node.meta["val"].shape) if found else ()

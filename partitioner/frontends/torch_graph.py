@@ -13,40 +13,22 @@ values are made again in the backward pass from its own alias.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch_calls import Calls, constant_loader, flat_outputs, is_fake
 from partitioner.frontends.torch_capture import Captured, Role
-from partitioner.frontends.torch_nodes import dtype_name, encode_call
+from partitioner.frontends.torch_nodes import dtype_name
 from partitioner.frontends.torch_passes import Passes, early_updates, fetched_early, needed, reading
 from partitioner.ir.graph import Attr, Constant, Graph, Node
-from partitioner.ir.ops import ROWS
-from partitioner.ir.ops.aten.derived import RULE
-from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.ir.types import TensorType
 
 #: Name of the graph input that steers random draws; it changes every step.
 SEED = "seed"
-#: Results are their first argument.
-_SAME = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift"})
-#: Checks and notes without results.
-_DROPPED = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_async.msg"})
-#: Operators that become our own, which draw from a seed that all ranks share.
-_SEEDED = frozenset({"aten::native_dropout", "aten::rand"})
-#: Operators that draw random numbers in a way that ranks cannot share.
-_RANDOM = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
-        *("bernoulli", "bernoulli.p", "multinomial", "normal_functional", "uniform", "exponential"),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -90,21 +72,18 @@ def module_graph(
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
     """
-    return _Builder(captured, name, state_bytes, keep).run()
+    return _Builder(
+        module=captured.graph, captured=captured, name=name, state_bytes=state_bytes, keep=keep
+    ).run()
 
 
-@dataclass
-class _Builder:
+@dataclass(kw_only=True)
+class _Builder(Calls):
     captured: Captured
     name: str
     state_bytes: int
     keep: frozenset[str]
-    nodes: list[Node] = field(default_factory=list)
-    types: dict[str, TensorType] = field(default_factory=dict)
-    constants: dict[str, Constant] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
-    values: dict[str, str] = field(default_factory=dict)  # of fx nodes, by their names
-    names: set[str] = field(default_factory=set)  # of nodes
     stored: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
     draws: int = 0
@@ -114,13 +93,9 @@ class _Builder:
         captured = self.captured
         nodes = list(captured.graph.graph.nodes)
         fed = self._placeholders([node for node in nodes if node.op == "placeholder"])
-        for node in nodes:
-            if node.op == "get_attr":
-                self._constant(node)
-            elif node.op == "call_function":
-                self._call(node)
+        self.add_calls(nodes)
         (last,) = (node for node in nodes if node.op == "output")
-        flat = _flat_outputs(last)
+        flat = flat_outputs(last)
         results, forward = [], []
         for slot, found in zip(captured.outputs, flat, strict=True):
             if slot.role is Role.OUTPUT:
@@ -179,7 +154,7 @@ class _Builder:
             self._add(Node(self._free(path), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
         else:
-            steers = role is Role.BUFFER and not (tensor.is_floating_point() or _is_fake(tensor))
+            steers = role is Role.BUFFER and not (tensor.is_floating_point() or is_fake(tensor))
             load = constant_loader(tensor, first)
             self.constants[value] = Constant(self.types[value], load, weight=not steers)
             self.fixed[first] = value
@@ -187,49 +162,6 @@ class _Builder:
     @property
     def _training(self) -> bool:
         return any(slot.role is Role.TANGENT for slot in self.captured.inputs)
-
-    def _constant(self, node: fx.Node) -> None:
-        found = getattr(self.captured.graph, str(node.target), None)
-        if isinstance(found, torch.Tensor):
-            node.meta.setdefault("val", found)
-            value = self._value(node, str(node.target))
-            self.constants[value] = Constant(self.types[value], constant_loader(found, value))
-
-    def _value(self, node: fx.Node, wish: str) -> str:
-        """Declare the value of a node under a name that is free."""
-        value = wish
-        while value in self.types:
-            value += "'"
-        self.types[value] = _type(node.meta["val"], node.name)
-        self.values[node.name] = value
-        return value
-
-    # Calls -----------------------------------------------------------------------------------
-
-    def _call(self, node: fx.Node) -> None:
-        if node.target is operator.getitem:
-            return  # its value was declared with the call it is of
-        if not isinstance(node.target, torch._ops.OpOverload):
-            raise FrontendError(f"{_path(node) or '/'}: {node.target} is not supported")
-        op, inputs, attrs = encode_call(
-            node.target,
-            node.args,
-            node.kwargs,
-            lambda x: isinstance(x, fx.Node) and isinstance(x.meta.get("val"), torch.Tensor),
-            lambda x: self.values[x.name],
-        )
-        if op in _DROPPED:
-            return
-        if op in _SAME:
-            self.values[node.name] = inputs[0]
-            return
-        if op in _RANDOM:
-            raise FrontendError(f"{_path(node) or '/'}: random operator {op} is not supported")
-        if op in _SEEDED:
-            op, inputs, attrs = self._seeded(node, inputs, attrs)
-        attrs = {**attrs, **_derived(node, op)}
-        outputs = tuple(self._results(node))
-        self._add(Node(self._free(_path(node) + "/" + _short(op)), op, inputs, outputs, attrs))
 
     def _seeded(
         self, node: fx.Node, inputs: tuple[str, ...], attrs: Mapping[str, Attr]
@@ -245,33 +177,6 @@ class _Builder:
         made = node.meta["val"]
         found |= {"size": tuple(made.shape), "dtype": dtype_name(made.dtype)}
         return "partitioner::uniform", (SEED,), found
-
-    def _results(self, node: fx.Node) -> Iterator[str]:
-        val = node.meta["val"]
-        if isinstance(val, torch.Tensor):
-            yield self._value(node, node.name)
-            return
-        read: dict[object, list[fx.Node]] = {}
-        for user in node.users:
-            if user.target is operator.getitem and user.users:
-                read.setdefault(user.args[1], []).append(user)
-        for index in range(len(val)):
-            users = read.get(index, [])
-            value = self._value(users[0], users[0].name) if users else ""
-            self.values.update({other.name: value for other in users})
-            yield value
-
-    def _add(self, node: Node) -> None:
-        self.nodes.append(node)
-
-    def _free(self, wish: str) -> str:
-        """A node name: ``/path/op``, then ``/path/op_1``, ``/path/op_2``."""
-        name, count = wish, 0
-        while name in self.names:
-            count += 1
-            name = f"{wish}_{count}"
-        self.names.add(name)
-        return name
 
     # Outputs ---------------------------------------------------------------------------------
 
@@ -362,64 +267,3 @@ class _Builder:
                     found.append(Node(path, "partitioner::alias", (value,), (names[value],)))
             found.append(reading(node, names))
         return found
-
-
-def _derived(node: fx.Node, op: str) -> dict[str, Attr]:
-    """The rule of a call whose operator has no row, if one is known elsewhere."""
-    if op in ROWS:
-        return {}
-    from partitioner.frontends.torch_fallback import derived_rule
-
-    assert isinstance(node.target, torch._ops.OpOverload)
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-    rule = derived_rule(node.target, args, kwargs, node.meta["val"])
-    return {RULE: rule} if rule else {}
-
-
-def _flat_outputs(last: fx.Node) -> list[fx.Node | None]:
-    (found,) = last.args
-    assert isinstance(found, list | tuple)
-    return [item if isinstance(item, fx.Node) else None for item in found]
-
-
-def _type(tensor: torch.Tensor, name: str) -> TensorType:
-    if tensor.layout is not torch.strided:
-        raise FrontendError(f"{name}: {tensor.layout} tensors are not supported")
-    for size in tensor.shape:
-        if not isinstance(size, int):
-            raise FrontendError(f"{name}: size {size} of {list(tensor.shape)} is not known")
-    return TensorType.of(dtype_name(tensor.dtype), tensor.shape)
-
-
-def _path(node: fx.Node) -> str:
-    """``/path/of/the/submodule``."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    path = next(reversed(stack.values()))[0] if stack else ""
-    return "/" + path.replace(".", "/") if path else ""
-
-
-def _short(op: str) -> str:
-    """``"aten::sum.dim_IntList" -> "sum"``."""
-    return op.rpartition("::")[2].partition(".")[0]
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has no contents."""
-    return isinstance(tensor, FakeTensor) or tensor.device.type == "meta"
-
-
-def constant_loader(tensor: torch.Tensor, name: str) -> Callable[[], np.ndarray]:
-    """Reads a tensor's contents when they are asked for."""
-
-    def load() -> np.ndarray:
-        held = tensor.detach()
-        if _is_fake(held):
-            raise FrontendError(f"{name} has no contents: the module's weights are fake")
-        dense = held.cpu().contiguous()
-        kind = numpy_dtype(dtype_name(dense.dtype))
-        if dense.numel() == 0:
-            return np.empty(tuple(dense.shape), kind)
-        raw: np.ndarray = dense.reshape(-1).view(torch.uint8).numpy()
-        return raw.view(kind).reshape(tuple(dense.shape))
-
-    return load

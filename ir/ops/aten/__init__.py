@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from partitioner.ir.ops.aten import (
     attention,
+    branches,
     contraction,
     convolution,
     dropout,
@@ -29,6 +30,7 @@ from partitioner.ir.ops.table import OpRow, merged
 
 _FAMILIES = (
     attention,
+    branches,
     contraction,
     convolution,
     dropout,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from partitioner.ir.plan import Plan
     from partitioner.result import Compiled, load
     from partitioner.solver import Infeasible
+    from partitioner.sweeping import sweep
 
 __all__ = [
     "Chain",
@@ -37,6 +38,7 @@ __all__ = [
     "compile",
     "dump_problem",
     "load",
+    "sweep",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -53,6 +55,7 @@ _HOME = {
     "compile": "partitioner.compiler",
     "dump_problem": "partitioner.dump",
     "load": "partitioner.result",
+    "sweep": "partitioner.sweeping",
 }
 
 

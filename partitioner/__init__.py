@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partitioner.module_program import ModuleProgram
     from partitioner.result import Compiled, load
     from partitioner.solver import Infeasible
+    from partitioner.sweeping import sweep
 
 __all__ = [
     "Chain",
@@ -39,6 +40,7 @@ __all__ = [
     "compile",
     "dump_problem",
     "load",
+    "sweep",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -56,6 +58,7 @@ _HOME = {
     "compile": "partitioner.compiler",
     "dump_problem": "partitioner.dump",
     "load": "partitioner.result",
+    "sweep": "partitioner.sweeping",
 }
 
 

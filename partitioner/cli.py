@@ -15,14 +15,17 @@ from pathlib import Path
 
 from partitioner import __version__, cli_pictures
 from partitioner.cli_options import (
+    MODEL,
     WRITTEN,
     Parser,
     aside,
+    check_kind,
     check_model,
     command,
     memory,
     mesh,
     model_options,
+    module_options,
     natural,
     one_line,
     positive,
@@ -46,6 +49,7 @@ _EPILOG = """commands on a folder that `partition MODEL` wrote:
 
 on a model:
   partition sweep MODEL --devices 1,2,4,8 [--memory SIZE,...] [--clusters NAME,...] [-o FILE]
+                        [--training] [--parallel KIND]
   partition check FILE
 
 commands on a problem file (google/iopddl or msr-fiddle/dnn-partitioning):
@@ -94,7 +98,7 @@ def _partition_parser() -> argparse.ArgumentParser:
     add(
         "model",
         metavar="MODEL",
-        help="an .onnx file, an exported program (.pt2), or package.module:factory",
+        help=MODEL,
     )
     add(
         "--devices",
@@ -117,17 +121,7 @@ def _partition_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the problem of --strategy intra or inter for other solvers, and plan nothing",
     )
-    add("--training", action="store_true", help="of a module: plan its backward pass too")
-    add(
-        "--optimizer",
-        metavar="NAME",
-        help="of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad",
-    )
-    add(
-        "--parallel",
-        metavar="KIND",
-        help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
-    )
+    module_options(parser)
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")
     add(
@@ -158,14 +152,12 @@ def _partition(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     from partitioner.directory import check_target
 
-    module = module_name(args.model)
-    _check_kind(parser, args, module is not None)
+    check_kind(parser, args)
     if args.dump_problem is not None:
         return _dump(parser, args)
-    model = Path(args.model)
-    target = Path(args.output) if args.output else Path(f"{module or model.stem}.partition")
-    if ":" not in args.model or module is None:
-        check_model(model)
+    name = module_name(args.model) or Path(args.model).stem
+    target = Path(args.output) if args.output else Path(f"{name}.partition")
+    model = check_model(args.model)
     check_target(target, force=args.force)
     cli_pictures.check_pictures(parser, args, model)
     say = progress(args.quiet)
@@ -174,7 +166,7 @@ def _partition(argv: Sequence[str]) -> int:
     from partitioner.summary import text
 
     result = compile_model(
-        args.model if module is not None else model,
+        args.model,
         devices=args.devices,
         training=args.training,
         optimizer=args.optimizer or "adamw",
@@ -204,22 +196,6 @@ def _partition(argv: Sequence[str]) -> int:
     return 0
 
 
-#: Options that are for ONNX models only.
-_OF_ONNX = ("dim", "shape", "annotate", "dump_problem")
-
-
-def _check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace, module: bool) -> None:
-    """Refuse options that a model of this kind has no use for."""
-    for name in _OF_ONNX if module else ("training", "optimizer", "parallel"):
-        if getattr(args, name):
-            kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
-            parser.error(f"--{name.replace('_', '-')} is for {kinds}")
-    if args.optimizer and not args.training:
-        parser.error("--optimizer is of --training")
-    if args.parallel and not args.training:
-        parser.error("--parallel is of --training")
-
-
 #: Options that say what to do with a plan.
 _OF_PLANS = ("output", "plan_only", "force", "json", "dot", "graph", "timeline", "annotate")
 
@@ -229,7 +205,7 @@ def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         if getattr(args, name):
             option = name.replace("_", "-")
             parser.error(f"--dump-problem plans nothing: leave out --{option}")
-    check_model(Path(args.model))
+    check_model(args.model)
     say = progress(args.quiet)
     say("loading the compiler")
     from partitioner.dump import dump_problem
@@ -239,6 +215,9 @@ def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
         args.dump_problem,
         args.devices,
         strategy=args.strategy,
+        training=args.training,
+        optimizer=args.optimizer or "adamw",
+        parallel=args.parallel,
         cluster=args.cluster,
         memory=args.memory,
         mesh=args.mesh,

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from partitioner.ir.errors import PartitionerError
+from partitioner.model_names import module_name
 
 Item = TypeVar("Item")
 
+MODEL = "an .onnx file, an exported program (.pt2), or package.module:factory"
 WRITTEN = "folder that `partition MODEL` wrote"  #: What a command's DIR is.
 
 
@@ -205,12 +207,48 @@ def solver_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=natural, default=0, metavar="N", help="of the search (default 0)")
 
 
-def check_model(model: Path) -> None:
-    """Refuse a path that is no model file.
+def module_options(parser: argparse.ArgumentParser) -> None:
+    """Options of PyTorch modules."""
+    add = parser.add_argument
+    add("--training", action="store_true", help="of a module: plan its backward pass too")
+    add(
+        "--optimizer",
+        metavar="NAME",
+        help="of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad",
+    )
+    add(
+        "--parallel",
+        metavar="KIND",
+        help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
+    )
+
+
+#: Options that are for models of one kind only.
+_OF_ONNX = ("dim", "shape", "annotate")
+_OF_MODULES = ("training", "optimizer", "parallel")
+
+
+def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that a model of this kind has no use for."""
+    module = module_name(args.model) is not None
+    for name in _OF_ONNX if module else _OF_MODULES:
+        if getattr(args, name, None):
+            kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
+            parser.error(f"--{name} is for {kinds}")
+    for name in ("optimizer", "parallel"):
+        if getattr(args, name) and not args.training:
+            parser.error(f"--{name} is of --training")
+
+
+def check_model(text: str) -> Path | None:
+    """The file of a model; None for a factory, which has none.
 
     Raises:
-        PartitionerError: It is not one.
+        PartitionerError: There is no such model file.
     """
+    if module_name(text) is not None and ":" in text:
+        return None
+    model = Path(text)
     try:
         if (model / "plan.json").is_file():
             raise PartitionerError(
@@ -221,6 +259,7 @@ def check_model(model: Path) -> None:
             raise PartitionerError(f"{model}{why}")
     except OSError as error:
         raise PartitionerError(f"{model}: {error.strerror}") from None
+    return model
 
 
 def aside(line: str) -> None:

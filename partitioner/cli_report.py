@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from partitioner.cli_options import (
+    MODEL,
     WRITTEN,
+    check_kind,
     check_model,
     command,
     memory,
     model_options,
+    module_options,
     output_file,
     positive,
     progress,
@@ -20,12 +23,9 @@ from partitioner.cli_options import (
     several,
     warn,
 )
-from partitioner.model_names import module_name
 
 if TYPE_CHECKING:
     from partitioner.report.schema import Diff, Sweep
-
-Item = TypeVar("Item")
 
 _PAGE = output_file((".html", ".htm"))
 
@@ -97,12 +97,13 @@ def diff(argv: Sequence[str]) -> int:
 def sweep(argv: Sequence[str]) -> int:
     """``partition sweep MODEL --devices 1,2,4,8``."""
     about = "Plan a model for several numbers of devices, clusters and memory limits."
-    parser = command("sweep", about, MODEL="an .onnx file")
+    parser = command("sweep", about, MODEL=MODEL)
     add = parser.add_argument
     add("--devices", type=several(positive), metavar="N,N", help="numbers of devices, like 1,2,4,8")
     add("--clusters", type=several(str), metavar="NAME,NAME", help="presets or TOML files")
     add("--memory", type=several(memory), metavar="SIZE,SIZE", help="limits of each device")
     model_options(parser)
+    module_options(parser)
     add(
         "-o",
         "--output",
@@ -115,41 +116,33 @@ def sweep(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.devices is None and args.clusters is None:
         parser.error("give --devices, or --clusters with counts in their names, like 4xh100")
-    model = Path(args.model)
-    if module_name(args.model) is not None:
-        parser.error("sweep plans ONNX models: partition a PyTorch module for each case instead")
-    check_model(model)
-    _check(args.output, (model,))
+    check_kind(parser, args)
+    _check(args.output, (check_model(args.model),))
     say = progress(args.quiet)
     say("loading the compiler")
-    from partitioner.frontends.onnx import load_onnx
-    from partitioner.search import Request
-    from partitioner.sweep import Axis, sweep_text
-    from partitioner.sweep import sweep as search_all
+    from partitioner.sweeping import sweep as search_all
 
-    axes = Axis(
-        _unique(args.devices or ()),
-        _unique(args.clusters or (None,)),
-        _unique(args.memory or (None,)),
-    )
-    request = Request(
-        args.objective,
-        args.strategy,
+    found = search_all(
+        args.model,
+        devices=args.devices or (),
+        clusters=args.clusters or (None,),
+        memory=args.memory or (None,),
+        training=args.training,
+        optimizer=args.optimizer or "adamw",
+        parallel=args.parallel,
+        objective=args.objective,
+        strategy=args.strategy,
+        dims=dict(args.dim),
+        shapes=dict(args.shape),
         time_limit_s=args.time_limit,
         gap=args.gap,
         solver=args.solver,
         seed=args.seed,
+        progress=say,
     )
-    traced = load_onnx(model, dict(args.dim), dict(args.shape))
-    found = search_all(traced, axes, request, model.stem, say)
-    print(json.dumps(found, indent=1) if args.json else safe(sweep_text(found)), flush=True)
-    _write(args.output, found)
+    print(json.dumps(found.data, indent=1) if args.json else safe(str(found)), flush=True)
+    _write(args.output, found.data)
     return 0
-
-
-def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Without repetitions, in their order."""
-    return tuple(dict.fromkeys(items))
 
 
 def _check(path: Path | None, models: Iterable[Path | None]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from partitioner import units
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import numbers
 
 #: Largest difference allowed, relative to the largest magnitude of the tensor, by element type.
 #: Sums over shards are taken in another order; each bound is some 100 units in the last place,
@@ -54,6 +55,30 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class FirstDifference:
+    """The first tensor inside a graph that differs from the same graph's on one device.
+
+    Attributes:
+        tensor: The worst of its wrong parts, compared.
+        node: Name and op of the node that makes it.
+        ranks: Ranks whose part is wrong; all of a pending sum, which is compared as a whole.
+        placement: How it lies on them, like ``"[tp, -] on tp=2 on 0,1"``.
+    """
+
+    tensor: Difference
+    node: str
+    ranks: tuple[int, ...]
+    placement: str
+
+    def __str__(self) -> str:
+        plural = "s" if len(self.ranks) > 1 else ""
+        return (
+            f"{self.tensor.name!r} of {self.node}, {self.placement}, wrong on rank{plural} "
+            f"{numbers(self.ranks)}, relative error {self.tensor.error:.2g}"
+        )
+
+
+@dataclass(frozen=True)
 class Verification:
     """What a verification found; true if every output is equal (``assert result.verify()``).
 
@@ -61,16 +86,15 @@ class Verification:
         ranks: Number of ranks run.
         seed: Of the random inputs.
         outputs: Every output, compared.
-        first: The first tensor in graph order that differs, if an output does.
-        node: Name and op of the node that makes it.
+        first: The first tensor in graph order that differs, if an output does; None then says that
+            the ranks compute what the graph does, and the graph is not the model.
         against: What the ranks were compared with.
     """
 
     ranks: int
     seed: int
     outputs: tuple[Difference, ...]
-    first: Difference | None = None
-    node: str = ""
+    first: FirstDifference | None = None
     against: str = "the whole model"
 
     @property
@@ -89,9 +113,11 @@ class Verification:
             mark = "" if output.equal else " DIFFERS"
             lines.append(f"  {output.name}: {how} (allowed {output.tolerance:g}){mark}")
         if self.first is not None:
+            lines.append(f"  first tensor that differs: {self.first}")
+        elif not self.equal:
             lines.append(
-                f"  first tensor that differs: {self.first.name!r} of {self.node}, "
-                f"relative error {self.first.error:.2g}"
+                "  no tensor inside differs from the same graph on one device: that graph is not "
+                "what the model computes"
             )
         return "\n".join(lines)
 
@@ -121,9 +147,15 @@ def compare(
     a, b = ours.astype(np.float64), whole.astype(np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     gap = np.where(same, 0.0, np.abs(a - b)).max(initial=0.0)
-    scale = np.abs(b[np.isfinite(b)]).max(initial=floor)
+    scale = max(floor, largest(b))
     error = float(gap / scale) if scale > 0 else float(gap)
     return Difference(name, error, tolerance, identical=False)
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest finite magnitude of a tensor; 0 without any."""
+    wide = array.astype(np.float64)
+    return float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
 
 
 def check_memory(graph: Graph) -> None:

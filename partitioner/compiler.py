@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypeIs
-
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.evaluate import best_single
 from partitioner.families import check_space
-from partitioner.frontends.onnx import Traced, load_onnx
+from partitioner.frontends.onnx import Traced
+from partitioner.given import GivenModule, given_model
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.limits import MOST_EXPLICIT
-from partitioner.module_source import Example, ModuleSource
 from partitioner.relax import relaxations, relaxed
 from partitioner.result import Compiled, Source
 from partitioner.search import Request, search
@@ -117,21 +114,22 @@ def compile(  # noqa: A001 - the public name
     check_space(
         strategy, len(target), mesh
     )  # refuses a mesh of another size before anything is read
-    held = module_of(model, example_inputs)
-    if held is not None:
-        from partitioner.module_compiler import ModuleOptions, compile_module
+    given = given_model(
+        model,
+        example_inputs,
+        training=training,
+        optimizer=optimizer,
+        parallel=parallel,
+        dims=dims,
+        shapes=shapes,
+    )
+    if isinstance(given, GivenModule):
+        from partitioner.module_compiler import compile_module
 
-        if dims or shapes:
-            raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-        options = ModuleOptions(training, optimizer, parallel)
-        return compile_module(*held, target, request, clock, options)
-    assert not is_module(model)
-    if example_inputs is not None or training or parallel:
-        word = "training" if training else "parallel" if parallel else "example_inputs"
-        raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")
+        return compile_module(given, target, request, clock)
     with clock("reading the model"):
-        traced = load_onnx(model, dims or {}, shapes or {})
-    source = Source.of(model, traced.graph, dims or {}, shapes or {})
+        traced = given.traced
+    source = Source.of(given.model, traced.graph, given.dims, given.shapes)
     return compile_traced(traced, source, target, request, clock)
 
 
@@ -184,32 +182,6 @@ def plan_graph(
     pinned = request.constraints.bound
     _, single = best_single(graph, cluster, request.objective)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
-
-
-def module_of(model: object, example_inputs: Any) -> tuple[nn.Module, Example, ModuleSource] | None:
-    """The module, its example inputs and its source; None for an ONNX model.
-
-    Raises:
-        PartitionerError: It cannot be had, or example inputs are missing or given twice.
-    """
-    if is_module(model):
-        return model, Example.of(example_inputs), ModuleSource()
-    source = ModuleSource.of(model)
-    if source is None:
-        return None
-    if example_inputs is not None:
-        raise OptionError(f"example_inputs: {_what(model)} has its own")
-    return *source.open(), source
-
-
-def is_module(model: object) -> TypeIs[nn.Module]:
-    """Whether a model is a PyTorch module; loads no PyTorch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
-
-
-def _what(model: object) -> str:
-    return repr(str(model)) if isinstance(model, str | Path) else f"a {type(model).__name__}"
 
 
 @dataclass

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from partitioner.compiler import constraints_of, target_cluster
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster
 from partitioner.families import Family, SearchError, families
 from partitioner.files import check_file, refuse_to_replace
-from partitioner.frontends.onnx import load_onnx
+from partitioner.given import given_model
 from partitioner.ir.plan import Plan
 from partitioner.search import Request, first_problem
 from partitioner.solver import Problem
@@ -20,6 +20,7 @@ from partitioner.solver.json_files import write_json
 
 if TYPE_CHECKING:
     import onnx
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,15 @@ class Dump:
 
 
 def dump_problem(
-    model: str | Path | onnx.ModelProto,
+    model: str | Path | onnx.ModelProto | nn.Module,
     path: str | Path,
     devices: int | None = None,
     *,
     strategy: str,
+    example_inputs: Any = None,
+    training: bool = False,
+    optimizer: str = "adamw",
+    parallel: str | None = None,
     cluster: str | Path | Cluster | None = None,
     memory: int | str | None = None,
     mesh: Mapping[str, int] | None = None,
@@ -57,12 +62,16 @@ def dump_problem(
     """Write the problem that `compile` would solve, for other solvers.
 
     Args:
-        model: Path of an ONNX file, or the model itself.
+        model: As of `compile`.
         path: File to write; gzipped if its name ends in `.gz`. One that is there is replaced.
         devices: Number of devices (default: the cluster's, or 1).
         strategy: "intra" writes the sharding problem in the format of google/iopddl, "inter" the
             placement problem in that of msr-fiddle/dnn-partitioning.
-        cluster: As of `compile`, like the other arguments.
+        example_inputs: As of `compile`, like the other arguments.
+        training: Of a module: its backward pass too.
+        optimizer: Of training.
+        parallel: Of training; its constraints join those given.
+        cluster: The devices.
         memory: Memory limit of each device.
         mesh: Axis sizes for "intra"; None is the mesh of one axis.
         dims: Sizes of symbolic dims by symbol.
@@ -79,20 +88,30 @@ def dump_problem(
     say = progress or (lambda _text: None)
     target = Path(path)
     check_file(target)
-    if isinstance(model, str | Path):
-        refuse_to_replace(Path(model), target)
     where = target_cluster(cluster, devices, memory)
     request = Request(strategy=strategy, mesh=mesh, constraints=constraints_of(constraints))
     families(strategy, len(where), mesh)  # refuses before anything is read
+    given = given_model(
+        model,
+        example_inputs,
+        training=training,
+        optimizer=optimizer,
+        parallel=parallel,
+        dims=dims,
+        shapes=shapes,
+    )
+    if given.path is not None:
+        refuse_to_replace(given.path, target)
+    request = given.applied(request, len(where))
     say("reading the model")
-    graph = load_onnx(model, dims or {}, shapes or {}).graph
+    graph = given.graph
     say("building the problem")
-    family, built = first_problem(graph, where, request)
+    family, built = first_problem(graph, where, given.bound(request))
     say(f"writing {target}")
     if strategy == "inter":
         return _write_dnnp(built.problem, target, family)
     dumped = _write_iopddl(built.problem, target, family)
-    if mesh is not None or len(where) == 1:
+    if request.mesh is not None or len(where) == 1:
         return dumped
     one = "no mesh was given: this is the one of a single axis"
     return replace(dumped, notes=(dumped.notes[0], one, *dumped.notes[1:]))

@@ -22,12 +22,13 @@ from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
-from partitioner.module_source import Example, ModuleSource
+from partitioner.module_source import Example
 from partitioner.parallel import parallel_constraints, parallel_mesh
 from partitioner.search import Request
 
 if TYPE_CHECKING:
     from partitioner.compiler import Clock
+    from partitioner.given import GivenModule
 
 #: Bytes that each optimizer keeps of an element of a parameter, beside it and its gradient.
 OPTIMIZERS: Mapping[str, int] = {
@@ -107,13 +108,7 @@ def _dims(traced: ModuleGraph, name: str) -> int:
 
 
 def compile_module(
-    module: nn.Module,
-    example: Example,
-    source: ModuleSource,
-    cluster: Cluster,
-    request: Request,
-    clock: Clock,
-    options: ModuleOptions,
+    given: GivenModule, cluster: Cluster, request: Request, clock: Clock
 ) -> ModuleProgram:
     """Trace, plan and lower a module (see `partitioner.compile`).
 
@@ -122,18 +117,18 @@ def compile_module(
     """
     from partitioner.compiler import plan_graph
 
-    request = options.applied(request, len(cluster))
+    request = given.applied(request, len(cluster))
     with clock("tracing the module"):
-        traced = trace_module(module, example, options)
-    request = options.bound(request, traced)
+        traced = given.traced
+    request = given.bound(request)
     outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
     result = ModuleProgram(
         traced=traced,
-        whole=module,
-        training=options.training,
-        optimizer=options.optimizer,
-        source=source,
-        modes={name: one.training for name, one in module.named_modules()},
+        whole=given.module,
+        training=given.options.training,
+        optimizer=given.options.optimizer,
+        source=given.source,
+        modes={name: one.training for name, one in given.module.named_modules()},
         cluster=cluster,
         plan=outcome.plan,
         evaluation=outcome.evaluation,

@@ -3,14 +3,16 @@
 All ranks run in this process, in lock-step, on random inputs like the example inputs, and are
 compared with the module itself: results, written buffers and, in training, every gradient. A module
 with dropout draws other masks than its program does, whose masks are the same however it is cut:
-then the ranks are compared with the program on one device.
+then the ranks are compared with the program on one device. If something differs, the first value
+inside the graph that does is looked for (`partitioner.inner_values`).
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,14 +30,11 @@ from partitioner.comparison import (
     VerificationError,
     check_memory,
     compare,
+    largest,
 )
-from partitioner.cost_model.cluster import resolve_cluster
-from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.torch_nodes import dtype_name
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.inner_values import Side, first_difference, uncut_programs
 from partitioner.ir.ops import row_of
-from partitioner.ir.plan import NodePlan, Plan, resolve
-from partitioner.lowering import lower
 
 if TYPE_CHECKING:
     from partitioner.module_program import ModuleProgram
@@ -68,18 +67,24 @@ def verify_module(program: ModuleProgram, seed: int, ranks: AllRanks | None = No
 
 def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Verification:
     args, kwargs = random_arguments(program, seed)
-    found = _named(program, _run(ranks or program.all_ranks, program, args, kwargs, seed))
+    ours = _Run(
+        ranks or program.all_ranks, program.fed(args, kwargs, seed), program.stored_values()
+    )
+    found = _named(program, ours.step())
     if program.signature.seed:
         against = (
             "the same program on one device (its dropout is drawn otherwise than the module's)"
         )
-        alone = AllRanks(*uncut(program))
-        whole = _named(program, _run(alone, program, args, kwargs, seed))
+        whole = _named(program, ours.alone().step())
     else:
         against = "the whole module"
         whole = _eager(program, args, kwargs)
-    compared = tuple(_compared(found, whole, tolerances(program)))
-    return Verification(len(program.cluster), seed, compared, against=against)
+    floor = GRADIENT_FLOOR * _largest_gradient(whole)
+    compared = tuple(_compared(found, whole, floor, tolerances(program)))
+    first = None
+    if not all(output.equal for output in compared):
+        first = first_difference(program.graph, ours.side, ours.alone().side, floor)
+    return Verification(len(program.cluster), seed, compared, first, against)
 
 
 def _check_contents(program: ModuleProgram) -> None:
@@ -131,23 +136,30 @@ def _random(value: Any, random: torch.Generator) -> Any:
     return value.detach().cpu().reshape(-1)[order].reshape(value.shape)
 
 
-def _run(
-    ranks: AllRanks,
-    program: ModuleProgram,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    seed: int,
-) -> Step:
-    return ranks.step(program.fed(args, kwargs, seed), program.stored_values())
+@dataclass(frozen=True)
+class _Run:
+    """A program with what it is fed."""
 
+    ranks: AllRanks
+    inputs: Mapping[str, torch.Tensor]
+    stored: Mapping[str, torch.Tensor]
 
-def uncut(program: ModuleProgram) -> tuple[Any, ...]:
-    """The program with every node whole on one rank, and its graph."""
-    graph, cluster = program.graph, resolve_cluster(None, 1)
-    nodes = {node.name: NodePlan(0) for node in graph.nodes}
-    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
-    found = schedule(graph, resolve(graph, plan), cluster)
-    return lower(graph, found, 1, deliver_all=True), graph
+    def step(self) -> Step:
+        return self.ranks.step(self.inputs, self.stored)
+
+    def alone(self) -> _Run:
+        """The same on one device."""
+        graph = self.ranks.graph
+        programs = uncut_programs(graph, deliver_all=True)
+        return replace(self, ranks=AllRanks(programs, graph))
+
+    @property
+    def side(self) -> Side:
+        return Side(self.ranks.programs, self._kept)
+
+    def _kept(self, keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
+        kept = self.ranks.step(self.inputs, self.stored, keep).kept
+        return {r: {name: _array(value) for name, value in of.items()} for r, of in kept.items()}
 
 
 def _named(program: ModuleProgram, step: Step) -> Values:
@@ -223,12 +235,17 @@ def _tensors(module: nn.Module) -> Values:
     }
 
 
-def _compared(found: Values, whole: Values, least: Mapping[str, float]) -> Iterator[Difference]:
-    gradients = [_array(whole[name]) for name in whole if name.startswith("grad:")]
-    largest = max((np.abs(g.astype(np.float64)).max(initial=0.0) for g in gradients), default=0.0)
+def _largest_gradient(whole: Values) -> float:
+    gradients = (value for name, value in whole.items() if name.startswith("grad:"))
+    return max((largest(_array(gradient)) for gradient in gradients), default=0.0)
+
+
+def _compared(
+    found: Values, whole: Values, floor: float, least: Mapping[str, float]
+) -> Iterator[Difference]:
     for name, ours in found.items():
-        floor = GRADIENT_FLOOR * float(largest) if name.startswith("grad:") else 0.0
-        yield compare(name, _array(ours), _array(whole[name]), floor, least[name])
+        zero = floor if name.startswith("grad:") else 0.0
+        yield compare(name, _array(ours), _array(whole[name]), zero, least[name])
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -15,6 +15,7 @@ from command_line import one_line
 
 import partitioner
 from partitioner.cli import main
+from partitioner.ir.errors import OptionError
 from partitioner.module_program import ModuleProgram
 
 QUIET = ["--cluster", "2xideal", "-q"]
@@ -133,11 +134,12 @@ def test_names_and_folders_by_default(
         (["m.pt2", "--dim", "n=3"], "--dim is for ONNX models"),
         (["m.pt2", "--shape", "ids=3"], "--shape is for ONNX models"),
         (["m.pt2", "--annotate", "a.onnx"], "--annotate is for ONNX models"),
-        (["modules:build", "--dump-problem", "p.json"], "--dump-problem is for ONNX models"),
         (["m.onnx", "--training"], "--training is for PyTorch modules (.pt2, package.module:"),
         (["m.onnx", "--optimizer", "sgd"], "--optimizer is for PyTorch modules"),
         (["m.pt2", "--optimizer", "sgd"], "--optimizer is of --training"),
-        (["sweep", "m.pt2", "--devices", "2"], "sweep plans ONNX models"),
+        (["sweep", "m.pt2", "--devices", "2", "--dim", "n=3"], "--dim is for ONNX models"),
+        (["sweep", "m.onnx", "--devices", "2", "--training"], "--training is for PyTorch modules"),
+        (["sweep", "m.pt2", "--devices", "2", "--parallel", "dp"], "--parallel is of --training"),
     ],
 )
 def test_options_of_the_other_kind_exit_2(
@@ -225,6 +227,45 @@ def test_a_request_that_was_spoilt(
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     assert main(["show", str(tmp_path / "p")]) == 1
     assert message in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_problem_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has the cost of the plan that `partition` finds; `solve` and `evaluate` agree on it."""
+    problem, solution = str(tmp_path / "p.json"), str(tmp_path / "s.json")
+    asked = ["modules:build_training", "--training", "--parallel", "zero3", "--devices", "2", "-q"]
+    target = ["--strategy", "intra", "--dump-problem", problem]
+    assert main([*asked, *target]) == 0
+    assert main(["solve", problem, "-o", solution, "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["cost"]
+    assert main(["evaluate", problem, solution]) == 0
+    assert re.search(rf"cost +{cost}\n(.*\n)*feasible", capsys.readouterr().out)
+    planned = ["--gap", "0", "--plan-only", "--json", "-o", str(tmp_path / "x")]
+    assert main([*asked, *planned]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"] * 1e12 == pytest.approx(cost, rel=1e-6)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_sweep_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A kind of parallelism that a number of devices cannot have is a point without a plan."""
+    asked = ["modules:build_training", "--training", "--parallel", "dp", "--memory", "1GB"]
+    page = str(tmp_path / "p.html")
+    assert main(["sweep", *asked, "--devices", "1,2,9", "-q", "--json", "-o", page]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["title"] == "build_training"
+    assert [point["strategy"] for point in found["points"]] == ["single", "intra", ""]
+    assert "parallel dp: batch of 'ids'" in found["points"][2]["why"]
+    assert "build_training" in Path(page).read_text()
+
+
+def test_a_sweep_from_python() -> None:
+    found = partitioner.sweep(*modules.build(), [1], clusters=["cpu"], memory=["1kB", None])
+    short, planned = found.data["points"]
+    assert "bytes are short on device 0" in short["why"]
+    assert planned["strategy"] == "single"
+    assert str(found).startswith("devices")
+    with pytest.raises(OptionError, match="give devices, or clusters with counts"):
+        partitioner.sweep(*modules.build())
 
 
 @pytest.mark.usefixtures("here")

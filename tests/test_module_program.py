@@ -10,7 +10,7 @@ import modules
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -18,7 +18,7 @@ from partitioner.backends.torch.all_ranks import AllRanks
 from partitioner.backends.torch.emit import PassGraph
 from partitioner.backends.torch.local import run_module_files
 from partitioner.backends.torch.lockstep import run_lockstep
-from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files
+from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
 from partitioner.comparison import VerificationError
 from partitioner.directory import DirectoryError
 from partitioner.ir.errors import OptionError
@@ -93,32 +93,72 @@ def test_dropout_is_compared_with_the_program_on_one_device() -> None:
     assert any(name.name.startswith("grad:") for name in found.outputs)
 
 
-@pytest.mark.parametrize("which", ["forward", "backward"])
-def test_a_wrong_program_is_found_out(training: ModuleProgram, which: str) -> None:
-    """One rank computes with another operator."""
-    ranks = list(training.all_ranks.ranks)
-    part: PassGraph = getattr(ranks[1], which)
-    graph = torch.fx.Graph()
+def spoilt(part: PassGraph, operator: str, change: Callable[[fx.Node], None]) -> PassGraph:
+    """A pass whose only node of an operator was changed."""
+    graph = fx.Graph()
     graph.output(graph.graph_copy(part.module.graph, {}))
-    wrong = torch.fx.GraphModule(part.module, graph)
-    old, new = {
-        "forward": (torch.ops.aten.mean.dim, torch.ops.aten.amax.default),
-        "backward": (torch.ops.aten.threshold_backward.default, None),
-    }[which]
-    (node,) = (node for node in graph.nodes if node.target is old)
-    if new is None:
-        node.replace_all_uses_with(node.args[0])
-    else:
-        node.target = new
-    wrong.recompile()
-    ranks[1] = replace(ranks[1], **{which: replace(part, module=wrong)})
-    spoilt = AllRanks(training.programs, training.graph, ranks)
-    found = verify_module(training, 0, spoilt)
+    (node,) = (node for node in graph.nodes if str(node.target) == operator)
+    change(node)
+    return replace(part, module=fx.GraphModule(part.module, graph))
+
+
+def other_operator(node: fx.Node) -> None:
+    node.target = torch.ops.aten.amax.default
+
+
+def other_threshold(node: fx.Node) -> None:
+    node.update_arg(2, 1e9)
+
+
+def scaled_by_frequency(node: fx.Node) -> None:
+    node.update_arg(4, True)
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(
+    ("which", "operator", "change", "where"),
+    [
+        ("forward", "aten.mean.dim", other_operator, "[tp, -] on tp=2 on 0,1, wrong on rank 1"),
+        (
+            "backward",
+            "aten.threshold_backward.default",
+            other_threshold,
+            "[tp, -] on tp=2 on 0,1, wrong on rank 1",
+        ),
+        (
+            "backward",
+            "aten.embedding_dense_backward.default",
+            scaled_by_frequency,
+            "[-, -] partial(sum:tp) on tp=2 on 0,1, wrong on ranks 0,1",
+        ),
+    ],
+)
+def test_a_wrong_program_is_found_out(
+    training: ModuleProgram,
+    saved_training: Path,
+    written: bool,
+    which: str,
+    operator: str,
+    change: Callable[[fx.Node], None],
+    where: str,
+) -> None:
+    """One rank computes something else, in the graphs that were made or in those of the files."""
+    ranks = list(training.all_ranks.ranks)
+    if written:
+        ranks = list(with_written(saved_training, ranks))
+    ranks[1] = replace(ranks[1], **{which: spoilt(getattr(ranks[1], which), operator, change)})
+    found = verify_module(training, 0, AllRanks(training.programs, training.graph, ranks))
     assert not found
     differ = [output.name for output in found.outputs if not output.equal]
     assert ("loss" in differ) == (which == "forward")
     assert any(name.startswith("grad:") for name in differ)
     assert str(found).startswith("DIFFERENT: ")
+    name = operator.removesuffix(".default").replace("aten.", "aten::")
+    (node,) = (node for node in training.graph.nodes if node.op == name)
+    assert (
+        f"first tensor that differs: {node.outputs[0]!r} of {node.name!r} ({name}), "
+        f"{where}, relative error "
+    ) in str(found)
 
 
 def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> None:

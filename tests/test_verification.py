@@ -53,8 +53,11 @@ def test_a_wrong_weight_is_found_and_the_first_tensor_named(saved: Path, layer: 
     found = verify_directory(saved)
     assert not found.equal
     assert found.first is not None
-    assert found.first.name == node.outputs[0]
-    assert repr(node.name) in found.node
+    assert found.first.tensor.name == node.outputs[0]
+    assert repr(node.name) in found.first.node
+    home = result.programs.homes[node.outputs[0]]
+    assert found.first.ranks == home.placement.mesh.devices
+    assert found.first.placement == str(home.placement)
 
 
 def test_the_command_says_so_and_exits_1(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from partitioner.backends.torch.emit import PassGraph, RankGraphs, emit_rank
-from partitioner.backends.torch.lockstep import run_lockstep
+from partitioner.backends.torch.lockstep import Watch, run_lockstep
 from partitioner.backends.torch.shards import part_of, region_on, whole_of
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Output, Programs
@@ -23,10 +23,12 @@ class Step:
     Attributes:
         results: Outputs of the forward pass, written buffers included.
         gradients: Outputs of the backward pass; empty for inference.
+        kept: Local values that were asked for, by rank and name, as far as the graphs make them.
     """
 
     results: Mapping[str, torch.Tensor]
     gradients: Mapping[str, torch.Tensor]
+    kept: Mapping[int, Mapping[str, torch.Tensor]] = field(default_factory=dict)
 
 
 class AllRanks:
@@ -50,23 +52,31 @@ class AllRanks:
         made = (emit_rank(programs, rank, graph, cpu) for rank in range(len(programs.ranks)))
         self.ranks = tuple(made if ranks is None else ranks)
 
-    def step(self, inputs: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> Step:
+    def step(
+        self,
+        inputs: Mapping[str, torch.Tensor],
+        stored: Mapping[str, torch.Tensor],
+        keep: Mapping[int, Collection[str]] | None = None,
+    ) -> Step:
         """Run the forward pass and, in training, the backward pass.
 
         Args:
             inputs: Whole graph inputs by name.
             stored: Whole stored values by name.
+            keep: Local values to return beside the outputs, by rank.
 
         Raises:
             BackendError: The ranks deadlock.
         """
         values = [self._start(rank, inputs, stored) for rank in self.ranks]
-        self._run(values, [rank.forward for rank in self.ranks])
+        watch = Watch(keep or {})
+        self._run(values, [rank.forward for rank in self.ranks], watch)
         backward = [rank.backward for rank in self.ranks]
         if not any(backward):
-            return Step(dict(self._whole(values, late=False)), {})
-        self._run(values, backward)
-        return Step(dict(self._whole(values, late=False)), dict(self._whole(values, late=True)))
+            return Step(dict(self._whole(values, late=False)), {}, watch.seen)
+        self._run(values, backward, watch)
+        late = dict(self._whole(values, late=True))
+        return Step(dict(self._whole(values, late=False)), late, watch.seen)
 
     def _start(
         self,
@@ -83,12 +93,15 @@ class AllRanks:
             values[name] = part_of(stored[value], region_on(at, rank.rank))
         return values
 
-    def _run(self, values: Sequence[Values], passes: Sequence[PassGraph | None]) -> None:
+    def _run(
+        self, values: Sequence[Values], passes: Sequence[PassGraph | None], watch: Watch
+    ) -> None:
         present = {rank: one for rank, one in enumerate(passes) if one is not None}
         with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the graphs have their casts
             found = run_lockstep(
                 {rank: one.module for rank, one in present.items()},
                 {r: [values[r][name] for name in one.arguments] for r, one in present.items()},
+                watch,
             )
         for rank, results in found.items():
             values[rank].update(zip(present[rank].results, results, strict=True))

@@ -17,6 +17,7 @@ from torch import fx
 
 from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.pieces import assemble
+from partitioner.backends.torch.values import move_notes
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -153,6 +154,7 @@ def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
             part = graph.call_function(aten.reshape.default, (part, shape))
         at += size
         member.wait.replace_all_uses_with(part)
+        move_notes(member.wait, part)
         operand = member.sent.args[0]
         for node in (member.wait, member.sent):
             graph.erase_node(node)

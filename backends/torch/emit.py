@@ -23,7 +23,8 @@ from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import ALIAS, add_call
 from partitioner.backends.torch.comms import COLLECTIVES, Arrival, start, wait_for_unread
 from partitioner.backends.torch.faults import COMM
-from partitioner.ir.graph import Graph
+from partitioner.backends.torch.values import note_values
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
@@ -186,6 +187,7 @@ class _Pass:
         results = tuple(self._value(name) for name in self.results)
         wait_for_unread(self.graph)
         self.graph.output(results)
+        note_values(self.known)
         if self.owner.alike:
             bucket(self.graph)
         self.graph.lint()

@@ -6,7 +6,9 @@ group are there, it is carried out and they go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch import fx
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import combine
+from partitioner.backends.torch.values import noted_values
 
 c10d = torch.ops._c10d_functional
 _REDUCE = {"sum": "sum", "product": "prod", "max": "max", "min": "min"}
@@ -23,14 +26,36 @@ Call = tuple[Any, tuple[Any, ...], str]
 Run = Generator[Call, Any, Sequence[torch.Tensor]]
 
 
+@dataclass
+class Watch:
+    """Values inside the graphs to be kept, and those that were made.
+
+    Attributes:
+        names: Local values by rank.
+        seen: Their contents by rank, as far as the graphs that ran make them.
+    """
+
+    names: Mapping[int, Collection[str]] = field(default_factory=dict)
+    seen: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    def see(self, rank: int, node: fx.Node, made: object) -> None:
+        """Keep what was asked for of what a node gave."""
+        if self.names:
+            wanted = self.names.get(rank, ())
+            self.seen.setdefault(rank, {}).update(noted_values(node, made, wanted))
+
+
 def run_lockstep(
-    modules: Mapping[int, fx.GraphModule], inputs: Mapping[int, Sequence[torch.Tensor]]
+    modules: Mapping[int, fx.GraphModule],
+    inputs: Mapping[int, Sequence[torch.Tensor]],
+    watch: Watch | None = None,
 ) -> dict[int, Sequence[torch.Tensor]]:
     """Run a pass on all ranks.
 
     Args:
         modules: Graph by rank.
         inputs: Arguments by rank.
+        watch: Is shown what the graphs compute.
 
     Returns:
         Results by rank.
@@ -38,7 +63,11 @@ def run_lockstep(
     Raises:
         BackendError: The ranks wait for each other for ever.
     """
-    runs = {rank: _interpret(module, inputs[rank]) for rank, module in modules.items()}
+    look = watch or Watch()
+    runs = {
+        rank: _interpret(module, inputs[rank], partial(look.see, rank))
+        for rank, module in modules.items()
+    }
     done: dict[int, Sequence[torch.Tensor]] = {}
     waiting: dict[int, Call] = {}
     answers: dict[int, Any] = dict.fromkeys(runs)
@@ -68,7 +97,9 @@ def _ready(waiting: Mapping[int, Call]) -> list[tuple[int, ...]]:
     return found
 
 
-def _interpret(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
+def _interpret(
+    module: fx.GraphModule, inputs: Sequence[torch.Tensor], see: Callable[[fx.Node, object], None]
+) -> Run:
     values: dict[fx.Node, Any] = {}
     arguments = iter(inputs)
     dying = _last_reads(module.graph)
@@ -90,6 +121,7 @@ def _interpret(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Run:
             values[node] = args[0]
         else:
             values[node] = node.target(*args, **kwargs)
+        see(node, values[node])
         for dead in dying.get(node, ()):
             values.pop(dead, None)
     raise AssertionError("a graph without outputs")

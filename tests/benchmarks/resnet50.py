@@ -27,8 +27,8 @@ from partitioner.backends.onnx.whole import open_whole
 from partitioner.backends.simulator import Simulator
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx import Traced, load_onnx
+from partitioner.inner_values import uncut_programs
 from partitioner.ir.program import Compute, Programs, RankProgram
-from partitioner.verification import uncut_programs
 
 THREADS = 2
 

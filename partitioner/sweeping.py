@@ -1,26 +1,35 @@
-"""`partition sweep`: one model over device counts, clusters and memory limits."""
+"""One model over device counts, clusters and memory limits."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from partitioner import units
 from partitioner.bottleneck import WORTH
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.constraints import ConstraintError
+from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.files import write_file
+from partitioner.given import Given, given_model
+from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.report.schema import VERSION, Point, Sweep
 from partitioner.search import Outcome, Request, search
 from partitioner.show import table
-from partitioner.solver import Infeasible
+from partitioner.solver import Infeasible, Objective
 from partitioner.strategies import Rules
 
 if TYPE_CHECKING:
-    from partitioner.frontends.onnx import Traced
+    import onnx
+    from torch import nn
+
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -38,42 +47,125 @@ class Axis:
     memory: Sequence[int | None] = (None,)
 
 
+@dataclass(frozen=True)
+class Swept:
+    """What a sweep found; print it for the table.
+
+    Attributes:
+        data: All figures, as `partition sweep --json` prints them.
+    """
+
+    data: Sweep
+
+    def __str__(self) -> str:
+        return sweep_text(self.data)
+
+    def report(self, path: str | Path) -> None:
+        """Write a page with the table and plots: one HTML file.
+
+        Raises:
+            FileError: The file cannot be written.
+        """
+        from partitioner.report.page import render
+
+        write_file(Path(path), render(self.data).encode())
+
+
 def sweep(
-    traced: Traced,
-    axes: Axis,
-    request: Request,
-    title: str,
-    progress: Callable[[str], None] = lambda _text: None,
-) -> Sweep:
-    """Plan a model at every point of a grid.
+    model: str | Path | onnx.ModelProto | nn.Module,
+    example_inputs: Any = None,
+    devices: Iterable[int] = (),
+    *,
+    clusters: Iterable[str | None] = (None,),
+    memory: Iterable[int | str | None] = (None,),
+    training: bool = False,
+    optimizer: str = "adamw",
+    parallel: str | None = None,
+    objective: Objective = "throughput",
+    strategy: str = "auto",
+    dims: Mapping[str, int] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    time_limit_s: float = 30.0,
+    gap: float = 0.01,
+    solver: str = "highs",
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Swept:
+    """Plan a model for several numbers of devices, clusters and memory limits.
 
     Args:
-        traced: The model.
-        axes: The grid.
-        request: What is asked at every point; the time limit is each point's own.
-        title: What to call the model.
-        progress: Called with a line of text before each point.
+        model: As of `compile`, like the other arguments.
+        example_inputs: For a module itself.
+        devices: Numbers of devices; empty: each cluster's own.
+        clusters: Preset names or TOML files; None is the reference accelerator.
+        memory: Limits of each device, in bytes or as text; None is the cluster's own.
+        training: Of a module: its backward pass too.
+        optimizer: Of training.
+        parallel: Of training, one kind.
+        objective: What to plan for.
+        strategy: Spaces to search.
+        dims: Sizes of symbolic dims by symbol.
+        shapes: Shapes of inputs by name.
+        time_limit_s: Of each point, in seconds.
+        gap: Relative gap at which a search may stop.
+        solver: MILP solver.
+        seed: Of all random choices.
+        progress: Called with a line of text at each stage.
 
     Raises:
-        OptionError: A cluster cannot be had with that many devices.
+        PartitionerError: The model is wrong, or a cluster cannot be had with that many devices. A
+            point without a plan is no error.
     """
-    rules = Rules.of(traced.graph)
+    axes = Axis(
+        unique(devices),
+        unique(clusters),
+        unique(None if limit is None else parse_bytes(limit) for limit in memory),
+    )
+    if not axes.devices and None in axes.clusters:
+        raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
+    request = Request(
+        objective, strategy, time_limit_s=time_limit_s, gap=gap, solver=solver, seed=seed
+    )
+    given = given_model(
+        model,
+        example_inputs,
+        training=training,
+        optimizer=optimizer,
+        parallel=parallel,
+        dims=dims,
+        shapes=shapes,
+    )
+    return Swept(sweep_given(given, axes, request, progress or (lambda _text: None)))
+
+
+def unique(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Without repetitions, in their order."""
+    return tuple(dict.fromkeys(items))
+
+
+def sweep_given(
+    given: Given, axes: Axis, request: Request, progress: Callable[[str], None]
+) -> Sweep:
+    """Plan a model at every point of a grid (see `sweep`)."""
     targets = [
         (limit, _cluster(name, count, limit))
         for name in axes.clusters
         for limit in axes.memory
         for count in axes.devices or (None,)
     ]
+    requests = [given.applied(request, len(cluster)) for _, cluster in targets]
+    progress("reading the model")
+    rules = Rules.of(given.graph)
     points = []
-    for index, (limit, cluster) in enumerate(targets, 1):
+    for index, ((limit, cluster), asked) in enumerate(zip(targets, requests, strict=True), 1):
         what = _title(len(cluster), _kind(cluster), limit)
         progress(f"point {index} of {len(targets)}: {what}")
-        points.append(_point(traced.graph, rules, cluster, limit, request))
+        points.append(_point(given.graph, rules, cluster, limit, given.bound(asked)))
     _mark(points)
     return Sweep(
         version=VERSION,
         kind="sweep",
-        title=title,
+        title=given.name,
         objective=request.objective,
         answer=_answer(points, request.objective),
         points=points,
@@ -133,7 +225,7 @@ def _point(
     _, single = best_single(graph, cluster, request.objective)
     try:
         outcome = search(graph, cluster, request, rules)
-    except Infeasible as error:
+    except (Infeasible, ConstraintError) as error:  # of a kind of parallelism
         return _entry(cluster, limit, None, single, request.objective, str(error))
     return _entry(cluster, limit, outcome, single, request.objective, "")
 

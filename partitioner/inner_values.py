@@ -18,6 +18,7 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.ir.types import numpy_dtype
@@ -65,7 +66,7 @@ def first_difference(
         floor: Least magnitude that errors in the backward pass are relative to.
     """
     homes = ranks.programs.homes
-    tolerances = _tolerances(graph)
+    allowed = tolerances(graph)
     values = [value for node in graph.nodes for value in node.writes if value in homes]
     for batch in _growing(values):
         got, want = ranks.values(batch), alone.values(batch)[0]
@@ -81,7 +82,7 @@ def first_difference(
             wrong = {
                 at: found
                 for at, part, right in _pairs(parts, home.placement, whole)
-                if not (found := _compared(value, part, right, scale, tolerances[value])).equal
+                if not (found := _compared(value, part, right, scale, allowed[value])).equal
             }
             if wrong:
                 worst = max(wrong.values(), key=lambda one: (one.error != one.error, one.error))
@@ -98,13 +99,15 @@ def _growing(values: list[str]) -> Iterator[list[str]]:
         start, size = start + size, size * 2
 
 
-def _tolerances(graph: Graph) -> dict[str, float]:
-    """Tolerance of each value: its type's, or that of what it is computed from if that is more."""
+def tolerances(graph: Graph) -> dict[str, float]:
+    """Tolerance of each value: that of the coarsest type that it is computed in."""
     found: dict[str, float] = {}
     for node in graph.nodes:
-        read = [found.get(value, _tolerance(graph, value)) for value in node.reads]
+        row = row_of(node)
+        computes = row is None or not (row.view or row.stored)
+        read = [found.get(value, 0.0) for value in node.reads]
         for value in node.writes:
-            found[value] = max(_tolerance(graph, value), *read, 0.0)
+            found[value] = max(_tolerance(graph, value) if computes else 0.0, *read, 0.0)
     return found
 
 

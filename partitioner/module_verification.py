@@ -24,7 +24,6 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.comparison import (
-    TOLERANCE,
     Difference,
     Verification,
     VerificationError,
@@ -33,8 +32,7 @@ from partitioner.comparison import (
     largest,
 )
 from partitioner.frontends.torch_nodes import dtype_name
-from partitioner.inner_values import Side, first_difference, uncut_programs
-from partitioner.ir.ops import row_of
+from partitioner.inner_values import Side, first_difference, tolerances, uncut_programs
 
 if TYPE_CHECKING:
     from partitioner.module_program import ModuleProgram
@@ -80,7 +78,7 @@ def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Veri
         against = "the whole module"
         whole = _eager(program, args, kwargs)
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
-    compared = tuple(_compared(found, whole, floor, tolerances(program)))
+    compared = tuple(_compared(found, whole, floor, _tolerances(program)))
     first = None
     if not all(output.equal for output in compared):
         first = first_difference(program.graph, ours.side, ours.alone().side, floor)
@@ -178,17 +176,9 @@ def _compared_values(program: ModuleProgram) -> dict[str, str]:
     return found
 
 
-def tolerances(program: ModuleProgram) -> dict[str, float]:
-    """Tolerance of each compared tensor: that of the coarsest type that it is computed in."""
-    graph = program.graph
-    known: dict[str, float] = {}
-    for node in graph.nodes:
-        row = row_of(node)
-        least = max((known.get(value, 0.0) for value in node.reads), default=0.0)
-        computes = row is None or not (row.view or row.stored)
-        for value in node.writes:
-            own = TOLERANCE.get(graph.types[value].dtype, 0.0) if computes else 0.0
-            known[value] = max(least, own)
+def _tolerances(program: ModuleProgram) -> dict[str, float]:
+    """Tolerance of each compared tensor."""
+    known = tolerances(program.graph)
     return {name: known[value] for name, value in _compared_values(program).items()}
 
 

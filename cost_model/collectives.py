@@ -97,6 +97,8 @@ def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) ->
     bandwidth = level.bandwidth_bytes_per_s
     if kind in _REDUCING:
         bandwidth = level.reduce_bytes_per_s or bandwidth
+    if kind is CommKind.REDUCE_SCATTER:
+        bandwidth = level.scatter_bytes_per_s or bandwidth
     return Algorithm(name, _FLAT[kind][name](p, nbytes, level.latency_s, 1 / bandwidth))
 
 

@@ -8,7 +8,7 @@ without TF32: outputs are compared at float32 accuracy, and it is PyTorch's defa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partitioner.cost_model.specs import DeviceSpec, LinkLevel
 
@@ -34,6 +34,11 @@ NVLINK_S, PCIE_S, NETWORK_S = 0.47 * _MICRO_S, 1.0 * _MICRO_S, 2.7 * _MICRO_S
 #: The same of AMD's links (hwLat, NVLINK, Ring LL):
 #: https://github.com/ROCm/rccl/blob/0023b9b0814b/src/graph/tuning.cc
 XGMI_S = 2.3 * _MICRO_S
+
+#: Share of gradients' and parameters' travel that a GPU's compute hides (`LinkLevel.overlap`): the
+#: low end of 60 to 90 % on eight H100, as kernels share multiprocessors, and the last has none:
+#: https://factryze.ai/scale-atlas/collectives/compute-comm-overlap
+GPU_OVERLAP = 0.6
 
 #: Devices that "cluster=None" stands for.
 REFERENCE = "h100"
@@ -155,8 +160,13 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
         inner, outer = _SPECIAL[name][1:]
     else:
         row = PRESETS[name]
-        inner = LinkLevel(row.link, 1, row.link_gb_per_s * _GIGA * LINK_SHARE, row.link_s)
-        outer = LinkLevel("network", 1, row.network_gb_per_s * _GIGA * LINK_SHARE, NETWORK_S)
+        inner, outer = (
+            LinkLevel(link, 1, rate * _GIGA * LINK_SHARE, latency_s, overlap=GPU_OVERLAP)
+            for link, rate, latency_s in (
+                (row.link, row.link_gb_per_s, row.link_s),
+                ("network", row.network_gb_per_s, NETWORK_S),
+            )
+        )
     inside = (_sized(inner, per_node),) if per_node > 1 or nodes == 1 else ()
     return (*inside, _sized(outer, nodes * per_node)) if nodes > 1 else inside
 
@@ -167,9 +177,7 @@ def names() -> tuple[str, ...]:
 
 
 def _sized(level: LinkLevel, size: int) -> LinkLevel:
-    return LinkLevel(
-        level.name, size, level.bandwidth_bytes_per_s, level.latency_s, level.reduce_bytes_per_s
-    )
+    return replace(level, size=size)
 
 
 def _cpu() -> DeviceSpec:
@@ -189,8 +197,9 @@ def _cpu() -> DeviceSpec:
 
 
 #: Gloo between processes of one machine, measured on two (shared/design/lessons.md, 3): send 4 KB
-#: 0.03 ms and 4 MB 0.40 ms; all-reduce 16 MB 8.2 ms, which moves 16 MB a rank.
-_GLOO = LinkLevel("gloo", 1, 4e6 / 0.37e-3, 30 * _MICRO_S, 16e6 / 8.2e-3)
+#: 0.03 ms and 4 MB 0.40 ms; all-reduce 16 MB 8.2 ms, which moves 16 MB a rank. A reduce-scatter
+#: takes as long as an all-reduce, which moves twice as much.
+_GLOO = LinkLevel("gloo", 1, 4e6 / 0.37e-3, 30 * _MICRO_S, 16e6 / 8.2e-3, 8e6 / 8.2e-3)
 #: 10 Gb/s Ethernet; 50 us a message over TCP is assumed.
 _ETHERNET = LinkLevel("ethernet", 1, 1.25e9, 50 * _MICRO_S)
 

@@ -94,6 +94,8 @@ class LinkLevel:
         latency_s: Of one hop.
         reduce_bytes_per_s: Bandwidth of reducing collectives where it is another (gloo sums on
             the host); None if it is the same.
+        scatter_bytes_per_s: Bandwidth of reduce-scatters where it is another (gloo sums all and
+            keeps a part); None if it is that of other reducing collectives.
         overlap: Of the seconds of a communication that nobody waits for at once (see
             `cost_model.overlap`), the share that compute hides; 0 to 1.
     """
@@ -103,6 +105,7 @@ class LinkLevel:
     bandwidth_bytes_per_s: float
     latency_s: float
     reduce_bytes_per_s: float | None = None
+    scatter_bytes_per_s: float | None = None
     overlap: float = 0.0
 
     def __post_init__(self) -> None:
@@ -110,9 +113,10 @@ class LinkLevel:
         bandwidth = self.bandwidth_bytes_per_s
         _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
         _check(f"level {self.name!r}: latency_s", self.latency_s, 0 <= self.latency_s < math.inf)
-        reduce = self.reduce_bytes_per_s
-        if reduce is not None:
-            _check(f"level {self.name!r}: reduce_bytes_per_s", reduce, reduce > 0)
+        for name in ("reduce_bytes_per_s", "scatter_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None:
+                _check(f"level {self.name!r}: {name}", rate, rate > 0)
         if not 0 <= self.overlap <= 1:
             raise CostError(f"level {self.name!r}: overlap is {self.overlap}, not within 0 and 1")
 
@@ -218,6 +222,8 @@ def _number(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
+#: Keys of levels that nobody needs.
+_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap"}
 #: Keys that cluster files may leave out of a table.
 _DEFAULTED = {"size"}
 
@@ -274,7 +280,7 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
 
 def _level(number: int, entry: Any) -> LinkLevel:
     known = {item.name for item in fields(LinkLevel)}
-    _keys("level", entry, known - {"reduce_bytes_per_s", "overlap"}, known, number)
+    _keys("level", entry, known - _OPTIONAL_RATES, known, number)
     if type(entry["size"]) is not int or not 1 <= entry["size"] <= MAX_DEVICES:
         raise CostError(
             f"level {entry['name']!r}: size is {entry['size']!r}, not a whole number of at least 1 "

@@ -8,6 +8,7 @@ from small_gpt import small_gpt
 from torch_jobs import run_jobs
 
 import partitioner
+from partitioner.backends.torch import buckets
 from partitioner.families import SearchError
 from partitioner.ir.errors import OptionError
 from partitioner.module_program import ModuleProgram
@@ -66,6 +67,39 @@ def test_data_parallel_reduces_each_gradient_once() -> None:
     # Beside the gradients: the loss's sum and count. Logits are gathered for the caller.
     assert parameters <= comms["all_reduce"] <= parameters + 4
     assert comms["reduce_scatter"] == 0
+
+
+def places(program: ModuleProgram, which: str, *words: str) -> list[int]:
+    """Where operators stand in a pass of rank 0."""
+    nodes = [str(node.target) for node in program.rank(0, which).graph.nodes]
+    return [place for place, target in enumerate(nodes) if any(word in target for word in words)]
+
+
+def test_gradients_travel_while_the_backward_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "SMALL_BYTES", 0)  # all of this model would go in one bucket
+    program = compiled("dp", 2, None)
+    products = places(program, "backward", "aten.mm")
+    sums = places(program, "backward", "all_reduce")
+    waits = places(program, "backward", "wait_tensor")
+    early = [place for place in sums if products[0] < place < products[-1]]
+    assert early
+    # one wait before the products is for the count of the loss; gradients have theirs at the end
+    assert not [place for place in waits if products[0] < place < products[-1]]
+    assert len([place for place in waits if place > products[-1]]) >= len(early)
+
+
+def test_parameters_are_gathered_ahead_of_their_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "SMALL_BYTES", 0)
+    program = compiled("zero3", 2, None)
+    sent = places(program, "forward", "all_gather")
+    waits = places(program, "forward", "wait_tensor")
+    products = places(program, "forward", "mm.default")
+    beside = [
+        product
+        for product in products
+        if sum(start < product for start in sent) > sum(wait < product for wait in waits)
+    ]
+    assert len(beside) > len(products) / 2  # with a gather on its way
 
 
 def test_zero_stores_shards_and_scatters_gradients() -> None:

@@ -9,6 +9,7 @@ from torch import fx
 
 import partitioner
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch import buckets
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.module_program import ModuleProgram
@@ -69,6 +70,22 @@ def test_small_sums_go_together_and_give_the_same() -> None:
     for rank in range(2):
         for a, b in zip(expected[rank], found[rank], strict=True):
             assert torch.equal(a, b)
+
+
+def test_a_bucket_leaves_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums go in the order in which they are made, as many as a bucket holds."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 3 * 40)
+    module = summing([10] * 7, 0)
+    bucket(module.graph)
+    module.graph.lint()
+    words = {aten.mul.Tensor: "made", c10d.all_reduce_.default: "sent"}
+    order = [words[node.target] for node in module.graph.nodes if node.target in words]
+    alone, full = ["made", "sent"], ["made"] * 3 + ["sent"]
+    assert order == alone + full + full
+    waits = [n for n in module.graph.nodes if n.target is c10d.wait_tensor.default]
+    last = [n for n in module.graph.nodes if n.target in words][-1]
+    nodes = list(module.graph.nodes)
+    assert [nodes.index(wait) > nodes.index(last) for wait in waits] == [False, True, True]
 
 
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:

@@ -9,7 +9,7 @@ ours: `dp`, `zero3`, `tp` (forced), `auto` (the cheapest plan by the cost model)
 backward, AdamW and zero_grad. Modes take turns, round by round; printed are the median
 milliseconds of a step, and the median over rounds of the ratio to the twin of the same round. The
 cluster that `auto` is planned for is measured at the start: matrix products, copies, launches,
-gloo's all-reduce and all-gather.
+gloo's collectives between products, and the share of them that products hide.
 """
 
 import argparse
@@ -95,31 +95,77 @@ def seconds_of(action: Callable[[], object], times: int = 15) -> float:
 
 
 def measured_cluster(ranks: int) -> Cluster:
-    """This machine as a cluster, the same figures on all ranks."""
+    """This machine as a cluster, the same figures on all ranks.
+
+    Collectives are measured as a step has them, each after a product of every rank: the wait for
+    the slower rank is part of what a collective costs. What is hidden is the share of it that is
+    saved if only the last one is waited for.
+    """
     a, b = torch.randn(1024, 512), torch.randn(512, 512)
-    flops = 2 * 1024 * 512 * 512 / seconds_of(lambda: a @ b)
+
+    def product() -> object:
+        return a @ b
+
+    compute = seconds_of(product)
     big = torch.randn(1 << 22)
     moved = 2 * big.nbytes / seconds_of(big.clone)
     tiny = torch.randn(4)
     launch = seconds_of(lambda: tiny + tiny)
-    small, large = torch.randn(16), torch.randn(1 << 20)
-    parts = [torch.empty_like(large) for _ in range(ranks)]
-    latency = seconds_of(lambda: dist.all_reduce(small))
-    reduce = seconds_of(lambda: dist.all_reduce(large)) - latency
-    gather = seconds_of(lambda: dist.all_gather(parts, large)) - latency
-    figures = torch.tensor([flops, moved, launch, latency, reduce, gather], dtype=torch.float64)
-    dist.all_reduce(figures)
-    flops, moved, launch, latency, reduce, gather = (figures / ranks).tolist()
-    rounds = ranks - 1
+
+    def added(collective: Callable[[], object]) -> float:
+        """Seconds that a collective adds to a product, and no less than it takes alone."""
+        alone = seconds_of(collective)
+        return max(alone, seconds_of(lambda: (product(), collective())) - compute)
+
+    small, large = torch.randn(16), torch.randn(1 << 19)
+    half, twice = torch.empty(1 << 18), torch.empty(ranks << 19)
+    latency = added(lambda: dist.all_reduce(small))
+    reduce = added(lambda: dist.all_reduce(large))
+    scatter = added(lambda: dist.reduce_scatter_tensor(half, large)) if ranks == 2 else reduce
+    gather = added(lambda: dist.all_gather_into_tensor(twice, large))
+    hidden = hidden_share(product, large, compute)
+    figures = [compute, moved, launch, latency, reduce, scatter, gather, hidden]
+    shared = torch.tensor(figures, dtype=torch.float64)
+    dist.all_reduce(shared)
+    compute, moved, launch, latency, reduce, scatter, gather, hidden = (shared / ranks).tolist()
+    rounds, share = ranks - 1, (ranks - 1) / ranks
+    flops = 2 * 1024 * 512 * 512 / compute
     device = DeviceSpec("core", {"float32": flops}, moved, 8 << 30, launch)
+
+    def rate(nbytes: float, seconds: float) -> float:
+        return nbytes / max(seconds - latency, seconds / 10)
+
     link = LinkLevel(
         "gloo",
         ranks,
-        large.nbytes * rounds / gather,
+        rate(large.nbytes * rounds, gather),
         latency / (2 * rounds),
-        2 * large.nbytes * rounds / ranks / reduce,
+        rate(2 * large.nbytes * share, reduce),
+        rate(large.nbytes * share, scatter),
+        hidden,
     )
     return Cluster("measured", (device,) * ranks, (link,))
+
+
+def hidden_share(product: Callable[[], object], tensor: torch.Tensor, compute: float) -> float:
+    """Of the seconds that all-reduces add to products, those that later products hide."""
+    count = 8
+
+    def waited() -> None:
+        for _ in range(count):
+            product()
+            dist.all_reduce(tensor)
+
+    def left() -> None:
+        works = []
+        for _ in range(count):
+            product()
+            works.append(dist.all_reduce(tensor, async_op=True))
+        for work in works:
+            work.wait()
+
+    added, shown = seconds_of(waited) - count * compute, seconds_of(left) - count * compute
+    return min(1.0, max(0.0, 1 - shown / added)) if added > 0 else 0.0
 
 
 def stepping(module: nn.Module, part: Callable[[Batch], Batch]) -> Step:

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 from cost_cases import SLOW, TWO_LEVELS, flat
@@ -150,6 +151,9 @@ def test_reducing_bandwidth_of_gloo() -> None:
     cluster = Cluster("host", (SLOW,) * 2, (level,))
     assert collective(CommKind.ALL_REDUCE, (0, 1), 1e6, cluster).seconds == pytest.approx(1e-2)
     assert collective(CommKind.ALL_GATHER, (0, 1), 1e6, cluster).seconds == pytest.approx(5e-4)
+    slow = replace(cluster, levels=(replace(level, scatter_bytes_per_s=5e7),))
+    assert collective(CommKind.REDUCE_SCATTER, (0, 1), 1e6, slow).seconds == pytest.approx(1e-2)
+    assert collective(CommKind.ALL_REDUCE, (0, 1), 1e6, slow).seconds == pytest.approx(1e-2)
     # The measurements that the preset rests on: 8.2 ms and 0.40 ms (lessons.md).
     cpu = resolve_cluster("2xcpu")
     assert collective(CommKind.ALL_REDUCE, (0, 1), 16e6, cpu).seconds == pytest.approx(

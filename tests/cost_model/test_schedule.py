@@ -1,10 +1,17 @@
 """Schedules: what is paid once, where communications stand, phases, outputs, zeros."""
 
+import json
+
+import pytest
+from cost_cases import SLOW
 from whole_plans import build, hand_plan, tasks_of, weight
 
-from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import resolve
 
 PAIR = DeviceMesh.line(2)
 LATE = DeviceMesh.of({"tp": 2}, (2, 3))
@@ -133,3 +140,43 @@ def test_zeros_of_a_bias_are_resident() -> None:
         graph = build([node], shapes, ["x", "c"] if fed else ["x"], ["y"], weights)
         found = tasks_of(graph, hand_plan(graph, fc=(PAIR, {"k": "tp"})), 2)
         assert [(d, key[0], found.residents[d, key]) for d, key in found.zeros] == [(1, "c", 16)]
+
+
+def training(overlap: float) -> Schedule:
+    """A stored weight that is gathered for its use, and its gradient, on two devices."""
+    nodes = [
+        Node("w", "partitioner::state", (), ("w",)),
+        Node("first", "aten::neg", ("x",), ("e",)),
+        Node("use", "aten::mm", ("e", "w"), ("y",)),
+        Node("gradient", "aten::mm", ("e", "y"), ("g",)),
+        Node("turned", "aten::t", ("g",), ("t",)),
+        Node("write", "partitioner::update", ("t", "w"), ("w.gradient",)),
+        Node("last", "aten::mm", ("y", "y"), ("z",)),
+    ]
+    shapes = dict.fromkeys(("x", "w", "e", "y", "g", "t", "w.gradient", "z"), (64, 64))
+    graph = build(nodes, shapes, ["x"], ["w.gradient", "z"])
+    cut = (PAIR, {"d0": "tp"})
+    pending = {"gradient": (PAIR, {"k": "tp"}), "turned": (PAIR, {"+": "tp"})}
+    plan = hand_plan(graph, w=cut, **pending, write=cut, _=PAIR)
+    cluster = Cluster("pair", (SLOW,) * 2, (LinkLevel("link", 2, 1e6, 0.0, overlap=overlap),))
+    return schedule(graph, resolve(graph, plan), cluster)
+
+
+def test_what_nobody_waits_for_at_once_passes_beside_compute() -> None:
+    """A weight is gathered ahead of its use; of its gradient's sum, a part is hidden as well."""
+    plain, hidden = training(0.0), training(0.75)
+    assert names(plain) == names(hidden)
+    assert names(plain)[:4] == ["w", "all_gather w", "first", "use"]
+    assert names(plain)[-2:] == ["write", "last"]
+    comms = [(a, b) for a, b in zip(plain.tasks, hidden.tasks, strict=True) if a.kind == "comm"]
+    assert {task.name for task, _ in comms} >= {"all_gather w", "reduce_scatter t"}
+    for whole, part in comms:
+        assert not whole.hidden
+        beside = whole.name in ("all_gather w", "reduce_scatter t")
+        for device, seconds in whole.devices.items():
+            shown = 0.25 * seconds if beside else seconds
+            assert part.devices[device] == pytest.approx(shown)
+            assert part.devices[device] + part.hidden.get(device, 0) == pytest.approx(seconds)
+    for found, lanes in ((plain, {0, 1}), (hidden, {0, 1, 2})):
+        events = json.loads(timeline_json(simulate(found)))["traceEvents"]
+        assert {event["tid"] for event in events if event["ph"] == "X"} == lanes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import partitioner
+from partitioner.backends.errors import BackendError
 from partitioner.frontends.errors import FrontendError
+from partitioner.module_variants import variant
 
 Forward = Callable[..., Tensor]
 
@@ -202,6 +205,42 @@ def test_what_is_refused(run: Forward, message: str) -> None:
     with pytest.raises(FrontendError, match=message) as caught:
         partitioner.compile(Loss(Holder(run)), torch.randn(4, 8), cluster="2xideal", training=True)
     assert "\n" not in str(caught.value)
+
+
+def test_a_dynamic_export_has_the_sizes_of_its_calls(tmp_path: Path) -> None:
+    """A file has those of its example; from Python each size is traced anew."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).view(x.shape[0], 2, 4).sum(0) / x.shape[0]
+
+    torch.manual_seed(0)
+    module, shapes = Mean(), ({0: torch.export.Dim("batch", min=2, max=64)},)
+    exported = torch.export.export(module, (torch.randn(4, 8),), dynamic_shapes=shapes)
+    whole = exported.module()
+    for size in (6, 4):
+        x = torch.randn(size, 8)
+        program = partitioner.compile(whole, x, cluster="2xideal")
+        torch.testing.assert_close(program(x), module(x))
+    again = variant(program, (torch.randn(10, 8),), {}, training=False, share=lambda run: run())
+    assert {name: plan.cuts for name, plan in again.plan.nodes.items()} == {
+        name: plan.cuts for name, plan in program.plan.nodes.items()
+    }
+    with pytest.raises(FrontendError, match=r"cannot trace it: .*size\(\)\[0\] <= 64"):
+        partitioner.compile(whole, torch.randn(100, 8), cluster="2xideal")
+    torch.export.save(exported, tmp_path / "m.pt2")
+    read = partitioner.compile(tmp_path / "m.pt2", cluster="2xideal")
+    assert read.verify()
+    with pytest.raises(
+        BackendError, match=r"is float32\[6, 8\]; the program is for float32\[4,8\]"
+    ):
+        read(torch.randn(6, 8))
+    with pytest.raises(FrontendError, match=r"Expected input .* to be equal to 4, but got 6"):
+        partitioner.compile(read.whole, torch.randn(6, 8), cluster="2xideal")
 
 
 def halved(m: Holder) -> Tensor:

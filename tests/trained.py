@@ -85,3 +85,28 @@ class Gpt(nn.Module):
         """Words and the words after them."""
         words = torch.randint(32, (size, 9), generator=torch.Generator().manual_seed(seed))
         return words[:, :-1].contiguous(), words[:, 1:].contiguous()
+
+
+class Branching(nn.Module):
+    """What is computed depends on the batch; every other one takes the other branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.one, self.two, self.leave = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Loss."""
+        h = torch.cond(
+            x.mean() > 0,
+            lambda z: self.one(z).relu().float(),
+            lambda z: self.two(z).tanh().float(),
+            (self.enter(x),),
+        )
+        return functional.cross_entropy(self.leave(h).float(), y)
+
+    @staticmethod
+    def batch(seed: int, size: int = 8) -> Batch:
+        """Inputs and classes."""
+        draw = torch.Generator().manual_seed(seed)
+        x = torch.randn(size, 16, generator=draw) + (-1) ** seed
+        return x, torch.randint(16, (size,), generator=draw)

@@ -31,6 +31,7 @@ from torch.export import ExportedProgram
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.torch.archive_sizes import with_sizes
 
 Found = TypeVar("Found")
 
@@ -133,7 +134,7 @@ class _Archive:
 
     def program(self) -> ExportedProgram:
         """The program, if all is well."""
-        data = json.loads(self.text(_MODEL))
+        data = with_sizes(json.loads(self.text(_MODEL)))
         _check_graph(data)
         data["guards_code"] = []  # Python text, which would be run
         return ExportedProgramDeserializer().deserialize(
@@ -215,7 +216,7 @@ def _check_graph(data: Any) -> None:
 
 
 def _no_symbols(value: Any) -> None:
-    raise ArchiveError(f"size {str(value)[:80]!r} is not a number: export with static shapes")
+    raise ArchiveError(f"size {str(value)[:80]!r} has no value: export with static shapes")
 
 
 def _no_object(value: Any) -> None:

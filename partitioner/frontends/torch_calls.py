@@ -24,7 +24,9 @@ from partitioner.ir.types import TensorType, numpy_dtype
 #: Results are their first argument.
 _SAME = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten::lift"})
 #: Checks and notes without results.
-_DROPPED = frozenset({"aten::_assert_tensor_metadata", "aten::_assert_async.msg"})
+_DROPPED = frozenset(
+    {"aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_linalg_check_errors"}
+)
 #: Operators that become our own, which draw from a seed that all ranks share.
 _SEEDED = frozenset({"aten::native_dropout", "aten::rand"})
 #: Operators that draw random numbers in a way that ranks cannot share.
@@ -91,6 +93,9 @@ class Calls:
             return  # its value was declared with the call it is of
         if node.target is torch.ops.higher_order.cond:
             self._cond(node)
+            return
+        if node.target is torch.ops.higher_order.with_effects:
+            _check_effect(node)
             return
         if not isinstance(node.target, torch._ops.OpOverload):
             raise FrontendError(f"{_path(node) or '/'}: {node.target} is not supported")
@@ -225,6 +230,15 @@ class _Branch(Calls):
             f"{self.where}: random operator {node.target} in a branch of torch.cond is not "
             "supported: draw before it"
         )
+
+
+def _check_effect(node: fx.Node) -> None:
+    """Calls with an effect are left out if they check something, else refused."""
+    op = node.args[1]
+    assert isinstance(op, torch._ops.OpOverload)
+    name = op.name()  # type: ignore[no-untyped-call]
+    if name not in _DROPPED:
+        raise FrontendError(f"{_path(node) or '/'}: {name} has an effect, which is not supported")
 
 
 def is_tensor(argument: Any) -> bool:

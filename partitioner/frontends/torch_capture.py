@@ -15,6 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -22,6 +26,8 @@ from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.torch_nodes import dtype_name
 
 aten = torch.ops.aten
+
+_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 
 Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -313,6 +319,8 @@ def _input_slot(desc: object) -> Slot:
         "BufferAOTInput": Role.BUFFER,
         "PlainAOTInput": Role.INPUT,
         "TangentAOTInput": Role.TANGENT,
+        "ForwardTokenAOTInput": Role.UNUSED,  # orders calls that have an effect
+        "BackwardTokenAOTInput": Role.UNUSED,
     }
     if name not in roles:
         raise FrontendError(f"an input of kind {name} ({desc}) is not supported")
@@ -321,7 +329,7 @@ def _input_slot(desc: object) -> Slot:
 
 def _output_slot(desc: object, *, training: bool) -> Slot:
     name = type(desc).__name__
-    if desc is None:
+    if desc is None or name in ("ForwardTokenAOTOutput", "BackwardTokenAOTOutput"):
         return Slot(Role.UNUSED)
     if name == "PlainAOTOutput":
         return Slot(Role.OUTPUT)
@@ -361,6 +369,8 @@ def _spec(spec: pytree.TreeSpec | None) -> pytree.TreeSpec:
 
 def _short(error: BaseException) -> str:
     """The first line of PyTorch's message, or what that announces; the rest is advice."""
+    if isinstance(error, _UNKNOWN):
+        return f"sizes or values that {error.func} gives depend on data"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 2 and lines[0].endswith(":"):
         lines = [f"{lines[1]} ({lines[2]})"]

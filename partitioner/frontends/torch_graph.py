@@ -121,6 +121,8 @@ class _Builder(Calls):
         names = iter(self.captured.names)
         for node, slot in zip(nodes, self.captured.inputs, strict=True):
             tensor = node.meta.get("val")
+            if slot.role is Role.UNUSED:
+                continue
             if slot.role in (Role.PARAMETER, Role.BUFFER):
                 self._held(node, slot.role, slot.target, slot.target in mutated)
             elif isinstance(tensor, torch.Tensor):

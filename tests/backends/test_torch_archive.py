@@ -148,7 +148,7 @@ def structure(kind: str, context: object) -> Edit:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (symbol, "is not a number: export with static shapes"),
+        (symbol, "has no value: export with static shapes"),
         (call("torch.os.mkdir"), "it calls 'torch.os.mkdir', which is not an operator"),
         (call("torch.ops.load_library"), "is not an operator that is loaded"),
         (call("math.os"), "is not an operator that is loaded"),
@@ -179,6 +179,31 @@ def test_a_graph_that_would_run_code_is_refused(
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["bad.pt2"]
+
+
+class Resized(nn.Module):
+    """Computes sizes from its input's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.layer(x).view(2 * x.shape[0], -1).sum(1).view(-1, x.shape[0])
+        return wide.expand(3, -1, -1) + torch.arange(x.shape[0])
+
+
+def test_symbolic_sizes_are_those_of_the_example(tmp_path: Path) -> None:
+    module, x = Resized(), torch.randn(4, 8)
+    shapes = ({0: torch.export.Dim("batch", min=2, max=64)},)
+    program = torch.export.export(module, (x,), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "dynamic.pt2")
+    found = read_program(tmp_path / "dynamic.pt2")
+    assert found.range_constraints == {}
+    targets = {str(node.target) for node in found.graph.nodes if node.op == "call_function"}
+    assert all(target.startswith("aten.") for target in targets - {"aten.sym_size.int"})
+    assert "aten.sym_size.int" not in targets
+    assert torch.equal(found.module(check_guards=False)(x), module(x))
 
 
 def test_guards_of_an_archive_are_not_run(good: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from partitioner.bottleneck import COMPUTING, Bottleneck
 from partitioner.context import Alternative, Context
 from partitioner.cost_model.compute import node_limit
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.holdings import Holdings
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
@@ -107,12 +108,13 @@ def _memory(result: Planned) -> list[str]:
     found = memory(result)
     device = max(range(len(found)), key=lambda d: found[d]["peak_bytes"] / found[d]["limit_bytes"])
     entry = found[device]
-    peak, limit, weights = entry["peak_bytes"], entry["limit_bytes"], entry["weights_bytes"]
+    peak, limit = entry["peak_bytes"], entry["limit_bytes"]
     tasks = result.schedule.tasks
     at = clean(tasks[entry["peak_position"]].name) if tasks else "-"
     held = f"{units.size(peak)} of {units.size(limit)} ({units.share(peak / limit)})"
-    line = f"device {device} holds {held} at {at}, {units.size(weights)} of it weights"
-    lines = [f"tightest memory: {line}"]
+    parts = Holdings(result.graph, result.schedule)
+    text = parts.text(device, exact=bool(result.evaluation.over_bytes.get(device)))
+    lines = [f"tightest memory: device {device} holds {held} at {at}: {text}"]
     live = entry["live"]
     rows = [("largest there", "kind", "bytes")]
     rows += [

@@ -27,6 +27,7 @@ from partitioner.families import (
     check_strategy,
     families,
 )
+from partitioner.holdings import Holdings
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
@@ -188,6 +189,7 @@ def search(
                 request.gap,
                 left,
                 job.found,
+                job.held,
                 complete=looked,
                 seed=request.seed,
                 engine=request.engine,
@@ -386,6 +388,10 @@ class _Search:
         """A solution as a plan, with its evaluation."""
         plan = _plan(self.graph, self.cluster, built, solution)
         return Found(family, plan, evaluate(self.graph, plan, self.cluster), solution)
+
+    def held(self, plan: Plan, device: int) -> str:
+        """What a device holds where it is fullest, in words."""
+        return Holdings.of(self.graph, plan, self.cluster).text(device)
 
     def _least_load(self, candidates: Mapping[str, Sequence[PlacedNode]]) -> float:
         """No plan's busiest device has less: the least device-seconds of each node, shared."""

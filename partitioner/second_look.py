@@ -55,6 +55,7 @@ class Refused:
 
 
 Evaluate = Callable[[Family, Built, Solution], Found]
+Held = Callable[[Plan, int], str]
 
 
 def second_look(
@@ -63,6 +64,7 @@ def second_look(
     gap: float,
     time_limit_s: float,
     found: Evaluate,
+    held: Held,
     *,
     complete: bool,
     seed: int = 0,
@@ -76,6 +78,7 @@ def second_look(
         gap: Relative gap at which a search stops.
         time_limit_s: Wall-clock limit.
         found: Evaluates a solution.
+        held: Says what a device holds under a plan.
         complete: Whether these are all families of the request.
         seed: Of all random choices.
         engine: Solves the MILPs.
@@ -98,7 +101,13 @@ def second_look(
         solution = least_shortage(entry.built.problem, objective, entry.error, left, seed, engine)
     except Infeasible as error:
         certain = complete and error.proven and all(n.error.proven for n in nearest[1:])
-        raise _verdict(entry.family, error, certain=certain, alone=len(nearest) == 1) from None
+        parts = ""
+        if error.closest is not None and error.device is not None:
+            closest = Solution(error.closest, math.inf, 0.0, "feasible", None, "")
+            plan = found(entry.family, entry.built, closest).plan
+            parts = f"; there it holds {held(plan, error.device)}"
+        alone = len(nearest) == 1
+        raise _verdict(entry.family, error, parts, certain=certain, alone=alone) from None
     return found(entry.family, entry.built, solution)
 
 
@@ -168,13 +177,15 @@ def _exactly(
     return replace(best, solution=replace(best.solution, bound=bound, status="feasible"))
 
 
-def _verdict(family: Family, error: Infeasible, *, certain: bool, alone: bool) -> Infeasible:
+def _verdict(
+    family: Family, error: Infeasible, parts: str, *, certain: bool, alone: bool
+) -> Infeasible:
     verdict, _, what = str(error).partition(": ")
     if error.proven and not certain:
         verdict = "no plan was found that fits"
     nearest = "" if alone else ", the nearest to fitting of the spaces searched"
     return Infeasible(
-        f"{verdict}: {what}; this is {family}{nearest}, with the nodes in the model's order",
+        f"{verdict}: {what}{parts}; this is {family}{nearest}, with the nodes in the model's order",
         device=error.device,
         position=error.position,
         name=error.name,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,15 +34,15 @@ class Agreement:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.ranks = dist.get_world_size()
-        self._group: Any = None
+        self._group = ""  # its name
+        self._device = torch.device("cpu")
+        self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
-            self._group = new_group(range(self.ranks), "gloo" if gloo else None)
-        self._device = torch.device("cpu")
-        if self._group is not None and dist.get_backend(self._group) == "nccl":
-            self._device = torch.device("cuda", torch.cuda.current_device())
-        self.roll = Roll(())
-        if self._group is not None:
+            group = new_group(range(self.ranks), "gloo" if gloo else None)
+            self._group = group.group_name
+            if dist.get_backend(group) == "nccl":
+                self._device = torch.device("cuda", torch.cuda.current_device())
             self.roll = Roll(self._texts(own_process()))
 
     def check(self, doing: str, problem: str = "") -> None:
@@ -57,7 +56,7 @@ class Agreement:
             BackendError: A rank has a problem, or the ranks are about to do different things; the
                 same words on every rank.
         """
-        if self._group is None:
+        if not self._group:
             if problem:
                 raise BackendError(problem)
             return
@@ -81,7 +80,7 @@ class Agreement:
         Raises:
             PartitionerError: Rank 0's own error there, and its words on the other ranks.
         """
-        if self._group is None:
+        if not self._group:
             return make()
         made, error = "", None
         if self.rank == 0:
@@ -103,7 +102,7 @@ class Agreement:
             part: This rank's.
             shapes: Sizes of each rank's.
         """
-        if self._group is None:
+        if not self._group:
             return [part]
         counts = [torch.Size(shape).numel() * part.element_size() for shape in shapes]
         packed = torch.zeros(max(counts), dtype=torch.uint8)
@@ -126,9 +125,7 @@ class Agreement:
 
     def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
         try:
-            sent = c10d.all_gather_into_tensor(
-                own.to(self._device), self.ranks, self._group.group_name
-            )
+            sent = c10d.all_gather_into_tensor(own.to(self._device), self.ranks, self._group)
             found: torch.Tensor = c10d.wait_tensor(sent)
         except RuntimeError as error:
             raise CommunicationError(

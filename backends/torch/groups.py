@@ -54,38 +54,33 @@ def first_ranks(value: Any) -> Any:
     return held[0]
 
 
-def register_groups(programs: Programs) -> dict[str, Any]:
-    """Make the process groups of all communications, the same on every rank, under their names.
-
-    Returns:
-        The groups by name; keep them as long as the graphs run.
-    """
-    return register_named(group_ranks(programs))
+def register_groups(programs: Programs) -> None:
+    """Make the process groups of all communications, the same on every rank, under their names."""
+    register_named(group_ranks(programs))
 
 
-def register_named(wanted: Iterable[tuple[int, ...]]) -> dict[str, Any]:
+def register_named(wanted: Iterable[tuple[int, ...]]) -> None:
     """Make process groups under the names that graphs call them by (see `register_groups`).
+
+    They live until `destroy_process_group`: nobody else is to hold them, since their threads would
+    still run while Python shuts down.
 
     Args:
         wanted: Ranks of each; the same on every rank, in the same order.
-
-    Returns:
-        The groups by name; keep them as long as the graphs run.
     """
-    groups = {}
     for ranks in wanted:
         name = group_name(ranks)
-        group = _known(name)
-        if group is None:
+        if not _known(name):
             group = new_group(ranks)
             if dist.get_rank() in ranks:
                 torch._C._distributed_c10d._register_process_group(GroupName(name), group)
-        groups[name] = group
-    return groups
 
 
 def new_group(ranks: Sequence[int], backend: str | None = None) -> Any:
-    """A process group that waits as long as the one of all ranks (PyTorch's waits 30 minutes)."""
+    """A process group that waits as long as the one of all ranks (PyTorch's waits 30 minutes).
+
+    Not to be held: see `register_named`.
+    """
     return dist.new_group(list(ranks), timeout=_patience(), backend=backend)
 
 
@@ -100,12 +95,13 @@ def _patience() -> timedelta | None:
     return None
 
 
-def _known(name: str) -> Any:
-    """The group that an earlier program registered, if it is still of this world."""
+def _known(name: str) -> bool:
+    """Whether an earlier program registered the group, and it is still of this world."""
     try:
-        return torch._C._distributed_c10d._resolve_process_group(GroupName(name))
+        torch._C._distributed_c10d._resolve_process_group(GroupName(name))
     except (RuntimeError, ValueError):
-        return None
+        return False
+    return True
 
 
 def torch_meshes(

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.faults import cause, named
@@ -35,15 +34,15 @@ class Agreement:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.ranks = dist.get_world_size()
-        self._group: GroupName | None = None
+        self._group = ""  # its name
         self._device = torch.device("cpu")
+        self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
-            self._group = new_group(range(self.ranks), "gloo" if gloo else None)
-            if not gloo and dist.get_backend() == "nccl":
+            group = new_group(range(self.ranks), "gloo" if gloo else None)
+            self._group = group.group_name
+            if dist.get_backend(group) == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
-        self.roll = Roll(())
-        if self._group is not None:
             self.roll = Roll(self._texts(own_process()))
 
     def check(self, doing: str, problem: str = "") -> None:
@@ -57,7 +56,7 @@ class Agreement:
             BackendError: A rank has a problem, or the ranks are about to do different things; the
                 same words on every rank.
         """
-        if self._group is None:
+        if not self._group:
             if problem:
                 raise BackendError(problem)
             return
@@ -81,7 +80,7 @@ class Agreement:
         Raises:
             PartitionerError: Rank 0's own error there, and its words on the other ranks.
         """
-        if self._group is None:
+        if not self._group:
             return make()
         made, error = "", None
         if self.rank == 0:
@@ -103,7 +102,7 @@ class Agreement:
             part: This rank's.
             shapes: Sizes of each rank's.
         """
-        if self._group is None:
+        if not self._group:
             return [part]
         counts = [torch.Size(shape).numel() * part.element_size() for shape in shapes]
         packed = torch.zeros(max(counts), dtype=torch.uint8)

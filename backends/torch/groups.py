@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,9 +15,6 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.comms import group_name
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind, Programs
-
-#: Groups by name, as long as they may be called.
-_held: dict[str, Any] = {}
 
 
 def check_world(ranks: int) -> int:
@@ -64,36 +60,28 @@ def register_groups(programs: Programs) -> None:
 
 
 def register_named(wanted: Iterable[tuple[int, ...]]) -> None:
-    """Make process groups under the names that graphs call them by (see `group_name`).
+    """Make process groups under the names that graphs call them by (see `register_groups`).
+
+    They live until `destroy_process_group`: nobody else is to hold them, since their threads would
+    still run while Python shuts down.
 
     Args:
         wanted: Ranks of each; the same on every rank, in the same order.
     """
     for ranks in wanted:
         name = group_name(ranks)
-        if _known(name) is None:
-            group = dist.new_group(list(ranks), timeout=_patience())
+        if not _known(name):
+            group = new_group(ranks)
             if dist.get_rank() in ranks:
                 torch._C._distributed_c10d._register_process_group(GroupName(name), group)
-                _held[name] = group
 
 
-def new_group(ranks: Sequence[int], backend: str | None = None) -> GroupName:
-    """Name of a new group that waits as long as the one of all ranks (PyTorch's: 30 minutes)."""
-    group = dist.new_group(list(ranks), timeout=_patience(), backend=backend)
-    name: GroupName = group.group_name
-    _held[name] = group
-    return name
+def new_group(ranks: Sequence[int], backend: str | None = None) -> Any:
+    """A process group that waits as long as the one of all ranks (PyTorch's waits 30 minutes).
 
-
-@atexit.register
-def _drop() -> None:
-    """End the threads of groups while the interpreter is whole.
-
-    Gloo's free the tensors of the last communication, maybe after the rank went on; one that does
-    so while Python is being torn down ends the process by SIGABRT (seen with PyTorch 2.13).
+    Not to be held: see `register_named`.
     """
-    _held.clear()
+    return dist.new_group(list(ranks), timeout=_patience(), backend=backend)
 
 
 def _patience() -> timedelta | None:
@@ -107,12 +95,13 @@ def _patience() -> timedelta | None:
     return None
 
 
-def _known(name: str) -> Any:
-    """The group that an earlier program registered, if it is still of this world."""
+def _known(name: str) -> bool:
+    """Whether an earlier program registered the group, and it is still of this world."""
     try:
-        return torch._C._distributed_c10d._resolve_process_group(GroupName(name))
+        torch._C._distributed_c10d._resolve_process_group(GroupName(name))
     except (RuntimeError, ValueError):
-        return None
+        return False
+    return True
 
 
 def torch_meshes(

@@ -21,7 +21,8 @@ def own_process() -> str:
     """Host, number and start of this process; "" where the system does not say."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.getpid()} {_start(os.getpid())}"
+        space = Path("/proc/self/ns/pid").readlink()
+        return f"{boot} {space} {os.getpid()} {_start(os.getpid())}"
     except OSError:
         return ""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
+from partitioner.solver.lazy_pulp import load_pulp
 
 
 class EngineError(OptionError):
@@ -64,7 +65,7 @@ def find(name: str) -> Engine:
         raise EngineError(f"solver is {name!r}; give a name like 'highs'")
     if name.lower() == HIGHS.name:
         return HIGHS
-    import pulp
+    pulp = load_pulp()
 
     given = {label.lower(): (label, names) for label, names in _PULP.items()}
     own = {listed.lower(): (listed, (listed,)) for listed in pulp.listSolvers()}
@@ -86,7 +87,7 @@ def available() -> tuple[str, ...]:
 
 
 def _installed() -> Iterator[str]:
-    import pulp
+    pulp = load_pulp()
 
     installed = set(pulp.listSolvers(onlyAvailable=True))
     for label, names in _PULP.items():

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from partitioner.solver.engines import Engine
+from partitioner.solver.lazy_pulp import load_pulp
 from partitioner.solver.milp import Milp, MilpResult, Status, to_pulp
 from partitioner.solver.problem import SolverError
 
@@ -41,7 +42,7 @@ def solve_foreign(milp: Milp, engine: Engine, time_limit_s: float, gap: float) -
     Raises:
         SolverError: The solver fails.
     """
-    import pulp
+    pulp = load_pulp()
 
     problem = to_pulp(milp)
     limit = math.ceil(time_limit_s) if engine.pulp in _WHOLE_SECONDS else time_limit_s
@@ -71,7 +72,7 @@ def solve_foreign(milp: Milp, engine: Engine, time_limit_s: float, gap: float) -
 
 def _solver(engine: Engine, wanted: Mapping[str, object]) -> tuple[Any, frozenset[str]]:
     """PuLP's solver with those of the options that it takes, and their names."""
-    import pulp
+    pulp = load_pulp()
 
     with warnings.catch_warnings():
         # of PULP_CBC_CMD: PuLP 4 will have none, and is not allowed yet

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.lazy_pulp import load_pulp
 
 Status = Literal["optimal", "feasible", "infeasible", "time_limit"]
 Floats = npt.NDArray[np.float64]
@@ -177,7 +178,7 @@ def solve_milp(
 
 def to_pulp(milp: Milp) -> Any:
     """The program as a `pulp.LpProblem` for any solver that PuLP drives; its columns in order."""
-    import pulp
+    pulp = load_pulp()
 
     problem = pulp.LpProblem("partition", pulp.LpMinimize)
     kinds = (pulp.LpContinuous, pulp.LpInteger)
@@ -203,7 +204,7 @@ def to_pulp(milp: Milp) -> Any:
 
 def _engine(milp: Milp, start: Mapping[int, float] | None) -> Any:
     """PuLP's HiGHS class, taught to pass the model as arrays and to start from a solution."""
-    import pulp
+    pulp = load_pulp()
 
     class ArrayHiGHS(pulp.HiGHS):  # type: ignore[misc]
         def buildSolverModel(self, lp: Any) -> None:  # noqa: N802

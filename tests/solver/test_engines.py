@@ -19,6 +19,7 @@ from partitioner.solver import Infeasible, SolverError, brute_force, solve
 from partitioner.solver.dnnp import parse
 from partitioner.solver.dnnp_problem import to_problem
 from partitioner.solver.engines import HIGHS, Engine, EngineError, available, find
+from partitioner.solver.lazy_pulp import load_pulp
 from partitioner.solver.milp import MilpBuilder, solve_milp
 from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.exact import solve_exactly
@@ -189,3 +190,12 @@ def test_cbc_solves_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert main(["solve", str(tmp_path / "p.json"), "--solver", name, "--json"]) == 0
         costs.append(json.loads(capsys.readouterr().out)["cost"])
     assert costs[0] == pytest.approx(costs[1], rel=1e-4)
+
+
+def test_pulp_keeps_no_frames_of_its_first_import() -> None:
+    """They lead to the frames of all callers, and to what those hold."""
+    load_pulp.cache_clear()
+    missing = [one.err for one in vars(load_pulp()).values() if hasattr(one, "err")]
+    errors = [error for error in missing if isinstance(error, BaseException)]
+    assert errors
+    assert all(error.__traceback__ is None for error in errors)

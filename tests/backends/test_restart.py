@@ -1,0 +1,78 @@
+"""The page on restarts: a rank is killed, and torchrun's next life ends with the same losses."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch_jobs import ROOT
+
+KILLED = """    if step == 5 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def page(language: str) -> str:
+    text = (ROOT / "docs/how-to/restart.md").read_text(encoding="utf-8")
+    (block,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert isinstance(block, str)
+    return block
+
+
+def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """The page's command, with its variable."""
+    folder.mkdir()
+    (folder / "resume.py").write_text(script)
+    variable, command = page("console").splitlines()
+    name, value = variable.removeprefix("export ").split("=")
+    environment = {
+        **os.environ,
+        name: value,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": str(ROOT),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *shlex.split(command)[1:]],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        out, err = process.communicate(timeout=250)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # torchrun ends its ranks
+            process.communicate()
+    assert process.returncode == 0, out + err[-4000:]
+    return subprocess.CompletedProcess(command, 0, out, err)
+
+
+def losses(out: str) -> list[tuple[int, float]]:
+    return [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+): loss (\S+)", out)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_training_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
+    script = page("python")
+    line = "    loss = module(*batch(step))\n"
+    assert script.count(line) == 1
+    spoilt = "import os\nimport signal\n" + script.replace(line, KILLED + line)
+    whole = losses(run(tmp_path / "whole", script).stdout)
+    assert [step for step, _ in whole] == list(range(12))
+    done = run(tmp_path / "killed", spoilt)
+    found = losses(done.stdout)
+    assert [step for step, _ in found] == [*range(5), *range(3, 12)]
+    assert dict(found) == pytest.approx(dict(whole), abs=1e-6)
+    assert "exitcode: -9" in done.stderr
+    kept = sorted(path.name for path in (tmp_path / "killed/checkpoints").iterdir())
+    assert kept == [f"step-{steps:08}" for steps in (3, 6, 9, 12)]
+    if sys.platform == "linux":
+        assert "CommunicationError: rank 0: " in done.stderr
+        assert ": rank 1 has ended, by an error of its own or killed" in done.stderr

@@ -82,7 +82,7 @@ def test_commands_that_look_at_a_plan(tmp_path: Path, capsys: pytest.CaptureFixt
     for command, said in (
         (["show", "m.partition"], "/up/addmm (aten::addmm)"),
         (["explain", "t.partition"], " a step\n"),
-        (["explain", "t.partition"], " optimizer's state, "),
+        (["explain", "t.partition"], " optimizer's state"),
         (["report", "m.partition", "-o", page], "written to"),
         (["diff", "m.partition", "m.partition"], ""),
         (["draw", "m.partition", "--dot", dot, "--timeline", timeline], ""),

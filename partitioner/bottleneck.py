@@ -39,6 +39,7 @@ class Bottleneck:
         counts: How many operators or communications each of them has.
         balance: Mean load over the largest, of the devices that have any.
         largest: Name of the operator or communication that takes longest, and its seconds.
+        turn: What is done again and again: "request", or "step" of a training graph.
     """
 
     over: str
@@ -48,6 +49,7 @@ class Bottleneck:
     counts: Mapping[str, int]
     balance: float
     largest: tuple[str, float]
+    turn: str = "request"
 
     @property
     def communication_s(self) -> float:
@@ -91,8 +93,20 @@ def bottleneck(
     if idle > 1e-9 * total:
         seconds[WAITING] = idle
     return Bottleneck(
-        over, device, total, dict(seconds), dict(counts), balance(evaluation), longest
+        over,
+        device,
+        total,
+        dict(seconds),
+        dict(counts),
+        balance(evaluation),
+        longest,
+        turn_of(graph),
     )
+
+
+def turn_of(graph: Graph) -> str:
+    """What is done again and again: "request", or "step" of a training graph."""
+    return "step" if graph.backward else "request"
 
 
 def balance(evaluation: Evaluation) -> float:
@@ -110,7 +124,7 @@ def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) ->
     if not found.total_s:
         return "Nothing takes time on this cluster."
     subject = (
-        f"device {found.device} is busy {units.seconds(found.total_s)} a request"
+        f"device {found.device} is busy {units.seconds(found.total_s)} a {found.turn}"
         if found.device is not None
         else f"the critical path takes {units.seconds(found.total_s)}"
     )
@@ -143,7 +157,11 @@ def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) ->
 
 
 def worth_sentence(
-    evaluation: Evaluation, single: tuple[int, Evaluation], cluster: Cluster, objective: str
+    evaluation: Evaluation,
+    single: tuple[int, Evaluation],
+    cluster: Cluster,
+    objective: str,
+    turn: str = "request",
 ) -> str:
     """One sentence: is splitting worth it, beside the whole model on one device?
 
@@ -152,6 +170,7 @@ def worth_sentence(
         single: The best single device and its evaluation, see `best_single`.
         cluster: What the plan is for.
         objective: Of the plan.
+        turn: See `turn_of`.
     """
     used, (device, alone) = evaluation.devices_used, single
     alike = len(set(cluster.devices)) == 1
@@ -181,7 +200,7 @@ def worth_sentence(
             f"The fullest of {used} devices holds {units.size(after)}, {one} "
             f"{units.size(before)}; the throughput is {speed:.3g} times that of one."
         )
-    what = "latency" if objective == "latency" else "time between requests"
+    what = "latency" if objective == "latency" else f"time between {turn}s"
     ideal = f", {units.share(gain / used)} of the ideal {used} times" if alike else ""
     return (
         f"{used} devices are {gain:.3g} times as fast as {one} "

@@ -69,7 +69,7 @@ def _verdict(head: Head) -> list[str]:
 
 def _time(found: Bottleneck) -> list[str]:
     where = f"device {found.device}" if found.device is not None else "the critical path"
-    title = f"time of {where}, {units.seconds(found.total_s)} a request"
+    title = f"time of {where}, {units.seconds(found.total_s)} a {found.turn}"
     if not found.total_s:
         return [title]
     rows = [("of that", "seconds", "share", "tasks")]

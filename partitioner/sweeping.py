@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partitioner import units
-from partitioner.bottleneck import WORTH
+from partitioner.bottleneck import WORTH, turn_of
 from partitioner.constraints import ConstraintError
 from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single
@@ -167,7 +167,7 @@ def sweep_given(
         kind="sweep",
         title=given.name,
         objective=request.objective,
-        answer=_answer(points, request.objective),
+        answer=_answer(points, request.objective, turn_of(given.graph)),
         points=points,
     )
 
@@ -287,7 +287,7 @@ def _dominates(one: tuple[float, ...], two: tuple[float, ...]) -> bool:
     return one != two and all(a <= b for a, b in zip(one, two, strict=True))
 
 
-def _answer(points: Sequence[Point], objective: str) -> str:
+def _answer(points: Sequence[Point], objective: str, turn: str = "request") -> str:
     """Is splitting worth it at all? Each point beside one device of its own cluster."""
     planned = [point for point in points if point["latency_s"] is not None]
     if not planned:
@@ -306,7 +306,7 @@ def _answer(points: Sequence[Point], objective: str) -> str:
         best = min(split, key=lambda point: _value(point, objective))
         return (
             f"Splitting is needed: one device does not hold the model; {_place(least)} do. "
-            f"Best {_figure(best, objective)}: {_place(best)}."
+            f"Best {_figure(best, objective, turn)}: {_place(best)}."
         )
     best = max(gains, key=lambda point: (point["gain"] or 0.0, -point["devices"]))
     gain = best["gain"] or 0.0
@@ -314,14 +314,14 @@ def _answer(points: Sequence[Point], objective: str) -> str:
     if gain < WORTH:
         return (
             f"Splitting is not worth it: the best split, {_place(best)}, has a "
-            f"{_figure(best, objective)}, {one}."
+            f"{_figure(best, objective, turn)}, {one}."
         )
     ideal = ""
     if objective == "throughput" and best["efficiency"] is not None:
         ideal = f", {units.share(best['efficiency'])} of the ideal {best['devices']} times"
     elif objective == "memory" and best["speedup"] is not None:
         ideal = f", at {best['speedup']:.3g} times its throughput"
-    return f"Splitting pays: {_place(best)} has a {_figure(best, objective)}, {one}{ideal}."
+    return f"Splitting pays: {_place(best)} has a {_figure(best, objective, turn)}, {one}{ideal}."
 
 
 def _value(point: Point, objective: str) -> float:
@@ -331,11 +331,11 @@ def _value(point: Point, objective: str) -> float:
     return math.inf if value is None else value
 
 
-def _figure(point: Point, objective: str) -> str:
+def _figure(point: Point, objective: str, turn: str) -> str:
     value = _value(point, objective)
     if objective == "memory":
         return f"peak of {units.size(value)} on its fullest device"
-    what = "latency" if objective == "latency" else "time between requests"
+    what = "latency" if objective == "latency" else f"time between {turn}s"
     return f"{what} of {units.seconds(value)}"
 
 

@@ -21,6 +21,7 @@ from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
 from partitioner.comparison import VerificationError
 from partitioner.directory import DirectoryError
+from partitioner.holdings import Holdings
 from partitioner.ir.errors import OptionError
 from partitioner.module_program import ModuleProgram
 from partitioner.module_verification import random_arguments, verify_module
@@ -159,6 +160,16 @@ def test_a_wrong_program_is_found_out(
         f"first tensor that differs: {node.outputs[0]!r} of {node.name!r} ({name}), "
         f"{where}, relative error "
     ) in str(found)
+
+
+def test_what_a_device_holds_adds_up_to_its_peak(training: ModuleProgram) -> None:
+    found = Holdings.of(training.graph, training.plan, training.cluster)
+    for device, peak in training.evaluation.peak.items():
+        parts = found.at_peak(device)
+        assert sum(parts.values()) == pytest.approx(peak.bytes, abs=len(parts))
+        assert parts["parameters"] + parts["optimizer's state"] == peak.resident_bytes
+        assert parts["gradients"] > 0
+        assert " gradients" in found.text(device)
 
 
 def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> None:

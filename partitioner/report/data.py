@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from partitioner.bottleneck import Bottleneck, bottleneck, limit_sentence, tightest, worth_sentence
+from partitioner.bottleneck import (
+    Bottleneck,
+    bottleneck,
+    limit_sentence,
+    tightest,
+    turn_of,
+    worth_sentence,
+)
 from partitioner.context import Alternative, Context
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.evaluate import best_single
@@ -82,7 +89,7 @@ def headline(result: Planned, found: Bottleneck | None = None) -> Head:
         devices=len(cluster),
         devices_used=got.devices_used,
         limit=limit_sentence(found, got, objective),
-        worth=worth_sentence(got, single, cluster, objective),
+        worth=worth_sentence(got, single, cluster, objective, turn_of(result.graph)),
         notes=[*result.warnings, *map(str, result.summary.get("notes", ()))],
     )
 

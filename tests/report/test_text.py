@@ -8,7 +8,7 @@ import onnx
 import pytest
 import schema_check
 
-from partitioner import examples, sweep
+from partitioner import examples, sweeping
 from partitioner.cli import main
 from partitioner.frontends.onnx import load_onnx
 from partitioner.report.schema import Diff, Point, Sweep
@@ -175,7 +175,7 @@ def _points(*rows: tuple[int, str, float | None, float | None]) -> list[Point]:
 def test_the_answer_compares_with_one_device_of_the_same_cluster(
     rows: list[tuple[int, str, float | None, float | None]], answer: str
 ) -> None:
-    found = sweep._answer(_points(*rows), "throughput")
+    found = sweeping._answer(_points(*rows), "throughput")
     assert re.search(answer.replace("(", r"\(").replace(")", r"\)"), found), found
     assert found.endswith(".")
 

@@ -31,7 +31,7 @@ function labelOf(plan, item) {
   const where = short(ranges(sums.devices), 12);
   return (
     `+ ${short(block.label, 28)}${repeat}\n${count(sums.nodes)} nodes  @${where}  ${seconds(sums.seconds)}` +
-    (sums.comms ? `\n${count(sums.comms)} communications  ${seconds(sums.commSeconds)}` : "")
+    (sums.comms ? `\n${count(sums.comms)} communication${sums.comms === 1 ? "" : "s"}  ${seconds(sums.commSeconds)}` : "")
   );
 }
 

@@ -27,7 +27,7 @@ class Evaluation:
 
     Attributes:
         compute_s: Seconds of each device's nodes, one request.
-        comm_s: Seconds of its communications, waiting not counted.
+        comm_s: Seconds of its communications, without waiting and what compute hides.
         latency_s: One request from its inputs to its outputs, waiting counted.
         peak: The search's safe memory peaks.
         exact_peak: Peaks by liveness, for the order of the plan.

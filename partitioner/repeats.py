@@ -2,8 +2,8 @@
 
 A *run* is a stretch of the graph's order that repeats with a period: nodes one period apart have
 equal rules, types and attributes and read from corresponding places: the same distance back, the
-same value from before the run, or weights of their own. Runs that go together (the layers forward,
-backward and their updates, see `partitioner.runs`) are folded together: one block is that of all.
+same value from before the run, or weights of their own. Runs that go together (the layers forward
+and backward, see `partitioner.runs`) are folded together: one block is that of all.
 
 The folded graph keeps a few blocks. One of them stands for all that are left out: its loads and
 bytes count as often, and its kept neighbours take the same choices. What the folded problem says of

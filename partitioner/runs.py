@@ -1,8 +1,8 @@
 """Stretches of a graph's order that repeat, and which of their blocks belong together.
 
-A model's layers are one run of blocks; its backward pass has them again, in the opposite order,
-and the updates of its parameters once more. Runs are *coupled* where blocks read from each other:
-block k of a run reads from blocks k - 1, k and k + 1 of the others only.
+A model's layers are one run of blocks; its backward pass has them again, in the opposite order.
+Runs are *coupled* where blocks read from each other: block k of a run reads from blocks k - 1, k
+and k + 1 of the others only.
 """
 
 from __future__ import annotations

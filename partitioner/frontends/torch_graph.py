@@ -8,7 +8,8 @@ and what is written, gradients included, goes through `partitioner::update` node
 In training all nodes that the forward results need come first. A value that both passes read has
 an alias at its first use in the backward pass (a stored value one in the forward pass too), so
 that the plan may gather it for each pass anew, or keep what the first one gathered. Views of stored
-values are made again in the backward pass from its own alias.
+values are made again in the backward pass from its own alias. Stored values and their aliases stand
+some uses ahead, and updates right behind what makes their values: communication starts there.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def run_command(command: str, folder: Path) -> str:
         timeout=250,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr
     assert not done.stderr
     return done.stdout
 

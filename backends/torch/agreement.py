@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName
 
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.faults import cause
@@ -28,13 +28,13 @@ class Agreement:
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.ranks = dist.get_world_size()
-        self._group: Any = None
+        self._group: GroupName | None = None
+        self._device = torch.device("cpu")
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
             self._group = new_group(range(self.ranks), "gloo" if gloo else None)
-        self._device = torch.device("cpu")
-        if self._group is not None and dist.get_backend(self._group) == "nccl":
-            self._device = torch.device("cuda", torch.cuda.current_device())
+            if not gloo and dist.get_backend() == "nccl":
+                self._device = torch.device("cuda", torch.cuda.current_device())
 
     def check(self, doing: str, problem: str = "") -> None:
         """Compare what the ranks are about to do.
@@ -116,9 +116,7 @@ class Agreement:
 
     def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
         try:
-            sent = c10d.all_gather_into_tensor(
-                own.to(self._device), self.ranks, self._group.group_name
-            )
+            sent = c10d.all_gather_into_tensor(own.to(self._device), self.ranks, self._group)
             found: torch.Tensor = c10d.wait_tensor(sent)
         except RuntimeError as error:
             raise CommunicationError(

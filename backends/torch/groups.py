@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,6 +16,9 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.comms import group_name
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind, Programs
+
+#: Groups by name, as long as they may be called.
+_held: dict[str, Any] = {}
 
 
 def check_world(ranks: int) -> int:
@@ -54,39 +58,42 @@ def first_ranks(value: Any) -> Any:
     return held[0]
 
 
-def register_groups(programs: Programs) -> dict[str, Any]:
-    """Make the process groups of all communications, the same on every rank, under their names.
-
-    Returns:
-        The groups by name; keep them as long as the graphs run.
-    """
-    return register_named(group_ranks(programs))
+def register_groups(programs: Programs) -> None:
+    """Make the process groups of all communications, the same on every rank, under their names."""
+    register_named(group_ranks(programs))
 
 
-def register_named(wanted: Iterable[tuple[int, ...]]) -> dict[str, Any]:
-    """Make process groups under the names that graphs call them by (see `register_groups`).
+def register_named(wanted: Iterable[tuple[int, ...]]) -> None:
+    """Make process groups under the names that graphs call them by (see `group_name`).
 
     Args:
         wanted: Ranks of each; the same on every rank, in the same order.
-
-    Returns:
-        The groups by name; keep them as long as the graphs run.
     """
-    groups = {}
     for ranks in wanted:
         name = group_name(ranks)
-        group = _known(name)
-        if group is None:
-            group = new_group(ranks)
+        if _known(name) is None:
+            group = dist.new_group(list(ranks), timeout=_patience())
             if dist.get_rank() in ranks:
                 torch._C._distributed_c10d._register_process_group(GroupName(name), group)
-        groups[name] = group
-    return groups
+                _held[name] = group
 
 
-def new_group(ranks: Sequence[int], backend: str | None = None) -> Any:
-    """A process group that waits as long as the one of all ranks (PyTorch's waits 30 minutes)."""
-    return dist.new_group(list(ranks), timeout=_patience(), backend=backend)
+def new_group(ranks: Sequence[int], backend: str | None = None) -> GroupName:
+    """Name of a new group that waits as long as the one of all ranks (PyTorch's: 30 minutes)."""
+    group = dist.new_group(list(ranks), timeout=_patience(), backend=backend)
+    name: GroupName = group.group_name
+    _held[name] = group
+    return name
+
+
+@atexit.register
+def _drop() -> None:
+    """End the threads of groups while the interpreter is whole.
+
+    Gloo's free the tensors of the last communication, maybe after the rank went on; one that does
+    so while Python is being torn down ends the process by SIGABRT (seen with PyTorch 2.13).
+    """
+    _held.clear()
 
 
 def _patience() -> timedelta | None:

@@ -69,7 +69,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     path = Path(job["directory"]) / file_name(rank)
     file, module = read_rank_file(path), read_pass(path)
     header = file.header
-    groups = register_named(file.groups)
+    register_named(file.groups)
     kinds = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}
     arrays = load_arrays(folder / f"inputs-{rank}.npz", kinds.values())
     fed = {
@@ -91,7 +91,6 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     save_arrays(folder / f"outputs-{rank}.npz", outputs.values())
     if rank == 0:
         (folder / "seconds.json").write_text(json.dumps(own.item()))
-    del groups
 
 
 def _serve(

@@ -96,7 +96,7 @@ class RankPasses:
         self.whole = whole
         self.rank = rank
         self.device = device
-        self._groups = register_groups(whole.programs)
+        register_groups(whole.programs)
         self.graphs = emit_rank(whole.programs, rank, whole.graph, device)
         self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
             key: one.module.to(device)

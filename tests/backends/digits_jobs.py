@@ -1,4 +1,4 @@
-"""docs/examples/mnist.py on ranks of a gloo group: a script for test_docs_training.py."""
+"""docs/examples/mnist.py on ranks of a gloo group: a script for test_docs.py."""
 
 import argparse
 import importlib.util
@@ -13,6 +13,7 @@ from torch import nn
 from torch_ranks import Job, main
 
 import partitioner
+from partitioner.backends.torch import groups
 
 STEPS = 25
 
@@ -88,6 +89,26 @@ def own_parts(rank: int) -> None:
         torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
+def ends_in_order(rank: int) -> None:
+    """No thread of our groups is left when Python is torn down, even if the module is."""
+    torch.manual_seed(0)
+    batch = torch.rand(16, 28, 28), torch.arange(16) % 10
+    program = partitioner.compile(mnist.MLP(), batch, training=True, **mnist.SPLITS["model"])
+    module = program.module()
+    module(*batch).backward()
+    dist.destroy_process_group()
+    before = gloo_loops()
+    groups._drop()  # as Python does at its end
+    ours = 2 if Path("/proc/self/task").exists() else 0  # of all ranks, and of the agreement
+    assert gloo_loops() == before - ours
+    assert module.rank == rank
+
+
+def gloo_loops() -> int:
+    """Groups that have threads."""
+    return sum(p.read_text() == "gloo_tcp_loop\n" for p in Path("/proc/self/task").glob("*/comm"))
+
+
 def warm() -> None:
     """Import what the ranks would import each for itself."""
     example = torch.rand(4, 28, 28), torch.arange(4)
@@ -101,6 +122,7 @@ JOBS = {
     "dual_parallel": Job(4, trains_as_one_process("dual")),
     "each_its_layers": Job(2, placed),
     "each_its_part": Job(2, own_parts),
+    "ends_in_order": Job(2, ends_in_order),
 }
 
 

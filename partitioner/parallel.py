@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping
 from partitioner.constraints import Constraints, Pin
 from partitioner.families import SearchError
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.rule import Rule
 
 #: The batch's kinds: whether parameters are cut at rest, and whether in each pass until used.
 DATA = {"dp": (False, False), "zero1": (True, False), "zero2": (True, False), "zero3": (True, True)}
@@ -104,6 +105,8 @@ def _tensor(graph: Graph, batch: tuple[str, ...], size: int) -> Iterator[Pin]:
     for value, uses in _uses(graph).items():
         if graph.types[value].rank < 2 or not _can_cut(graph, value, size):
             continue
+        if any(_is_read_whole(graph, use) for use in uses):
+            continue
         text = f"parallel tp: parameter {value!r}"
         yield Pin(text, tensor=value, axis="tp", side="made", cut=True)
         for name in uses:
@@ -129,6 +132,17 @@ def _uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
         if not any(graph.producers[use].op == "partitioner::alias" for use in uses):
             uses.append(value)
     return {value: tuple(uses) for value, uses in found.items()}
+
+
+def _is_read_whole(graph: Graph, value: str) -> bool:
+    """Whether a node reads it that every device must give all of it, as a `torch.cond`."""
+    for node in graph.consumers[value]:
+        rule = rule_of(graph, node)
+        if not isinstance(rule, Rule):
+            return True
+        if any(v == value and d is None for v, d in zip(node.inputs, rule.operands, strict=True)):
+            return True
+    return False
 
 
 def _can_cut(graph: Graph, value: str, parts: int) -> bool:

@@ -59,7 +59,7 @@ def compiled(*, inside: bool, **options: object) -> tuple[Tied, ModuleProgram]:
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "around"])
-@pytest.mark.parametrize("parallel", [None, "dp", "tp"])
+@pytest.mark.parametrize("parallel", [None, pytest.param("dp", marks=pytest.mark.slow), "tp"])
 def test_outputs_and_gradients(parallel: str | None, inside: bool) -> None:
     module, program = compiled(inside=inside, parallel=parallel)
     assert program.summary["sharded_flops_share"] > 0.5

@@ -72,17 +72,20 @@ def after_another(m: Branches, h: Tensor, flag: Tensor) -> Tensor:
     return m.one(layers(m, layers(m, h, flag), flag.logical_not()))
 
 
-BODIES = [layers, two_results, nested, kept_operators, after_another]
+SLOW = (kept_operators, after_another)
+BODIES = [layers, two_results, nested, *(pytest.param(b, marks=pytest.mark.slow) for b in SLOW)]
 
 
 def batch(flag: bool) -> tuple[Tensor, Tensor]:
     return torch.randn(4, 8, generator=torch.Generator().manual_seed(1)), torch.tensor(flag)
 
 
-def compiled(body: Body, *, training: bool) -> tuple[Branches, ModuleProgram]:
+def compiled(body: Body, *, training: bool, **options: object) -> tuple[Branches, ModuleProgram]:
     torch.manual_seed(0)
     module = Branches(body).train(training)
-    program = partitioner.compile(module, batch(True), cluster="2xideal", training=training)
+    program = partitioner.compile(
+        module, batch(True), cluster="2xideal", training=training, **options
+    )
     assert isinstance(program, ModuleProgram)
     return module, program
 
@@ -103,6 +106,14 @@ def test_results_and_gradients_of_both_branches(body: Body) -> None:
             torch.testing.assert_close(gradients[name], wanted, msg=name)
 
 
+@pytest.mark.parametrize("parallel", [pytest.param("zero3", marks=pytest.mark.slow), "tp"])
+def test_kinds_of_parallelism(parallel: str) -> None:
+    """Matrices that a branch reads are whole there."""
+    _, program = compiled(layers, training=True, parallel=parallel)
+    assert program.plan.nodes["/enter/weight"].cuts
+    assert program.verify()
+
+
 def test_inference_and_files(tmp_path: Path) -> None:
     module, program = compiled(layers, training=False)
     for flag in (True, False):
@@ -113,6 +124,7 @@ def test_inference_and_files(tmp_path: Path) -> None:
     assert again.verify_written(folder)
 
 
+@pytest.mark.slow
 def test_files_of_a_training_program(tmp_path: Path) -> None:
     module, program = compiled(nested, training=True)
     folder = program.save(tmp_path / "t.partition")

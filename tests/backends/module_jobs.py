@@ -463,6 +463,7 @@ JOBS = {
     "placed_state": Job(2, placed_modules.holds_the_whole_state),
     "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm),
     "placed_resuming": Job(2, lambda _: placed_modules.resumes(f"{FOLDER}/placed")),
+    "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives),
     "inference": Job(2, placed_modules.has_no_state_for_inference),
 }
 

@@ -2,10 +2,12 @@
 
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -146,3 +148,18 @@ def has_no_state_for_inference(_: int) -> None:
     ):
         with pytest.raises(BackendError, match="for inference has its weights as constants"):
             ask()
+
+
+def groups_end_though_the_module_lives(_: int) -> None:
+    """A thread of a group that drops a tensor while Python shuts down would abort the process."""
+    module, _ = pair()
+    module(*batch(0)).backward()
+    before = _gloo_threads()
+    dist.destroy_process_group()
+    assert len(before) == 4
+    assert len(_gloo_threads()) == 2  # PyTorch's meshes hold theirs: of this rank, and of all
+
+
+def _gloo_threads() -> list[str]:
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if name.startswith("gloo_tcp")]

@@ -27,7 +27,11 @@ def whole_value(
         dtype: Of its elements.
         device: Where ranks compute.
     """
-    full = held.detach().full_tensor() if isinstance(held, DTensor) else None
+    full: torch.Tensor | None = None
+    if held is not None:
+        part = held.detach()
+        assert isinstance(part, DTensor)
+        full = part.full_tensor()
     if len(holders) == dist.get_world_size():
         assert full is not None
         return full
@@ -65,4 +69,5 @@ def total_norm(tensors: Iterable[torch.Tensor], order: float, device: torch.devi
         own[0] = torch.linalg.vector_norm(torch.stack([one.double() for one in norms]), order)
     every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(every, own)
-    return torch.linalg.vector_norm(torch.cat(every), order)
+    found: torch.Tensor = torch.linalg.vector_norm(torch.cat(every), order)
+    return found

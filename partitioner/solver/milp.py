@@ -206,7 +206,7 @@ def _engine(milp: Milp, start: Mapping[int, float] | None) -> Any:
     """PuLP's HiGHS class, taught to pass the model as arrays and to start from a solution."""
     pulp = load_pulp()
 
-    class ArrayHiGHS(pulp.HiGHS):  # type: ignore[misc]
+    class ArrayHiGHS(pulp.HiGHS):  # type: ignore[misc,name-defined]
         def buildSolverModel(self, lp: Any) -> None:  # noqa: N802
             for index, variable in enumerate(lp.variables()):
                 variable.index = index

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+import placed_modules
 import pytest
 import torch
 import torch.distributed as dist
@@ -489,6 +490,11 @@ JOBS = {
     "hangs": Job(2, a_rank_that_hangs, timeout_s=2),
     "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
     "initialise": Job(2, initialises_from_a_seed),
+    "placed_state": Job(2, placed_modules.holds_the_whole_state),
+    "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm),
+    "placed_resuming": Job(2, lambda _: placed_modules.resumes(f"{FOLDER}/placed")),
+    "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives),
+    "inference": Job(2, placed_modules.has_no_state_for_inference),
 }
 
 if __name__ == "__main__":
@@ -499,5 +505,7 @@ if __name__ == "__main__":
             program(kind, 2, dropout=0.3)
             program(kind, 2, parts=True)
         program(Gpt, 1, dropout=0.3)
+        for how in ("placed", "zero3"):
+            placed_modules.program(how)
     with tempfile.TemporaryDirectory() as FOLDER:
         main(JOBS)

@@ -1,7 +1,4 @@
-"""Compiled modules on ranks: training, evaluation, checkpoints, faults.
-
-The jobs: module_jobs.py, placed_jobs.py.
-"""
+"""Compiled modules on ranks: training, evaluation, checkpoints, faults (jobs: module_jobs.py)."""
 
 import re
 
@@ -18,10 +15,6 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_modules_on_ranks() -> None:
     run_jobs("module_jobs.py", JOBS, limit_s=280)
-
-
-def test_placed_modules_on_ranks() -> None:
-    run_jobs("placed_jobs.py", limit_s=280)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
-"""A module whose layers lie on one rank each, trained by a gloo group: a script for tests."""
+"""A module whose layers lie on one rank each, trained by a gloo group: jobs of module_jobs.py."""
 
 import math
-import tempfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -13,14 +15,12 @@ from torch.distributed.checkpoint.state_dict import (
     get_state_dict,
     set_state_dict,
 )
-from torch_ranks import Job, main
 
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.rank_module import RankModule
 
 SPLIT = {"first": 0, "second": 1, "last": 0}
-FOLDER = ""
 
 
 class Layers(nn.Module):
@@ -43,17 +43,23 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(4, 6, generator=draw), torch.randn(4, 1, generator=draw)
 
 
-def pair(**options: Any) -> tuple[RankModule, Layers]:
+@cache
+def program(how: str) -> partitioner.ModuleProgram:
+    """Layers placed by hand, or a known kind of parallelism."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"parallel": how}
+    if how == "placed":
+        pins = partitioner.Constraints.placed(SPLIT)
+        options = {"strategy": "inter", "constraints": pins}
+    found = partitioner.compile(Layers(), batch(0), devices=2, training=True, **options)
+    assert isinstance(found, partitioner.ModuleProgram)
+    return found
+
+
+def pair(how: str = "placed") -> tuple[RankModule, Layers]:
     """A rank's module, and the whole model on one process."""
     torch.manual_seed(0)
-    whole = Layers()
-    program = partitioner.compile(whole, batch(0), devices=2, training=True, **options)
-    assert isinstance(program, partitioner.ModuleProgram)
-    return program.module(), whole
-
-
-def placed() -> tuple[RankModule, Layers]:
-    return pair(strategy="inter", constraints=partitioner.Constraints.placed(SPLIT))
+    return program(how).module(), Layers()
 
 
 def same(module: RankModule, whole: nn.Module) -> None:
@@ -65,7 +71,7 @@ def same(module: RankModule, whole: nn.Module) -> None:
 
 
 def holds_the_whole_state(rank: int) -> None:
-    module, whole = placed()
+    module, whole = pair()
     assert ("last.weight" in module.state_dict()) == (rank == 0)
     same(module, whole)
 
@@ -86,7 +92,8 @@ def clips(module: RankModule, whole: Layers, order: float) -> None:
 
 
 def clips_by_the_whole_norm(rank: int) -> None:
-    for module, whole in (placed(), pair(parallel="dp"), pair(parallel="zero3")):
+    for how in ("placed", "zero3"):
+        module, whole = pair(how)
         for order in (2.0, 1.0, math.inf):
             clips(module, whole, order)
     with pytest.raises(BackendError, match="norm_type is 0, not from 1 to infinity"):
@@ -98,21 +105,21 @@ def clips_by_the_whole_norm(rank: int) -> None:
         module.clip_grad_norm_(1.0, error_if_nonfinite=True)
 
 
-def resumes(_: int) -> None:
+def resumes(folder: str) -> None:
     """Each rank saves the state of its own layers; they go on in new modules."""
-    module, whole = placed()
+    module, whole = pair()
     make = torch.optim.AdamW
     update, right = make(module.parameters(), lr=0.1), make(whole.parameters(), lr=0.1)
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     for step in range(4):
         if step == 2:
             model, moments = get_state_dict(module, update, options=options)
-            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=FOLDER)
-            module, _ = placed()
+            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=folder)
+            module, _ = pair()
             update = make(module.parameters(), lr=0.5)
             model, moments = get_state_dict(module, update, options=options)
             state = {"model": model, "optimizer": moments}
-            dcp.load(state, checkpoint_id=FOLDER)
+            dcp.load(state, checkpoint_id=folder)
             set_state_dict(
                 module,
                 update,
@@ -143,14 +150,16 @@ def has_no_state_for_inference(_: int) -> None:
             ask()
 
 
-JOBS = {
-    "state": Job(2, holds_the_whole_state),
-    "clipping": Job(2, clips_by_the_whole_norm),
-    "resuming": Job(2, resumes),
-    "inference": Job(2, has_no_state_for_inference),
-}
+def groups_end_though_the_module_lives(_: int) -> None:
+    """A thread of a group that drops a tensor while Python shuts down would abort the process."""
+    module, _ = pair()
+    module(*batch(0)).backward()
+    before = _gloo_threads()
+    dist.destroy_process_group()
+    assert len(before) == 4
+    assert len(_gloo_threads()) == 2  # PyTorch's meshes hold theirs: of this rank, and of all
 
-if __name__ == "__main__":
-    partitioner.compile(Layers(), batch(0), devices=2, training=True)
-    with tempfile.TemporaryDirectory() as FOLDER:
-        main(JOBS)
+
+def _gloo_threads() -> list[str]:
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if name.startswith("gloo_tcp")]

@@ -118,8 +118,8 @@ class LocalView:
         sizes: Local size of every factor.
         shapes: Local sizes of the operands (() where absent).
         out_shapes: Local sizes of the results (() where absent).
-        regions: Which part of each whole operand the device has.
-        out_regions: Which part of each whole result it makes.
+        regions: Which part of each whole operand the device has; () unless the row says `where`.
+        out_regions: Which part of each whole result it makes; likewise.
     """
 
     sizes: Mapping[str, int]
@@ -161,6 +161,8 @@ class OpRow:
         stored: The result is a value that is kept from step to step (a parameter): it is resident,
             with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
         in_place: Operand that is written where it lies, so it is never moved to the node.
+        where: Localize looks at which parts a device has, not at their sizes alone; only then
+            does the view have regions.
     """
 
     rule: Callable[[OpView], Rule]
@@ -169,6 +171,7 @@ class OpRow:
     moved: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None
     stored: bool = False
     in_place: int | None = None
+    where: bool = False
 
 
 def same_node(view: OpView, **attrs: Attr) -> LocalOp:

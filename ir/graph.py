@@ -86,12 +86,12 @@ class Node:
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     captures: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Values read, each once, in operand order."""
         return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captures) if name))
 
-    @property
+    @cached_property
     def writes(self) -> tuple[str, ...]:
         """Values written."""
         return tuple(name for name in self.outputs if name)

@@ -165,6 +165,11 @@ class DimLayout:
         )
 
     @property
+    def is_equal(self) -> bool:
+        """Whether every coordinate holds as many elements as the others."""
+        return not self.axes or _is_equal(self)
+
+    @property
     def is_chunked(self) -> bool:
         """Whether the parts are those of ``torch.chunk``: DTensor knows no other cuts."""
         if not self.axes:
@@ -185,6 +190,11 @@ class DimLayout:
         if len(self.segments) == 1 and self.segments[0] == even_cut(self.size, parts):
             return name
         return f"{name}:" + "|".join(",".join(map(str, cuts)) for cuts in self.segments)
+
+
+@lru_cache(maxsize=65536)
+def _is_equal(layout: DimLayout) -> bool:
+    return len(set(layout.sizes())) == 1
 
 
 @lru_cache(maxsize=65536)

@@ -79,10 +79,10 @@ class DeviceMesh:
 
     def coord(self, device: int) -> dict[str, int]:
         """Coordinate of one device."""
-        for found, point in self.coords():
-            if found == device:
-                return point
-        raise IRError(f"device {device} is not in mesh {self}")
+        found = _points(self).get(device)
+        if found is None:
+            raise IRError(f"device {device} is not in mesh {self}")
+        return found
 
     def linear(self, axes: tuple[str, ...], point: Mapping[str, int]) -> int:
         """Row-major index of a coordinate over some of the axes."""
@@ -117,3 +117,8 @@ def _coords(mesh: DeviceMesh) -> tuple[tuple[int, dict[str, int]], ...]:
         point = np.unravel_index(flat, shape) if shape else ()
         found.append((device, dict(zip(mesh.names, map(int, point), strict=True))))
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _points(mesh: DeviceMesh) -> dict[int, dict[str, int]]:
+    return dict(_coords(mesh))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partitioner.collection import no_collection
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.errors import ClusterOptionError
@@ -180,7 +181,8 @@ def plan_graph(
             raise relaxed(error, ways) from None
     notes = (*said, *_opaque_notes(rules), *_size_notes(cluster))
     pinned = request.constraints.bound
-    _, single = best_single(graph, cluster, request.objective)
+    with no_collection():
+        _, single = best_single(graph, cluster, request.objective)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
 
 

@@ -7,12 +7,13 @@ each graph input, constant and output a rank has.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from partitioner.cost_model.schedule import Key, Schedule, Task
+from partitioner.collection import no_collection
+from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
@@ -31,6 +32,7 @@ from partitioner.ir.program import (
 from partitioner.ir.types import TensorType
 
 
+@no_collection()
 def lower(
     graph: Graph, plan_schedule: Schedule, ranks: int, *, deliver_all: bool = False
 ) -> Programs:
@@ -51,8 +53,9 @@ def lower(
         if task.placed is not None
         for value, at in task.placed.results()
     }
+    shared = _Shared(graph, plan_schedule, names, deliver)
     programs = Programs(
-        tuple(_Rank(graph, plan_schedule, rank, names, deliver).run() for rank in range(ranks)),
+        tuple(_Rank(shared, rank).run() for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
         {value: graph.types[value] for value in graph.outputs},
         homes,
@@ -93,96 +96,114 @@ def _deliveries(plan_schedule: Schedule, *, deliver_all: bool) -> Mapping[tuple[
     return found
 
 
+@dataclass(frozen=True)
+class _Local:
+    """A node made local: the same object on all ranks that do the same."""
+
+    steps: tuple[Compute, ...]
+    literals: Mapping[str, np.ndarray]
+    types: Mapping[str, TensorType]
+    reads: frozenset[str]
+
+
 @dataclass
-class _Rank:
-    """Builds one rank's program."""
+class _Shared:
+    """What ranks have in common: they differ in their coordinates, and mostly in nothing else."""
 
     graph: Graph
     schedule: Schedule
-    rank: int
     names: _Names
     deliver: Mapping[tuple[int, str], bool]
-    types: dict[str, TensorType] = field(default_factory=dict)
-    inputs: dict[str, Part] = field(default_factory=dict)
-    constants: dict[str, Part] = field(default_factory=dict)
-    literals: dict[str, np.ndarray] = field(default_factory=dict)
-    steps: list[Compute | Comm] = field(default_factory=list)
-    alias: dict[Key, Key] = field(default_factory=dict)
+    simple: dict[int, _Local] = field(default_factory=dict)  # nodes that all ranks have alike
+    _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
+    _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
+    _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
 
-    def run(self) -> RankProgram:
-        for device, key in self.schedule.feeds:
-            if device == self.rank:
-                self.inputs[self._declare(key)] = Part(key[0], self._region(key))
-        used: set[str] = set()
-        backward: int | None = None
-        for task in self.schedule.tasks:
-            if backward is None and task.placed and task.placed.node.name in self.graph.backward:
-                backward = len(self.steps)
-            self._task(task)
-        outputs = tuple(self._outputs())
-        for step in self.steps:
-            used.update(_reads(step, self.rank))
-        used.update(output.value for output in outputs)
-        for device, key in self.schedule.residents:
-            name = self.names.of(key)
-            kept = key[0] in self.graph.constants or (device, key) in self.schedule.zeros
-            if device == self.rank and kept and name in used:
-                zero = (device, key) in self.schedule.zeros
-                self.constants[self._declare(key)] = Part(
-                    key[0], None if zero else self._region(key), zero
-                )
-        return RankProgram(
-            self.rank,
-            {name: part for name, part in self.inputs.items() if name in used},
-            self.constants,
-            self.literals,
-            self.types,
-            tuple(self.steps),
-            outputs,
-            backward,
+    def __post_init__(self) -> None:
+        tasks = self.schedule.tasks
+        self.renamed = {new for task in tasks for (_, new), _ in task.aliases}
+        self.feeds = _by_device(self.schedule.feeds)
+        self.residents = _by_device(self.schedule.residents)
+        groups: dict[tuple[int, ...], frozenset[int]] = {}
+        self.members = [
+            groups.setdefault(devices, frozenset(devices)) for devices in map(_devices, tasks)
+        ]
+        self.turn = next(
+            (
+                index
+                for index, task in enumerate(tasks)
+                if task.placed and task.placed.node.name in self.graph.backward
+            ),
+            -1,
         )
 
-    def _task(self, task: Task) -> None:
-        for (device, new), (_, old) in task.aliases:
-            if device == self.rank:
-                self.alias[new] = self._root(old)
-        if task.placed is not None and self.rank in task.placed.mesh.devices:
-            self._node(task, task.placed)
-        elif task.comm is not None and self.rank in task.comm.ranks:
-            self._comm(task, task.comm)
+    def type_of(self, key: Key, rank: int) -> TensorType:
+        """Type of a rank's part of a value."""
+        if key not in self._types:
+            value, at = key
+            whole = self.graph.types[value]
+            points = at.mesh.coords()
+            if _is_equal(at):
+                part = at.sharding.local_type(whole, at.mesh, points[0][1])
+                self._types[key] = dict.fromkeys(at.mesh.devices, part)
+            else:
+                self._types[key] = {
+                    device: at.sharding.local_type(whole, at.mesh, point)
+                    for device, point in points
+                }
+        return self._types[key][rank]
 
-    def _comm(self, task: Task, comm: Comm) -> None:
-        """The same object on every rank, but for names that a rank has under an alias."""
-        after = next((key for _, key, _ in task.writes), None)
-        before = next((key for _, key in task.reads), None)
-        if before is None or after is None:
-            raise AssertionError(f"communication {comm} moves nothing")
-        if self.rank in comm.targets():
-            self._declare(after)
-        source = self._local(before) if self.rank in comm.sources() else self.names.of(before)
-        self.steps.append(replace(comm, source=source, target=self.names.of(after)))
+    def comm(self, index: int, comm: Comm, source: str, target: str) -> Comm:
+        """A communication under local names."""
+        key = index, source, target
+        if key not in self._comms:
+            self._comms[key] = replace(comm, source=source, target=target)
+        return self._comms[key]
 
-    def _node(self, task: Task, placed: PlacedNode) -> None:
-        point = placed.mesh.coord(self.rank)
-        for key in placed.results():
-            self._declare(key)
+    def local(self, index: int, task: Task, slots: Sequence[str] | None, rank: int) -> _Local:
+        """A node of one rank; all ranks share it unless their parts differ in more than place.
+
+        Args:
+            index: Of the task.
+            task: The node.
+            slots: Local names of the operands; None if they are the same on all ranks.
+            rank: The rank.
+        """
+        assert task.placed is not None
+        shared = _is_shared(task.placed)
+        key = index, slots, None if shared else rank
+        if key not in self._locals:
+            point = task.placed.mesh.coord(rank)
+            own = slots if slots is not None else _slots(task.placed, self.names.of)
+            self._locals[key] = self._made(task.placed, point, own, task.phase)
+        if shared and slots is None and all(_is_equal(at) for at in task.placed.outs):
+            self._simplify(index, task.placed, self._locals[key], rank)
+        return self._locals[key]
+
+    def _simplify(self, index: int, placed: PlacedNode, local: _Local, rank: int) -> None:
+        """Note what any other rank has of a node."""
+        made = {self.names.of(key): self.type_of(key, rank) for key in placed.results()}
+        self.simple[index] = replace(local, types={**made, **local.types})
+
+    def _made(
+        self, placed: PlacedNode, point: Mapping[str, int], slots: Sequence[str], phase: int
+    ) -> _Local:
         local = self._localised(placed, point)
         own = {*_operands(placed), *placed.node.outputs} & {*local.constants, *local.types}
         if own:
             raise ProgramError(
                 f"{placed.node.name!r}: the model's {min(own)!r} bears a reserved name"
             )
-        for name, array in local.constants.items():
-            self.literals[self.names.free(name)] = array
-            self.types[self.names.free(name)] = TensorType.of(array.dtype.name, array.shape)
-        self.types.update({self.names.free(name): type_ for name, type_ in local.types.items()})
-        made = {name: self.names.free(name) for name in (*local.constants, *local.types)}
-        slots = [
-            self._local((v, at)) if at else ""
-            for v, at in zip(_operands(placed), placed.ins, strict=True)
-        ]
-        for node in local.nodes:
-            self.steps.append(self._compute(node, placed, slots, made, task.phase))
+        free = self.names.free
+        literals = {free(name): array for name, array in local.constants.items()}
+        types = {
+            name: TensorType.of(array.dtype.name, array.shape) for name, array in literals.items()
+        }
+        types.update({free(name): type_ for name, type_ in local.types.items()})
+        made = {name: free(name) for name in (*local.constants, *local.types)}
+        steps = tuple(self._compute(node, placed, slots, made, phase) for node in local.nodes)
+        reads = frozenset(value for step in steps for value in step.node.reads)
+        return _Local(steps, literals, types, reads)
 
     def _compute(
         self,
@@ -218,32 +239,117 @@ class _Rank:
         row = row_of(placed.node)
         if placed.rule is None or row is None or row.localize is None or not placed.layouts:
             return LocalOp((placed.node,))
-        shapes = _local_shapes(placed.ins, placed, point)
-        outs = _local_shapes(placed.outs, placed, point)
-        sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)
         view = LocalView(
-            sizes, shapes, outs, _regions(placed.ins, point), _regions(placed.outs, point)
+            placed.rule.local_sizes(placed.layouts, placed.mesh, point),
+            _local_shapes(placed.ins, placed, point),
+            _local_shapes(placed.outs, placed, point),
+            _regions(placed.ins, point) if row.where else (),
+            _regions(placed.outs, point) if row.where else (),
         )
         return row.localize(OpView(placed.node, self.graph), view)
+
+
+@dataclass
+class _Rank:
+    """Builds one rank's program."""
+
+    shared: _Shared
+    rank: int
+    types: dict[str, TensorType] = field(default_factory=dict)
+    inputs: dict[str, Part] = field(default_factory=dict)
+    constants: dict[str, Part] = field(default_factory=dict)
+    literals: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: list[Compute | Comm] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+    alias: dict[Key, Key] = field(default_factory=dict)
+
+    def run(self) -> RankProgram:
+        for key in self.shared.feeds.get(self.rank, ()):
+            self.inputs[self._declare(key)] = Part(key[0], self._region(key))
+        backward: int | None = None
+        for index, task in enumerate(self.shared.schedule.tasks):
+            if index == self.shared.turn:
+                backward = len(self.steps)
+            if self.rank in self.shared.members[index]:
+                self._task(index, task)
+        outputs = tuple(self._outputs())
+        self.used.update(output.value for output in outputs)
+        self._constants()
+        return RankProgram(
+            self.rank,
+            {name: part for name, part in self.inputs.items() if name in self.used},
+            self.constants,
+            self.literals,
+            self.types,
+            tuple(self.steps),
+            outputs,
+            backward,
+        )
+
+    def _constants(self) -> None:
+        schedule = self.shared.schedule
+        for key in self.shared.residents.get(self.rank, ()):
+            zero = (self.rank, key) in schedule.zeros
+            kept = zero or key[0] in self.shared.graph.constants
+            if kept and self.shared.names.of(key) in self.used:
+                region = None if zero else self._region(key)
+                self.constants[self._declare(key)] = Part(key[0], region, zero)
+
+    def _task(self, index: int, task: Task) -> None:
+        for (device, new), (_, old) in task.aliases:
+            if device == self.rank:
+                self.alias[new] = self._root(old)
+        if index in self.shared.simple:
+            self._take(self.shared.simple[index])
+        elif task.placed is not None:
+            self._node(index, task, task.placed)
+        elif task.comm is not None:
+            self._comm(index, task, task.comm)
+
+    def _comm(self, index: int, task: Task, comm: Comm) -> None:
+        """The same object on every rank, but for names that a rank has under an alias."""
+        after = next((key for _, key, _ in task.writes), None)
+        before = next((key for _, key in task.reads), None)
+        if before is None or after is None:
+            raise AssertionError(f"communication {comm} moves nothing")
+        names = self.shared.names
+        if self.rank in comm.targets():
+            self._declare(after)
+        source = names.of(before)
+        if self.rank in comm.sources():
+            source = self._local(before)
+            self.used.add(source)
+        self.steps.append(self.shared.comm(index, comm, source, names.of(after)))
+
+    def _node(self, index: int, task: Task, placed: PlacedNode) -> None:
+        for key in placed.results():
+            self._declare(key)
+        renamed = not self.shared.renamed.isdisjoint(placed.operands())
+        slots = _slots(placed, self._local) if renamed else None
+        self._take(self.shared.local(index, task, slots, self.rank))
+
+    def _take(self, local: _Local) -> None:
+        self.literals.update(local.literals)
+        self.types.update(local.types)
+        self.used.update(local.reads)
+        self.steps.extend(local.steps)
 
     def _outputs(self) -> Sequence[Output]:
         return [
             Output(self._local(key), value, self._region(key))
-            for value, key in self.schedule.output_keys.items()
-            if self.deliver.get((self.rank, value))
+            for value, key in self.shared.schedule.output_keys.items()
+            if self.shared.deliver.get((self.rank, value))
         ]
 
     def _root(self, key: Key) -> Key:
         return self.alias.get(key, key)
 
     def _local(self, key: Key) -> str:
-        return self.names.of(self._root(key))
+        return self.shared.names.of(self._root(key))
 
     def _declare(self, key: Key) -> str:
-        value, at = key
-        name = self.names.of(key)
-        point = at.mesh.coord(self.rank)
-        self.types[name] = at.sharding.local_type(self.graph.types[value], at.mesh, point)
+        name = self.shared.names.of(key)
+        self.types[name] = self.shared.type_of(key, self.rank)
         return name
 
     def _region(self, key: Key) -> Region | None:
@@ -252,6 +358,40 @@ class _Rank:
         if all(not dim.axes for dim in at.sharding.dims):
             return None
         return tuple(dim.pieces(at.mesh, point) for dim in at.sharding.dims)
+
+
+def _by_device(keys: Iterable[LocalKey]) -> Mapping[int, Sequence[Key]]:
+    found: dict[int, list[Key]] = {}
+    for device, key in keys:
+        found.setdefault(device, []).append(key)
+    return found
+
+
+def _is_shared(placed: PlacedNode) -> bool:
+    """Whether the node is made local in the same way on all devices of its group."""
+    row = row_of(placed.node)
+    if row is None or row.localize is None or not placed.layouts:
+        return True
+    even = all(layout.is_equal for layout in placed.layouts.values())
+    return not row.where and even and all(map(_is_equal, (*placed.ins, *placed.outs)))
+
+
+def _is_equal(at: Placement | None) -> bool:
+    """Whether all devices have parts of the same sizes."""
+    return at is None or all(dim.is_equal for dim in at.sharding.dims)
+
+
+def _devices(task: Task) -> tuple[int, ...]:
+    """The ranks that a task is about."""
+    if task.placed is not None:
+        return task.placed.mesh.devices
+    return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)
+
+
+def _slots(placed: PlacedNode, name: Callable[[Key], str]) -> tuple[str, ...]:
+    """Local names of the operands; "" where absent."""
+    found = zip(_operands(placed), placed.ins, strict=True)
+    return tuple(name((value, at)) if at else "" for value, at in found)
 
 
 def _local_shapes(
@@ -273,9 +413,3 @@ def _regions(
 
 def _operands(placed: PlacedNode) -> tuple[str, ...]:
     return (*placed.node.inputs, *placed.node.captures)
-
-
-def _reads(step: Compute | Comm, rank: int) -> Sequence[str]:
-    if isinstance(step, Compute):
-        return step.node.reads
-    return (step.source,) if rank in step.sources() else ()

@@ -23,7 +23,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example
-from partitioner.parallel import parallel_constraints, parallel_mesh
+from partitioner.parallel import batch_inputs, parallel_constraints, parallel_mesh
 from partitioner.search import Request
 
 if TYPE_CHECKING:
@@ -87,24 +87,12 @@ class ModuleOptions:
         if self.parallel is None or request.mesh is None:
             return request
         graph = traced.graph
-        sizes = [
-            graph.types[name].shape[0] for name in traced.inputs if name and _dims(traced, name)
-        ]
-        most = max(set(sizes), key=sizes.count, default=0)
-        batch = tuple(
-            name
-            for name in traced.inputs
-            if name in graph.inputs and _dims(traced, name) and graph.types[name].shape[0] == most
-        )
+        batch = batch_inputs(graph, [name for name in traced.inputs if name in graph.inputs])
         pins = parallel_constraints(self.parallel, graph, batch, request.mesh)
         held = request.constraints
         return replace(
             request, constraints=Constraints((*held.pins, *pins.pins), held.plan, pins.busy)
         )
-
-
-def _dims(traced: ModuleGraph, name: str) -> int:
-    return traced.graph.types[name].rank if name in traced.graph.types else 0
 
 
 def compile_module(

@@ -14,6 +14,7 @@ from torch import fx, nn
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.signature import Signature
+from partitioner.collection import no_collection
 from partitioner.comparison import Verification
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.schedule import Schedule, schedule
@@ -74,8 +75,9 @@ class ModuleProgram(Planned):
         """The schedule with what brings the module's results to every rank."""
         check_explicit(self.cluster)
         shown = frozenset(value for value in self.traced.results if value)
-        placed = resolve(self.graph, self.plan)
-        return schedule(self.graph, placed, self.cluster, everywhere=shown)
+        with no_collection():
+            placed = resolve(self.graph, self.plan)
+            return schedule(self.graph, placed, self.cluster, everywhere=shown)
 
     @cached_property
     def programs(self) -> Programs:

@@ -14,7 +14,7 @@ cut over axis "dp", weights for tensor parallelism over axis "tp".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from partitioner.constraints import Constraints, Pin
 from partitioner.families import SearchError
@@ -65,12 +65,37 @@ def parallel_constraints(
     pins: list[Pin] = []
     busy: dict[str, frozenset[str]] = {}
     for word in kind.split("+"):
-        if word == TENSOR:
-            pins += _tensor(graph, batch, mesh["tp"])
-        else:
-            pins += _data(word, graph, batch, mesh["dp"])
-            busy["dp"] = frozenset(_depending(graph, batch))
+        axis = "tp" if word == TENSOR else "dp"
+        own = axis_constraints(word, graph, batch, axis, mesh[axis])
+        pins += own.pins
+        busy.update(own.busy)
     return Constraints(tuple(pins), busy=busy)
+
+
+def axis_constraints(
+    word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int
+) -> Constraints:
+    """Pins of one kind of parallelism over one axis.
+
+    Args:
+        word: One of `DATA`, or "tp".
+        graph: The graph.
+        batch: Graph inputs whose first dim is the batch's.
+        axis: Name of the axis.
+        size: Its size.
+    """
+    if word == TENSOR:
+        return Constraints(tuple(_tensor(graph, batch, axis, size)))
+    busy = {axis: frozenset(_depending(graph, batch))}
+    return Constraints(tuple(_data(word, graph, batch, axis, size)), busy=busy)
+
+
+def batch_inputs(graph: Graph, inputs: Sequence[str]) -> tuple[str, ...]:
+    """The inputs whose first dim is the batch's: of the size that most of them have."""
+    sizes = {name: graph.types[name].shape[0] for name in inputs if graph.types[name].rank}
+    common = list(sizes.values())
+    most = max(set(common), key=common.count, default=0)
+    return tuple(name for name, size in sizes.items() if size == most)
 
 
 def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
@@ -83,34 +108,34 @@ def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
             yield node.name
 
 
-def _data(word: str, graph: Graph, batch: tuple[str, ...], size: int) -> Iterator[Pin]:
+def _data(word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:
     rest, use = DATA[word]
     for value in batch:
-        yield Pin(f"parallel {word}: batch of {value!r}", tensor=value, dim=0, axis="dp")
+        yield Pin(f"parallel {word}: batch of {value!r}", tensor=value, dim=0, axis=axis)
     for value, uses in _uses(graph).items():
         cut = rest and _can_cut(graph, value, size)
         text = f"parallel {word}: parameter {value!r}"
-        yield Pin(text, tensor=value, axis="dp", side="made", cut=cut, replicate=not cut)
+        yield Pin(text, tensor=value, axis=axis, side="made", cut=cut, replicate=not cut)
         for name in uses:
             made = graph.producers[name]
             if made.op == "partitioner::alias":
                 kept = cut and use
-                yield Pin(text, tensor=name, axis="dp", side="made", cut=kept, replicate=not kept)
-            yield Pin(text, tensor=name, axis="dp", side="read", replicate=True)
+                yield Pin(text, tensor=name, axis=axis, side="made", cut=kept, replicate=not kept)
+            yield Pin(text, tensor=name, axis=axis, side="read", replicate=True)
 
 
-def _tensor(graph: Graph, batch: tuple[str, ...], size: int) -> Iterator[Pin]:
+def _tensor(graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:
     for value in batch:
-        yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis="tp", replicate=True)
+        yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
     for value, uses in _uses(graph).items():
         if graph.types[value].rank < 2 or not _can_cut(graph, value, size):
             continue
         if any(_is_read_whole(graph, use) for use in uses):
             continue
         text = f"parallel tp: parameter {value!r}"
-        yield Pin(text, tensor=value, axis="tp", side="made", cut=True)
+        yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
         for name in uses:
-            yield Pin(text, tensor=name, axis="tp", side="read", cut=True)
+            yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
 
 
 def _uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partitioner.build import Built, build
+from partitioner.collection import no_collection
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds
@@ -209,6 +210,7 @@ def _explicit_only(request: Request) -> str:
     return "constraints" if request.constraints.bound else ""
 
 
+@no_collection()
 def _by_levels(
     graph: Graph,
     rules: Rules,

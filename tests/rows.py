@@ -245,13 +245,17 @@ class _Cutting:
             self.rule.local_sizes(self.layouts, self.mesh, point),
             tuple(sharding.local_shape(self.mesh, point) for sharding in self.ins),
             tuple(sharding.local_shape(self.mesh, point) for sharding in self.outs),
-            tuple(_region(sharding, self.mesh, point) for sharding in self.ins),
-            tuple(_region(sharding, self.mesh, point) for sharding in self.outs),
+            self._regions(self.ins, point),
+            self._regions(self.outs, point),
         )
 
-
-def _region(sharding: Sharding, mesh: DeviceMesh, point: Point) -> Region:
-    return tuple(dim.pieces(mesh, point) for dim in sharding.dims)
+    def _regions(self, shardings: tuple[Sharding, ...], point: Point) -> tuple[Region, ...]:
+        row = row_of(self.trial.node)
+        if row is None or not row.where:
+            return ()
+        return tuple(
+            tuple(dim.pieces(self.mesh, point) for dim in sharding.dims) for sharding in shardings
+        )
 
 
 def _check_cut(trial: Trial, rule: Rule, mesh: DeviceMesh, cuts: Cuts) -> bool:

@@ -21,7 +21,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.levels import Staged, decisions, evaluation, groups, layouts, search_whole
-from partitioner.levels.axes import weight_side
+from partitioner.levels.axes import AxisSharder, weight_side
+from partitioner.levels.shard import Sharder
 from partitioner.levels.whole import ranked
 from partitioner.repeats import Folded, fold
 from partitioner.search import SearchError
@@ -178,6 +179,21 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
     assert exact.peak[0].resident_bytes < stored / 2
     with pytest.raises(Infeasible):
         searched(large, cluster.with_memory(stored // 200))
+
+
+def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
+    cluster = resolve_cluster("4x8xh100")
+    folded = fold(large, Rules.of(large))
+    sharder = AxisSharder(Sharder(folded, cluster), time.monotonic() + 120)
+    job = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
+    states = [p for p in job.best.picks if p.node.op == "partitioner::state"]
+    assert states
+    for placed in states:
+        ((_, at),) = placed.results()
+        assert at.sharding.axes == {"dp", "tp"}
+    first = job.best.cost_s
+    assert sharder.improve(job).cost_s <= first
+    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02).found is None  # 1,024 samples
 
 
 def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:

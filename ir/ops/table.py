@@ -118,8 +118,8 @@ class LocalView:
         sizes: Local size of every factor.
         shapes: Local sizes of the operands (() where absent).
         out_shapes: Local sizes of the results (() where absent).
-        regions: Which part of each whole operand the device has.
-        out_regions: Which part of each whole result it makes.
+        regions: Which part of each whole operand the device has; () unless the row says `where`.
+        out_regions: Which part of each whole result it makes; likewise.
     """
 
     sizes: Mapping[str, int]
@@ -162,6 +162,8 @@ class OpRow:
             with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
         in_place: Operand that is written where it lies, so it is never moved to the node.
         again: The result is the first operand itself, under another name.
+        where: Localize looks at which parts a device has, not at their sizes alone; only then
+            does the view have regions.
     """
 
     rule: Callable[[OpView], Rule]
@@ -171,6 +173,7 @@ class OpRow:
     stored: bool = False
     in_place: int | None = None
     again: bool = False
+    where: bool = False
 
 
 def same_node(view: OpView, **attrs: Attr) -> LocalOp:

@@ -2,7 +2,9 @@
 
 Strategies multiply over axes: a problem of all of them at once has hundreds of thousands of items.
 So one axis is searched while the cuts over the others stay, in turn, until nothing gets better.
-Each search has every strategy of one axis, and is warm: the plan so far is among its choices.
+Each search has every strategy of one axis, and is warm: the plan so far is among its choices. The
+first plan is of a known kind of parallelism on each axis: it is searched in the same way, among the
+strategies that honour the kind's constraints.
 What leads from weights to the operators that read them (the stored value, its aliases and views)
 and the updates are free on all axes at every step: a weight may be stored over one axis along the
 very dim that another axis wants to cut.
@@ -17,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.build import Built, build
+from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.even import EvenMesh, EvenResharder, stand_in
 from partitioner.cost_model.prices import EvenPrices
 from partitioner.ir.graph import Graph, Node
@@ -25,6 +28,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.levels.shard import Sharded, Sharder
+from partitioner.parallel import axis_constraints, batch_inputs
 from partitioner.solver import Infeasible, Solution, evaluate_choices
 from partitioner.solver.engines import Engine
 from partitioner.solver.outcome import relative_gap
@@ -35,12 +39,16 @@ from partitioner.strategies import strategies
 Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
 Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.
 
-#: Passes over the axes after the first one.
+#: Kinds of parallelism of the first plan, from the outermost axis on; the first that fits is taken.
+KINDS = (("zero2", "tp"), ("zero3", "tp"))
+#: Passes over the axes after the first plan.
 PASSES = 2
 #: Passes end when the cost falls by less than this share.
 LEAST_GAIN = 0.005
 #: Rounds of bound and search of one problem, without and with memory.
 ROUNDS, LIMITED_ROUNDS = 6, 4
+#: Rounds in a row that gain next to nothing, at most: of a first plan, and later.
+FIRST_PATIENCE, PATIENCE = 1, 2
 #: The least time that one search has, in seconds, while no plan is known; else a 15th of it.
 LEAST_S = 30.0
 #: The axis of the line that cuts are derived on.
@@ -55,33 +63,58 @@ class AxisSharder:
     deadline: float
     planned: bool = False  # whether a mesh has a plan
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
+    _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graph = self.sharder.folded.graph
         self.weights = frozenset(weight_side(self.graph))
+        self.batch = batch_inputs(self.graph, self.graph.inputs)
 
-    def shard(self, mesh: DeviceMesh, gap: float) -> Sharded:
-        """A good sharding over a mesh of equal devices.
+    def begin(self, mesh: DeviceMesh, gap: float) -> Axes:
+        """The first plan on a mesh of equal devices: of known kinds; none if they do not suit it.
 
         Args:
             mesh: The devices.
             gap: Relative gap at which each search may stop.
+        """
+        for kinds in KINDS:
+            job = self.unbegun(mesh, gap)
+            try:
+                self._follow(job, kinds, tight=kinds == KINDS[-1])
+            except (Infeasible, ConstraintError):
+                continue
+            self.planned = True
+            return job
+        return self.unbegun(mesh, gap)
+
+    def _follow(self, job: Axes, kinds: Sequence[str], *, tight: bool) -> None:
+        """Plan by kinds of parallelism, one for each axis; see `Axes.step`."""
+        pins = Constraints()
+        for word, (axis, size) in zip(kinds, job.even.mesh.axes, strict=False):
+            more = axis_constraints(word, self.graph, self.batch, axis, size)
+            pins = Constraints((*pins.pins, *more.pins), busy={**pins.busy, **more.busy})
+            job.step(axis, job.room(axis), pins, tight=tight)
+
+    def unbegun(self, mesh: DeviceMesh, gap: float) -> Axes:
+        """A mesh without a plan."""
+        return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap)
+
+    def improve(self, job: Axes) -> Sharded:
+        """A good plan on the mesh, from its first plan on.
 
         Raises:
             Infeasible: No plan was found that fits the memory of a device.
         """
-        even = EvenMesh(mesh, stand_in(mesh), self.sharder.cluster)
-        job = _Axes(self, even, gap)
-        limit = float(self.sharder.cluster.devices[even.device].memory_bytes)
-        for done, axis in enumerate(mesh.names, start=1):
-            room = limit * math.prod(size for _, size in mesh.axes[done:])
-            job.step(axis, room)
-        for _ in range(PASSES if len(mesh.axes) > 1 else 0):
+        names = job.even.mesh.names
+        known = job.found is not None
+        for axis in names if not known else ():
+            job.step(axis, job.room(axis))
+        for _ in range(PASSES if known or len(names) > 1 else 0):
             before = job.best.cost_s
-            for axis in mesh.names:
+            for axis in names:
                 if time.monotonic() < self.deadline:
-                    job.step(axis, limit)
-            if job.best.cost_s > before * (1 - LEAST_GAIN):
+                    job.step(axis, job.room(names[-1]))
+            if len(names) == 1 or job.best.cost_s > before * (1 - LEAST_GAIN):
                 break
         self.planned = True
         return job.best
@@ -95,6 +128,31 @@ class AxisSharder:
                 name: tuple(placed.layouts for placed in own) for name, own in found.items()
             }
         return self._cuts[length]
+
+    def composed(self, node: Node, model: DeviceMesh, pick: Pick) -> PlacedNode | None:
+        """A node with these cuts over the axes of a stand-in; None if they do not go together."""
+        key = model, node.name, pick
+        if key not in self._composed:
+            self._composed[key] = self._compose(node, model, pick)
+        return self._composed[key]
+
+    def _compose(self, node: Node, model: DeviceMesh, pick: Pick) -> PlacedNode | None:
+        rule = self.sharder.rule(node)
+        if rule is None:
+            home = DeviceMesh.single(model.devices[0])
+            return place(self.graph, node, home, {}, None)
+        by_factor: dict[str, list[tuple[str, DimLayout]]] = {}
+        for (axis, length), index in zip(model.axes, pick, strict=True):
+            for name, layout in self.cuts(length)[node.name][index].items():
+                by_factor.setdefault(name, []).append((axis, layout))
+        layouts = {name: _joined(cuts, model) for name, cuts in by_factor.items()}
+        known = {name: layout for name, layout in layouts.items() if layout is not None}
+        if len(known) < len(layouts):
+            return None
+        try:
+            return place(self.graph, node, model, known, rule)
+        except LayoutError:
+            return None
 
 
 def weight_side(graph: Graph) -> Iterator[str]:
@@ -113,7 +171,7 @@ def weight_side(graph: Graph) -> Iterator[str]:
 
 
 @dataclass
-class _Axes:
+class Axes:
     """The plan on one mesh so far."""
 
     owner: AxisSharder
@@ -121,7 +179,7 @@ class _Axes:
     gap: float
     picks: dict[str, Pick] = field(default_factory=dict)
     found: Sharded | None = None
-    _placed: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
+    _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graph = self.owner.graph
@@ -138,18 +196,33 @@ class _Axes:
         assert self.found is not None
         return self.found
 
-    def step(self, axis: str, room: float) -> None:
+    def room(self, axis: str) -> float:
+        """Bytes that a device counts as having while the axes after this one have had no turn."""
+        limit = self.owner.sharder.cluster.devices[self.even.device].memory_bytes
+        after = self.even.mesh.names.index(axis) + 1
+        return float(limit) * math.prod(size for _, size in self.even.mesh.axes[after:])
+
+    def step(
+        self, axis: str, room: float, pins: Constraints | None = None, *, tight: bool = True
+    ) -> None:
         """Choose the cuts over one axis anew.
+
+        Args:
+            axis: The axis.
+            room: Bytes of a device.
+            pins: What the plan has to honour.
+            tight: Whether to search within the memory if the cheapest plan does not fit.
 
         Raises:
             Infeasible: No plan was found within so many bytes a device.
+            ConstraintError: The pins leave a node without a strategy.
         """
         index = self.even.mesh.names.index(axis)
-        options = {node.name: self._options(node, index) for node in self.graph.nodes}
+        options = {node.name: self._options(node, index, pins) for node in self.graph.nodes}
         candidates = {name: tuple(own.values()) for name, own in options.items()}
         groups = tuple(dict.fromkeys((self.even.model, self.home)))
         built = build(self.graph, groups, candidates, self.prices)
-        solution, tied = self._solve(built, room)
+        solution, tied = self._solve(built, room, warm=pins is None, tight=tight)
         self.picks = {
             name: list(own)[pick]
             for (name, own), pick in zip(options.items(), solution.chosen, strict=True)
@@ -157,8 +230,12 @@ class _Axes:
         folded = self.owner.sharder.folded
         self.found = Sharded(folded, self.even, built, tied, solution)
 
-    def _options(self, node: Node, axis: int) -> dict[Pick, PlacedNode]:
-        """Strategies of a node by their cuts, the one of the plan so far first."""
+    def _options(self, node: Node, axis: int, pins: Constraints | None) -> dict[Pick, PlacedNode]:
+        """Strategies of a node by their cuts, the one of the plan so far first.
+
+        Raises:
+            ConstraintError: No strategy honours the pins.
+        """
         now = self.picks[node.name]
         counts = [max(1, len(self.owner.cuts(size)[node.name])) for size in self.lengths]
         free = range(len(now)) if node.name in self.owner.weights else (axis,)
@@ -170,50 +247,47 @@ class _Axes:
             if placed is not None and (placed.ins, placed.outs) not in seen:
                 seen.add((placed.ins, placed.outs))
                 found[pick] = placed
-        return found
+        if pins is None:
+            return found
+        kept = set(map(id, pins.keep(node, tuple(found.values()))))
+        if not kept:
+            raise ConstraintError(f"no strategy of {node.name!r} is of the kind")
+        return {pick: placed for pick, placed in found.items() if id(placed) in kept}
 
     def _place(self, node: Node, pick: Pick) -> PlacedNode | None:
         """A node with these cuts; None if they do not go together or are not even."""
         key = node.name, pick
-        if key not in self._placed:
-            self._placed[key] = self._composed(node, pick)
-        return self._placed[key]
+        if key not in self._admitted:
+            placed = self.owner.composed(node, self.even.model, pick)
+            even = placed is not None and (placed.rule is None or self.even.admits(placed))
+            self._admitted[key] = placed if even else None
+        return self._admitted[key]
 
-    def _composed(self, node: Node, pick: Pick) -> PlacedNode | None:
-        rule = self.owner.sharder.rule(node)
-        if rule is None:
-            return place(self.graph, node, self.home, {}, None)
-        model = self.even.model
-        by_factor: dict[str, list[tuple[str, DimLayout]]] = {}
-        for (axis, length), index in zip(model.axes, pick, strict=True):
-            for name, layout in self.owner.cuts(length)[node.name][index].items():
-                by_factor.setdefault(name, []).append((axis, layout))
-        layouts = {name: _joined(cuts, model) for name, cuts in by_factor.items()}
-        known = {name: layout for name, layout in layouts.items() if layout is not None}
-        if len(known) < len(layouts):
-            return None
-        try:
-            placed = place(self.graph, node, model, known, rule)
-        except LayoutError:
-            return None
-        return placed if self.even.admits(placed) else None
-
-    def _solve(self, built: Built, room: float) -> tuple[Solution, Problem]:
+    def _solve(
+        self, built: Built, room: float, *, warm: bool, tight: bool
+    ) -> tuple[Solution, Problem]:
         """A plan of little cost; memory is minded only if the cheapest plan does not fit."""
         tied = self.owner.sharder.folded.tie(built).problem
         engine = self.owner.sharder.engine
         left = self._left_s()
-        start = self._start(tied, room)
+        start = self._start(tied, room) if warm else None
         free = replace(tied, limit_bytes=(math.inf,))
-        first = minimised(free, left, self.gap, ROUNDS, engine)
+        patience = PATIENCE if warm else FIRST_PATIENCE
+        first = minimised(free, left, self.gap, ROUNDS, engine, patience)
         if first is not None and evaluate_choices(tied, first.chosen).peak_bytes[0] > room:
-            left = self._left_s()
-            limited = replace(tied, limit_bytes=(room,))
-            first = minimised(limited, left, self.gap, LIMITED_ROUNDS, engine)
+            first = self._within(tied, room, patience) if tight else None
         plans = [plan for plan in (start, first) if plan is not None]
+        if not plans and not warm:
+            raise ConstraintError("no plan of the kind was found that fits")
         if not plans:
             raise self._refused(tied, room)
         return min(plans, key=lambda plan: plan.cost), tied
+
+    def _within(self, tied: Problem, room: float, patience: int) -> Solution | None:
+        """A plan that fits."""
+        limited = replace(tied, limit_bytes=(room,))
+        engine = self.owner.sharder.engine
+        return minimised(limited, self._left_s(), self.gap, LIMITED_ROUNDS, engine, patience)
 
     def _left_s(self) -> float:
         """Seconds that a search may take: more than are left if no mesh has a plan yet."""
@@ -252,7 +326,7 @@ def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayo
 
 
 def minimised(
-    problem: Problem, time_limit_s: float, gap: float, rounds: int, engine: Engine
+    problem: Problem, time_limit_s: float, gap: float, rounds: int, engine: Engine, patience: int
 ) -> Solution | None:
     """A plan of little load on one column within its memory; None if none was found."""
     from partitioner.solver.pairwise import solve  # they load Numba
@@ -262,7 +336,9 @@ def minimised(
     if not all(reduced.kept):
         return None
     converted = convert(reduced.problem)
-    found = solve(converted.pairwise, time_limit_s, gap, rounds=rounds, engine=engine)
+    found = solve(
+        converted.pairwise, time_limit_s, gap, rounds=rounds, engine=engine, patience=patience
+    )
     if found.cost is None:
         return None
     chosen = reduced.restore(converted.restore(found.chosen))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
@@ -101,21 +99,8 @@ def search_levels(
     Raises:
         Infeasible: No cut into stages fits the devices' memory.
     """
-    with no_collection():
-        job = _Levels(graph, rules, cluster, tuple(candidates), deadline, gap, progress)
-        return job.run(seed, engine)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Many small objects that all stay: collecting garbage would visit them again and again."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+    job = _Levels(graph, rules, cluster, tuple(candidates), deadline, gap, progress)
+    return job.run(seed, engine)
 
 
 @dataclass

@@ -7,15 +7,16 @@ as far as they must be, so every mesh is searched with the memory of a device as
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
-from partitioner.levels.axes import AxisSharder
+from partitioner.levels.axes import Axes, AxisSharder
 from partitioner.levels.layouts import Layout
-from partitioner.levels.search import Option, Staged, no_collection, work_bound
+from partitioner.levels.search import Option, Staged, work_bound
 from partitioner.levels.shard import Sharded, Sharder
 from partitioner.levels.stage import Blocks
 from partitioner.repeats import fold
@@ -24,8 +25,10 @@ from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Stage
 from partitioner.strategies import Rules
 
-#: So much longer a mesh takes than one with an axis less, as long as none is known.
-MORE_AXES = 4.0
+#: A mesh whose first plan costs so many times the best plan is left at that.
+FAR = 1.25
+#: Share of the time for first plans, once there is one.
+FIRST_SHARE = 0.5
 #: Plans of least load that are counted anew.
 RIVALS = 2
 
@@ -58,11 +61,10 @@ def search_whole(
     Raises:
         Infeasible: No plan fits the devices' memory.
     """
-    with no_collection():
-        folded = fold(graph, rules)
-        sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline)
-        job = _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress)
-        return job.run()
+    folded = fold(graph, rules)
+    sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline)
+    job = _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress)
+    return job.run()
 
 
 def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]:
@@ -87,31 +89,33 @@ class _Whole:
     deadline: float
     gap: float
     progress: Callable[[str], None]
-    found: list[tuple[Layout, Sharded]] = field(default_factory=list)
+    found: dict[Layout, Sharded] = field(default_factory=dict)
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
     in_time: bool = True
 
     def run(self) -> tuple[Staged, ...]:
-        """Search mesh after mesh until the gap is met or time is up."""
+        """First plans of all meshes, then one mesh after the other, until time is up."""
         folded = self.sharder.sharder.folded
         bound = work_bound(self.sharder.sharder)
         longest = 0.0
-        for layout in self.layouts:
+        for layout, job in self._begun():
             begun = time.monotonic()
-            if self.found and begun + longest > self.deadline:
-                self.failed[layout] = "not searched within the time limit"
-                self.in_time = False
+            if job.found is not None and job.best.cost_s > FAR * self._best_s:
                 continue
-            self._try(layout)
+            if self.found and begun + longest > self.deadline:
+                self.in_time = False
+                if job.found is None:
+                    self.failed[layout] = "not searched within the time limit"
+                continue
+            self._try(layout, job)
             longest = max(longest, time.monotonic() - begun)
-            best = self._ranked()
-            if best and best[0][1].cost_s - bound <= self.gap * best[0][1].cost_s:
+            if self._best_s - bound <= self.gap * self._best_s:
                 break
         if not self.found:
             raise min(self.refusals, key=lambda error: error.bytes_short)
         blocks = Blocks((len(folded.whole.nodes),))
-        searched = tuple(layout for layout, _ in self.found)
+        searched = tuple(self.found)
         return tuple(
             Staged(
                 folded,
@@ -126,15 +130,33 @@ class _Whole:
             for layout, sharded in self._ranked()[:RIVALS]
         )
 
-    def _try(self, layout: Layout) -> None:
+    @property
+    def _best_s(self) -> float:
+        return min((sharded.cost_s for sharded in self.found.values()), default=math.inf)
+
+    def _begun(self) -> list[tuple[Layout, Axes]]:
+        """Meshes with their first plans, the cheapest first, those without one at the end."""
+        jobs = []
+        begun = time.monotonic()
+        until = begun + FIRST_SHARE * (self.deadline - begun)
+        for layout in self.layouts:
+            if self.found and time.monotonic() > until:
+                job = self.sharder.unbegun(layout.mesh, self.gap / 2)
+            else:
+                self.progress(f"first plan on {layout}")
+                job = self.sharder.begin(layout.mesh, self.gap / 2)
+            if job.found is not None:
+                self.found[layout] = job.found
+            jobs.append((layout, job))
+        return sorted(jobs, key=lambda pair: pair[1].found.cost_s if pair[1].found else math.inf)
+
+    def _try(self, layout: Layout, job: Axes) -> None:
         self.progress(f"sharding over {layout}")
         try:
-            sharded = self.sharder.shard(layout.mesh, self.gap / 2)
+            self.found[layout] = self.sharder.improve(job)
         except Infeasible as error:
             self.failed[layout] = str(error)
             self.refusals.append(error)
-        else:
-            self.found.append((layout, sharded))
 
     def _ranked(self) -> list[tuple[Layout, Sharded]]:
-        return sorted(self.found, key=lambda found: found[1].cost_s)
+        return sorted(self.found.items(), key=lambda found: found[1].cost_s)

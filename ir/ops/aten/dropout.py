@@ -55,6 +55,6 @@ def _where(region: Region) -> dict[str, tuple[int, ...]]:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::dropout": OpRow(dropout, local_dropout),
-    "partitioner::uniform": OpRow(uniform, local_uniform),
+    "partitioner::dropout": OpRow(dropout, local_dropout, where=True),
+    "partitioner::uniform": OpRow(uniform, local_uniform, where=True),
 }

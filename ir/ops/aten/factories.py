@@ -112,7 +112,7 @@ ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": OpRow(filled, local_size) for op in ("full", "ones", "zeros")},
     **{f"aten::{op}": OpRow(made_whole) for op in ("eye", "eye.m", "linspace")},
     **{
-        f"aten::{op}": OpRow(arange, local_arange)
+        f"aten::{op}": OpRow(arange, local_arange, where=True)
         for op in ("arange", "arange.start", "arange.start_step")
     },
     **{

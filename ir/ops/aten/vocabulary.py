@@ -133,8 +133,10 @@ def local_grad(view: OpView, local: LocalView) -> LocalOp:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "aten::embedding": OpRow(embedding, local_embedding, moved=read_rows),
-    "aten::embedding_dense_backward": OpRow(embedding_backward, local_embedding_backward),
-    "partitioner::cross_entropy_grad": OpRow(cross_entropy_grad, local_grad),
-    "partitioner::cross_entropy_parts": OpRow(cross_entropy_parts, local_parts),
+    "aten::embedding": OpRow(embedding, local_embedding, moved=read_rows, where=True),
+    "aten::embedding_dense_backward": OpRow(
+        embedding_backward, local_embedding_backward, where=True
+    ),
+    "partitioner::cross_entropy_grad": OpRow(cross_entropy_grad, local_grad, where=True),
+    "partitioner::cross_entropy_parts": OpRow(cross_entropy_parts, local_parts, where=True),
 }

@@ -37,6 +37,7 @@ def solve(
     seed: int = 0,
     rounds: int | None = None,
     engine: Engine = HIGHS,
+    patience: int | None = None,
 ) -> PairwiseSolution:
     """Find a choice of strategies of little cost, and bound how much less any other costs.
 
@@ -48,6 +49,8 @@ def solve(
         seed: Of all random choices.
         rounds: Rounds of bound and search at most; None: until the gap is met or time is up.
         engine: Solves the exact program at the end.
+        patience: Rounds in a row that lower the cost by less than the gap, at most; None: any
+            number.
 
     Raises:
         SolverError: The gap or the time limit is out of range.
@@ -58,7 +61,8 @@ def solve(
     hunt = PairwiseHunt(problem, gap, now, now + time_limit_s)
     model = _presolved(hunt)
     if model is not None:
-        _search(hunt, model, seed, math.inf if rounds is None else rounds, engine)
+        most = math.inf if rounds is None else rounds
+        _search(hunt, model, seed, most, engine, math.inf if patience is None else patience)
     return hunt.solution()
 
 
@@ -104,7 +108,14 @@ def _shortage(problem: Pairwise) -> str:
     )
 
 
-def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float, engine: Engine) -> None:
+def _search(
+    hunt: PairwiseHunt,
+    model: Model,
+    seed: int,
+    rounds: float,
+    engine: Engine,
+    patience: float,
+) -> None:
     primal, first = Primal(model, seed), Dual(model)
     first.ascend(WARM_UP, hunt.deadline)
     hunt.prove(first.bound, MESSAGES)
@@ -113,19 +124,20 @@ def _search(hunt: PairwiseHunt, model: Model, seed: int, rounds: float, engine: 
     if relaxation is None:
         _close(hunt, PRESOLVE)
         return
-    dual, wait, done = Dual(relaxation.model), FIRST_TRY, 0
+    dual, wait, done, idle = Dual(relaxation.model), FIRST_TRY, 0, 0
     dual.inherit(first)
     dual.ascend(WARM_UP, hunt.deadline)
     with ThreadPoolExecutor(1) as pool:
-        while done < rounds and not hunt.over:
-            view = (
-                dual.copy()
-            )  # the search sees the bound as it was, so that threads change nothing
+        while done < rounds and idle < patience and not hunt.over:
+            # the search sees the bound as it was, so that threads change nothing
+            view, before = dual.copy(), hunt.cost
             ascent = pool.submit(dual.ascend, SWEEPS, hunt.deadline)
             broken = primal.round(relaxation, view, hunt)
             ascent.result()
             hunt.prove(dual.bound, MESSAGES)
             done += 1
+            gained = before == math.inf or before - hunt.cost >= hunt.gap * before
+            idle = 0 if gained else idle + 1
             if done == wait and not hunt.over:
                 wait *= 2
                 broken = np.union1d(broken, _finish(hunt, dual, relaxation, engine))

@@ -1,9 +1,9 @@
 """Small collectives of one group in one: what they cost is their latency.
 
 Each small collective has a window, from the step of the program that makes its operand to the one
-that reads its result; those that share a point of it go together in one flat tensor. Large ones
-stay alone: they are paced by bandwidth, and copying them into one tensor would cost more than it
-saves.
+that reads its result; those that share a point of it go together in one flat tensor, in the order
+in which they are made, and leave as soon as the last of them is there. Large ones stay alone: they
+are paced by bandwidth, and copying them into one tensor would cost more than it saves.
 """
 
 from __future__ import annotations

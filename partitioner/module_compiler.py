@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import ModuleGraph, module_graph
 from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
-from partitioner.limits import MOST_EXPLICIT
+from partitioner.ir.graph import Graph
+from partitioner.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example, ModuleSource
 from partitioner.parallel import parallel_constraints, parallel_mesh
@@ -40,6 +41,10 @@ OPTIMIZERS: Mapping[str, int] = {
 }
 
 
+#: Whether the backward pass may compute again what it reads.
+Recompute = bool | Literal["auto"]
+
+
 @dataclass(frozen=True)
 class ModuleOptions:
     """What is asked of a module's program beside the request.
@@ -48,16 +53,24 @@ class ModuleOptions:
         training: Whether it has a backward pass.
         optimizer: One of `OPTIMIZERS`.
         parallel: Kind of parallelism, see `partitioner.parallel`; None for the cheapest.
+        recompute: Whether the backward pass may compute again what it reads; "auto" for where no
+            plan that keeps it fits.
 
     Raises:
-        OptionError: There is no such optimizer, or `parallel` is given without training.
+        OptionError: There is no such optimizer, `recompute` is none of these, or one that is for
+            training is given without it.
     """
 
     training: bool = False
     optimizer: str = "adamw"
     parallel: str | None = None
+    recompute: Recompute = "auto"
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.recompute, bool) or self.recompute == "auto"):
+            raise OptionError(f"recompute {self.recompute!r} is not one of 'auto', True, False")
+        if self.recompute is True and not self.training:
+            raise OptionError("recompute is for training: inference keeps nothing")
         if self.optimizer not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
             raise OptionError(
@@ -125,10 +138,19 @@ def compile_module(
     request = options.applied(request, len(cluster))
     with clock("tracing the module"):
         traced = trace_module(module, example, options)
-    request = options.bound(request, traced)
-    outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
+    if options.recompute is True:
+        traced = replace(traced, graph=traced.offered)
+
+    def offered() -> tuple[Graph, Request]:
+        return traced.offered, options.bound(request, replace(traced, graph=traced.offered))
+
+    later = options.training and options.recompute == "auto" and len(cluster) <= EXPLICIT
+    bound = options.bound(request, traced)
+    outcome, found = plan_graph(
+        traced.graph, (), cluster, bound, clock, offered if later else None
+    )
     result = ModuleProgram(
-        traced=traced,
+        traced=replace(traced, graph=outcome.graph),
         whole=module,
         training=options.training,
         optimizer=options.optimizer,

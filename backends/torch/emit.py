@@ -32,7 +32,8 @@ from partitioner.ir.types import TensorType, numpy_dtype
 #: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
 RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
 WAIT = torch.ops._c10d_functional.wait_tensor.default
-STATE, ALIAS, UPDATE = "partitioner::state", "partitioner::alias", "partitioner::update"
+STATE, UPDATE = "partitioner::state", "partitioner::update"
+ALIASES = "partitioner::alias", "partitioner::either"
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ class _Pass:
         node = step.node
         if node.op == STATE:
             return
-        if node.op in (ALIAS, UPDATE):
+        if node.op in (*ALIASES, UPDATE):
             found = self.known[node.inputs[0]]
             if not isinstance(found, fx.Node):
                 source, found = node.inputs[0], lambda: self._value(source)
@@ -340,7 +341,7 @@ def _fresh(steps: Sequence[Compute | Comm], reads: Mapping[str, int]) -> set[str
         if isinstance(step, Comm):
             continue
         row = row_of(step.node)
-        if row is None or not step.node.op.startswith(("aten::", ALIAS, UPDATE)):
+        if row is None or not step.node.op.startswith(("aten::", *ALIASES, UPDATE)):
             continue
         source = step.node.inputs[0] if row.view else ""
         if not row.view or (source in found and reads[source] == 1):

@@ -161,6 +161,8 @@ class OpRow:
         stored: The result is a value that is kept from step to step (a parameter): it is resident,
             with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
         in_place: Operand that is written where it lies, so it is never moved to the node.
+        either: The result is one of the operands, whichever the plan reads, and counts as a value
+            of its own: what it reads is kept for it alone from the last other use on.
     """
 
     rule: Callable[[OpView], Rule]
@@ -169,6 +171,7 @@ class OpRow:
     moved: Callable[[tuple[int, ...], tuple[int, ...]], int] | None = None
     stored: bool = False
     in_place: int | None = None
+    either: bool = False
 
 
 def same_node(view: OpView, **attrs: Attr) -> LocalOp:

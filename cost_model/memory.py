@@ -3,14 +3,16 @@
 Constants (and zeros) are resident: held throughout. Every other local tensor is held over an
 interval of the schedule's task positions, both ends included, so that a task's operands and
 results are held together. A view or an alias has no bytes of its own; it keeps the tensor that it
-names. (The result of a node that takes either operand has a life of its own in the safe formula:
-what it reads is held for it alone from the last other use on.) Parts of graph inputs arrive for the first task that reads them; outputs stay to the end.
+names. Parts of graph inputs arrive for the first task that reads them; outputs stay to the end.
 
 *Safe* is the linear formula that the search uses: a value's local tensors, copies that reshards
 make included, are held from the value's production to its last use anywhere; its peak has the
-head-room that executors take (`with_headroom`). *Exact* is liveness, without head-room:
-a local tensor is held from the task that writes it to the last one that reads it on its device.
-Exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
+head-room that executors take (`with_headroom`). What a node takes that takes either operand is
+held for it alone after the last other use, and its result is a value of its own.
+
+*Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
+last one that reads it on its device. Exact never exceeds safe. Neither counts what a kernel or a
+collective allocates for itself.
 """
 
 from __future__ import annotations

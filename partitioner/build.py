@@ -1,8 +1,9 @@
 """From a graph, a cluster and device groups to the solver's problem, and back to a plan.
 
 Nodes of the problem are nodes of the graph, in the same order. A choice is a strategy on a
-group, reads one of the operands of a node that takes either, or leaves an optional node out. What is paid or held once however many consumers share it (a hop of a reshard, its copy, a
-weight's part, a value's storage) is an item.
+group, reads one of the operands of a node that takes either, or leaves an optional node out. What
+is paid or held once however many consumers share it (a hop of a reshard, its copy, a weight's
+part, a value's storage) is an item.
 """
 
 from __future__ import annotations
@@ -229,7 +230,11 @@ class _Builder:
             reshards = {pair: hops for pair, _, hops in moves}
             for i, j in itertools.product(range(len(homes)), range(len(wants))):
                 home = homes[i]
-                if not isinstance(home, bool) and not isinstance(wants[j], bool) and (i, j) not in forbidden:
+                if (
+                    not isinstance(home, bool)
+                    and not isinstance(wants[j], bool)
+                    and (i, j) not in forbidden
+                ):
                     held = self._kept(value, consumer, home, reshards.get((i, j), ()))
                     items[i, j] = (*items.get((i, j), ()), *held)
         order = self.graph.order
@@ -242,9 +247,7 @@ class _Builder:
             forbidden=forbidden,
         )
 
-    def _kept(
-        self, value: str, taker: Node, home: Placement, hops: Sequence[Hop]
-    ) -> Iterator[int]:
+    def _kept(self, value: str, taker: Node, home: Placement, hops: Sequence[Hop]) -> Iterator[int]:
         """What is held of a value from its last other use on for the node that takes it."""
         order = self.graph.order
         made = order[self.graph.producers[value].name]
@@ -339,9 +342,7 @@ class _Builder:
         return [float(size if resident else with_headroom(size)) for size in held]
 
 
-def _contradictions(
-    homes: Sequence[End], wants: Sequence[End], *, offered: bool
-) -> Iterator[Pair]:
+def _contradictions(homes: Sequence[End], wants: Sequence[End], *, offered: bool) -> Iterator[Pair]:
     """Pairs in which a value is read that is not there, or an offered one is and is not taken."""
     for i, home in enumerate(homes):
         for j, want in enumerate(wants):

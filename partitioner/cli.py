@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from partitioner import __version__, cli_pictures
 from partitioner.cli_options import (
@@ -128,6 +129,12 @@ def _partition_parser() -> argparse.ArgumentParser:
         metavar="KIND",
         help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
     )
+    add(
+        "--recompute",
+        choices=tuple(_RECOMPUTE),
+        help="of --training: whether the backward pass may compute values again instead of keeping "
+        "them (default: auto, if no plan that keeps all fits the memory)",
+    )
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")
     add(
@@ -179,6 +186,7 @@ def _partition(argv: Sequence[str]) -> int:
         training=args.training,
         optimizer=args.optimizer or "adamw",
         parallel=args.parallel,
+        recompute=_RECOMPUTE[args.recompute or "auto"],
         cluster=args.cluster,
         memory=args.memory,
         objective=args.objective,
@@ -204,20 +212,23 @@ def _partition(argv: Sequence[str]) -> int:
     return 0
 
 
+#: What the words of --recompute mean.
+_RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
+#: Options that are for training only.
+_OF_TRAINING = ("optimizer", "parallel", "recompute")
 #: Options that are for ONNX models only.
 _OF_ONNX = ("dim", "shape", "annotate", "dump_problem")
 
 
 def _check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace, module: bool) -> None:
     """Refuse options that a model of this kind has no use for."""
-    for name in _OF_ONNX if module else ("training", "optimizer", "parallel"):
+    for name in _OF_ONNX if module else ("training", *_OF_TRAINING):
         if getattr(args, name):
             kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
             parser.error(f"--{name.replace('_', '-')} is for {kinds}")
-    if args.optimizer and not args.training:
-        parser.error("--optimizer is of --training")
-    if args.parallel and not args.training:
-        parser.error("--parallel is of --training")
+    for name in _OF_TRAINING:
+        if getattr(args, name) and not args.training:
+            parser.error(f"--{name} is of --training")
 
 
 #: Options that say what to do with a plan.

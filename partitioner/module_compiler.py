@@ -146,9 +146,7 @@ def compile_module(
 
     later = options.training and options.recompute == "auto" and len(cluster) <= EXPLICIT
     bound = options.bound(request, traced)
-    outcome, found = plan_graph(
-        traced.graph, (), cluster, bound, clock, offered if later else None
-    )
+    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered if later else None)
     result = ModuleProgram(
         traced=replace(traced, graph=outcome.graph),
         whole=module,

@@ -405,8 +405,9 @@ class _Search:
         return sum(least) / len(self.cluster)
 
     def _candidates(self, family: Family) -> dict[str, tuple[PlacedNode, ...]]:
-        """What may be done with each node: its strategies on all groups of the family that honour
-        the constraints, of each operand that it may take, and, of optional ones, to leave it out.
+        """What may be done with each node: strategies that honour the constraints, on all groups.
+
+        Of a node that takes either operand, one for each; an optional one may also be left out.
 
         Raises:
             ConstraintError: A node is left without any.
@@ -461,9 +462,7 @@ def _planned(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> Place
     return place(graph, node, mesh, layouts, rule)
 
 
-def _plan(
-    graph: Graph, cluster: Cluster, built: Built, solution: Solution
-) -> tuple[Graph, Plan]:
+def _plan(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
     """A solution as a plan, and the graph that it is for."""
     decisions = built.node_plans(graph, solution.chosen)
     order = solution.order or range(len(graph.nodes))

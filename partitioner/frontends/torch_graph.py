@@ -154,11 +154,11 @@ class _Builder:
             raise FrontendError(f"{self.name}: no parameter that requires a gradient gets one")
         shown = self._shown(results)
         outputs = (*dict.fromkeys(v for v in shown if v), *gradients.values(), *written.values())
-        results = (*(v for v in shown if v), *written.values())
-        graph = self._graph(outputs, results)
+        first = (*(v for v in shown if v), *written.values())
+        graph = self._graph(outputs, first)
         fixed = {name: value for name, value in self.fixed.items() if value in graph.constants}
         stored = {k: v for k, v in self.stored.items() if v in graph.types}
-        offer = partial(self._graph, outputs, results, again=True)
+        offer = partial(self._graph, outputs, first, again=True)
         return ModuleGraph(
             graph,
             captured,

@@ -172,7 +172,7 @@ def plan_graph(
     cluster: Cluster,
     request: Request,
     timed: Clock,
-    offered: Callable[[], tuple[Graph, Request]] | None = None,
+    offered: Callable[[], tuple[Graph, Request] | None] = lambda: None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The best plan of a traced graph, and the facts of it.
 
@@ -182,7 +182,8 @@ def plan_graph(
         cluster: The devices.
         request: What is asked for.
         timed: Says what is going on.
-        offered: Gives a graph with offers, and the request for it, to plan if nothing fits.
+        offered: Gives a graph with offers, and the request for it, to plan if nothing fits; or
+            None.
 
     Raises:
         PartitionerError: As `compile`.
@@ -193,10 +194,10 @@ def plan_graph(
         try:
             outcome = search(graph, cluster, request, rules, timed.say)
         except Infeasible as error:
-            if offered is not None:
+            if (more := offered()) is not None:
                 timed.say("allowing values to be computed again")
-                more = "no plan that keeps all values for the backward pass was found to fit"
-                return plan_graph(offered()[0], (*said, more), cluster, offered()[1], timed)
+                why = "no plan that keeps all values for the backward pass was found to fit"
+                return plan_graph(more[0], (*said, why), cluster, more[1], timed)
             timed.say("looking for what would fit")
             ways = relaxations(graph, cluster, request, error, rules)
             raise relaxed(error, ways) from None

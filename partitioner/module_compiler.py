@@ -21,11 +21,12 @@ from partitioner.frontends.torch_graph import ModuleGraph, module_graph
 from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.limits import EXPLICIT, MOST_EXPLICIT
+from partitioner.ir.plan import Plan
+from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example, ModuleSource
 from partitioner.parallel import parallel_constraints, parallel_mesh
-from partitioner.search import Request
+from partitioner.search import Request, is_large
 
 if TYPE_CHECKING:
     from partitioner.compiler import Clock
@@ -94,6 +95,23 @@ class ModuleOptions:
             return request
         return replace(request, mesh=parallel_mesh(self.parallel, devices, request.mesh))
 
+    def offering(self, traced: ModuleGraph, plan: Plan | None) -> ModuleGraph:
+        """With the graph that is planned first.
+
+        Args:
+            traced: The module's graph, in which all values are kept.
+            plan: Whose decisions are kept; None for none.
+
+        Raises:
+            OptionError: Values may be computed again, and a plan says which are.
+        """
+        if plan is not None:
+            if self.recompute is True:
+                raise OptionError("recompute=True: the plan in constraints says what is recomputed")
+            same = traced.of(plan.nodes)
+            return same if same.graph.digest == plan.graph_digest else traced
+        return replace(traced, graph=traced.offered) if self.recompute is True else traced
+
     def bound(self, request: Request, traced: ModuleGraph) -> Request:
         """The request with the constraints of the kind of parallelism."""
         if self.parallel is None or request.mesh is None:
@@ -138,15 +156,18 @@ def compile_module(
     request = options.applied(request, len(cluster))
     with clock("tracing the module"):
         traced = trace_module(module, example, options)
-    if options.recompute is True:
-        traced = replace(traced, graph=traced.offered)
+    traced = options.offering(traced, request.constraints.plan)
 
-    def offered() -> tuple[Graph, Request]:
-        return traced.offered, options.bound(request, replace(traced, graph=traced.offered))
+    def offered() -> tuple[Graph, Request] | None:
+        if options.recompute != "auto" or request.constraints.plan is not None:
+            return None
+        more = replace(traced, graph=traced.offered)
+        if not more.graph.optional or is_large(more.graph, len(cluster)):
+            return None
+        return more.graph, options.bound(request, more)
 
-    later = options.training and options.recompute == "auto" and len(cluster) <= EXPLICIT
     bound = options.bound(request, traced)
-    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered if later else None)
+    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered)
     result = ModuleProgram(
         traced=replace(traced, graph=outcome.graph),
         whole=module,

@@ -148,13 +148,13 @@ def search(
     check_space(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
     known = rules or Rules.of(graph)
-    large = len(cluster) > EXPLICIT or len(graph.nodes) * len(cluster) > EXPLICIT_NODES
-    if large and len(cluster) > 1 and not _explicit_only(request):
-        if graph.optional:
-            raise SearchError(
-                f"recompute=True on {len(cluster)} devices with {len(graph.nodes)} nodes: this is "
-                f"planned for up to {EXPLICIT} devices and {EXPLICIT_NODES} nodes times devices"
-            )
+    large = is_large(graph, len(cluster))
+    if large and graph.optional:
+        raise SearchError(
+            f"recompute=True on {len(cluster)} devices with {len(graph.nodes)} nodes: this is "
+            f"planned for up to {EXPLICIT} devices and {EXPLICIT_NODES} nodes times devices"
+        )
+    if large and not _explicit_only(request):
         return _by_levels(graph, known, cluster, request, progress)
     if len(cluster) > MOST_EXPLICIT:
         raise SearchError(
@@ -206,6 +206,12 @@ def search(
     plan = _certified(best, found, request, [f for f in spaces if f not in without])
     lost = tuple((entry.family, entry.error) for entry in refused)
     return Outcome(best.graph, plan, best.evaluation, tuple(found), (*lost, *failed))
+
+
+def is_large(graph: Graph, devices: int) -> bool:
+    """Whether so many devices are planned by levels if they can be."""
+    many = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
+    return many and devices > 1
 
 
 def _explicit_only(request: Request) -> str:

@@ -31,13 +31,14 @@ from partitioner.solver import Infeasible, evaluate_choices
 class Chain(nn.Module):
     """Layers of unlike widths; as many as the widths less one."""
 
-    def __init__(self, *widths: int) -> None:
+    def __init__(self, *widths: int, dropout: float) -> None:
         super().__init__()
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         self.layers = nn.ModuleList(itertools.starmap(nn.Linear, itertools.pairwise(widths)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = nn.functional.gelu(layer(x))
+            x = self.drop(nn.functional.gelu(layer(x)))
         return x.square().mean()
 
 
@@ -47,9 +48,9 @@ def compiled(module: nn.Module, example: Any, **options: Any) -> ModuleProgram:
     return found
 
 
-def tiny() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def tiny(dropout: float = 0.0) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
-    return Chain(4, 32, 16, 48, 4), (torch.randn(256, 4),)
+    return Chain(4, 32, 16, 48, 4, dropout=dropout), (torch.randn(256, 4),)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,7 @@ def test_the_choice_is_the_best_of_all(kept: ModuleProgram, offered: Graph) -> N
     least = min(evaluation.peak[0].bytes for evaluation in every)
     assert least < 0.9 * peak(kept)
     costs = set()
-    for limit in (peak(kept), int(0.95 * peak(kept)), (peak(kept) + least) // 2, least):
+    for limit in (peak(kept), (peak(kept) + least) // 2, least):
         found = compiled(*tiny(), recompute=True, memory=limit, gap=0.0)
         best = min(e.step_s for e in every if e.peak[0].bytes <= limit)
         assert found.cost == pytest.approx(best)
@@ -144,10 +145,9 @@ def test_what_is_left_out_is_read_by_nobody(offered: Graph) -> None:
 @pytest.fixture(scope="module")
 def tight() -> ModuleProgram:
     """A model with dropout that fits only if values are computed again."""
-    model, batch = small_gpt(dropout=0.1)
-    kept = compiled(model, batch, recompute=False)
+    kept = compiled(*tiny(dropout=0.1), recompute=False)
     limit = int(0.9 * peak(kept))
-    found = compiled(model, batch, memory=limit)
+    found = compiled(*tiny(dropout=0.1), memory=limit)
     assert peak(found) <= limit < peak(kept)
     assert found.cost > kept.cost
     return found
@@ -166,10 +166,10 @@ def test_auto_computes_again_what_does_not_fit(tight: ModuleProgram) -> None:
 
 def test_one_rank_computes_what_the_module_does(tight: ModuleProgram) -> None:
     assert tight.verify()
-    plain, batch = small_gpt(dropout=0.1)
+    plain, batch = tiny(dropout=0.1)
     other = compiled(plain, batch, recompute=False)
-    (loss, _), gradients = tight.gradients(*batch, seed=5)
-    (same, _), wanted = other.gradients(*batch, seed=5)
+    loss, gradients = tight.gradients(*batch, seed=5)
+    same, wanted = other.gradients(*batch, seed=5)
     assert torch.equal(loss, same)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, wanted[name], msg=name)
@@ -180,8 +180,8 @@ def test_one_rank_computes_what_the_module_does(tight: ModuleProgram) -> None:
 def test_a_saved_plan_is_loaded_with_what_it_computes_again(
     tight: ModuleProgram, tmp_path: Path
 ) -> None:
-    folder = tight.save(tmp_path / "gpt.partition")
-    model, batch = small_gpt(dropout=0.1)
+    folder = tight.save(tmp_path / "chain.partition")
+    model, batch = tiny(dropout=0.1)
     loaded = partitioner.load(folder, module=model, example_inputs=batch)
     assert isinstance(loaded, ModuleProgram)
     assert not loaded.warnings
@@ -191,19 +191,25 @@ def test_a_saved_plan_is_loaded_with_what_it_computes_again(
     assert loaded.verify_written(folder)
 
 
+def test_a_plan_that_is_kept_says_what_is_computed_again(tight: ModuleProgram) -> None:
+    again = compiled(*tiny(dropout=0.1), constraints=tight.plan)
+    assert again.plan.nodes == tight.plan.nodes
+    with pytest.raises(OptionError, match="the plan in constraints says what is recomputed"):
+        compiled(*tiny(dropout=0.1), constraints=tight.plan, recompute=True)
+
+
 def test_other_batches_compute_the_same_again(tight: ModuleProgram) -> None:
-    ids, labels = small_gpt()[1]
-    half = variant(tight, (ids[:4], labels[:4]), {}, training=True, share=lambda make: make())
-    assert list(half.plan.nodes) == list(tight.plan.nodes)
-    asked = variant(tight, (ids[:4], labels[:4]), {}, training=False, share=lambda make: make())
+    x = tiny()[1][0][:64]
+    part = variant(tight, (x,), {}, training=True, share=lambda make: make())
+    assert list(part.plan.nodes) == list(tight.plan.nodes)
+    asked = variant(tight, (x,), {}, training=False, share=lambda make: make())
     assert not asked.graph.backward
 
 
-@pytest.mark.slow
 def test_nothing_fits_without(tight: ModuleProgram) -> None:
     limit = tight.cluster.devices[0].memory_bytes
     with pytest.raises(Infeasible):
-        compiled(*small_gpt(dropout=0.1), recompute=False, memory=limit)
+        compiled(*tiny(dropout=0.1), recompute=False, memory=limit)
 
 
 def test_parts_of_a_chain_are_computed_again() -> None:

@@ -31,11 +31,13 @@ def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[
     """Seconds that each device of the node's group spends on its part.
 
     Views take none: their result is the operand's memory (a view whose row says what it moves, as
-    the update of a parameter, takes that). A stored value takes none: it is there. A node without
-    a rule is priced by its bytes alone, as nothing is known of its loops.
+    the update of a parameter, takes that). A stored value takes none: it is there, and a node that
+    is left out takes none. A node without a rule is priced by its bytes alone, as nothing is known
+    of its loops.
     """
     row = row_of(placed.node)
-    if row is not None and (row.stored or (row.view and row.moved is None)):
+    free = row is not None and (row.stored or (row.view and row.moved is None))
+    if free or placed.absent:
         return dict.fromkeys(placed.mesh.devices, 0.0)
     dtype = compute_dtype(graph, placed)
     known: dict[tuple[_Local, DeviceSpec], float] = {}

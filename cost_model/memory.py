@@ -7,22 +7,25 @@ names. Parts of graph inputs arrive for the first task that reads them; outputs 
 
 *Safe* is the linear formula that the search uses: a value's local tensors, copies that reshards
 make included, are held from the value's production to its last use anywhere; its peak has the
-head-room that executors take (`with_headroom`). *Exact* is liveness, without head-room:
-a local tensor is held from the task that writes it to the last one that reads it on its device.
-Exact never exceeds safe. Neither counts what a kernel or a collective allocates for itself.
+head-room that executors take (`with_headroom`). What a node takes that takes either operand is
+held for it alone after the last other use, and its result is a value of its own.
+
+*Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
+last one that reads it on its device. Exact never exceeds safe. Neither counts what a kernel or a
+collective allocates for itself.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.cost_model.schedule import LocalKey, Schedule, Task
+from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.ops import row_of
 
 #: Bytes that executors request for activations, over the bytes that are live: ONNX Runtime 1.31
@@ -106,11 +109,43 @@ def safe_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
         for value in _begun(task, schedule):
             first.setdefault(value, position)
     last = _last_uses(schedule)
-    for made, key, nbytes in _owned(schedule):
+    for made, key, nbytes in _owned(schedule, _is_settled_view):
         device, (value, _) = key
         begin = first.get(value, 0)
         end = max(begin, last.get(value, begin))
         yield Lifetime(device, value, nbytes, begin, end, _is_buffer(schedule, made))
+    yield from _kept(schedule, first, last)
+
+
+def _kept(
+    schedule: Schedule, first: Mapping[str, int], last: Mapping[str, int]
+) -> Iterator[Lifetime]:
+    """What is held of values from their last other use on, for those that take either operand."""
+    takers = [(at, task) for at, task in enumerate(schedule.tasks) if _is_either(task)]
+    if not takers:
+        return
+    sizes: dict[Key, dict[int, int]] = defaultdict(dict)
+    for _, (device, key), nbytes in _owned(schedule, _is_settled_view):
+        sizes[key][device] = nbytes
+    sources = _sources(schedule)
+    for position, task in takers:
+        for key in {key: None for _, key in task.reads}:
+            begin = max(first[key[0]], last.get(key[0], -1)) + 1
+            copy: Key | None = key
+            while copy is not None and begin < position:
+                for device, nbytes in sizes[copy].items():
+                    yield Lifetime(device, key[0], nbytes, begin, position - 1, copy in sources)
+                copy = sources.get(copy)
+
+
+def _sources(schedule: Schedule) -> Mapping[Key, Key]:
+    """What each resharded copy of a value is made from."""
+    found: dict[Key, Key] = {}
+    for task in schedule.tasks:
+        if task.placed is None:
+            made = [key for _, key, _ in task.writes] + [new for (_, new), _ in task.aliases]
+            found.update(dict.fromkeys(made, task.reads[0][1]))
+    return found
 
 
 def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
@@ -125,7 +160,7 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
-    for made, key, nbytes in _owned(schedule):
+    for made, key, nbytes in _owned(schedule, _is_view):
         begin = arrival.get(key, 0) if made is None else made
         end = max(begin, last.get(key, begin))
         yield Lifetime(key[0], key[1][0], nbytes, begin, end, _is_buffer(schedule, made))
@@ -135,14 +170,16 @@ def _is_buffer(schedule: Schedule, made: int | None) -> bool:
     return made is not None and schedule.tasks[made].comm is not None
 
 
-def _owned(schedule: Schedule) -> Iterator[tuple[int | None, LocalKey, int]]:
+def _owned(
+    schedule: Schedule, is_view: Callable[[Task], bool]
+) -> Iterator[tuple[int | None, LocalKey, int]]:
     """(position of the writing task, local tensor, bytes); None for parts of graph inputs."""
     if not schedule.tasks:
         return
     for key, nbytes in schedule.feeds.items():
         yield None, key, nbytes
     for position, task in enumerate(schedule.tasks):
-        if not _is_view(task):
+        if not is_view(task):
             for device, key_of, nbytes in task.writes:
                 yield position, (device, key_of), nbytes
 
@@ -158,6 +195,8 @@ def _last_uses(schedule: Schedule) -> Mapping[str, int]:
     last = {key[1][0]: len(schedule.tasks) - 1 for key in schedule.outputs}
     for position in reversed(range(len(schedule.tasks))):
         task = schedule.tasks[position]
+        if task.placed is None or _is_either(task):
+            continue  # what moves a value does so for a node that reads it
         for _, (value, _) in task.reads:
             last[value] = max(last.get(value, -1), position)
         if _is_view(task):
@@ -183,6 +222,15 @@ def _roots(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
 def _is_view(task: Task) -> bool:
     row = row_of(task.placed.node) if task.placed is not None else None
     return row is not None and row.view
+
+
+def _is_either(task: Task) -> bool:
+    row = row_of(task.placed.node) if task.placed is not None else None
+    return row is not None and row.either
+
+
+def _is_settled_view(task: Task) -> bool:
+    return _is_view(task) and not _is_either(task)
 
 
 def _viewed(task: Task) -> str:

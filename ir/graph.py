@@ -112,6 +112,9 @@ class Graph:
         opsets: Operator-set version by domain ("" is ai.onnx).
         backward: Names of the nodes of the backward pass; they come after all others. Empty for
             inference.
+        optional: Names of nodes that may be left out: an offer, which `ir.offers.chosen` turns
+            into the graph that a plan is for. Their results are read by optional nodes, and by
+            nodes that take either of their operands.
     """
 
     name: str
@@ -122,6 +125,7 @@ class Graph:
     constants: Mapping[str, Constant]
     opsets: Mapping[str, int]
     backward: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)
@@ -198,6 +202,8 @@ class Graph:
             yield json.dumps([node.name, node.op, node.inputs, node.outputs, node.captures, attrs])
         if self.backward:
             yield json.dumps(["backward", *sorted(self.backward)])
+        if self.optional:
+            yield json.dumps(["optional", *sorted(self.optional)])
         for value, kind in sorted(self.types.items()):
             yield f"{value} {kind}"
         for value, constant in sorted(self.constants.items()):

@@ -214,6 +214,11 @@ class PlacedNode:
     outs: tuple[Placement | None, ...]
 
     @property
+    def absent(self) -> bool:
+        """Whether it stands for the node being left out."""
+        return not self.node.writes
+
+    @property
     def cut_text(self) -> str:
         """The cut factors and their layouts: ``"n/tp"``; ``""`` if none is cut."""
         return " ".join(f"{name}/{layout}" for name, layout in self.layouts.items())

@@ -1,13 +1,15 @@
 """From a graph, a cluster and device groups to the solver's problem, and back to a plan.
 
 Nodes of the problem are nodes of the graph, in the same order. A choice is a strategy on a
-group. What is paid or held once however many consumers share it (a hop of a reshard, its copy, a
-weight's part, a value's storage) is an item.
+group, reads one of the operands of a node that takes either, or leaves an optional node out. What
+is paid or held once however many consumers share it (a hop of a reshard, its copy, a weight's
+part, a value's storage) is an item.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.cost_model.held import held_bytes
@@ -26,6 +28,8 @@ from partitioner.solver.problem import Choice, Edge, Hold, Item, Pair, Problem
 Candidates = Mapping[str, Sequence[PlacedNode]]  #: Strategies of each node, over all groups.
 
 
+#: Where an edge's end has the value; whether its node is left out (True), or reads another operand.
+End = Placement | bool
 Move = tuple[Pair, Placement, tuple[Hop, ...]]  #: Classes of an edge, home, reshard.
 Key = tuple[str, *tuple[Placement, ...]]  #: What an item is of: a value, and its placements.
 
@@ -47,11 +51,13 @@ class Built:
     values: tuple[str, ...]
 
     def node_plans(self, graph: Graph, chosen: Sequence[int]) -> Mapping[str, NodePlan]:
-        """Decisions by node name, in graph order."""
+        """Decisions by node name, in graph order; none for nodes that are left out."""
         index = {mesh: i for i, mesh in enumerate(self.groups)}
         plans = {}
         for node, pick in zip(graph.nodes, chosen, strict=True):
             placed = self.candidates[node.name][pick]
+            if placed.absent:
+                continue
             cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
             plans[node.name] = NodePlan(index[placed.mesh], cuts)
         return plans
@@ -125,7 +131,8 @@ class _Builder:
                     more = self._hop_load(hop, beside=False)
                     load = [a + b for a, b in zip(load, more, strict=True)]
         cuts = " ".join(f"{name}:{layout}" for name, layout in placed.layouts.items())
-        return Choice(load_s=tuple(load), group=group, label=f"{placed.mesh} {cuts}".strip())
+        label = "left out" if placed.absent else f"{placed.mesh} {cuts}".strip()
+        return Choice(load_s=tuple(load), group=group, label=label)
 
     def _pending_outputs(self, placed: PlacedNode) -> Iterable[tuple[str, Placement]]:
         """Graph outputs that the strategy leaves partial: they are reduced where they are."""
@@ -162,7 +169,7 @@ class _Builder:
                 done = self._resolve(value, at)[-1].after
                 yield self._item((value, at, done), self._bytes(value, done), first, last)
         row = row_of(node)
-        if row is not None and row.view:
+        if row is not None and row.view and not row.either:
             return
         if row is not None and row.stored:
             for value, at in placed.results():
@@ -193,7 +200,7 @@ class _Builder:
 
     def _edges(self, node: Node) -> Iterable[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""
-        for slot, (value, _) in enumerate(self.candidates[node.name][0].operands()):
+        for slot, value in enumerate((*node.inputs, *node.captures)):
             producer = self.graph.producers.get(value)
             if producer is not None:
                 yield self._edge(value, producer, node, slot)
@@ -203,11 +210,16 @@ class _Builder:
         return row is not None and row.in_place == slot
 
     def _edge(self, value: str, producer: Node, consumer: Node, slot: int) -> Edge:
-        made = [dict(placed.results())[value] for placed in self.candidates[producer.name]]
-        wanted = [placed.operands()[slot][1] for placed in self.candidates[consumer.name]]
-        homes, out_class = _classes(made)
-        wants, in_class = _classes(wanted)
+        homes, out_class = _classes(
+            [dict(placed.results()).get(value, True) for placed in self.candidates[producer.name]]
+        )
+        wants, in_class = _classes(
+            [placed.ins[slot] or placed.absent for placed in self.candidates[consumer.name]]
+        )
         forbidden, moves = self._moves(self.graph.types[value].dtype, homes, wants)
+        if self.graph.optional:
+            offered = producer.name in self.graph.optional
+            forbidden |= frozenset(_contradictions(homes, wants, offered=offered))
         if self._stays(consumer, slot):
             pairs = ((i, j) for i in range(len(homes)) for j in range(len(wants)))
             forbidden, moves = frozenset(p for p in pairs if homes[p[0]] != wants[p[1]]), ()
@@ -218,6 +230,18 @@ class _Builder:
                 found := tuple(i for h in hops if (i := self._hop_item(value, home, h)) is not None)
             )
         }
+        row = row_of(consumer)
+        if row is not None and row.either:
+            reshards = {pair: hops for pair, _, hops in moves}
+            for i, j in itertools.product(range(len(homes)), range(len(wants))):
+                home = homes[i]
+                if (
+                    not isinstance(home, bool)
+                    and not isinstance(wants[j], bool)
+                    and (i, j) not in forbidden
+                ):
+                    held = self._kept(value, consumer, home, reshards.get((i, j), ()))
+                    items[i, j] = (*items.get((i, j), ()), *held)
         order = self.graph.order
         return Edge(
             u=order[producer.name],
@@ -228,8 +252,23 @@ class _Builder:
             forbidden=forbidden,
         )
 
+    def _kept(self, value: str, taker: Node, home: Placement, hops: Sequence[Hop]) -> Iterator[int]:
+        """What is held of a value from its last other use on for the node that takes it."""
+        order = self.graph.order
+        made = order[self.graph.producers[value].name]
+        first, last = max(made, self.ends[value]) + 1, order[taker.name] - 1
+        if first > last:
+            return
+        dtype, beside = self.graph.types[value].dtype, value in self.beside
+        copies = [(home, self._bytes(value, home))]
+        copies += [(hop.after, self._hop_price(dtype, hop, beside=beside)[0]) for hop in hops]
+        for at, held in copies:
+            item = self._item((taker.outputs[0], home, at, at), held, first, last)
+            if item is not None:
+                yield item
+
     def _moves(
-        self, dtype: str, homes: tuple[Placement, ...], wants: tuple[Placement, ...]
+        self, dtype: str, homes: tuple[End, ...], wants: tuple[End, ...]
     ) -> tuple[frozenset[Pair], tuple[Move, ...]]:
         """Pairs of placements that no reshard joins, and the reshards of the others.
 
@@ -238,7 +277,12 @@ class _Builder:
         key = (dtype, homes, wants)
         if key not in self.moves:
             resharder = self.prices.resharder
-            pairs = {(i, j): (a, b) for i, a in enumerate(homes) for j, b in enumerate(wants)}
+            pairs = {
+                (i, j): (a, b)
+                for i, a in enumerate(homes)
+                for j, b in enumerate(wants)
+                if not isinstance(a, bool) and not isinstance(b, bool)
+            }
             bad = frozenset(pair for pair, ends in pairs.items() if not resharder.allows(*ends))
             self.moves[key] = (
                 bad,
@@ -307,20 +351,34 @@ class _Builder:
         return [float(size if resident else with_headroom(size)) for size in held]
 
 
-def _classes(placements: Sequence[Placement]) -> tuple[tuple[Placement, ...], tuple[int, ...]]:
-    """Distinct placements, and each one's index among them."""
-    found: dict[Placement, int] = {}
-    index = tuple(found.setdefault(at, len(found)) for at in placements)
+def _contradictions(homes: Sequence[End], wants: Sequence[End], *, offered: bool) -> Iterator[Pair]:
+    """Pairs in which a value is read that is not there, or an offered one is and is not taken."""
+    for i, home in enumerate(homes):
+        for j, want in enumerate(wants):
+            there, read = not isinstance(home, bool), not isinstance(want, bool)
+            if (read and not there) or (offered and there and want is False):
+                yield i, j
+
+
+def _classes(ends: Sequence[End]) -> tuple[tuple[End, ...], tuple[int, ...]]:
+    """Distinct ends, and each one's index among them."""
+    found: dict[End, int] = {}
+    index = tuple(found.setdefault(at, len(found)) for at in ends)
     return tuple(found), index
 
 
 def _last_uses(graph: Graph) -> Mapping[str, int]:
-    """Position of the last use of every value or of a view of it; outputs live to the end."""
+    """Position of the last use of every value or of a view of it; outputs live to the end.
+
+    Nodes that take either operand do not count: what they read is kept for them apart.
+    """
     end = len(graph.nodes) - 1
     last: dict[str, int] = dict.fromkeys(graph.outputs, end)
     for position in range(end, -1, -1):
         node = graph.nodes[position]
         row = row_of(node)
+        if row is not None and row.either:
+            continue
         lasting = max((last.get(v, position) for v in node.writes), default=position)
         for slot, value in enumerate(node.inputs):
             held = lasting if row is not None and row.view and slot == 0 else position

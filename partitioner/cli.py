@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from partitioner import __version__, cli_pictures
 from partitioner.cli_options import (
@@ -122,6 +123,12 @@ def _partition_parser() -> argparse.ArgumentParser:
         help="write the problem of --strategy intra or inter for other solvers, and plan nothing",
     )
     module_options(parser)
+    add(
+        "--recompute",
+        choices=tuple(_RECOMPUTE),
+        help="of --training: whether the backward pass may compute values again instead of keeping "
+        "them (default: auto, if no plan that keeps all fits the memory)",
+    )
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")
     add(
@@ -171,6 +178,7 @@ def _partition(argv: Sequence[str]) -> int:
         training=args.training,
         optimizer=args.optimizer or "adamw",
         parallel=args.parallel,
+        recompute=_RECOMPUTE[args.recompute or "auto"],
         cluster=args.cluster,
         memory=args.memory,
         objective=args.objective,
@@ -196,6 +204,8 @@ def _partition(argv: Sequence[str]) -> int:
     return 0
 
 
+#: What the words of --recompute mean.
+_RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
 #: Options that say what to do with a plan.
 _OF_PLANS = ("output", "plan_only", "force", "json", "dot", "graph", "timeline", "annotate")
 

@@ -225,7 +225,7 @@ def module_options(parser: argparse.ArgumentParser) -> None:
 
 #: Options that are for models of one kind only.
 _OF_ONNX = ("dim", "shape", "annotate")
-_OF_MODULES = ("training", "optimizer", "parallel")
+_OF_MODULES = ("training", "optimizer", "parallel", "recompute")
 
 
 def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -235,8 +235,8 @@ def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         if getattr(args, name, None):
             kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
             parser.error(f"--{name} is for {kinds}")
-    for name in ("optimizer", "parallel"):
-        if getattr(args, name) and not args.training:
+    for name in _OF_MODULES[1:]:
+        if getattr(args, name, None) and not args.training:
             parser.error(f"--{name} is of --training")
 
 

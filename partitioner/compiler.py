@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from partitioner.collection import no_collection
 from partitioner.constraints import Constraints
@@ -19,6 +19,7 @@ from partitioner.given import GivenModule, given_model
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.relax import relaxations, relaxed
@@ -50,6 +51,7 @@ def compile(  # noqa: A001 - the public name
     training: bool = False,
     optimizer: str = "adamw",
     parallel: str | None = None,
+    recompute: bool | Literal["auto"] = "auto",
     cluster: str | Path | Cluster | None = None,
     memory: int | str | None = None,
     objective: Objective = "throughput",
@@ -79,6 +81,9 @@ def compile(  # noqa: A001 - the public name
             "momentum" (SGD with momentum), "rmsprop" or "adagrad".
         parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
             "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
+        recompute: For training, on up to 16 devices: whether the plan may compute values of the
+            forward pass again in the backward pass instead of keeping them. "auto" allows it if
+            no plan that keeps all of them fits the devices' memory.
         devices: Number of devices (default: the cluster's, or 1).
         cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
         memory: Memory limit of each device, in bytes or as text ("8GiB").
@@ -121,6 +126,7 @@ def compile(  # noqa: A001 - the public name
         training=training,
         optimizer=optimizer,
         parallel=parallel,
+        recompute=recompute,
         dims=dims,
         shapes=shapes,
     )
@@ -156,7 +162,12 @@ def compile_traced(
 
 
 def plan_graph(
-    graph: Graph, said: tuple[str, ...], cluster: Cluster, request: Request, timed: Clock
+    graph: Graph,
+    said: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    timed: Clock,
+    offered: Callable[[], tuple[Graph, Request] | None] = lambda: None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The best plan of a traced graph, and the facts of it.
 
@@ -166,6 +177,8 @@ def plan_graph(
         cluster: The devices.
         request: What is asked for.
         timed: Says what is going on.
+        offered: Gives a graph with offers, and the request for it, to plan if nothing fits; or
+            None.
 
     Raises:
         PartitionerError: As `compile`.
@@ -176,13 +189,17 @@ def plan_graph(
         try:
             outcome = search(graph, cluster, request, rules, timed.say)
         except Infeasible as error:
+            if (more := offered()) is not None:
+                timed.say("allowing values to be computed again")
+                why = "no plan that keeps all values for the backward pass was found to fit"
+                return plan_graph(more[0], (*said, why), cluster, more[1], timed)
             timed.say("looking for what would fit")
             ways = relaxations(graph, cluster, request, error, rules)
             raise relaxed(error, ways) from None
-    notes = (*said, *_opaque_notes(rules), *_size_notes(cluster))
+    notes = (*said, *_again_notes(graph, outcome), *_opaque_notes(rules), *_size_notes(cluster))
     pinned = request.constraints.bound
     with no_collection():
-        _, single = best_single(graph, cluster, request.objective)
+        _, single = best_single(outcome.graph, cluster, request.objective)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
 
 
@@ -258,6 +275,15 @@ def _size_notes(cluster: Cluster) -> tuple[str, ...]:
         f"timelines and reports are made for up to {MOST_EXPLICIT} devices"
     )
     return (note,)
+
+
+def _again_notes(graph: Graph, outcome: Outcome) -> tuple[str, ...]:
+    """How many operators are computed again, where that was offered."""
+    if not graph.optional:
+        return ()
+    there = [node for node in outcome.graph.nodes if node.name in graph.optional]
+    count = sum(1 for node in there if (row := row_of(node)) is None or not row.view)
+    return (f"{count} operators of the forward pass are computed again in the backward pass",)
 
 
 def _opaque_notes(rules: Rules) -> tuple[str, ...]:

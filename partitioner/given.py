@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypeIs
 
@@ -140,6 +140,7 @@ def given_model(
     training: bool = False,
     optimizer: str = "adamw",
     parallel: str | None = None,
+    recompute: bool | Literal["auto"] = "auto",
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Given:
@@ -156,10 +157,15 @@ def given_model(
 
         if dims or shapes:
             raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-        return GivenModule(*held, ModuleOptions(training, optimizer, parallel))
+        return GivenModule(*held, ModuleOptions(training, optimizer, parallel, recompute))
     assert not is_module(model)
-    if example_inputs is not None or training or parallel:
-        word = "training" if training else "parallel" if parallel else "example_inputs"
+    asked = {
+        "training": training,
+        "parallel": parallel,
+        "recompute": recompute is True,
+        "example_inputs": example_inputs is not None,
+    }
+    for word in (word for word, there in asked.items() if there):
         raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")
     read: Any = model
     return GivenOnnx(read, dims or {}, shapes or {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -20,11 +20,13 @@ from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import ModuleGraph, module_graph
 from partitioner.frontends.torch_losses import replace_losses
 from partitioner.ir.errors import OptionError
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan
 from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example
 from partitioner.parallel import batch_inputs, parallel_constraints, parallel_mesh
-from partitioner.search import Request
+from partitioner.search import Request, is_large
 
 if TYPE_CHECKING:
     from partitioner.compiler import Clock
@@ -41,6 +43,10 @@ OPTIMIZERS: Mapping[str, int] = {
 }
 
 
+#: Whether the backward pass may compute again what it reads.
+Recompute = bool | Literal["auto"]
+
+
 @dataclass(frozen=True)
 class ModuleOptions:
     """What is asked of a module's program beside the request.
@@ -49,16 +55,24 @@ class ModuleOptions:
         training: Whether it has a backward pass.
         optimizer: One of `OPTIMIZERS`.
         parallel: Kind of parallelism, see `partitioner.parallel`; None for the cheapest.
+        recompute: Whether the backward pass may compute again what it reads; "auto" for where no
+            plan that keeps it fits.
 
     Raises:
-        OptionError: There is no such optimizer, or `parallel` is given without training.
+        OptionError: There is no such optimizer, `recompute` is none of these, or one that is for
+            training is given without it.
     """
 
     training: bool = False
     optimizer: str = "adamw"
     parallel: str | None = None
+    recompute: Recompute = "auto"
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.recompute, bool) or self.recompute == "auto"):
+            raise OptionError(f"recompute {self.recompute!r} is not one of 'auto', True, False")
+        if self.recompute is True and not self.training:
+            raise OptionError("recompute is for training: inference keeps nothing")
         if self.optimizer not in OPTIMIZERS:
             known = ", ".join(OPTIMIZERS)
             raise OptionError(
@@ -81,6 +95,23 @@ class ModuleOptions:
         if self.parallel is None or devices == 1:
             return request
         return replace(request, mesh=parallel_mesh(self.parallel, devices, request.mesh))
+
+    def offering(self, traced: ModuleGraph, plan: Plan | None) -> ModuleGraph:
+        """With the graph that is planned first.
+
+        Args:
+            traced: The module's graph, in which all values are kept.
+            plan: Whose decisions are kept; None for none.
+
+        Raises:
+            OptionError: Values may be computed again, and a plan says which are.
+        """
+        if plan is not None:
+            if self.recompute is True:
+                raise OptionError("recompute=True: the plan in constraints says what is recomputed")
+            same = traced.of(plan.nodes)
+            return same if same.graph.digest == plan.graph_digest else traced
+        return replace(traced, graph=traced.offered) if self.recompute is True else traced
 
     def bound(self, request: Request, traced: ModuleGraph) -> Request:
         """The request with the constraints of the kind of parallelism."""
@@ -108,13 +139,24 @@ def compile_module(
     request = given.applied(request, len(cluster))
     with clock("tracing the module"):
         traced = given.traced
-    request = given.bound(request)
-    outcome, found = plan_graph(traced.graph, (), cluster, request, clock)
+    options = given.options
+    traced = options.offering(traced, request.constraints.plan)
+
+    def offered() -> tuple[Graph, Request] | None:
+        if options.recompute != "auto" or request.constraints.plan is not None:
+            return None
+        more = replace(traced, graph=traced.offered)
+        if not more.graph.optional or is_large(more.graph, len(cluster)):
+            return None
+        return more.graph, options.bound(request, more)
+
+    bound = options.bound(request, traced)
+    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered)
     result = ModuleProgram(
-        traced=traced,
+        traced=replace(traced, graph=outcome.graph),
         whole=given.module,
-        training=given.options.training,
-        optimizer=given.options.optimizer,
+        training=options.training,
+        optimizer=options.optimizer,
         source=given.source,
         modes={name: one.training for name, one in given.module.named_modules()},
         cluster=cluster,

@@ -9,7 +9,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.module_compiler import ModuleOptions, trace_module
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example, ModuleSource
-from partitioner.saved import ResultError, SavedModule, load_module_request
+from partitioner.saved import ResultError, SavedModule, load_module_request, load_plan
 from partitioner.stored import stored_plan
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def load_program(
     request = load_module_request(folder)
     held, example = _module(folder, request, module, example_inputs)
     traced = trace_module(held, example, ModuleOptions(request.training, request.optimizer))
+    if traced.graph.digest != request.graph_digest:
+        traced = traced.of(load_plan(folder).nodes)
     if traced.graph.digest != request.graph_digest:
         what = request.file or request.factory or "the module that was given"
         raise ResultError(

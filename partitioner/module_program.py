@@ -255,14 +255,15 @@ class ModuleProgram(Planned):
         from partitioner.backends.torch.groups import check_world, first_ranks
 
         check_world(len(self.cluster))
-        digest, text = first_ranks((self.graph.digest, self.plan.to_json()))
-        if digest != self.graph.digest:
-            raise BackendError("this rank traced another graph than rank 0: compile the same model")
+        text = first_ranks(self.plan.to_json())
         if text == self.plan.to_json():
             return self
         plan = Plan.from_json(text)
-        figures = evaluate(self.graph, plan, self.cluster)
-        return replace(self, plan=plan, evaluation=figures)
+        traced = self.traced.of(plan.nodes)
+        if traced.graph.digest != plan.graph_digest:
+            raise BackendError("this rank traced another graph than rank 0: compile the same model")
+        figures = evaluate(traced.graph, plan, self.cluster)
+        return replace(self, traced=traced, plan=plan, evaluation=figures)
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:

@@ -85,6 +85,7 @@ def variant(
         traced = trace_module(program.whole, example, options, frozenset(program.traced.stored))
     _check_stored(program, traced)
     if training:
+        traced = traced.of(program.plan.nodes)
         plan = taken_over(program.plan, program.graph, traced.graph)
     else:
         own = () if program.training else (program,)

@@ -33,6 +33,7 @@ from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.offers import alternatives, chosen
 from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
 from partitioner.levels import cheapest, decisions, layouts, search_levels, search_whole
 from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
@@ -118,12 +119,14 @@ class Outcome:
     """The winner, and what else was seen.
 
     Attributes:
+        graph: What the plan is for: the graph that was searched, less what it leaves out.
         plan: The best plan, with its certificate.
         evaluation: Of the best plan.
         found: Best plan of each family that has one.
         failed: Why, for each family without a plan.
     """
 
+    graph: Graph
     plan: Plan
     evaluation: Evaluation
     found: tuple[Found, ...]
@@ -147,8 +150,13 @@ def search(
     check_space(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))
     known = rules or Rules.of(graph)
-    large = len(cluster) > EXPLICIT or len(graph.nodes) * len(cluster) > EXPLICIT_NODES
-    if large and len(cluster) > 1 and not _explicit_only(request):
+    large = is_large(graph, len(cluster))
+    if large and graph.optional:
+        raise SearchError(
+            f"recompute=True on {len(cluster)} devices with {len(graph.nodes)} nodes: this is "
+            f"planned for up to {EXPLICIT} devices and {EXPLICIT_NODES} nodes times devices"
+        )
+    if large and not _explicit_only(request):
         return _by_levels(graph, known, cluster, request, progress)
     if len(cluster) > MOST_EXPLICIT:
         raise SearchError(
@@ -200,7 +208,13 @@ def search(
     without = [family for family, _ in failed]
     plan = _certified(best, found, request, [f for f in spaces if f not in without])
     lost = tuple((entry.family, entry.error) for entry in refused)
-    return Outcome(plan, best.evaluation, tuple(found), (*lost, *failed))
+    return Outcome(best.graph, plan, best.evaluation, tuple(found), (*lost, *failed))
+
+
+def is_large(graph: Graph, devices: int) -> bool:
+    """Whether so many devices are planned by levels if they can be."""
+    many = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
+    return many and devices > 1
 
 
 def _explicit_only(request: Request) -> str:
@@ -275,7 +289,8 @@ def _by_levels(
         (Family("stages", (layout.mesh,), (), symmetric=False), OutOfTime(why))
         for layout, why in staged.failed.items()
     )
-    return Outcome(plan, figures, (Found(family, plan, figures, solution),), failed)
+    found = (Found(family, graph, plan, figures, solution),)
+    return Outcome(graph, plan, figures, found, failed)
 
 
 def first_problem(
@@ -388,8 +403,8 @@ class _Search:
 
     def found(self, family: Family, built: Built, solution: Solution) -> Found:
         """A solution as a plan, with its evaluation."""
-        plan = _plan(self.graph, self.cluster, built, solution)
-        return Found(family, plan, evaluate(self.graph, plan, self.cluster), solution)
+        graph, plan = _plan(self.graph, self.cluster, built, solution)
+        return Found(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
 
     def held(self, plan: Plan, device: int) -> str:
         """What a device holds where it is fullest, in words."""
@@ -404,7 +419,9 @@ class _Search:
         return sum(least) / len(self.cluster)
 
     def _candidates(self, family: Family) -> dict[str, tuple[PlacedNode, ...]]:
-        """Strategies of each node on all groups of the family that honour the constraints.
+        """What may be done with each node: strategies that honour the constraints, on all groups.
+
+        Of a node that takes either operand, one for each; an optional one may also be left out.
 
         Raises:
             ConstraintError: A node is left without any.
@@ -420,8 +437,9 @@ class _Search:
             offered = tuple(placed for options in by_group for placed in options[node.name])
             if not offered:
                 offered = tuple(place(self.graph, node, mesh, {}, None) for mesh in family.homes)
-            found[node.name] = constraints.keep(node, offered)
-            if not found[node.name]:
+            kept = constraints.keep(node, offered)
+            found[node.name] = tuple(alternatives(self.graph, node, kept)) if kept else ()
+            if not kept:
                 why = constraints.blame(node, offered)
                 raise ConstraintError(
                     f"{why} leaves no strategy for {node.name!r} ({node.op}) in {family}",
@@ -458,12 +476,14 @@ def _planned(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> Place
     return place(graph, node, mesh, layouts, rule)
 
 
-def _plan(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> Plan:
+def _plan(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
+    """A solution as a plan, and the graph that it is for."""
     decisions = built.node_plans(graph, solution.chosen)
     order = solution.order or range(len(graph.nodes))
-    names = [graph.nodes[index].name for index in order]
+    left = chosen(graph, decisions) if graph.optional else graph
+    names = [name for index in order if (name := graph.nodes[index].name) in left.by_name]
     used = sorted({decisions[name].group for name in names})
     index = {group: position for position, group in enumerate(used)}
     nodes = {n: NodePlan(index[decisions[n].group], decisions[n].cuts) for n in names}
     groups = tuple(built.groups[group] for group in used)
-    return Plan(graph.digest, cluster.to_data(), groups, nodes)
+    return left, Plan(left.digest, cluster.to_data(), groups, nodes)

@@ -11,6 +11,7 @@ from functools import partial
 from partitioner.build import Built
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.families import Family
+from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.solver import (
     Infeasible,
@@ -33,9 +34,10 @@ SLACKS = (math.inf, 1.5, 1.2, 1.1)
 
 @dataclass(frozen=True)
 class Found:
-    """One family's best plan and its evaluation."""
+    """One family's best plan, the graph that it is for, and its evaluation."""
 
     family: Family
+    graph: Graph
     plan: Plan
     evaluation: Evaluation
     solution: Solution

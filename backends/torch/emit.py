@@ -31,6 +31,7 @@ from partitioner.ir.types import TensorType, numpy_dtype
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 STATE, UPDATE = "partitioner::state", "partitioner::update"
+ALIASES = ALIAS, "partitioner::either"
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ class _Pass:
         if self._is_late(node):
             self.known[node.outputs[0]] = lambda: self._late(node)
             return
-        if node.op in (ALIAS, UPDATE):
+        if node.op in (*ALIASES, UPDATE):
             self.known[node.outputs[0]] = self.known[node.inputs[0]]
             self.made[node.outputs[0]] = self.made.get(node.inputs[0], -1)
             return
@@ -249,7 +250,7 @@ class _Pass:
         return views and not isinstance(self.known[node.inputs[0]], fx.Node)
 
     def _late(self, node: Node) -> fx.Node:
-        if node.op in (ALIAS, UPDATE):
+        if node.op in (*ALIASES, UPDATE):
             return self._value(node.inputs[0])
         self._call(node)
         return self._value(node.outputs[0])
@@ -347,7 +348,7 @@ def _fresh(steps: Sequence[Compute | Comm], reads: Mapping[str, int]) -> set[str
         if isinstance(step, Comm):
             continue
         row = row_of(step.node)
-        if row is None or not step.node.op.startswith(("aten::", ALIAS, UPDATE)):
+        if row is None or not step.node.op.startswith(("aten::", *ALIASES, UPDATE)):
             continue
         source = step.node.inputs[0] if row.view else ""
         if not row.view or (source in found and reads[source] == 1):

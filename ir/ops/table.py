@@ -164,6 +164,8 @@ class OpRow:
         again: The result is the first operand itself, under another name.
         where: Localize looks at which parts a device has, not at their sizes alone; only then
             does the view have regions.
+        either: The result is one of the operands, whichever the plan reads, and counts as a value
+            of its own: what it reads is kept for it alone from the last other use on.
     """
 
     rule: Callable[[OpView], Rule]
@@ -174,6 +176,7 @@ class OpRow:
     in_place: int | None = None
     again: bool = False
     where: bool = False
+    either: bool = False
 
 
 def same_node(view: OpView, **attrs: Attr) -> LocalOp:

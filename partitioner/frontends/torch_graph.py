@@ -14,18 +14,22 @@ some uses ahead, and updates right behind what makes their values: communication
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 from torch import fx
 
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch_again import Again
 from partitioner.frontends.torch_calls import Calls, constant_loader, flat_outputs, is_fake
 from partitioner.frontends.torch_capture import Captured, Role
 from partitioner.frontends.torch_nodes import dtype_name
 from partitioner.frontends.torch_passes import Passes, early_updates, fetched_early, needed, reading
+from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Constant, Graph, Node
+from partitioner.ir.offers import chosen
 from partitioner.ir.types import TensorType
 
 #: Name of the graph input that steers random draws; it changes every step.
@@ -46,6 +50,8 @@ class ModuleGraph:
         tangent: Graph input for the gradient of the loss; "" for inference.
         inputs: Graph input of each flat example input; "" for those that are no tensors.
         fixed: Value of each parameter or buffer that is a constant, by its first name.
+        kept: In training, the graph in which all that the backward pass reads is kept.
+        offer: In training, makes the graph that offers to compute it again.
     """
 
     graph: Graph
@@ -57,6 +63,22 @@ class ModuleGraph:
     tangent: str
     inputs: tuple[str, ...]
     fixed: Mapping[str, str] = field(default_factory=dict)
+    kept: Graph | None = None
+    offer: Callable[[], Graph] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def offered(self) -> Graph:
+        """The graph that offers to compute again what the backward pass reads (see `ir.offers`)."""
+        return self.graph if self.offer is None else self.offer()
+
+    def of(self, names: Container[str]) -> ModuleGraph:
+        """With the graph that a plan of these nodes' names is for; as it is if there is none."""
+        if self.kept is None or all(node.name in names for node in self.kept.nodes):
+            return self
+        try:
+            return replace(self, graph=chosen(self.offered, names))
+        except IRError:
+            return self
 
 
 def module_graph(
@@ -108,10 +130,23 @@ class _Builder(Calls):
             raise FrontendError(f"{self.name}: no parameter that requires a gradient gets one")
         shown = self._shown(results)
         outputs = (*dict.fromkeys(v for v in shown if v), *gradients.values(), *written.values())
-        graph = self._graph(outputs, (*(v for v in shown if v), *written.values()))
+        first = (*(v for v in shown if v), *written.values())
+        graph = self._graph(outputs, first)
         fixed = {name: value for name, value in self.fixed.items() if value in graph.constants}
+        stored = {k: v for k, v in self.stored.items() if v in graph.types}
+        offer = partial(self._graph, outputs, first, again=True)
         return ModuleGraph(
-            graph, captured, tuple(shown), gradients, written, self.stored, self.tangent, fed, fixed
+            graph,
+            captured,
+            tuple(shown),
+            gradients,
+            written,
+            stored,
+            self.tangent,
+            fed,
+            fixed,
+            graph if self._training else None,
+            offer if self._training else None,
         )
 
     # Values ----------------------------------------------------------------------------------
@@ -222,13 +257,26 @@ class _Builder(Calls):
 
     # Order -----------------------------------------------------------------------------------
 
-    def _graph(self, outputs: tuple[str, ...], forward_results: tuple[str, ...]) -> Graph:
+    def _graph(
+        self, outputs: tuple[str, ...], forward_results: tuple[str, ...], *, again: bool = False
+    ) -> Graph:
+        """The graph of the calls, which may be asked for several times."""
+        return replace(self, types=dict(self.types), names=set(self.names))._ordered(
+            outputs, forward_results, again=again
+        )
+
+    def _ordered(
+        self, outputs: tuple[str, ...], forward_results: tuple[str, ...], *, again: bool
+    ) -> Graph:
         nodes = list(early_updates(needed(self.nodes, outputs)))
         forward = needed(nodes, forward_results)
         first = {node.name for node in forward}
         backward = [node for node in nodes if node.name not in first]
+        optional: frozenset[str] = frozenset()
         if self._training:
-            backward = Passes(self.types, self._free, forward, backward).run()
+            given = self.types, self._free, forward, backward
+            passes = Again(*given, frozenset(outputs)) if again else Passes(*given)
+            backward, optional = passes.run()
             forward = list(fetched_early(self._pass_aliases(forward, backward)))
             backward = list(fetched_early(backward, self.stored.values()))
         else:
@@ -238,7 +286,6 @@ class _Builder(Calls):
         read = {value for node in ordered for value in node.reads}
         made = {value for node in ordered for value in node.writes}
         kept = [value for value in self.inputs if value in read or not self._training]
-        self.stored = {k: v for k, v in self.stored.items() if v in made}
         constants = {k: v for k, v in self.constants.items() if k in read}
         known = {*kept, *constants, *made}
         return Graph(
@@ -250,6 +297,7 @@ class _Builder(Calls):
             constants,
             {"aten": 1},
             frozenset(node.name for node in backward),
+            optional,
         )
 
     def _pass_aliases(self, forward: list[Node], backward: list[Node]) -> list[Node]:

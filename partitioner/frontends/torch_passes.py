@@ -30,8 +30,8 @@ class Passes:
     forward: list[Node]
     backward: list[Node]
 
-    def run(self) -> list[Node]:
-        """The nodes of the backward pass, aliases among them."""
+    def run(self) -> tuple[list[Node], frozenset[str]]:
+        """The nodes of the backward pass, aliases among them, and the names of optional ones."""
         self.made = {value: node for node in self.forward for value in node.writes}
         self.derived = self._derived()
         self.renamed: dict[str, str] = {}
@@ -43,7 +43,7 @@ class Passes:
                     self._bring(value)
             names = {k: v for k, v in self.renamed.items() if k not in stays}
             self.out.append(reading(node, names))
-        return self.out
+        return self.out, frozenset()
 
     def _derived(self) -> set[str]:
         """Stored values and views of them."""
@@ -59,25 +59,48 @@ class Passes:
 
     def _bring(self, value: str) -> None:
         """Make a value of the forward pass known to the backward pass under a name of its own."""
-        if value in self.renamed:
-            return
-        node = self.made[value]
-        if value in self.derived and node.op != "partitioner::state":
-            for read in node.reads:
-                self._bring(read)
-            fresh = {name: self._name(name) for name in node.writes}
-            self.renamed.update(fresh)
-            again = reading(node, self.renamed)
-            outputs = tuple(fresh.get(name, name) for name in node.outputs)
-            self.out.append(replace(again, name=self.free(f"{node.name}/again"), outputs=outputs))
-            return
-        new = self._name(value)
-        self.renamed[value] = new
-        path = "/" + value.replace(".", "/") if node.op == "partitioner::state" else node.name
-        self.out.append(Node(self.free(f"{path}/backward"), "partitioner::alias", (value,), (new,)))
+        waiting = [value]
+        while waiting:
+            value = waiting[-1]
+            missing = [read for read in self._before(value) if read not in self.renamed]
+            if value not in self.renamed and missing:
+                waiting += missing
+            else:
+                waiting.pop()
+                if value not in self.renamed:
+                    self._emit(value)
 
-    def _name(self, value: str) -> str:
-        new = f"{value}.backward"
+    def _before(self, value: str) -> list[str]:
+        """Values of the forward pass that must be brought before this one."""
+        return list(self.made[value].reads) if self._again(value) else []
+
+    def _again(self, value: str) -> bool:
+        """Whether the node that makes a value is one of the backward pass too, for nothing."""
+        return value in self.derived and self.made[value].op != "partitioner::state"
+
+    def _emit(self, value: str) -> None:
+        node = self.made[value]
+        if self._again(value):
+            fresh = {name: self._name(name) for name in node.writes}
+            self._repeat(node, fresh)
+            self.renamed.update(fresh)
+            return
+        path = "/" + value.replace(".", "/") if node.op == "partitioner::state" else node.name
+        self._take(f"{path}/backward", "partitioner::alias", value, (value,))
+
+    def _repeat(self, node: Node, fresh: Mapping[str, str]) -> None:
+        """A node of the forward pass again, with results of other names."""
+        again = reading(node, self.renamed)
+        outputs = tuple(fresh.get(name, name) for name in node.outputs)
+        self.out.append(replace(again, name=self.free(f"{node.name}/again"), outputs=outputs))
+
+    def _take(self, path: str, op: str, value: str, inputs: tuple[str, ...]) -> None:
+        """The backward pass's own name of a value."""
+        self.renamed[value] = self._name(value)
+        self.out.append(Node(self.free(path), op, inputs, (self.renamed[value],)))
+
+    def _name(self, value: str, word: str = "backward") -> str:
+        new = f"{value}.{word}"
         self.types[new] = self.types[value]
         return new
 

@@ -95,3 +95,27 @@ def test_rms_norm_in_other_types(dtype: torch.dtype) -> None:
     wanted = torch.nn.functional.rms_norm(x, [8], weight)
     found, _ = own.rms_norm(x, [8], weight, None)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "group_norm"])
+def test_statistics_need_not_be_contiguous(kind: str) -> None:
+    torch.manual_seed(0)
+    x, grad = torch.randn(2, 4, 6, 8)
+    aten, own = torch.ops.aten, torch.ops.partitioner
+    if kind == "layer_norm":
+        _, *stats = aten.native_layer_norm(x, [8], None, None, 1e-5)
+        sizes, groups = ([8],), ()
+    else:
+        x, grad = x[None], grad[None]
+        _, *stats = aten.native_group_norm(x, None, None, 1, 4, 48, 2, 1e-5)
+        sizes, groups = (), (2,)
+
+    def found(*stats: Tensor) -> list[Tensor]:
+        data = getattr(own, f"{kind}_grad_input")(grad, x, *sizes, *stats, None, *groups)
+        weight = getattr(own, f"{kind}_grad_weight")(grad, x, *sizes, *stats, *groups, x.dtype)
+        return [data, *weight]
+
+    apart = [torch.stack([one, one], -1)[..., 0] for one in stats]
+    assert not apart[0].is_contiguous()
+    for one, other in zip(found(*stats), found(*apart), strict=True):
+        assert torch.equal(one, other)

@@ -5,6 +5,9 @@ sums (one all-reduce of two numbers a channel where the batch is cut), statistic
 normalization itself. Its gradient is two: sums, and the rest. Sums of the forward are in float64:
 a variance is the small difference of two large ones. They are made of means and variances that
 PyTorch's own kernels have computed, so nothing is lost before.
+
+PyTorch's kernels for gradients of layer and group norm read statistics as if they were contiguous,
+which a part of them need not be.
 """
 
 from __future__ import annotations
@@ -205,7 +208,14 @@ def layer_norm_grad_weight(
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(list(normalized_shape), dtype=dtype)  # only its type is asked
     _, first, second = aten.native_layer_norm_backward(
-        grad_out, x, normalized_shape, mean, rstd, scale, scale, [False, True, True]
+        grad_out,
+        x,
+        normalized_shape,
+        mean.contiguous(),
+        rstd.contiguous(),
+        scale,
+        scale,
+        [False, True, True],
     )
     return first, second
 
@@ -225,7 +235,14 @@ def layer_norm_grad_input(
 ) -> Tensor:
     """Gradient of the data."""
     found: Tensor = aten.native_layer_norm_backward(
-        grad_out, x, normalized_shape, mean, rstd, weight, None, [True, False, False]
+        grad_out,
+        x,
+        normalized_shape,
+        mean.contiguous(),
+        rstd.contiguous(),
+        weight,
+        None,
+        [True, False, False],
     )[0]
     return found
 
@@ -258,7 +275,14 @@ def group_norm_grad_weight(
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(x.shape[1], dtype=dtype)  # only its type is asked
     _, first, second = aten.native_group_norm_backward(
-        grad_out.contiguous(), x, mean, rstd, scale, *_sizes(x), group, [False, True, True]
+        grad_out.contiguous(),
+        x,
+        mean.contiguous(),
+        rstd.contiguous(),
+        scale,
+        *_sizes(x),
+        group,
+        [False, True, True],
     )
     return first, second
 
@@ -278,6 +302,13 @@ def group_norm_grad_input(
 ) -> Tensor:
     """Gradient of the data."""
     found: Tensor = aten.native_group_norm_backward(
-        grad_out.contiguous(), x, mean, rstd, weight, *_sizes(x), group, [True, False, False]
+        grad_out.contiguous(),
+        x,
+        mean.contiguous(),
+        rstd.contiguous(),
+        weight,
+        *_sizes(x),
+        group,
+        [True, False, False],
     )[0]
     return found

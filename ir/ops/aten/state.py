@@ -4,6 +4,8 @@
 plan's choice of storage. `partitioner::update` takes the value's gradient, or its next value, to
 where it is stored. `partitioner::alias` is a value again, in another pass: what reads it there is
 free to read it from the storage or from the copy that an earlier pass has made.
+`partitioner::either` is a value again that was kept or, if it has a second operand and the plan
+wants that, computed again.
 """
 
 from __future__ import annotations
@@ -36,12 +38,19 @@ def alias(view: OpView) -> Rule:
     return Rule.of([dims], [dims], view.shapes, view.out_shapes, linear={0})
 
 
+def either(view: OpView) -> Rule:
+    """``value, ... -> value``, all cut alike."""
+    dims = names("d", len(view.out_shape()))
+    return Rule.of(view.present([dims] * len(view.shapes)), [dims], view.shapes, view.out_shapes)
+
+
 def _update_bytes(ins: tuple[int, ...], _: tuple[int, ...]) -> int:
     return UPDATE_PASSES * ins[1]
 
 
 ROWS: Mapping[str, OpRow] = {
     "partitioner::alias": OpRow(alias, view=True, again=True),
+    "partitioner::either": OpRow(either, view=True, either=True),
     "partitioner::state": OpRow(state, stored=True, moved=lambda *_: 0),
     "partitioner::update": OpRow(update, view=True, moved=_update_bytes, in_place=1),
 }

@@ -117,12 +117,12 @@ def measured_cluster(ranks: int) -> Cluster:
         alone = seconds_of(collective)
         return max(alone, seconds_of(lambda: (product(), collective())) - compute)
 
-    small, large = torch.randn(16), torch.randn(1 << 19)
-    half, twice = torch.empty(1 << 18), torch.empty(ranks << 19)
+    small, large = torch.randn(16), torch.randn(ranks << 18)
+    part, whole = torch.empty(1 << 18), torch.empty(ranks * large.numel())
     latency = added(lambda: dist.all_reduce(small))
     reduce = added(lambda: dist.all_reduce(large))
-    scatter = added(lambda: dist.reduce_scatter_tensor(half, large)) if ranks == 2 else reduce
-    gather = added(lambda: dist.all_gather_into_tensor(twice, large))
+    scatter = added(lambda: dist.reduce_scatter_tensor(part, large))
+    gather = added(lambda: dist.all_gather_into_tensor(whole, large))
     hidden = hidden_share(product, large, compute)
     figures = [compute, moved, launch, latency, reduce, scatter, gather, hidden]
     shared = torch.tensor(figures, dtype=torch.float64)

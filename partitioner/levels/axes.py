@@ -100,7 +100,7 @@ class AxisSharder:
         return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap)
 
     def improve(self, job: Axes) -> Sharded:
-        """A good plan on the mesh, from its first plan on.
+        """A good plan on the mesh, from its first plan on; each axis has one turn at least.
 
         Raises:
             Infeasible: No plan was found that fits the memory of a device.
@@ -109,10 +109,10 @@ class AxisSharder:
         known = job.found is not None
         for axis in names if not known else ():
             job.step(axis, job.room(axis))
-        for _ in range(PASSES if known or len(names) > 1 else 0):
+        for done in range(PASSES if known or len(names) > 1 else 0):
             before = job.best.cost_s
             for axis in names:
-                if time.monotonic() < self.deadline:
+                if (known and done == 0) or time.monotonic() < self.deadline:
                     job.step(axis, job.room(names[-1]))
             if len(names) == 1 or job.best.cost_s > before * (1 - LEAST_GAIN):
                 break

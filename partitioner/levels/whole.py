@@ -98,18 +98,15 @@ class _Whole:
         """First plans of all meshes, then one mesh after the other, until time is up."""
         folded = self.sharder.sharder.folded
         bound = work_bound(self.sharder.sharder)
-        longest = 0.0
         for layout, job in self._begun():
-            begun = time.monotonic()
             if job.found is not None and job.best.cost_s > FAR * self._best_s:
                 continue
-            if self.found and begun + longest > self.deadline:
+            if self.found and time.monotonic() > self.deadline:
                 self.in_time = False
                 if job.found is None:
                     self.failed[layout] = "not searched within the time limit"
                 continue
             self._try(layout, job)
-            longest = max(longest, time.monotonic() - begun)
             if self._best_s - bound <= self.gap * self._best_s:
                 break
         if not self.found:

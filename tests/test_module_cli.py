@@ -137,6 +137,7 @@ def test_names_and_folders_by_default(
         (["m.onnx", "--training"], "--training is for PyTorch modules (.pt2, package.module:"),
         (["m.onnx", "--optimizer", "sgd"], "--optimizer is for PyTorch modules"),
         (["m.pt2", "--optimizer", "sgd"], "--optimizer is of --training"),
+        (["m.pt2", "--recompute", "yes"], "--recompute is of --training"),
         (["sweep", "m.pt2", "--devices", "2"], "sweep plans ONNX models"),
     ],
 )

@@ -138,6 +138,7 @@ def test_names_and_folders_by_default(
         (["m.onnx", "--training"], "--training is for PyTorch modules (.pt2, package.module:"),
         (["m.onnx", "--optimizer", "sgd"], "--optimizer is for PyTorch modules"),
         (["m.pt2", "--optimizer", "sgd"], "--optimizer is of --training"),
+        (["m.pt2", "--recompute", "yes"], "--recompute is of --training"),
         (["sweep", "m.pt2", "--devices", "2", "--dim", "n=3"], "--dim is for ONNX models"),
         (["sweep", "m.onnx", "--devices", "2", "--training"], "--training is for PyTorch modules"),
         (["sweep", "m.pt2", "--devices", "2", "--parallel", "dp"], "--parallel is of --training"),

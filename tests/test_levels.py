@@ -143,6 +143,7 @@ def two_kinds(fast: int, slow: int) -> Cluster:
     return replace(base, name="mixed", devices=(spec,) * fast + (lazy,) * slow)
 
 
+@pytest.mark.slow
 def test_faster_devices_get_more_work() -> None:
     cluster = two_kinds(12, 12)
     assert kinds(cluster) == (Kind(0, 12), Kind(12, 12))

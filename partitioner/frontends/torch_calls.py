@@ -27,6 +27,8 @@ _SAME = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh_copy", "aten
 _DROPPED = frozenset(
     {"aten::_assert_tensor_metadata", "aten::_assert_async.msg", "aten::_linalg_check_errors"}
 )
+#: Their mean and variance have the weight's type; PyTorch's trace (2.13) says that of the data.
+_NORMS = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
 #: Operators that become our own, which draw from a seed that all ranks share.
 _SEEDED = frozenset({"aten::native_dropout", "aten::rand"})
 #: Operators that draw random numbers in a way that ranks cannot share.
@@ -117,7 +119,15 @@ class Calls:
             op, inputs, attrs = self._seeded(node, inputs, attrs)
         attrs = {**attrs, **_derived(node, op)}
         outputs = tuple(self._results(node))
+        self._correct(op, inputs, outputs)
         self._add(Node(self._free(_path(node) + "/" + _short(op)), op, inputs, outputs, attrs))
+
+    def _correct(self, op: str, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        """Types of results that PyTorch's trace says wrongly."""
+        if op in _NORMS and inputs[1]:
+            kind = self.types[inputs[1]].dtype
+            for value in filter(None, outputs[1:]):
+                self.types[value] = replace(self.types[value], dtype=kind)
 
     def _seeded(
         self, node: fx.Node, inputs: tuple[str, ...], attrs: Mapping[str, Attr]

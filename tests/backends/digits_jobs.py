@@ -88,25 +88,6 @@ def own_parts(rank: int) -> None:
         torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
-def ends_in_order(rank: int) -> None:
-    """No thread of our groups is left when Python is torn down, even if the module is."""
-    torch.manual_seed(0)
-    batch = torch.rand(16, 28, 28), torch.arange(16) % 10
-    program = partitioner.compile(mnist.MLP(), batch, training=True, **mnist.SPLITS["model"])
-    module = program.module()
-    module(*batch).backward()
-    before = gloo_loops()
-    dist.destroy_process_group()
-    if before:
-        assert gloo_loops() == 1  # the DTensors' mesh has its own
-    assert module.rank == rank
-
-
-def gloo_loops() -> int:
-    """Groups that have threads."""
-    return sum(p.read_text() == "gloo_tcp_loop\n" for p in Path("/proc/self/task").glob("*/comm"))
-
-
 def warm() -> None:
     """Import what the ranks would import each for itself."""
     example = torch.rand(4, 28, 28), torch.arange(4)
@@ -120,7 +101,6 @@ JOBS = {
     "dual_parallel": Job(4, trains_as_one_process("dual")),
     "each_its_layers": Job(2, placed),
     "each_its_part": Job(2, own_parts),
-    "ends_in_order": Job(2, ends_in_order),
 }
 
 

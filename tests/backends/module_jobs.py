@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+import autocast_modules
 import placed_modules
 import pytest
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 from torch_ranks import Job, LeftError, main
-from trained import Batch, Branching, Gpt, Mlp
+from trained import Batch, Gpt, Mlp
 
 import partitioner
 from partitioner.backends.errors import BackendError, CommunicationError
@@ -136,35 +137,6 @@ def trains_gpt(_: int) -> None:
 def other_optimizers(_: int) -> None:
     check_training(Mlp, 2, sgd)
     check_training(Gpt, 2, lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False))
-
-
-class Under(nn.Module):
-    """A module that is called under autocast. (A region that lasts longer keeps stale casts.)"""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *batch: torch.Tensor) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.inner(*batch)
-
-
-def branches_under_autocast(_: int) -> None:
-    """Both branches of a `torch.cond`, called in the region that it was compiled in, and not."""
-    torch.manual_seed(0)
-    whole = Branching()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = partitioner.compile(
-            whole, whole.batch(0), devices=2, training=True, cluster="ideal"
-        )
-    assert isinstance(found, ModuleProgram)
-    module = found.module()
-    losses = train(module, Branching.batch, sgd)
-    assert module.state_dict()["one.weight"].dtype == torch.float32
-    assert losses == train(Under(found.module()), Branching.batch, sgd)
-    alone = train(Under(whole), Branching.batch, sgd)
-    torch.testing.assert_close(torch.tensor(alone), torch.tensor(losses), rtol=2e-2, atol=2e-2)
 
 
 def dropout_is_that_of_one_device(_: int) -> None:
@@ -472,7 +444,7 @@ JOBS = {
     "gpt_on_4": Job(4, trains_gpt),
     "optimizers": Job(2, other_optimizers),
     "dropout": Job(2, dropout_is_that_of_one_device),
-    "branches": Job(2, branches_under_autocast),
+    "branches": Job(2, autocast_modules.branches_under_autocast),
     "clipping": Job(2, clips_accumulates_and_scales),
     "evaluation": Job(2, evaluates),
     "no_gradients": Job(2, without_gradients_the_statistics_move),

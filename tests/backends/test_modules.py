@@ -10,11 +10,11 @@ JOBS = re.findall(
     (ROOT / "tests/backends/module_jobs.py").read_text(encoding="utf-8"),
     re.MULTILINE,
 )
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(420)
 
 
 def test_modules_on_ranks() -> None:
-    run_jobs("module_jobs.py", JOBS, limit_s=280)
+    run_jobs("module_jobs.py", JOBS, limit_s=400)
 
 
 @pytest.mark.slow

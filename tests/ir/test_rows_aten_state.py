@@ -17,6 +17,8 @@ def pass_on(local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[str, np.nd
 
 CASES = [
     Case("partitioner::alias", (f32(4, 6),), runner=pass_on, min_cuts=3),
+    Case("partitioner::either", (f32(4, 6),), runner=pass_on, min_cuts=2),
+    Case("partitioner::either", (f32(4, 6), f32(4, 6)), runner=pass_on, min_cuts=2),
     Case("partitioner::update", (f32(4, 6), f32(4, 6)), runner=pass_on, min_cuts=2),
 ]
 

@@ -138,6 +138,7 @@ def test_sharing_anew_leads_from_one_device_to_the_optimum(seed: int, limit: flo
     assert evaluate_choices(problem, hunt.best).excess_bytes == 0
 
 
+@pytest.mark.slow
 def test_sharing_anew_repeats_itself_and_stops_at_the_deadline() -> None:
     problem = placement(5, 24, 4)
     start = tuple(v % 4 for v in range(24))

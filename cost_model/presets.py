@@ -36,8 +36,8 @@ NVLINK_S, PCIE_S, NETWORK_S = 0.47 * _MICRO_S, 1.0 * _MICRO_S, 2.7 * _MICRO_S
 XGMI_S = 2.3 * _MICRO_S
 
 #: Share of gradients' and parameters' travel that a GPU's compute hides (`LinkLevel.overlap`): an
-#: assumption, not measured here. It is the low end of the 60 to 90 % that is reported for eight H100
-#: (https://factryze.ai/scale-atlas/collectives/compute-comm-overlap).
+#: assumption, not measured here. It is the low end of 60 to 90 %, as reported for eight H100:
+#: https://factryze.ai/scale-atlas/collectives/compute-comm-overlap
 GPU_OVERLAP = 0.6
 
 #: Devices that "cluster=None" stands for.

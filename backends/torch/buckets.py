@@ -27,7 +27,7 @@ SMALL_BYTES = 128 << 10
 #: So many bytes go together at most.
 BUCKET_BYTES = 1 << 20
 
-_REDUCES = (c10d.all_reduce.default, c10d.all_reduce_.default)
+_REDUCE = c10d.all_reduce.default
 _GATHER = c10d.all_gather_into_tensor.default
 _SCATTER = c10d.reduce_scatter_tensor.default
 
@@ -92,7 +92,7 @@ def _key(node: fx.Node) -> Key | None:
         return None
     if math.prod(shape) * dtype.itemsize >= SMALL_BYTES or not math.prod(shape):
         return None
-    kind = "reduce" if node.target in _REDUCES else str(node.target)
+    kind = str(node.target)
     return kind, node.args[1:], dtype
 
 
@@ -134,9 +134,9 @@ def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
     with graph.inserting_before(_after(last)):
         parts = [_flat(graph, member, kind, others) for member in members]
         packed = graph.call_function(aten.cat.default, (parts, _side(kind)))
-        if kind != "reduce":
+        if kind != str(_REDUCE):
             packed = graph.call_function(aten.reshape.default, (packed, [-1]))
-        target = c10d.all_reduce_.default if kind == "reduce" else members[0].sent.target
+        target = members[0].sent.target
         assert not isinstance(target, str)
         sent = graph.call_function(target, (packed, *others))
         sent.meta[COMM] = tuple(comm for m in members for comm in m.sent.meta.get(COMM, ()))
@@ -150,7 +150,7 @@ def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
         with graph.inserting_before(member.wait):
             dim = 1 if kind == str(_GATHER) else 0
             part = graph.call_function(aten.slice.Tensor, (arrived, dim, at, at + size))
-            shape = list(member.shape) if kind == "reduce" else [-1]
+            shape = list(member.shape) if kind == str(_REDUCE) else [-1]
             part = graph.call_function(aten.reshape.default, (part, shape))
         at += size
         member.wait.replace_all_uses_with(part)

@@ -30,7 +30,6 @@ Shape = tuple[int, ...]
 COLLECTIVES = frozenset(
     {
         c10d.all_reduce.default,
-        c10d.all_reduce_.default,
         c10d.all_gather_into_tensor.default,
         c10d.reduce_scatter_tensor.default,
         c10d.all_to_all_single.default,
@@ -62,8 +61,6 @@ def start(
     source_shape: Shape,
     target_shape: Shape,
     device: torch.device,
-    *,
-    in_place: bool = False,
 ) -> Arrival | None:
     """Add a communication to a rank's graph.
 
@@ -75,7 +72,6 @@ def start(
         source_shape: Local sizes of it.
         target_shape: Local sizes of what the rank gets.
         device: Where the rank's tensors are.
-        in_place: Whether an all-reduce may write over the source.
 
     Returns:
         What adds the nodes that wait for the result; None if the rank gets none.
@@ -84,7 +80,7 @@ def start(
         return _local(graph, comm, rank, source, source_shape, target_shape)
     if comm.kind is CommKind.ALL_REDUCE:
         assert source is not None
-        return _all_reduce(graph, comm, source, source_shape, in_place=in_place)
+        return _all_reduce(graph, comm, source, source_shape)
     if comm.kind is CommKind.REDUCE_SCATTER:
         assert source is not None
         return _reduce_scatter(graph, comm, rank, source, source_shape, target_shape)
@@ -110,12 +106,11 @@ def _local(
     )
 
 
-def _all_reduce(
-    graph: fx.Graph, comm: Comm, source: fx.Node, shape: Shape, *, in_place: bool
-) -> Arrival:
-    op = c10d.all_reduce_ if in_place else c10d.all_reduce
+def _all_reduce(graph: fx.Graph, comm: Comm, source: fx.Node, shape: Shape) -> Arrival:
+    """Not in place: several of those on their way spoil the heap (PyTorch 2.13, gloo)."""
     reduce = "product" if comm.reduce == "prod" else comm.reduce
-    sent = graph.call_function(op.default, (_dense(graph, source), reduce, group_name(comm.ranks)))
+    args = (_dense(graph, source), reduce, group_name(comm.ranks))
+    sent = graph.call_function(c10d.all_reduce.default, args)
     sent.meta["operand"] = torch_dtype(comm.dtype), shape
     return lambda: graph.call_function(c10d.wait_tensor.default, (sent,))
 
@@ -143,7 +138,7 @@ def _reduce_scatter(
         sent = graph.call_function(c10d.reduce_scatter_tensor.default, args)
         sent.meta["operand"] = torch_dtype(comm.dtype), (math.prod(source_shape),)
         return lambda: _shaped(graph, _wait(graph, sent), target_shape)
-    arrival = _all_reduce(graph, comm, source, source_shape, in_place=False)
+    arrival = _all_reduce(graph, comm, source, source_shape)
     own = by_target[rank]
     return lambda: take(graph, arrival(), own.read, source_shape)
 

@@ -8,7 +8,6 @@ constants are buffers of the graph module.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -175,9 +174,6 @@ class _Pass:
             if name not in self.known:
                 self.known[name] = self.graph.placeholder(self._argument(name))
                 taken.append(name)
-        self.reads = Counter(name for step in self.steps for name in _reads(step, rank))
-        self.reads.update(self.results)
-        self.own = _fresh(self.steps, self.reads)
         for at, step in enumerate(self.steps):
             self.at = at
             if isinstance(step, Comm):
@@ -270,11 +266,6 @@ class _Pass:
     def _comm(self, comm: Comm) -> None:
         rank, types = self.owner.program.rank, self.owner.program.types
         sends, gets = rank in comm.sources(), rank in comm.targets()
-        in_place = (
-            comm.kind is CommKind.ALL_REDUCE
-            and comm.source in self.own
-            and self.reads[comm.source] == 1
-        )
         source = self._value(comm.source) if sends else None
         with self._adding() as added:
             arrival = start(
@@ -285,7 +276,6 @@ class _Pass:
                 types[comm.source].shape if sends else (),
                 types[comm.target].shape if gets else (),
                 self.owner.device,
-                in_place=in_place,
             )
         for node in added:
             node.meta["arranges"] = True
@@ -336,24 +326,6 @@ def _outside(steps: Sequence[Compute | Comm], outputs: Sequence[Output], rank: i
         found.update(set(_reads(step, rank)) - made)
         made.update(_writes(step, rank))
     return found | ({o.value for o in outputs} - made)
-
-
-def _fresh(steps: Sequence[Compute | Comm], reads: Mapping[str, int]) -> set[str]:
-    """Values that a step computes into memory of their own, and that nothing else reads.
-
-    A view of such a value is one too, if the view is all that reads it.
-    """
-    found: set[str] = set()
-    for step in steps:
-        if isinstance(step, Comm):
-            continue
-        row = row_of(step.node)
-        if row is None or not step.node.op.startswith(("aten::", *ALIASES, UPDATE)):
-            continue
-        source = step.node.inputs[0] if row.view else ""
-        if not row.view or (source in found and reads[source] == 1):
-            found.update(step.node.writes)
-    return found
 
 
 def _part(graph: Graph, part: Part, kind: TensorType) -> np.ndarray:

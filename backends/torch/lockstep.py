@@ -172,7 +172,6 @@ def _all_to_all(calls: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
 
 _COLLECTIVES: Mapping[Any, Callable[[Sequence[tuple[Any, ...]]], list[torch.Tensor]]] = {
     c10d.all_reduce.default: _all_reduce,
-    c10d.all_reduce_.default: _all_reduce,
     c10d.all_gather_into_tensor.default: _all_gather,
     c10d.reduce_scatter_tensor.default: _reduce_scatter,
     c10d.all_to_all_single.default: _all_to_all,

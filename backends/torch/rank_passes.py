@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
@@ -122,9 +121,6 @@ class RankPasses:
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
-        for one in (self.graphs.forward, self.graphs.backward):
-            if one is not None:
-                _without_writes(one.module)
         for key, run in self._runs.items():
             self._runs[key] = torch.compile(run, *args, **kwargs)
 
@@ -236,14 +232,6 @@ class RankPasses:
                 raise
             raise found from error
         return dict(zip(one.results, results, strict=True))
-
-
-def _without_writes(module: fx.GraphModule) -> None:
-    """No all-reduce in place: `torch.compile` takes none, and makes its own."""
-    for node in module.graph.nodes:
-        if node.target is c10d.all_reduce_.default:
-            node.target = c10d.all_reduce.default
-    module.recompile()
 
 
 def own_parts(whole: Whole) -> Mapping[str, Mapping[int, Region | None]]:

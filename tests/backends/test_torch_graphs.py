@@ -34,7 +34,7 @@ def summing(sizes: list[int], wait_first: int) -> fx.GraphModule:
 
     def send(index: int) -> fx.Node:
         twice = graph.call_function(aten.mul.Tensor, (inputs[index], 2))
-        sent = graph.call_function(c10d.all_reduce_.default, (twice, "sum", "ranks_0_1"))
+        sent = graph.call_function(c10d.all_reduce.default, (twice, "sum", "ranks_0_1"))
         sent.meta.update(operand=(torch.float32, (sizes[index],)), ready=len(graph.nodes))
         return sent
 
@@ -62,9 +62,9 @@ def test_small_sums_go_together_and_give_the_same() -> None:
     bucket(joined.graph)
     joined.graph.lint()
     joined.recompile()
-    assert collectives(plain.graph)["all_reduce_"] == 4
+    assert collectives(plain.graph)["all_reduce"] == 4
     # x0 is read before the others are made, so it goes alone; x2 and x3 go together.
-    assert collectives(joined.graph)["all_reduce_"] == 3
+    assert collectives(joined.graph)["all_reduce"] == 3
     inputs = {r: [torch.randn(size) for size in sizes] for r in range(2)}
     expected, found = (run_lockstep({0: m, 1: m}, inputs) for m in (plain, joined))
     for rank in range(2):
@@ -78,7 +78,7 @@ def test_a_bucket_leaves_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> Non
     module = summing([10] * 7, 0)
     bucket(module.graph)
     module.graph.lint()
-    words = {aten.mul.Tensor: "made", c10d.all_reduce_.default: "sent"}
+    words = {aten.mul.Tensor: "made", c10d.all_reduce.default: "sent"}
     order = [words[node.target] for node in module.graph.nodes if node.target in words]
     alone, full = ["made", "sent"], ["made"] * 3 + ["sent"]
     assert order == alone + full + full

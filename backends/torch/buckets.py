@@ -27,9 +27,9 @@ SMALL_BYTES = 128 << 10
 #: So many bytes go together at most.
 BUCKET_BYTES = 1 << 20
 
-_REDUCE = c10d.all_reduce.default
-_GATHER = c10d.all_gather_into_tensor.default
-_SCATTER = c10d.reduce_scatter_tensor.default
+_REDUCE = str(c10d.all_reduce.default)
+_GATHER = str(c10d.all_gather_into_tensor.default)
+_SCATTER = str(c10d.reduce_scatter_tensor.default)
 
 #: What arranges a part for a collective, and computes nothing.
 _ARRANGING = frozenset(
@@ -134,7 +134,7 @@ def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
     with graph.inserting_before(_after(last)):
         parts = [_flat(graph, member, kind, others) for member in members]
         packed = graph.call_function(aten.cat.default, (parts, _side(kind)))
-        if kind != str(_REDUCE):
+        if kind != _REDUCE:
             packed = graph.call_function(aten.reshape.default, (packed, [-1]))
         target = members[0].sent.target
         assert not isinstance(target, str)
@@ -142,15 +142,15 @@ def _join(graph: fx.Graph, key: Key, members: Sequence[_Member]) -> None:
         sent.meta[COMM] = tuple(comm for m in members for comm in m.sent.meta.get(COMM, ()))
     with graph.inserting_before(first):
         arrived = graph.call_function(c10d.wait_tensor.default, (sent,))
-        if kind == str(_GATHER):
+        if kind == _GATHER:
             arrived = graph.call_function(aten.reshape.default, (arrived, [others[0], -1]))
     at = 0
     for member in members:
         size = member.numel // _parts(kind, others)
         with graph.inserting_before(member.wait):
-            dim = 1 if kind == str(_GATHER) else 0
+            dim = 1 if kind == _GATHER else 0
             part = graph.call_function(aten.slice.Tensor, (arrived, dim, at, at + size))
-            shape = list(member.shape) if kind == str(_REDUCE) else [-1]
+            shape = list(member.shape) if kind == _REDUCE else [-1]
             part = graph.call_function(aten.reshape.default, (part, shape))
         at += size
         member.wait.replace_all_uses_with(part)
@@ -181,12 +181,12 @@ def _after(node: fx.Node) -> fx.Node:
 
 def _side(kind: str) -> int:
     """Dim along which packed operands lie side by side."""
-    return 1 if kind == str(_SCATTER) else 0
+    return 1 if kind == _SCATTER else 0
 
 
 def _parts(kind: str, others: Sequence[fx.node.Argument]) -> int:
     """Into how many parts the operand falls."""
-    if kind != str(_SCATTER):
+    if kind != _SCATTER:
         return 1
     size = others[1]
     assert isinstance(size, int)
@@ -197,7 +197,7 @@ def _flat(
     graph: fx.Graph, member: _Member, kind: str, others: Sequence[fx.node.Argument]
 ) -> fx.Node:
     shape: list[int] = [-1]
-    if kind == str(_SCATTER):
+    if kind == _SCATTER:
         shape = [_parts(kind, others), -1]
     operand = member.sent.args[0]
     assert isinstance(operand, fx.Node)

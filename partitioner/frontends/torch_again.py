@@ -31,12 +31,13 @@ class Again(Passes):
 
     outputs: frozenset[str]
 
-    def run(self) -> tuple[list[Node], frozenset[str]]:
-        """The nodes of the backward pass, clones among them, and the names of optional ones."""
-        self.made = {value: node for node in self.forward for value in node.writes}
-        self.derived = self._derived()
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.local = self._local()
         self.clones: dict[str, dict[str, str]] = {}
+
+    def run(self) -> tuple[list[Node], frozenset[str]]:
+        """The nodes of the backward pass, clones among them, and the names of optional ones."""
         nodes, _ = super().run()
         own = {node.name for node in self.backward}
         return list(_wanted(nodes, own)), frozenset(_optional(nodes, own))

@@ -30,12 +30,14 @@ class Passes:
     forward: list[Node]
     backward: list[Node]
 
-    def run(self) -> tuple[list[Node], frozenset[str]]:
-        """The nodes of the backward pass, aliases among them, and the names of optional ones."""
+    def __post_init__(self) -> None:
         self.made = {value: node for node in self.forward for value in node.writes}
         self.derived = self._derived()
         self.renamed: dict[str, str] = {}
         self.out: list[Node] = []
+
+    def run(self) -> tuple[list[Node], frozenset[str]]:
+        """The nodes of the backward pass, aliases among them, and the names of optional ones."""
         for node in self.backward:
             stays = node.inputs[1:] if node.op == "partitioner::update" else ()
             for value in node.reads:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from partitioner.backends.errors import BackendError, CommunicationError
+from partitioner.backends.torch.eager import gathered
 from partitioner.backends.torch.faults import cause, named
 from partitioner.backends.torch.groups import new_group
 from partitioner.backends.torch.roll import Roll, own_process
@@ -125,7 +126,7 @@ class Agreement:
 
     def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
         try:
-            sent = c10d.all_gather_into_tensor(own.to(self._device), self.ranks, self._group)
+            sent = gathered(own.to(self._device), self.ranks, self._group)
             found: torch.Tensor = c10d.wait_tensor(sent)
         except RuntimeError as error:
             raise CommunicationError(

@@ -107,7 +107,6 @@ def _local(
 
 
 def _all_reduce(graph: fx.Graph, comm: Comm, source: fx.Node, shape: Shape) -> Arrival:
-    """Not in place: several of those on their way spoil the heap (PyTorch 2.13, gloo)."""
     reduce = "product" if comm.reduce == "prod" else comm.reduce
     args = (_dense(graph, source), reduce, group_name(comm.ranks))
     sent = graph.call_function(c10d.all_reduce.default, args)

@@ -12,6 +12,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph, emit_rank
 from partitioner.backends.torch.faults import explained
 from partitioner.backends.torch.groups import register_groups
@@ -105,10 +106,13 @@ class RankPasses:
         self._roll = roll
         register_groups(whole.programs)
         self.graphs = emit_rank(whole.programs, rank, whole.graph, device)
-        self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
+        self._modules = {
             key: one.module.to(device)
             for key, one in (("forward", self.graphs.forward), ("backward", self.graphs.backward))
             if one is not None
+        }
+        self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
+            key: eager(module) for key, module in self._modules.items()
         }
         self._outputs = {o.whole: o.value for o in self.graphs.outputs}
         names = dict.fromkeys(whole.signature.results)
@@ -121,8 +125,8 @@ class RankPasses:
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
-        for key, run in self._runs.items():
-            self._runs[key] = torch.compile(run, *args, **kwargs)
+        for key, module in self._modules.items():
+            self._runs[key] = torch.compile(module, *args, **kwargs)
 
     # Inputs ----------------------------------------------------------------------------------
 

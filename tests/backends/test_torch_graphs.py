@@ -11,6 +11,7 @@ import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch import buckets
 from partitioner.backends.torch.buckets import bucket
+from partitioner.backends.torch.eager import eager, gathered
 from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.module_program import ModuleProgram
 
@@ -86,6 +87,44 @@ def test_a_bucket_leaves_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> Non
     last = [n for n in module.graph.nodes if n.target in words][-1]
     nodes = list(module.graph.nodes)
     assert [nodes.index(wait) > nodes.index(last) for wait in waits] == [False, True, True]
+
+
+def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
+    graph = fx.Graph()
+    given = graph.placeholder("given")
+    kept = graph.call_function(aten.mul.Tensor, (given, 2))
+    operands = {
+        "given": given,
+        "kept": kept,
+        "seen": graph.call_function(aten.reshape.default, (kept, [-1])),
+        "part": graph.call_function(
+            aten.slice.Tensor, (graph.call_function(aten.exp.default, (given,)),)
+        ),
+        "own": graph.call_function(aten.add.Tensor, (given, 1)),
+        "shaped": graph.call_method(
+            "contiguous",
+            (
+                graph.call_function(
+                    aten.reshape.default, (graph.call_function(aten.neg.default, (given,)), [-1])
+                ),
+            ),
+        ),
+    }
+    sums = {
+        name: graph.create_node(
+            "call_function", c10d.all_reduce.default, (node, "sum", "g"), name=f"sum_{name}"
+        )
+        for name, node in operands.items()
+    }
+    gather = graph.call_function(c10d.all_gather_into_tensor.default, (given, 2, "g"))
+    graph.output((kept, gather, *sums.values()))
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    before = str(graph)
+    targets = {node.name: node.target for node in eager(module).graph.nodes}
+    assert str(module.graph) == before
+    assert targets[gather.name] is gathered
+    written = {name for name in operands if targets[f"sum_{name}"] is c10d.all_reduce_.default}
+    assert written == {"own", "shaped"}
 
 
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:

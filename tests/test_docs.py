@@ -169,7 +169,7 @@ def test_the_pins_and_commands_of_the_constraints_page(
                 Path(command[2]).write_bytes(Path(command[1]).read_bytes())
             else:
                 assert command[0] == "partition"
-                assert main([*command[1:], "--time-limit", "4"]) == 0, line
+                assert main([*command[1:], "--time-limit", "2"]) == 0, line
     assert "no plan in intra (tp=4)" in capsys.readouterr().out
 
 

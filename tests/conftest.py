@@ -1,14 +1,32 @@
 """Models for all tests, made once a session and shared by the xdist workers."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 from partitioner import examples
 
 Models = Callable[[str], Path]
+
+# Graphs are many small objects: at the default thresholds a tenth of the time goes to collecting.
+gc.set_threshold(50_000, 20, 20)
+
+# The same examples each time, however slow the machine is.
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)
+settings.load_profile("tests")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker takes a row of files, so that what tests share is made once, and steals at last."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from partitioner.constraints import Constraints
 
 ROOT = Path(partitioner.__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+DIGITS = ["model_parallel", "each_its_layers", "each_its_part"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -83,7 +84,12 @@ def run_command(command: str, folder: Path) -> str:
     ("page", "file", "said"),
     [
         ("how-to/hand-written.md", "hand.py", r"433 parameters: \d"),
-        ("how-to/training.md", "train.py", r"1\.\d\d -> 0\.[01]\d, (1[5-9]|20) of 20 right"),
+        pytest.param(
+            "how-to/training.md",
+            "train.py",
+            r"1\.\d\d -> 0\.[01]\d, (1[5-9]|20) of 20 right",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["hand-written", "training"],
 )
@@ -105,7 +111,13 @@ def test_the_module_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(150)
 def test_digits_are_learned_alike_on_ranks() -> None:
-    run_jobs("digits_jobs.py", limit_s=140)
+    run_jobs("digits_jobs.py", DIGITS, limit_s=140)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_digits_are_learned_alike_with_the_batch_cut() -> None:
+    run_jobs("digits_jobs.py", ["data_parallel", "dual_parallel"], limit_s=140)
 
 
 def test_digits_from_the_files_of_mnist(
@@ -157,7 +169,7 @@ def test_the_pins_and_commands_of_the_constraints_page(
                 Path(command[2]).write_bytes(Path(command[1]).read_bytes())
             else:
                 assert command[0] == "partition"
-                assert main([*command[1:], "--time-limit", "4"]) == 0, line
+                assert main([*command[1:], "--time-limit", "2"]) == 0, line
     assert "no plan in intra (tp=4)" in capsys.readouterr().out
 
 

@@ -133,13 +133,8 @@ def test_dropout_does_not_depend_on_the_number_of_devices(name: str) -> None:
     assert losses[5] != losses[6]
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        pytest.param(name, marks=() if name == "gpt2_on_2" else pytest.mark.slow)
-        for name in job_names("model_jobs.py")
-    ],
-)
+@pytest.mark.parametrize("job", job_names("model_jobs.py"))
+@pytest.mark.slow  # by default, test_modules.py trains on processes
 @pytest.mark.timeout(400)
 def test_ten_steps_on_processes(job: str) -> None:
     """Losses and all final weights are those of one process."""

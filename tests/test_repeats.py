@@ -72,8 +72,20 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize(("name", "options"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize(
+    ("name", "options", "mesh"),
+    [
+        pytest.param(
+            *case,
+            mesh,
+            id=f"{case[0]}-{mesh}",
+            # two axes are seen by the other model, and by a graph for training
+            marks=pytest.mark.slow if case[0] == "llama" and len(mesh.axes) > 1 else (),
+        )
+        for case in CASES
+        for mesh in MESHES
+    ],
+)
 def test_a_choice_costs_the_same_folded_and_whole(
     name: str, options: dict[str, int], mesh: DeviceMesh
 ) -> None:

@@ -27,6 +27,8 @@ TOTAL_WEIGHT = 1e-5
 EPSILON = 1e-10
 #: Lengths of the runs of nodes that change group together.
 RUNS = (2, 3, 5, 8, 13, 21)
+#: Moves that a search may try.
+EFFORT = 20_000
 
 
 @dataclass
@@ -198,7 +200,7 @@ def local_search(
     chosen: Sequence[int],
     *,
     goal: Goal = loads,
-    effort: int = 20_000,
+    effort: int = EFFORT,
     deadline: float = math.inf,
     seed: int = 0,
 ) -> tuple[int, ...]:

@@ -16,8 +16,12 @@ from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.presolve import Reduced, presolve
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import Objective, evaluate_choices
-from partitioner.solver.search import local_search, peaks
+from partitioner.solver.search import EFFORT, local_search, peaks
 from partitioner.solver.symmetry import canonical
+
+#: Moves that the local search may try, in multiples of all single ones: a small problem is soon
+#: proven by the MILP, and the search has no other end.
+ROUNDS = 30
 
 
 def least_shortage(
@@ -72,8 +76,9 @@ def seek_least(hunt: Hunt) -> bool:
     form = formulate(hunt.problem, "excess")
     if hunt.closest is not None:
         free = replace(hunt.problem, limit_bytes=(math.inf,) * hunt.problem.devices)
+        effort = min(EFFORT, ROUNDS * sum(map(len, free.nodes)))
         nearer = local_search(
-            free, hunt.closest, goal=peaks, deadline=hunt.deadline, seed=hunt.seed
+            free, hunt.closest, goal=peaks, effort=effort, deadline=hunt.deadline, seed=hunt.seed
         )
         hunt.offer(nearer, "local search")
         start = form.start(canonical(hunt.problem, hunt.closest))

@@ -1,5 +1,6 @@
 """Training under autocast on ranks (see module_jobs.py)."""
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,18 +37,29 @@ def losses_of(module: nn.Module) -> list[float]:
     return losses
 
 
-def branches_under_autocast(_: int) -> None:
-    """Both branches of a `torch.cond`, called in the region that it was compiled in, and not."""
+def made() -> Branching:
     torch.manual_seed(0)
-    whole = Branching()
+    return Branching()
+
+
+@cache
+def program() -> ModuleProgram:
+    """Compiled in a region of autocast."""
+    whole = made()
     with torch.autocast("cpu", torch.bfloat16):
         found = partitioner.compile(
             whole, whole.batch(0), devices=2, training=True, cluster="ideal"
         )
     assert isinstance(found, ModuleProgram)
+    return found
+
+
+def branches_under_autocast(_: int) -> None:
+    """Both branches of a `torch.cond`, called in the region that it was compiled in, and not."""
+    found = program()
     module = found.module()
     losses = losses_of(module)
     assert module.state_dict()["one.weight"].dtype == torch.float32
     assert losses == losses_of(Under(found.module()))
-    alone = losses_of(Under(whole))
+    alone = losses_of(Under(made()))
     torch.testing.assert_close(torch.tensor(alone), torch.tensor(losses), rtol=2e-2, atol=2e-2)

@@ -318,7 +318,9 @@ def checkpoint_of(kind: type[Mlp | Gpt]) -> None:
     same(module, whole)
 
 
-def initialises_from_a_seed(_: int) -> None:
+@cache
+def program_of_fakes() -> ModuleProgram:
+    """Its weights have no contents."""
     with torch.device("meta"):
         fake = Gpt()
     found = partitioner.compile(
@@ -331,6 +333,11 @@ def initialises_from_a_seed(_: int) -> None:
         gap=0.5,
     )
     assert isinstance(found, ModuleProgram)
+    return found
+
+
+def initialises_from_a_seed(_: int) -> None:
+    found = program_of_fakes()
     with pytest.raises(BackendError, match=r"weights are fake: give init_seed="):
         found.module()
     module = found.module(init_seed=7)
@@ -479,5 +486,7 @@ if __name__ == "__main__":
         program(Gpt, 1, dropout=0.3)
         for how in ("placed", "zero3"):
             placed_modules.program(how)
+        autocast_modules.program()
+        program_of_fakes()
     with tempfile.TemporaryDirectory() as FOLDER:
         main(JOBS)

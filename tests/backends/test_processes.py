@@ -231,6 +231,7 @@ def test_torchrun(tmp_path: Path) -> None:
         check(case, dict(outputs))
 
 
+@pytest.mark.slow
 def test_torchrun_with_a_wrong_input_says_so_and_stops(tmp_path: Path) -> None:
     case = hand.tensor_parallel()
     emit(case.programs, case.graph, tmp_path)

@@ -102,7 +102,7 @@ def test_hostile_folder_names_of_a_diff(chromium: Chrome, tmp_path: Path) -> Non
 @pytest.mark.parametrize("cluster", ["4xh100", "2x2xh100"])
 def test_a_real_plan(chromium: Chrome, tmp_path: Path, cluster: str) -> None:
     model = examples.build("llama", layers=3)
-    result = partitioner.compile(model, cluster=cluster, strategy="auto", time_limit_s=5)
+    result = partitioner.compile(model, cluster=cluster, strategy="auto", time_limit_s=2)
     _look(chromium, result.report(tmp_path / "report.html"))
     limit = chromium.find_element(By.ID, "limit").text
     assert limit.endswith(".")

@@ -99,8 +99,12 @@ class AxisSharder:
         """A mesh without a plan."""
         return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap)
 
-    def improve(self, job: Axes) -> Sharded:
+    def improve(self, job: Axes, best_s: float = math.inf) -> Sharded:
         """A good plan on the mesh, from its first plan on; each axis has one turn at least.
+
+        Args:
+            job: The mesh.
+            best_s: Of the best plan of other meshes: one that is behind after a pass is left.
 
         Raises:
             Infeasible: No plan was found that fits the memory of a device.
@@ -109,15 +113,20 @@ class AxisSharder:
         known = job.found is not None
         for axis in names if not known else ():
             job.step(axis, job.room(axis))
-        for done in range(PASSES if known or len(names) > 1 else 0):
+        for done in range(self._passes(names, known=known)):
             before = job.best.cost_s
             for axis in names:
                 if (known and done == 0) or time.monotonic() < self.deadline:
                     job.step(axis, job.room(names[-1]))
-            if len(names) == 1 or job.best.cost_s > before * (1 - LEAST_GAIN):
+            if job.best.cost_s > min(best_s, before * (1 - LEAST_GAIN)):
                 break
         self.planned = True
         return job.best
+
+    @staticmethod
+    def _passes(names: Sequence[str], *, known: bool) -> int:
+        """Of one axis the second search is of the same problem as the first."""
+        return PASSES if len(names) > 1 else int(known)
 
     def cuts(self, length: int) -> Mapping[str, tuple[Layouts, ...]]:
         """Cuts of every node over one axis of a stand-in, the empty one first."""

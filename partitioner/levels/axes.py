@@ -30,9 +30,9 @@ from partitioner.ir.plan import PlacedNode, place
 from partitioner.levels.shard import Sharded, Sharder
 from partitioner.parallel import axis_constraints, batch_inputs
 from partitioner.solver import Infeasible, Solution, evaluate_choices
+from partitioner.solver.alike import merge_alike
 from partitioner.solver.engines import Engine
 from partitioner.solver.outcome import relative_gap
-from partitioner.solver.presolve import presolve
 from partitioner.solver.problem import Problem
 from partitioner.strategies import strategies
 
@@ -99,8 +99,12 @@ class AxisSharder:
         """A mesh without a plan."""
         return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap)
 
-    def improve(self, job: Axes) -> Sharded:
+    def improve(self, job: Axes, best_s: float = math.inf) -> Sharded:
         """A good plan on the mesh, from its first plan on; each axis has one turn at least.
+
+        Args:
+            job: The mesh.
+            best_s: Of the best plan of other meshes: one that is behind after a pass is left.
 
         Raises:
             Infeasible: No plan was found that fits the memory of a device.
@@ -109,15 +113,20 @@ class AxisSharder:
         known = job.found is not None
         for axis in names if not known else ():
             job.step(axis, job.room(axis))
-        for done in range(PASSES if known or len(names) > 1 else 0):
+        for done in range(self._passes(names, known=known)):
             before = job.best.cost_s
             for axis in names:
                 if (known and done == 0) or time.monotonic() < self.deadline:
                     job.step(axis, job.room(names[-1]))
-            if len(names) == 1 or job.best.cost_s > before * (1 - LEAST_GAIN):
+            if job.best.cost_s > min(best_s, before * (1 - LEAST_GAIN)):
                 break
         self.planned = True
         return job.best
+
+    @staticmethod
+    def _passes(names: Sequence[str], *, known: bool) -> int:
+        """Of one axis the second search is of the same problem as the first."""
+        return PASSES if len(names) > 1 else int(known)
 
     def cuts(self, length: int) -> Mapping[str, tuple[Layouts, ...]]:
         """Cuts of every node over one axis of a stand-in, the empty one first."""
@@ -273,9 +282,10 @@ class Axes:
         start = self._start(tied, room) if warm else None
         free = replace(tied, limit_bytes=(math.inf,))
         patience = PATIENCE if warm else FIRST_PATIENCE
-        first = minimised(free, left, self.gap, ROUNDS, engine, patience)
+        known = start.chosen if start is not None else None
+        first = minimised(free, left, self.gap, ROUNDS, engine, patience, known)
         if first is not None and evaluate_choices(tied, first.chosen).peak_bytes[0] > room:
-            first = self._within(tied, room, patience) if tight else None
+            first = self._within(tied, room, patience, known) if tight else None
         plans = [plan for plan in (start, first) if plan is not None]
         if not plans and not warm:
             raise ConstraintError("no plan of the kind was found that fits")
@@ -283,11 +293,13 @@ class Axes:
             raise self._refused(tied, room)
         return min(plans, key=lambda plan: plan.cost), tied
 
-    def _within(self, tied: Problem, room: float, patience: int) -> Solution | None:
+    def _within(
+        self, tied: Problem, room: float, patience: int, known: Sequence[int] | None
+    ) -> Solution | None:
         """A plan that fits."""
-        limited = replace(tied, limit_bytes=(room,))
-        engine = self.owner.sharder.engine
-        return minimised(limited, self._left_s(), self.gap, LIMITED_ROUNDS, engine, patience)
+        limited, engine = replace(tied, limit_bytes=(room,)), self.owner.sharder.engine
+        left = self._left_s()
+        return minimised(limited, left, self.gap, LIMITED_ROUNDS, engine, patience, known)
 
     def _left_s(self) -> float:
         """Seconds that a search may take: more than are left if no mesh has a plan yet."""
@@ -326,22 +338,44 @@ def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayo
 
 
 def minimised(
-    problem: Problem, time_limit_s: float, gap: float, rounds: int, engine: Engine, patience: int
+    problem: Problem,
+    time_limit_s: float,
+    gap: float,
+    rounds: int,
+    engine: Engine,
+    patience: int,
+    start: Sequence[int] | None = None,
 ) -> Solution | None:
-    """A plan of little load on one column within its memory; None if none was found."""
+    """A plan of little load on one column within its memory; None if none was found.
+
+    Args:
+        problem: The problem.
+        time_limit_s: See `pairwise.solve`, as `gap`, `rounds`, `engine` and `patience`.
+        gap: Relative.
+        rounds: Of bound and search.
+        engine: MILP solver.
+        patience: Rounds that gain next to nothing.
+        start: A plan that fits: nothing that costs more is of use.
+    """
     from partitioner.solver.pairwise import solve  # they load Numba
     from partitioner.solver.pairwise.convert import PER_SECOND, convert
 
-    reduced = presolve(problem)
-    if not all(reduced.kept):
+    merged = merge_alike(problem)
+    if not all(merged.problem.nodes):
         return None
-    converted = convert(reduced.problem)
+    converted = convert(merged.problem)
     found = solve(
-        converted.pairwise, time_limit_s, gap, rounds=rounds, engine=engine, patience=patience
+        converted.pairwise,
+        time_limit_s,
+        gap,
+        rounds=rounds,
+        engine=engine,
+        patience=patience,
+        start=converted.assign(merged.lower(start)) if start is not None else None,
     )
     if found.cost is None:
         return None
-    chosen = reduced.restore(converted.restore(found.chosen))
+    chosen = merged.restore(converted.restore(found.chosen))
     cost = evaluate_choices(problem, chosen).load_s[0]
     bound = min(cost, found.bound / PER_SECOND)
     met = relative_gap(cost, bound) <= gap

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
-from partitioner.levels.axes import Axes, AxisSharder
+from partitioner.levels.axes import LEAST_GAIN, Axes, AxisSharder
 from partitioner.levels.layouts import Layout
 from partitioner.levels.search import Option, Staged, work_bound
 from partitioner.levels.shard import Sharded, Sharder
@@ -29,6 +29,8 @@ from partitioner.strategies import Rules
 FAR = 1.25
 #: Share of the time for first plans, once there is one.
 FIRST_SHARE = 0.5
+#: First plans end after so many in a row that are no better than the best.
+IDLE = 2
 #: Plans of least load that are counted anew.
 RIVALS = 2
 
@@ -95,7 +97,7 @@ class _Whole:
     in_time: bool = True
 
     def run(self) -> tuple[Staged, ...]:
-        """First plans of all meshes, then one mesh after the other, until time is up."""
+        """First plans, then one mesh after the other, until one gains nothing or time is up."""
         folded = self.sharder.sharder.folded
         bound = work_bound(self.sharder.sharder)
         for layout, job in self._begun():
@@ -106,8 +108,10 @@ class _Whole:
                 if job.found is None:
                     self.failed[layout] = "not searched within the time limit"
                 continue
+            before, own = self._best_s, job.found is None or job.best.cost_s > self._best_s
             self._try(layout, job)
-            if self._best_s - bound <= self.gap * self._best_s:
+            idle = own and self._best_s > before * (1 - LEAST_GAIN)
+            if idle or self._best_s - bound <= self.gap * self._best_s:
                 break
         if not self.found:
             raise min(self.refusals, key=lambda error: error.bytes_short)
@@ -133,16 +137,20 @@ class _Whole:
 
     def _begun(self) -> list[tuple[Layout, Axes]]:
         """Meshes with their first plans, the cheapest first, those without one at the end."""
-        jobs = []
-        begun = time.monotonic()
+        jobs: list[tuple[Layout, Axes]] = []
+        begun, idle = time.monotonic(), 0
         until = begun + FIRST_SHARE * (self.deadline - begun)
         for layout in self.layouts:
+            if idle == IDLE:
+                self.failed[layout] = "meshes before it were no better than the best"
+                continue
             if self.found and time.monotonic() > until:
                 job = self.sharder.unbegun(layout.mesh, self.gap / 2)
             else:
                 self.progress(f"first plan on {layout}")
                 job = self.sharder.begin(layout.mesh, self.gap / 2)
             if job.found is not None:
+                idle = idle + 1 if job.best.cost_s >= self._best_s else 0
                 self.found[layout] = job.found
             jobs.append((layout, job))
         return sorted(jobs, key=lambda pair: pair[1].found.cost_s if pair[1].found else math.inf)
@@ -150,7 +158,7 @@ class _Whole:
     def _try(self, layout: Layout, job: Axes) -> None:
         self.progress(f"sharding over {layout}")
         try:
-            self.found[layout] = self.sharder.improve(job)
+            self.found[layout] = self.sharder.improve(job, self._best_s)
         except Infeasible as error:
             self.failed[layout] = str(error)
             self.refusals.append(error)

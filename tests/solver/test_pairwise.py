@@ -54,6 +54,20 @@ def test_solve_is_the_optimum(start: int) -> None:
     assert feasible
 
 
+def test_a_known_choice_ends_the_search_where_nothing_is_better() -> None:
+    for seed in range(100):
+        problem = instance(seed)
+        found = solve(problem)
+        if found.cost is None or not problem.nodes:
+            continue
+        again = solve(problem, start=found.chosen)
+        assert again.cost == found.cost
+        assert again.status == "optimal"
+        assert again.trace[0][1] == found.cost
+        worst = solve(problem, start=tuple(int(size) - 1 for size in problem.sizes))
+        assert worst.cost == found.cost  # fits or not
+
+
 @pytest.mark.parametrize("start", SEEDS)
 def test_the_exact_program_is_the_optimum_with_and_without_presolve(start: int) -> None:
     for seed in range(start, start + 20):

@@ -9,6 +9,7 @@ import pytest
 from solver_instances import knapsack, placement, spmd
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem, brute_force, evaluate_choices
+from partitioner.solver.alike import merge_alike
 from partitioner.solver.elimination import Eliminator
 from partitioner.solver.formulation import formulate
 from partitioner.solver.incumbents import alone
@@ -139,6 +140,36 @@ def test_presolve_keeps_the_optimum(seed: int, limit: float) -> None:
     if best is not None and smaller is not None:
         assert smaller[1] == best[1]
         assert evaluate_choices(problem, reduced.restore(smaller[0])).step_s == best[1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nodes_that_edges_make_equal_become_one(seed: int) -> None:
+    draw = random.Random(seed)
+    problem = spmd(seed, 5, 3, classes=2, limit=[math.inf, 60][seed % 2], forbid=0.1)
+    ties = []
+    for u, v in draw.sample(list(itertools.combinations(range(5), 2)), 2):
+        order = draw.sample(range(3), 3)
+        apart = frozenset((p, q) for p in range(3) for q in range(3) if p != q or p == seed % 6)
+        ties.append(Edge(u, v, (0, 1, 2), tuple(order), {}, apart))
+    problem = replace(problem, edges=(*problem.edges, *ties))
+    merged = merge_alike(problem)
+    assert len(set(merged.leader)) < 5
+    best = brute_force(problem, "throughput")
+    if not all(merged.problem.nodes):
+        assert best is None
+        return
+    smaller = brute_force(merged.problem, "throughput")
+    assert (best is None) == (smaller is None)
+    if best is not None and smaller is not None:
+        assert smaller[1] == pytest.approx(best[1])
+        whole = merged.restore(smaller[0])
+        outcome, less = (
+            evaluate_choices(problem, whole),
+            evaluate_choices(merged.problem, smaller[0]),
+        )
+        assert outcome.step_s == pytest.approx(less.step_s)
+        assert outcome.peak_bytes == pytest.approx(less.peak_bytes)
+        assert merged.restore(merged.lower(whole)) == whole
 
 
 def test_presolve_drops_a_dominated_choice_and_merges_parallel_edges() -> None:

@@ -80,10 +80,13 @@ class PairwiseHunt:
 
     def offer(self, model: Model, chosen: Ints, source: str) -> None:
         """Keep a choice if it is feasible and better, by the referee's count."""
-        original = model.original(chosen)
-        outcome = evaluate(self.problem, original)
+        self.take(model.original(chosen), source)
+
+    def take(self, chosen: tuple[int, ...], source: str) -> None:
+        """The same for a choice of the problem's strategies."""
+        outcome = evaluate(self.problem, chosen)
         if not outcome.fault and outcome.cost < self.cost:
-            self.chosen, self.cost, self.found_by = original, outcome.cost, source
+            self.chosen, self.cost, self.found_by = chosen, outcome.cost, source
             self._note()
 
     def prove(self, bound: float, source: str) -> None:

@@ -28,11 +28,15 @@ PRICES = (1.0, 0.5, 0.0)
 class Primal:
     """A fresh choice every round, and the best so far to cross it with."""
 
-    def __init__(self, model: Model, seed: int) -> None:
-        start = np.zeros(model.graph.nodes, dtype=np.int64)
+    def __init__(self, model: Model, seed: int, known: tuple[int, ...] = ()) -> None:
+        """Args: the model, the seed, and a feasible choice of the problem's strategies, if any."""
+        within = model.within(known) if known else np.full(model.graph.nodes, -1)
+        start = np.maximum(within, 0)
         self._model = model
         self._fresh, self._best = Mover(model, start, 2 * seed), Mover(model, start, 2 * seed + 1)
-        self._found, self._done = False, 0
+        self._done = 0
+        # presolve may have dropped a strategy of the choice
+        self._found = bool((within >= 0).all()) and _feasible(self._best)
         self._draw = np.random.default_rng(seed)
 
     def round(self, relaxation: Relaxation, dual: Dual, hunt: PairwiseHunt) -> Ints:

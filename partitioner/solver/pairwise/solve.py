@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -22,6 +23,8 @@ from partitioner.solver.problem import SolverError
 
 #: What proves bounds, as certificates name it.
 PRESOLVE, MESSAGES = "presolve", "message passing"
+#: What found a choice that the search began with.
+GIVEN = "plan so far"
 #: Sweeps of a round, before the search looks at what they chose.
 SWEEPS = 100
 WARM_UP = 60
@@ -38,6 +41,7 @@ def solve(
     rounds: int | None = None,
     engine: Engine = HIGHS,
     patience: int | None = None,
+    start: Sequence[int] | None = None,
 ) -> PairwiseSolution:
     """Find a choice of strategies of little cost, and bound how much less any other costs.
 
@@ -51,6 +55,8 @@ def solve(
         engine: Solves the exact program at the end.
         patience: Rounds in a row that lower the cost by less than the gap, at most; None: any
             number.
+        start: A choice to do better than: where nothing does by more than the gap, the bound alone
+            may end the search. One that is not feasible is of no account.
 
     Raises:
         SolverError: The gap or the time limit is out of range.
@@ -59,6 +65,8 @@ def solve(
         raise SolverError(f"gap {gap} must be in [0, 1), time limit {time_limit_s} s above 0")
     now = time.monotonic()
     hunt = PairwiseHunt(problem, gap, now, now + time_limit_s)
+    if start is not None:
+        hunt.take(tuple(start), GIVEN)
     model = _presolved(hunt)
     if model is not None:
         most = math.inf if rounds is None else rounds
@@ -116,7 +124,7 @@ def _search(
     engine: Engine,
     patience: float,
 ) -> None:
-    primal, first = Primal(model, seed), Dual(model)
+    primal, first = Primal(model, seed, hunt.chosen), Dual(model)
     first.ascend(WARM_UP, hunt.deadline)
     hunt.prove(first.bound, MESSAGES)
     keep = first.met.copy()

@@ -49,6 +49,12 @@ def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> It
         yield _absent(placed[0])
 
 
+def everything(node: Node) -> int:
+    """Which of its alternatives a node takes where all is computed again."""
+    row = row_of(node)
+    return len(node.inputs) - 1 if row is not None and row.either else 0
+
+
 def originals(graph: Graph) -> Mapping[str, str]:
     """Of which node each optional node is a copy, by name.
 

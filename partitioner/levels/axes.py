@@ -9,7 +9,8 @@ What leads from weights to the operators that read them (the stored value, its a
 and the updates are free on all axes at every step: a weight may be stored over one axis along the
 very dim that another axis wants to cut.
 What a graph offers to compute again is searched like an axis: a step of its own, in which all cuts
-stay. A node that comes back is cut as the one that it is a copy of.
+stay. The first plan computes everything again, since that takes the least memory; then as much is
+kept as pays. A node that comes back is cut as the one that it is a copy of.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from partitioner.cost_model.prices import EvenPrices
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives, originals
+from partitioner.ir.offers import alternatives, everything, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.levels.shard import Sharded, Sharder
@@ -82,16 +83,16 @@ class AxisSharder:
             mesh: The devices.
             gap: Relative gap at which each search may stop.
         """
-        for again in (False, True) if self.graph.optional else (False,):
-            for kinds in KINDS:
-                job = self.unbegun(mesh, gap, again=again)
-                try:
-                    self._follow(job, kinds, tight=kinds == KINDS[-1])
-                except (Infeasible, ConstraintError):
-                    continue
-                self.planned = True
-                return job
-        return self.unbegun(mesh, gap, again=bool(self.graph.optional))
+        for kinds in KINDS:
+            job = self.unbegun(mesh, gap)
+            try:
+                self._follow(job, kinds, tight=kinds == KINDS[-1])
+            except (Infeasible, ConstraintError):
+                continue
+            self.planned = True
+            job.offer()
+            return job
+        return self.unbegun(mesh, gap)
 
     def _follow(self, job: Axes, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `Axes.step`."""
@@ -101,15 +102,9 @@ class AxisSharder:
             pins = Constraints((*pins.pins, *more.pins), busy={**pins.busy, **more.busy})
             job.step(axis, job.room(axis), pins, tight=tight)
 
-    def unbegun(self, mesh: DeviceMesh, gap: float, *, again: bool = False) -> Axes:
-        """A mesh without a plan.
-
-        Args:
-            mesh: The devices.
-            gap: Relative gap at which each search may stop.
-            again: Whether all is computed again that may be, until that is searched.
-        """
-        return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap, again)
+    def unbegun(self, mesh: DeviceMesh, gap: float) -> Axes:
+        """A mesh without a plan."""
+        return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap)
 
     def improve(self, job: Axes) -> Sharded:
         """A good plan on the mesh, from its first plan on; each axis has one turn at least.
@@ -121,15 +116,14 @@ class AxisSharder:
         known = job.found is not None
         for axis in names if not known else ():
             job.step(axis, job.room(axis))
-        if self.graph.optional:
+        if not known:
             job.offer()
         for done in range(PASSES if known or len(names) > 1 else 0):
             before = job.best.cost_s
             for axis in names:
                 if (known and done == 0) or time.monotonic() < self.deadline:
                     job.step(axis, job.room(names[-1]))
-            if self.graph.optional:
-                job.offer()
+            job.offer()
             if len(names) == 1 or job.best.cost_s > before * (1 - LEAST_GAIN):
                 break
         self.planned = True
@@ -203,7 +197,6 @@ class Axes:
     owner: AxisSharder
     even: EvenMesh
     gap: float
-    again: bool = False
     picks: dict[str, Taken] = field(default_factory=dict)
     found: Sharded | None = None
     _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
@@ -214,7 +207,7 @@ class Axes:
         self.lengths = [size for _, size in model.axes]
         self.home = DeviceMesh.single(model.devices[0])
         whole = (0,) * len(self.lengths)
-        self.picks = {node.name: (whole, self._form(node)) for node in self.graph.nodes}
+        self.picks = {node.name: (whole, everything(node)) for node in self.graph.nodes}
         resharder = EvenResharder(self.even.cluster, even=self.even)
         self.prices = EvenPrices(self.graph, self.even, resharder)
 
@@ -250,7 +243,9 @@ class Axes:
         self._choose(options, room, warm=pins is None, tight=tight)
 
     def offer(self) -> None:
-        """Choose anew what is computed again; all is cut as it is."""
+        """Choose anew what is computed again, if anything may be; all is cut as it is."""
+        if not self.graph.optional:
+            return
         options = {node.name: self._offered(node) for node in self.graph.nodes}
         self._choose(options, self.room(self.even.mesh.names[-1]), warm=True, tight=True)
 
@@ -272,14 +267,6 @@ class Axes:
         }
         folded = self.owner.sharder.folded
         self.found = Sharded(folded, self.even, built, tied, solution)
-
-    def _form(self, node: Node) -> int:
-        """Which of its alternatives a node takes before that is searched."""
-        row = row_of(node)
-        operands = len(node.inputs) if row is not None and row.either else 1
-        if node.name in self.graph.optional and not self.again:
-            return operands
-        return operands - 1 if self.again else 0
 
     def _offered(self, node: Node) -> dict[Taken, PlacedNode]:
         """Alternatives of a node as it is cut, the one of the plan so far first."""

@@ -111,8 +111,16 @@ def test_offers_fold_with_their_blocks(offering: Folded) -> None:
         assert first not in offering.graph.backward
 
 
-@pytest.mark.parametrize("offers", [False, True], ids=["kept", "offers"])
-@pytest.mark.parametrize("mesh", [DeviceMesh.line(4), DeviceMesh.of({"dp": 2, "tp": 2})], ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "offers"),
+    [
+        (DeviceMesh.line(4), False),
+        (DeviceMesh.of({"dp": 2, "tp": 2}), False),
+        (DeviceMesh.line(4), True),
+        pytest.param(DeviceMesh.of({"dp": 2, "tp": 2}), True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_choice_costs_the_same_folded_and_whole(
     small: Folded, offering: Folded, mesh: DeviceMesh, offers: bool
 ) -> None:
@@ -215,6 +223,7 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
         searched(large, cluster.with_memory(stored // 200))
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_computed_again() -> None:
     """With everything kept this takes 209 MB of a device."""
     model = traced(layers=8, width=256, batch=65_536)
@@ -229,11 +238,11 @@ def test_what_does_not_fit_is_computed_again() -> None:
     assert exact.fits
     ours = evaluation(staged, groups(staged, tight), tight)
     assert staged.cut.load_s == pytest.approx(exact.step_s)
-    assert ours.compute_s == pytest.approx(exact.compute_s)
-    assert ours.comm_s == pytest.approx(exact.comm_s, abs=1e-12)
+    assert ours.load_s == pytest.approx(exact.load_s)
     assert staged.bound_s <= exact.step_s
 
 
+@pytest.mark.slow
 def test_where_everything_fits_nothing_is_computed_again(model: ModuleGraph) -> None:
     roomy = resolve_cluster("4x8xh100")
     staged, *_ = searched(model.offered, roomy)

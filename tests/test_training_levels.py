@@ -3,6 +3,7 @@
 import random
 import time
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
@@ -257,12 +258,11 @@ def test_a_plan_by_levels_computes_what_the_module_does(monkeypatch: pytest.Monk
     monkeypatch.setattr("partitioner.search.EXPLICIT", 2)
     torch.manual_seed(0)
     module, x = Stack(8, 16), torch.randn(512, 16)
-    options = {"training": True, "devices": 4, "mesh": {"dp": 2, "tp": 2}, "cluster": "ideal"}
+    options: dict[str, Any] = {"training": True, "optimizer": "sgd", "mesh": {"dp": 2, "tp": 2}}
+    options |= {"devices": 4, "cluster": "ideal", "time_limit_s": 8}
     kept = partitioner.compile(module, x, recompute=False, **options)
-    limit = int(0.7 * max(kept.summary["peak_bytes"]))
-    with pytest.raises(Infeasible):
-        partitioner.compile(module, x, recompute=False, memory=limit, **options)
-    found = partitioner.compile(module, x, memory=limit, **options)
+    limit = max(kept.summary["peak_bytes"]) // 2
+    found = partitioner.compile(module, x, recompute=True, memory=limit, **options)
     assert found.plan.certificate is not None
     assert "blocks of" in found.plan.certificate.folded
     assert max(found.summary["peak_bytes"]) <= limit

@@ -118,7 +118,8 @@ class EvenMesh:
     def node_seconds(self, graph: Graph, placed: PlacedNode) -> float:
         """Seconds that each device spends on its part; see `compute.node_seconds`."""
         row = row_of(placed.node)
-        if row is not None and (row.stored or (row.view and row.moved is None)):
+        free = row is not None and (row.stored or (row.view and row.moved is None))
+        if free or placed.absent:
             return 0.0
         node, rule = placed.node, placed.rule
         flops = 0.0

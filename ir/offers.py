@@ -6,7 +6,7 @@ are there: who takes either of two operands reads the last one that is made.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
 from partitioner.ir.graph import Graph, Node
@@ -47,6 +47,33 @@ def alternatives(graph: Graph, node: Node, placed: tuple[PlacedNode, ...]) -> It
             yield from (_reading(one, slot) for one in placed)
     if node.name in graph.optional:
         yield _absent(placed[0])
+
+
+def everything(node: Node) -> int:
+    """Which of its alternatives a node takes where all is computed again."""
+    row = row_of(node)
+    return len(node.inputs) - 1 if row is not None and row.either else 0
+
+
+def originals(graph: Graph) -> Mapping[str, str]:
+    """Of which node each optional node is a copy, by name.
+
+    Who takes either of two operands joins a value and its copy; their nodes' operands are so too.
+    Optional nodes without such a node are left out.
+    """
+    found: dict[str, str] = {}
+    for node in reversed(graph.nodes):
+        row = row_of(node)
+        pairs = []
+        if row is not None and row.either and len(node.inputs) > 1:
+            pairs = [(node.inputs[1], node.inputs[0])]
+        elif node.name in found:
+            pairs = list(zip(node.inputs, graph.by_name[found[node.name]].inputs, strict=True))
+        for copy, value in pairs:
+            again, first = graph.producers.get(copy), graph.producers.get(value)
+            if again and first and again.name in graph.optional and again.op == first.op:
+                found.setdefault(again.name, first.name)
+    return found
 
 
 def _settled(node: Node, made: set[str]) -> Node:

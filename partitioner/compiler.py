@@ -81,7 +81,7 @@ def compile(  # noqa: A001 - the public name
             "momentum" (SGD with momentum), "rmsprop" or "adagrad".
         parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
             "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
-        recompute: For training, on up to 16 devices: whether the plan may compute values of the
+        recompute: For training: whether the plan may compute values of the
             forward pass again in the backward pass instead of keeping them. "auto" allows it if
             no plan that keeps all of them fits the devices' memory.
         devices: Number of devices (default: the cluster's, or 1).

@@ -26,7 +26,7 @@ from partitioner.limits import MOST_EXPLICIT
 from partitioner.module_program import ModuleProgram
 from partitioner.module_source import Example
 from partitioner.parallel import batch_inputs, parallel_constraints, parallel_mesh
-from partitioner.search import Request, is_large
+from partitioner.search import Request
 
 if TYPE_CHECKING:
     from partitioner.compiler import Clock
@@ -146,7 +146,7 @@ def compile_module(
         if options.recompute != "auto" or request.constraints.plan is not None:
             return None
         more = replace(traced, graph=traced.offered)
-        if not more.graph.optional or is_large(more.graph, len(cluster)):
+        if not more.graph.optional:
             return None
         return more.graph, options.bound(request, more)
 

@@ -24,6 +24,7 @@ from itertools import pairwise
 
 from partitioner.build import Built
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.plan import PlacedNode
 from partitioner.runs import Run, find_runs
 from partitioner.solver.problem import Edge, Hold, Item
 from partitioner.strategies import Rules
@@ -112,6 +113,7 @@ def fold(graph: Graph, rules: Rules) -> Folded:
 def _shortened(graph: Graph, nodes: tuple[Node, ...]) -> Graph:
     """The graph of these nodes only."""
     made = {value for node in nodes for value in node.writes}
+    names = {node.name for node in nodes}
     used = made | {value for node in nodes for value in node.reads}
     return Graph(
         name=graph.name,
@@ -121,7 +123,8 @@ def _shortened(graph: Graph, nodes: tuple[Node, ...]) -> Graph:
         types={v: t for v, t in graph.types.items() if v in used or v in graph.inputs},
         constants={v: c for v, c in graph.constants.items() if v in used},
         opsets=graph.opsets,
-        backward=graph.backward & {node.name for node in nodes},
+        backward=graph.backward & names,
+        optional=graph.optional & names,
     )
 
 
@@ -239,18 +242,24 @@ class _Tied:
                 yield from map(self._alike, one, other)
 
     def _alike(self, u: int, v: int) -> Edge:
-        """Two nodes are cut alike."""
+        """Two nodes are cut alike, are both there, and read the same operands."""
         nodes, candidates = self.folded.graph.nodes, self.built.candidates
         kinds: dict[object, int] = {}
         ours, theirs = (
             tuple(
-                kinds.setdefault((placed.mesh, tuple(sorted(placed.layouts.items()))), len(kinds))
+                kinds.setdefault(_choice(placed), len(kinds))
                 for placed in candidates[nodes[position].name]
             )
             for position in (u, v)
         )
         apart = frozenset((a, b) for a in ours for b in theirs if a != b)
         return Edge(u, v, ours, theirs, {}, apart)
+
+
+def _choice(placed: PlacedNode) -> object:
+    """What two nodes of one kind do alike."""
+    read = tuple(at is not None for at in placed.ins)
+    return placed.mesh, tuple(sorted(placed.layouts.items())), placed.absent, read
 
 
 def _own_values(graph: Graph, sample: set[int]) -> frozenset[str]:

@@ -7,24 +7,19 @@ and k + 1 of the others only.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from partitioner.ir.graph import Graph, Node
+from partitioner.ir.sequence import MIN_BLOCKS, repetitions, stretches
 from partitioner.strategies import Rules
 
-#: Periods that are tried, the most frequent distances between like nodes first.
-PERIODS = 12
 #: Shorter blocks are not worth it, unless they go with another run's.
 MIN_PERIOD = 2
-#: Fewer blocks are no run.
-MIN_BLOCKS = 4
 
-Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
@@ -66,11 +61,6 @@ class _Region:
     sign: int = 1
     first: int = 0
 
-    @property
-    def hidden(self) -> int:
-        """Nodes beyond those of the fewest blocks."""
-        return self.stop - self.start - MIN_BLOCKS * self.period
-
     def block(self, position: npt.ArrayLike) -> Ints:
         """The blocks of positions."""
         steps = (np.asarray(position, np.int64) - self.phase) // self.period
@@ -97,16 +87,15 @@ def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[R
         kept: Blocks that are kept, by the number of runs.
     """
     kinds = _kinds(graph, rules)
-    regions = sorted(
-        _regions(kinds, 0, len(kinds)), key=lambda region: (-region.hidden, region.start)
-    )
-    if not regions or regions[0].period < MIN_PERIOD:
+    found = repetitions(kinds, 0, len(kinds))
+    ranked = sorted(found, key=lambda stretch: (-stretch.hidden, stretch.start))
+    if not ranked or ranked[0].period < MIN_PERIOD:
         return ()
-    first, *others = regions
+    first, *others = (_Region(own.start, own.stop, own.period) for own in ranked)
     reads = _Reads(graph)
-    coupled = _coupled(reads, _Region(first.start, first.stop, first.period, first.start), others)
-    found = [_runs(graph, reads, kinds, chosen) for chosen in (coupled, coupled[:1])]
-    best = max(found, key=lambda runs: _hidden(runs, kept))
+    coupled = _coupled(reads, replace(first, phase=first.start), others)
+    runs = [_runs(graph, reads, kinds, chosen) for chosen in (coupled, coupled[:1])]
+    best = max(runs, key=lambda runs: _hidden(runs, kept))
     return best if _hidden(best, kept) > 0 else ()
 
 
@@ -131,39 +120,8 @@ def _kind(graph: Graph, rules: Rules, node: Node) -> object:
     )
     reads = tuple(str(graph.types[v]) if v else "" for v in (*node.inputs, *node.captures))
     writes = tuple((str(graph.types[v]), v in graph.outputs) if v else "" for v in node.outputs)
-    backward = node.name in graph.backward
-    return node.op, repr(sorted(node.attrs.items())), loops, reads, writes, backward
-
-
-def _regions(kinds: Ints, start: int, stop: int) -> Iterator[_Region]:
-    """The region within these positions that hides most, then those beside it."""
-    own = kinds[start:stop]
-    found = [
-        _Region(start + first, start + first + length + period, period)
-        for period in _periods(own)
-        for first, length in _stretches(own[:-period] == own[period:])
-    ]
-    best = max(found, key=lambda region: (region.hidden, -region.period), default=None)
-    if best is None or best.hidden < 0:
-        return
-    yield best
-    yield from _regions(kinds, start, best.start)
-    yield from _regions(kinds, best.stop, stop)
-
-
-def _periods(kinds: Ints) -> list[int]:
-    """Distances between neighbouring nodes of one kind, the most frequent first."""
-    order = np.argsort(kinds, kind="stable")
-    steps = np.diff(order)[np.diff(kinds[order]) == 0]
-    counted = Counter(int(step) for step in steps)
-    ranked = sorted(counted.items(), key=lambda entry: (-entry[0] * entry[1], entry[0]))
-    return [period for period, _ in ranked[:PERIODS]]
-
-
-def _stretches(flags: Bools) -> list[tuple[int, int]]:
-    """(start, length) of the stretches of set flags."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
-    return [(int(a), int(b - a)) for a, b in edges.reshape(-1, 2)]
+    where = node.name in graph.backward, node.name in graph.optional
+    return node.op, repr(sorted(node.attrs.items())), loops, reads, writes, where
 
 
 class _Reads:
@@ -262,7 +220,7 @@ def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) 
     apart = labels.read_elsewhere()
     closed = np.array([block not in apart for block in inner])
     alike &= closed[1:] & closed[:-1]
-    start, length = max(_stretches(alike), key=lambda found: found[1], default=(0, 0))
+    start, length = max(stretches(alike), key=lambda found: found[1], default=(0, 0))
     if length + 3 < MIN_BLOCKS:
         return ()
     return tuple(_run(region, common[start], length + 3) for region in regions)

@@ -151,11 +151,6 @@ def search(
     request.constraints.check(graph, len(cluster))
     known = rules or Rules.of(graph)
     large = is_large(graph, len(cluster))
-    if large and graph.optional:
-        raise SearchError(
-            f"recompute=True on {len(cluster)} devices with {len(graph.nodes)} nodes: this is "
-            f"planned for up to {EXPLICIT} devices and {EXPLICIT_NODES} nodes times devices"
-        )
     if large and not _explicit_only(request):
         return _by_levels(graph, known, cluster, request, progress)
     if len(cluster) > MOST_EXPLICIT:
@@ -261,10 +256,9 @@ def _by_levels(
         engine=request.engine,
     )
     staged, meshes, figures = cheapest(rivals, cluster)
-    used, nodes = decisions(staged, meshes)
-    plan = Plan(graph.digest, cluster.to_data(), used, nodes)
+    left, plan = _planned_on(graph, cluster, *decisions(staged, meshes))
     if len(cluster) <= MOST_EXPLICIT:
-        figures = evaluate(graph, plan, cluster)
+        figures = evaluate(left, plan, cluster)
     cost = figures.step_s
     bound = min(staged.bound_s, cost)
     met = cost - bound <= request.gap * cost
@@ -289,8 +283,8 @@ def _by_levels(
         (Family("stages", (layout.mesh,), (), symmetric=False), OutOfTime(why))
         for layout, why in staged.failed.items()
     )
-    found = (Found(family, graph, plan, figures, solution),)
-    return Outcome(graph, plan, figures, found, failed)
+    found = (Found(family, left, plan, figures, solution),)
+    return Outcome(left, plan, figures, found, failed)
 
 
 def first_problem(
@@ -478,12 +472,19 @@ def _planned(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> Place
 
 def _plan(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
     """A solution as a plan, and the graph that it is for."""
-    decisions = built.node_plans(graph, solution.chosen)
+    decided = built.node_plans(graph, solution.chosen)
     order = solution.order or range(len(graph.nodes))
-    left = chosen(graph, decisions) if graph.optional else graph
-    names = [name for index in order if (name := graph.nodes[index].name) in left.by_name]
-    used = sorted({decisions[name].group for name in names})
+    ordered = {name: decided[name] for i in order if (name := graph.nodes[i].name) in decided}
+    return _planned_on(graph, cluster, built.groups, ordered)
+
+
+def _planned_on(
+    graph: Graph, cluster: Cluster, groups: Sequence[DeviceMesh], decided: Mapping[str, NodePlan]
+) -> tuple[Graph, Plan]:
+    """Decisions in the order of the plan as a plan, and the graph that it is for."""
+    left = chosen(graph, decided) if graph.optional else graph
+    names = [name for name in decided if name in left.by_name]
+    used = sorted({decided[name].group for name in names})
     index = {group: position for position, group in enumerate(used)}
-    nodes = {n: NodePlan(index[decisions[n].group], decisions[n].cuts) for n in names}
-    groups = tuple(built.groups[group] for group in used)
-    return left, Plan(left.digest, cluster.to_data(), groups, nodes)
+    nodes = {n: NodePlan(index[decided[n].group], decided[n].cuts) for n in names}
+    return left, Plan(left.digest, cluster.to_data(), tuple(groups[g] for g in used), nodes)

@@ -14,13 +14,13 @@ import partitioner
 from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
 from partitioner.diff import diff
-from partitioner.families import SearchError
 from partitioner.frontends.regions import Life, regions
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import chosen
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
+from partitioner.ir.sequence import Stretch
 from partitioner.module_program import ModuleProgram
 from partitioner.module_variants import variant
 from partitioner.search import Request, first_problem
@@ -129,6 +129,18 @@ def test_regions_are_cut_where_little_crosses() -> None:
     assert starts
     assert all(at % 3 == 0 for at in starts)
     assert regions([], 3) == (0, 0, 0)
+
+
+def test_regions_of_repeated_blocks_are_alike() -> None:
+    lives = [Life(at, at + 1, 1 if at % 3 == 2 else 9, saved=True) for at in range(28)]
+    lives.append(Life(28, 29, 60, saved=True))  # a large one, beside which blocks are small
+    blocks = (Stretch(3, 27, 3),)
+    assert len(set(regions(lives, 30))) < 9
+    found = regions(lives, 30, blocks)
+    starts = [at for at in range(1, 30) if found[at] != found[at - 1]]
+    assert [at for at in starts if 3 <= at < 27] == list(range(3, 27, 3))
+    chain = [Life(at, at + 1, 1, saved=True) for at in range(29)]
+    assert regions(chain, 30, (Stretch(0, 30, 1),)) == regions(chain, 30)
 
 
 def test_what_is_left_out_is_read_by_nobody(offered: Graph) -> None:
@@ -257,5 +269,3 @@ def test_what_is_asked_for_is_checked() -> None:
         partitioner.compile(module, batch, recompute=True)
     with pytest.raises(OptionError, match="recompute is for PyTorch modules"):
         partitioner.compile("model.onnx", recompute=True)
-    with pytest.raises(SearchError, match=r"recompute=True on 32 devices .* up to 16 devices"):
-        compiled(module, batch, recompute=True, devices=32)

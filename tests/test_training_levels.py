@@ -3,22 +3,25 @@
 import random
 import time
 from collections import defaultdict
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import partitioner
-from partitioner.build import build
+from partitioner.build import Built, build
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.frontends.torch_capture import capture, export_module
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
-from partitioner.frontends.torch_graph import module_graph
+from partitioner.frontends.torch_graph import ModuleGraph, module_graph
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.offers import alternatives, chosen, originals
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.levels import Staged, decisions, evaluation, groups, layouts, search_whole
 from partitioner.levels.axes import AxisSharder, weight_side
@@ -57,15 +60,25 @@ class Stack(nn.Module):
         return self.head(x).square().mean()
 
 
-def graph_of(layers: int, width: int, batch: int) -> Graph:
+def traced(layers: int, width: int, batch: int) -> ModuleGraph:
     module, args = Stack(layers, width), (torch.zeros(batch, width),)
     captured = capture(module, export_module(module, args, {}), DECOMPOSITIONS, training=True)
-    return module_graph(captured, "stack", state_bytes=8).graph
+    return module_graph(captured, "stack", state_bytes=8)
+
+
+def graph_of(layers: int, width: int, batch: int) -> Graph:
+    return traced(layers, width, batch).graph
 
 
 @pytest.fixture(scope="module")
 def small() -> Folded:
     graph = graph_of(layers=12, width=32, batch=64)
+    return fold(graph, Rules.of(graph))
+
+
+@pytest.fixture(scope="module")
+def offering() -> Folded:
+    graph = traced(layers=12, width=32, batch=64).offered
     return fold(graph, Rules.of(graph))
 
 
@@ -81,36 +94,60 @@ def test_a_block_is_that_of_all_passes(small: Folded) -> None:
         assert (stand_in.name in small.graph.backward) == (node.name in small.whole.backward)
 
 
-def test_the_folded_graph_does_not_grow_with_the_layers(small: Folded) -> None:
-    graph = graph_of(layers=14, width=32, batch=64)
-    assert len(fold(graph, Rules.of(graph)).graph.nodes) == len(small.graph.nodes)
+def test_the_folded_graph_does_not_grow_with_the_layers(small: Folded, offering: Folded) -> None:
+    more = traced(layers=14, width=32, batch=64)
+    for graph, folded in ((more.graph, small), (more.offered, offering)):
+        assert len(fold(graph, Rules.of(graph)).graph.nodes) == len(folded.graph.nodes)
 
 
-@pytest.mark.parametrize("mesh", [DeviceMesh.line(4), DeviceMesh.of({"dp": 2, "tp": 2})], ids=str)
-def test_a_choice_costs_the_same_folded_and_whole(small: Folded, mesh: DeviceMesh) -> None:
+def test_offers_fold_with_their_blocks(offering: Folded) -> None:
+    assert offering.runs[0].count >= 8
+    assert offering.graph.optional < offering.whole.optional
+    for node, place in zip(offering.whole.nodes, offering.places, strict=True):
+        stand_in = offering.graph.nodes[place]
+        assert (stand_in.name in offering.graph.optional) == (node.name in offering.whole.optional)
+    assert originals(offering.graph)
+    for copy, first in originals(offering.graph).items():
+        assert offering.graph.by_name[copy].op == offering.graph.by_name[first].op
+        assert first not in offering.graph.backward
+
+
+@pytest.mark.parametrize(
+    ("mesh", "offers"),
+    [
+        (DeviceMesh.line(4), False),
+        (DeviceMesh.of({"dp": 2, "tp": 2}), False),
+        (DeviceMesh.line(4), True),
+        pytest.param(DeviceMesh.of({"dp": 2, "tp": 2}), True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_choice_costs_the_same_folded_and_whole(
+    small: Folded, offering: Folded, mesh: DeviceMesh, offers: bool
+) -> None:
+    folded = offering if offers else small
     cluster = resolve_cluster("1x4xh100")
-    built, whole = (
-        build(
-            graph,
-            (mesh,),
-            strategies(graph, Rules.of(graph), mesh),
-            DevicePrices(graph, cluster, Resharder(cluster)),
-        )
-        for graph in (small.graph, small.whole)
-    )
-    tied = small.tie(built).problem
+    built, whole = (problem_of(graph, mesh, cluster) for graph in (folded.graph, folded.whole))
+    tied = folded.tie(built).problem
     rng = random.Random(7)
     for turn in range(8):
-        chosen = drawn(tied, rng)
-        cheap = evaluate_choices(tied, chosen)
-        dear = evaluate_choices(whole.problem, small.unfold(chosen))
+        picks = drawn(tied, rng)
+        cheap = evaluate_choices(tied, picks)
+        dear = evaluate_choices(whole.problem, folded.unfold(picks))
         assert cheap.load_s == pytest.approx(dear.load_s, rel=1e-9)
         assert cheap.peak_bytes == pytest.approx(dear.peak_bytes, rel=1e-9)
-        if turn < 2:  # the referee; a part of the communications is hidden here
-            nodes = whole.node_plans(small.whole, small.unfold(chosen))
-            plan = Plan(small.whole.digest, {}, whole.groups, nodes)
-            loads = evaluate(small.whole, plan, cluster).load_s
+        if turn < 2 and not offers:  # the referee; a part of the communications is hidden here
+            nodes = whole.node_plans(folded.whole, folded.unfold(picks))
+            plan = Plan(folded.whole.digest, {}, whole.groups, nodes)
+            loads = evaluate(folded.whole, plan, cluster).load_s
             assert dear.load_s == pytest.approx(tuple(loads.values()), rel=1e-9)
+
+
+def problem_of(graph: Graph, mesh: DeviceMesh, cluster: Cluster) -> Built:
+    """All that may be done with each node."""
+    found = strategies(graph, Rules.of(graph), mesh)
+    candidates = {n.name: tuple(alternatives(graph, n, found[n.name])) for n in graph.nodes}
+    return build(graph, (mesh,), candidates, DevicePrices(graph, cluster, Resharder(cluster)))
 
 
 def drawn(problem: Problem, rng: random.Random) -> list[int]:
@@ -146,12 +183,18 @@ def searched(graph: Graph, cluster: Cluster) -> tuple[Staged, ...]:
 
 def plan_of(staged: Staged, cluster: Cluster) -> Plan:
     used, nodes = decisions(staged, groups(staged, cluster))
-    return Plan(staged.folded.whole.digest, cluster.to_data(), used, nodes)
+    left = chosen(staged.folded.whole, nodes)
+    return Plan(left.digest, cluster.to_data(), used, nodes)
 
 
 @pytest.fixture(scope="module")
-def large() -> Graph:
-    return graph_of(layers=6, width=256, batch=1024)
+def model() -> ModuleGraph:
+    return traced(layers=6, width=256, batch=1024)
+
+
+@pytest.fixture(scope="module")
+def large(model: ModuleGraph) -> Graph:
+    return model.graph
 
 
 def test_figures_are_those_of_every_device(large: Graph) -> None:
@@ -179,6 +222,53 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
     assert exact.peak[0].resident_bytes < stored / 2
     with pytest.raises(Infeasible):
         searched(large, cluster.with_memory(stored // 200))
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_computed_again() -> None:
+    """With everything kept this takes 209 MB of a device."""
+    model = traced(layers=8, width=256, batch=65_536)
+    tight = resolve_cluster("4x8xh100").with_memory(150_000_000)
+    staged, *_ = searched(model.offered, tight)
+    plan = plan_of(staged, tight)
+    left = chosen(model.offered, plan.nodes)
+    again = model.offered.optional.intersection(left.by_name)
+    assert again
+    assert again < model.offered.optional  # some are kept after all
+    exact = evaluate(left, plan, tight)
+    assert exact.fits
+    ours = evaluation(staged, groups(staged, tight), tight)
+    assert staged.cut.load_s == pytest.approx(exact.step_s)
+    assert ours.load_s == pytest.approx(exact.load_s)
+    assert staged.bound_s <= exact.step_s
+
+
+@pytest.mark.slow
+def test_where_everything_fits_nothing_is_computed_again(model: ModuleGraph) -> None:
+    roomy = resolve_cluster("4x8xh100")
+    staged, *_ = searched(model.offered, roomy)
+    plan = plan_of(staged, roomy)
+    left = chosen(model.offered, plan.nodes)
+    nodes = (left.by_name[name] for name in model.offered.optional.intersection(left.by_name))
+    assert all((row := row_of(node)) is not None and row.view for node in nodes)
+
+
+@pytest.mark.slow
+def test_a_plan_by_levels_computes_what_the_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partitioner.search.EXPLICIT", 2)
+    torch.manual_seed(0)
+    module, x = Stack(8, 16), torch.randn(512, 16)
+    options: dict[str, Any] = {"training": True, "optimizer": "sgd", "mesh": {"dp": 2, "tp": 2}}
+    options |= {"devices": 4, "cluster": "ideal", "time_limit_s": 8}
+    kept = partitioner.compile(module, x, recompute=False, **options)
+    limit = max(kept.summary["peak_bytes"]) // 2
+    found = partitioner.compile(module, x, recompute=True, memory=limit, **options)
+    assert found.plan.certificate is not None
+    assert "blocks of" in found.plan.certificate.folded
+    assert max(found.summary["peak_bytes"]) <= limit
+    assert any(name.endswith("/again") for name in found.plan.nodes)
+    assert any("are computed again" in note for note in found.summary["notes"])
+    assert found.verify()
 
 
 def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:

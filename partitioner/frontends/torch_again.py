@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from partitioner.frontends.regions import Life, regions
 from partitioner.frontends.torch_passes import Passes
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import row_of
+from partitioner.ir.sequence import Stretch, repetitions
 
 
 @dataclass
@@ -64,8 +67,24 @@ class Again(Passes):
             for value, node in self.made.items()
             if value not in self.derived and not self._is_view(node) and value not in self.outputs
         }
-        of = regions(tuple(lives.values()), len(self.forward))
+        of = regions(tuple(lives.values()), len(self.forward), self._repeated())
         return frozenset(v for v, life in lives.items() if of[life.first] == of[life.last])
+
+    def _repeated(self) -> tuple[Stretch, ...]:
+        """Where the forward pass repeats."""
+        known: dict[object, int] = {}
+        kinds = [
+            known.setdefault(
+                (
+                    node.op,
+                    repr(sorted(node.attrs.items())),
+                    *(str(self.types[value]) for value in (*node.reads, *node.writes)),
+                ),
+                len(known),
+            )
+            for node in self.forward
+        ]
+        return tuple(repetitions(np.array(kinds, np.int64), 0, len(kinds)))
 
     def _is_view(self, node: Node) -> bool:
         row = row_of(node)

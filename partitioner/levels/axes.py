@@ -8,6 +8,9 @@ strategies that honour the kind's constraints.
 What leads from weights to the operators that read them (the stored value, its aliases and views)
 and the updates are free on all axes at every step: a weight may be stored over one axis along the
 very dim that another axis wants to cut.
+What a graph offers to compute again is searched like an axis: a step of its own, in which all cuts
+stay. The first plan computes everything again, since that takes the least memory; then as much is
+kept as pays. A node that comes back is cut as the one that it is a copy of.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from partitioner.cost_model.prices import EvenPrices
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.offers import alternatives, everything, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.levels.shard import Sharded, Sharder
@@ -38,6 +42,7 @@ from partitioner.strategies import strategies
 
 Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
 Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.
+Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.offers.alternatives`.
 
 #: Kinds of parallelism of the first plan, from the outermost axis on; the first that fits is taken.
 KINDS = (("zero2", "tp"), ("zero3", "tp"))
@@ -69,6 +74,7 @@ class AxisSharder:
         self.graph = self.sharder.folded.graph
         self.weights = frozenset(weight_side(self.graph))
         self.batch = batch_inputs(self.graph, self.graph.inputs)
+        self.originals = originals(self.graph)
 
     def begin(self, mesh: DeviceMesh, gap: float) -> Axes:
         """The first plan on a mesh of equal devices: of known kinds; none if they do not suit it.
@@ -84,6 +90,7 @@ class AxisSharder:
             except (Infeasible, ConstraintError):
                 continue
             self.planned = True
+            job.offer()
             return job
         return self.unbegun(mesh, gap)
 
@@ -113,11 +120,14 @@ class AxisSharder:
         known = job.found is not None
         for axis in names if not known else ():
             job.step(axis, job.room(axis))
+        if not known:
+            job.offer()
         for done in range(self._passes(names, known=known)):
             before = job.best.cost_s
             for axis in names:
                 if (known and done == 0) or time.monotonic() < self.deadline:
                     job.step(axis, job.room(names[-1]))
+            job.offer()
             if job.best.cost_s > min(best_s, before * (1 - LEAST_GAIN)):
                 break
         self.planned = True
@@ -137,6 +147,16 @@ class AxisSharder:
                 name: tuple(placed.layouts for placed in own) for name, own in found.items()
             }
         return self._cuts[length]
+
+    def copied(self, name: str, original: str, pick: Pick, lengths: Sequence[int]) -> Pick:
+        """The cuts of another node, of which this one is a copy; whole where it has none such."""
+
+        def same(length: int, index: int) -> int:
+            wanted = self.cuts(length)[original][index : index + 1]
+            own = self.cuts(length)[name]
+            return own.index(wanted[0]) if wanted and wanted[0] in own else 0
+
+        return tuple(map(same, lengths, pick))
 
     def composed(self, node: Node, model: DeviceMesh, pick: Pick) -> PlacedNode | None:
         """A node with these cuts over the axes of a stand-in; None if they do not go together."""
@@ -186,7 +206,7 @@ class Axes:
     owner: AxisSharder
     even: EvenMesh
     gap: float
-    picks: dict[str, Pick] = field(default_factory=dict)
+    picks: dict[str, Taken] = field(default_factory=dict)
     found: Sharded | None = None
     _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
 
@@ -195,7 +215,8 @@ class Axes:
         model = self.even.model
         self.lengths = [size for _, size in model.axes]
         self.home = DeviceMesh.single(model.devices[0])
-        self.picks = {node.name: (0,) * len(self.lengths) for node in self.graph.nodes}
+        whole = (0,) * len(self.lengths)
+        self.picks = {node.name: (whole, everything(node)) for node in self.graph.nodes}
         resharder = EvenResharder(self.even.cluster, even=self.even)
         self.prices = EvenPrices(self.graph, self.even, resharder)
 
@@ -228,10 +249,27 @@ class Axes:
         """
         index = self.even.mesh.names.index(axis)
         options = {node.name: self._options(node, index, pins) for node in self.graph.nodes}
+        self._choose(options, room, warm=pins is None, tight=tight)
+
+    def offer(self) -> None:
+        """Choose anew what is computed again, if anything may be; all is cut as it is."""
+        if not self.graph.optional:
+            return
+        options = {node.name: self._offered(node) for node in self.graph.nodes}
+        self._choose(options, self.room(self.even.mesh.names[-1]), warm=True, tight=True)
+
+    def _choose(
+        self,
+        options: Mapping[str, Mapping[Taken, PlacedNode]],
+        room: float,
+        *,
+        warm: bool,
+        tight: bool,
+    ) -> None:
         candidates = {name: tuple(own.values()) for name, own in options.items()}
         groups = tuple(dict.fromkeys((self.even.model, self.home)))
         built = build(self.graph, groups, candidates, self.prices)
-        solution, tied = self._solve(built, room, warm=pins is None, tight=tight)
+        solution, tied = self._solve(built, room, warm=warm, tight=tight)
         self.picks = {
             name: list(own)[pick]
             for (name, own), pick in zip(options.items(), solution.chosen, strict=True)
@@ -239,13 +277,34 @@ class Axes:
         folded = self.owner.sharder.folded
         self.found = Sharded(folded, self.even, built, tied, solution)
 
-    def _options(self, node: Node, axis: int, pins: Constraints | None) -> dict[Pick, PlacedNode]:
+    def _offered(self, node: Node) -> dict[Taken, PlacedNode]:
+        """Alternatives of a node as it is cut, the one of the plan so far first."""
+        now = self.picks[node.name]
+        found = {now: self._taken(node, now)}
+        original = self.owner.originals.get(node.name)
+        pick = now[0]
+        if found[now].absent and original is not None:
+            pick = self.owner.copied(node.name, original, self.picks[original][0], self.lengths)
+        placed = self._place(node, pick)
+        others = alternatives(self.graph, node, (placed,)) if placed is not None else ()
+        found.update({(pick, form): p for form, p in enumerate(others) if form != now[1]})
+        return found
+
+    def _taken(self, node: Node, taken: Taken) -> PlacedNode:
+        """What the plan does with a node."""
+        placed = self._place(node, taken[0])
+        assert placed is not None
+        return tuple(alternatives(self.graph, node, (placed,)))[taken[1]]
+
+    def _options(self, node: Node, axis: int, pins: Constraints | None) -> dict[Taken, PlacedNode]:
         """Strategies of a node by their cuts, the one of the plan so far first.
 
         Raises:
             ConstraintError: No strategy honours the pins.
         """
-        now = self.picks[node.name]
+        now, form = self.picks[node.name]
+        if (planned := self._taken(node, (now, form))).absent:
+            return {(now, form): planned}
         counts = [max(1, len(self.owner.cuts(size)[node.name])) for size in self.lengths]
         free = range(len(now)) if node.name in self.owner.weights else (axis,)
         ranges = [range(counts[a]) if a in free else (now[a],) for a in range(len(now))]
@@ -256,12 +315,12 @@ class Axes:
             if placed is not None and (placed.ins, placed.outs) not in seen:
                 seen.add((placed.ins, placed.outs))
                 found[pick] = placed
-        if pins is None:
-            return found
-        kept = set(map(id, pins.keep(node, tuple(found.values()))))
-        if not kept:
-            raise ConstraintError(f"no strategy of {node.name!r} is of the kind")
-        return {pick: placed for pick, placed in found.items() if id(placed) in kept}
+        if pins is not None:
+            kept = set(map(id, pins.keep(node, tuple(found.values()))))
+            if not kept:
+                raise ConstraintError(f"no strategy of {node.name!r} is of the kind")
+            found = {pick: placed for pick, placed in found.items() if id(placed) in kept}
+        return {(pick, form): self._taken(node, (pick, form)) for pick in found}
 
     def _place(self, node: Node, pick: Pick) -> PlacedNode | None:
         """A node with these cuts; None if they do not go together or are not even."""

@@ -33,7 +33,10 @@ def groups(staged: Staged, cluster: Cluster) -> tuple[DeviceMesh, ...]:
 def decisions(
     staged: Staged, meshes: Sequence[DeviceMesh]
 ) -> tuple[tuple[DeviceMesh, ...], dict[str, NodePlan]]:
-    """Groups and decisions of a plan; ops that are kept whole are on their stage's first device."""
+    """Groups and decisions of a plan; none for nodes that are left out.
+
+    Ops that are kept whole are on their stage's first device.
+    """
     used: dict[DeviceMesh, int] = {}
     plans: dict[str, NodePlan] = {}
     graph, places = staged.folded.whole, staged.folded.places
@@ -42,6 +45,8 @@ def decisions(
         home = DeviceMesh.single(mesh.devices[0])
         for position in span:
             placed = option.sharded.picks[places[position]]
+            if placed.absent:
+                continue
             on = mesh if placed.mesh.axes or not mesh.axes else home
             cuts = {name: real(layout) for name, layout in placed.layouts.items()}
             plans[graph.nodes[position].name] = NodePlan(used.setdefault(on, len(used)), cuts)

@@ -250,7 +250,8 @@ def work_bound(sharder: Sharder) -> float:
     """No plan is below: all nodes' least device seconds, shared by all devices.
 
     A node on a mesh takes no fewer device seconds than on one device: launches are paid by
-    each, and FLOPs and bytes are at best divided. Unlike devices count by their speed.
+    each, and FLOPs and bytes are at best divided. Unlike devices count by their speed. Optional
+    nodes may be left out.
     """
     graph, cluster, times = sharder.folded.graph, sharder.cluster, _times(sharder.folded)
     seconds, pools = [], kinds(cluster)
@@ -258,7 +259,12 @@ def work_bound(sharder: Sharder) -> float:
         mesh = DeviceMesh.single(kind.first)
         even = EvenMesh(mesh, mesh, cluster)
         alone = (place(graph, n, mesh, {}, sharder.rule(n)) for n in graph.nodes)
-        seconds.append([even.node_seconds(graph, placed) for placed in alone])
+        seconds.append(
+            [
+                0.0 if placed.node.name in graph.optional else even.node_seconds(graph, placed)
+                for placed in alone
+            ]
+        )
     whole = [sum(t * s for t, s in zip(times, own, strict=True)) for own in seconds]
     if not all(whole):
         return 0.0

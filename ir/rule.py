@@ -106,6 +106,9 @@ class Rule:
     linear: frozenset[int] = frozenset()
     points: tuple[str, ...] = ()
     flops_per_point: float = 0.0
+    _known: dict[object, tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def of(
@@ -249,6 +252,14 @@ class Rule:
         Raises:
             LayoutError: The cut has no layout (a sum cut in one term only, an axis used twice).
         """
+        key = (mesh, *layouts.items())
+        if key not in self._known:
+            self._known[key] = self._shardings(layouts, mesh)
+        return self._known[key]
+
+    def _shardings(
+        self, layouts: Layouts, mesh: DeviceMesh
+    ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
         used = [axis for link in self._cut_classes(layouts) for axis in layouts[link[0]].axes]
         if len(used) != len(set(used)):
             raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")

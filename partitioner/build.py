@@ -353,13 +353,11 @@ class _Builder:
     def _paid(self, value: str, moves: _Moves) -> dict[Pair, tuple[int, ...]]:
         """Items of each pair of an edge's classes."""
         found = [self._copy_item(value, copy) for copy in moves.copies]
-        if None not in found:
-            return {pair: tuple([found[k] for k in path]) for pair, path in moves.paths.items()}  # type: ignore[misc]
-        return {
-            pair: paid
+        paid = {
+            pair: tuple([item for k in path if (item := found[k]) is not None])
             for pair, path in moves.paths.items()
-            if (paid := tuple(item for k in path if (item := found[k]) is not None))
         }
+        return paid if None not in found else {pair: own for pair, own in paid.items() if own}
 
     def _copy_item(self, value: str, copy: _Copy) -> int | None:
         key = (value, copy.home, copy.after)

@@ -44,8 +44,20 @@ class Rules:
 
     @classmethod
     def of(cls, graph: Graph) -> Rules:
-        """Look every node up in the op table."""
-        return cls({node.name: rule_of(graph, node) for node in graph.nodes})
+        """Look every node up in the op table; equal rules of one op are one object."""
+        known: dict[object, list[Rule]] = {}
+        found: dict[str, Rule | str] = {}
+        for node in graph.nodes:
+            rule = rule_of(graph, node)
+            if isinstance(rule, Rule):
+                key = (node.op, rule.operand_shapes, rule.result_shapes, tuple(rule.factors))
+                alike = known.setdefault(key, [])
+                if rule in alike:
+                    rule = alike[alike.index(rule)]
+                else:
+                    alike.append(rule)
+            found[node.name] = rule
+        return cls(found)
 
     def rule(self, node: Node) -> Rule | None:
         """The node's rule, None if it is opaque."""

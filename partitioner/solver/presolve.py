@@ -154,7 +154,7 @@ def _merge_classes(edge: Edge) -> Edge:
     for row, o in zip(rows, outs, strict=True) if forbidden else ():
         row[:] = [None if (o, i) in forbidden else cell for i, cell in zip(ins, row, strict=True)]
     out_id = _number(outs, rows)
-    in_id = _number(ins, list(zip(*rows, strict=True)))
+    in_id = _number(ins, [[row[k] for row in rows] for k in range(len(ins))])
     items: dict[Pair, tuple[int, ...]] = {}
     barred = set()
     for o, row in zip(outs, rows, strict=True):

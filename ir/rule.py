@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cached_property
 
@@ -24,6 +24,7 @@ Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
 DimExpr = tuple[Term, ...]  #: Sum of terms, one after the other.
 Dims = tuple[DimExpr, ...]
 Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
+Shardings = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]  #: Of operands, of results.
 
 
 class Kind(StrEnum):
@@ -106,7 +107,7 @@ class Rule:
     linear: frozenset[int] = frozenset()
     points: tuple[str, ...] = ()
     flops_per_point: float = 0.0
-    _known: dict[object, tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = field(
+    _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -190,6 +191,12 @@ class Rule:
         return f"{' '.join(factors) or 'no factors'}: {' -> '.join(sides)}"
 
     @cached_property
+    def key(self) -> Hashable:
+        """Equal for equal rules."""
+        own = ((f.name, getattr(self, f.name)) for f in fields(self) if f.compare)
+        return tuple(tuple(value.items()) if name == "factors" else value for name, value in own)
+
+    @cached_property
     def links(self) -> tuple[tuple[str, ...], ...]:
         """Factors that are cut together, one class each: the terms of a sum share their axes.
 
@@ -244,22 +251,18 @@ class Rule:
         local = self.local_sizes(layouts, mesh, point)
         return self.flops_per_point * math.prod(local[name] for name in self.points)
 
-    def shardings(
-        self, layouts: Layouts, mesh: DeviceMesh
-    ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
-        """Shardings of operands and results under a cut of factors.
+    def shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
+        """Shardings of operands and results under a cut of factors; worked out once.
 
         Raises:
             LayoutError: The cut has no layout (a sum cut in one term only, an axis used twice).
         """
-        key = (mesh, *layouts.items())
-        if key not in self._known:
-            self._known[key] = self._shardings(layouts, mesh)
-        return self._known[key]
+        key = mesh, tuple(layouts.items())
+        if key not in self._cuts:
+            self._cuts[key] = self._shardings(layouts, mesh)
+        return self._cuts[key]
 
-    def _shardings(
-        self, layouts: Layouts, mesh: DeviceMesh
-    ) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+    def _shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
         used = [axis for link in self._cut_classes(layouts) for axis in layouts[link[0]].axes]
         if len(used) != len(set(used)):
             raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")

@@ -11,7 +11,7 @@ neighbour offers any: they follow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.class_cuts import ClassCut, ClassCuts
@@ -44,20 +44,15 @@ class Rules:
 
     @classmethod
     def of(cls, graph: Graph) -> Rules:
-        """Look every node up in the op table; equal rules of one op are one object."""
-        known: dict[object, list[Rule]] = {}
-        found: dict[str, Rule | str] = {}
-        for node in graph.nodes:
-            rule = rule_of(graph, node)
-            if isinstance(rule, Rule):
-                key = (node.op, rule.operand_shapes, rule.result_shapes, tuple(rule.factors))
-                alike = known.setdefault(key, [])
-                if rule in alike:
-                    rule = alike[alike.index(rule)]
-                else:
-                    alike.append(rule)
-            found[node.name] = rule
-        return cls(found)
+        """Look every node up in the op table; equal rules are one object."""
+        known: dict[Hashable, Rule] = {}
+        found = ((node.name, rule_of(graph, node)) for node in graph.nodes)
+        return cls(
+            {
+                name: known.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
+                for name, rule in found
+            }
+        )
 
     def rule(self, node: Node) -> Rule | None:
         """The node's rule, None if it is opaque."""

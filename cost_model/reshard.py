@@ -8,14 +8,17 @@ mesh axes can move less. See docs/concepts/reshard.md.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_seconds
 from partitioner.cost_model.errors import CostError
 from partitioner.ir.exchange import Transfer, components, exchange, region_numel
-from partitioner.ir.layout import Placement, Sharding
+from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Comm, CommKind
 
@@ -73,6 +76,7 @@ class Resharder:
 
     cluster: Cluster
     _known: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
+    _prices: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
         """Whether this reshard can be priced; here, any of one tensor."""
@@ -86,6 +90,23 @@ class Resharder:
         if key not in self._known:
             self._known[key] = self._plan(dtype, source, target)
         return self._known[key]
+
+    def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
+        """The steps of `hops` by what they cost: communications are those of a simpler tensor.
+
+        Steps that cost the same, of whatever tensors, have one tuple of communications.
+        """
+        if source == target:
+            return ()
+        key = (dtype, source, target)
+        if key not in self._prices:
+            alike = simplest(source, target)
+            real = dict(zip(_stations(*alike), _stations(source, target), strict=True))
+            self._prices[key] = tuple(
+                Hop(real[hop.after], hop.comms, hop.aliases, hop.zeros)
+                for hop in self.hops(dtype, *alike)
+            )
+        return self._prices[key]
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         whole = Placement(target.mesh, target.sharding.without_partial())
@@ -168,6 +189,49 @@ class Resharder:
     def _price(self, comm: Comm, numel: int = 0) -> PricedComm:
         seconds = comm_seconds(comm, numel, self.cluster)
         return PricedComm(comm, seconds, overlap=overlap_share(comm, self.cluster))
+
+
+def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:
+    """Another tensor between the same groups that costs as much: few dims, of least sizes.
+
+    What is cut nowhere is one dim in front, and so is the unit in which a dim's cuts are counted.
+    The other dims are sorted.
+    """
+    numel, cut = 1, []
+    for own, want in zip(source.sharding.dims, target.sharding.dims, strict=True):
+        unit, *less = _in_units(own, want)
+        numel *= unit
+        if own.axes or want.axes:
+            cut.append(less)
+    if len(cut) > 1:
+        cut.sort(key=lambda pair: [(dim.axes, dim.segments) for dim in pair])
+    first = DimLayout.whole(numel)
+    held, wanted = ((first, *(pair[side] for pair in cut)) for side in (0, 1))
+    return (
+        Placement(source.mesh, Sharding(held, source.sharding.partial)),
+        Placement(target.mesh, Sharding(wanted, target.sharding.partial)),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _in_units(own: DimLayout, want: DimLayout) -> tuple[int, DimLayout, DimLayout]:
+    """Elements that all cuts of a dim are multiples of, and its layouts counted in them."""
+    unit = math.gcd(*itertools.chain(*own.segments, *want.segments)) or 1
+    less = (
+        DimLayout(dim.axes, tuple(tuple(part // unit for part in cuts) for cuts in dim.segments))
+        for dim in (own, want)
+    )
+    return unit, next(less), next(less)
+
+
+def _stations(source: Placement, target: Placement) -> tuple[Placement, ...]:
+    """Where a reshard may leave a value: reduced at its source, or at its target, or there."""
+    return _reduced(source), _reduced(target), target
+
+
+@lru_cache(maxsize=65536)
+def _reduced(at: Placement) -> Placement:
+    return Placement(at.mesh, at.sharding.without_partial()) if at.sharding.partial else at
 
 
 def overlap_share(comm: Comm, cluster: Cluster) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.memory import with_headroom
@@ -30,8 +31,41 @@ Candidates = Mapping[str, Sequence[PlacedNode]]  #: Strategies of each node, ove
 
 #: Where an edge's end has the value; whether its node is left out (True), or reads another operand.
 End = Placement | bool
-Move = tuple[Pair, Placement, tuple[Hop, ...]]  #: Classes of an edge, home, reshard.
-Key = tuple[str, *tuple[Placement, ...]]  #: What an item is of: a value, and its placements.
+Key = tuple[str, *tuple[int, ...]]  #: What an item is of: a value, and its placements by number.
+Vector = tuple[float, ...]  #: Seconds or bytes on each column.
+
+
+class _Copy(NamedTuple):
+    """What a step of a reshard leaves, wherever it is made.
+
+    Attributes:
+        home: Number of the placement that the value has at first.
+        after: Number of the placement of the copy.
+        load_s: Seconds of the step.
+        bytes: Bytes of the copy.
+        lasting: Whether it is a constant.
+    """
+
+    home: int
+    after: int
+    load_s: Vector
+    bytes: Vector
+    lasting: bool
+
+
+@dataclass(frozen=True)
+class _Moves:
+    """The reshards between two lists of placements.
+
+    Attributes:
+        bad: Pairs of placements that no reshard joins.
+        copies: All that the reshards of the others leave.
+        paths: Which copies each of them leaves, in order.
+    """
+
+    bad: frozenset[Pair]
+    copies: tuple[_Copy, ...]
+    paths: Mapping[Pair, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -91,17 +125,21 @@ class _Builder:
     items: list[Item] = field(default_factory=list)
     kept: list[Key] = field(default_factory=list)
     known: dict[Key, int | None] = field(default_factory=dict)
-    moves: dict[object, tuple[frozenset[Pair], tuple[Move, ...]]] = field(default_factory=dict)
-    #: By identity; the hop is kept so that its identity lasts.
-    hops: dict[tuple[int, bool], tuple[Hop, list[float], list[float], bool]] = field(
-        default_factory=dict
-    )
+    placements: list[Placement] = field(default_factory=list)
+    numbers: dict[Placement, int] = field(default_factory=dict)
+    sizes: dict[tuple[str, int, bool], Vector] = field(default_factory=dict)
+    #: By element type, placements and whether it passes beside compute; None if there is no way.
+    steps: dict[tuple[str, int, int, bool], tuple[_Copy, ...] | None] = field(default_factory=dict)
+    moves: dict[object, _Moves] = field(default_factory=dict)
+    #: By identity; the communications are kept so that their identity lasts.
+    loads: dict[tuple[int, bool], tuple[object, Vector]] = field(default_factory=dict)
 
     def run(self, interchangeable: tuple[tuple[int, ...], ...]) -> Built:
         graph = self.graph
         self.devices = self.prices.devices
         self.ends = _last_uses(graph)
         self.beside = beside_compute(graph)
+        self.spans = {value: self._span(value) for value in graph.producers}
         index = {mesh: i for i, mesh in enumerate(self.groups)}
         nodes = tuple(
             tuple(self._choice(placed, index[placed.mesh]) for placed in self.candidates[node.name])
@@ -124,7 +162,7 @@ class _Builder:
 
     def _choice(self, placed: PlacedNode, group: int) -> Choice:
         seconds = self.prices.node_seconds(placed)
-        load = [seconds.get(device, 0.0) for device in self.devices]
+        load: Iterable[float] = [seconds.get(device, 0.0) for device in self.devices]
         for value, at in self._pending_outputs(placed):
             if not self.graph.consumers[value]:
                 for hop in self._resolve(value, at):
@@ -144,7 +182,7 @@ class _Builder:
 
     def _resolve(self, value: str, at: Placement) -> tuple[Hop, ...]:
         done = Placement(at.mesh, at.sharding.without_partial())
-        return self.prices.resharder.hops(self.graph.types[value].dtype, at, done)
+        return self.prices.resharder.priced(self.graph.types[value].dtype, at, done)
 
     def _hold(self, position: int, node: Node) -> Hold:
         return Hold(
@@ -159,7 +197,9 @@ class _Builder:
         first, last = self.graph.order[node.name], len(self.graph.nodes) - 1
         for value, at in placed.operands():
             if value in self.graph.constants:
-                yield self._item((value, at), self._bytes(value, at, resident=True), 0, last)
+                yield self._item(
+                    self._key(value, at), self._bytes(value, at, resident=True), 0, last
+                )
             elif value not in self.graph.producers:
                 yield from self._fed(value, at)
         for value, at in self._pending_outputs(placed):
@@ -167,36 +207,40 @@ class _Builder:
                 yield from (self._hop_item(value, at, hop) for hop in self._resolve(value, at))
             else:
                 done = self._resolve(value, at)[-1].after
-                yield self._item((value, at, done), self._bytes(value, done), first, last)
+                yield self._item(self._key(value, at, done), self._bytes(value, done), first, last)
         row = row_of(node)
         if row is not None and row.view and not row.either:
             return
         if row is not None and row.stored:
             for value, at in placed.results():
-                yield self._item((value, at), self._stored(node, value, at), 0, last)
+                yield self._item(self._key(value, at), self._stored(node, value, at), 0, last)
             return
         for value, at in placed.results():
             end = max(first, self.ends[value])
-            yield self._item((value, at), self._bytes(value, at), first, end)
+            yield self._item(self._key(value, at), self._bytes(value, at), first, end)
 
     def _fed(self, value: str, at: Placement) -> Iterable[int | None]:
         """A graph input where a node wants it; a pending sum is the input and blocks of zeros."""
         plain = Placement(at.mesh, at.sharding.without_partial())
         first = min(self.graph.order[node.name] for node in self.graph.consumers[value])
-        yield self._item((value, plain), self._bytes(value, plain), first, self.ends[value])
-        for hop in self.prices.resharder.hops(self.graph.types[value].dtype, plain, at):
+        yield self._item(
+            self._key(value, plain), self._bytes(value, plain), first, self.ends[value]
+        )
+        for hop in self.prices.resharder.priced(self.graph.types[value].dtype, plain, at):
             held = self._bytes(value, at)
             zeros = [
                 size if device in hop.zeros else 0.0
                 for device, size in zip(self.devices, held, strict=True)
             ]
-            yield self._item((value, plain, at), zeros, 0, len(self.graph.nodes) - 1)
+            yield self._item(
+                self._key(value, plain, at), tuple(zeros), 0, len(self.graph.nodes) - 1
+            )
 
-    def _stored(self, node: Node, value: str, at: Placement) -> list[float]:
+    def _stored(self, node: Node, value: str, at: Placement) -> Vector:
         """Bytes of a stored value, and of what is kept beside it."""
         kind = self.graph.types[value].dtype
         held = self._bytes(value, at, resident=True)
-        return [held_bytes(node, kind, nbytes) for nbytes in held]
+        return tuple(held_bytes(node, kind, nbytes) for nbytes in held)
 
     def _edges(self, node: Node) -> Iterable[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""
@@ -204,6 +248,11 @@ class _Builder:
             producer = self.graph.producers.get(value)
             if producer is not None:
                 yield self._edge(value, producer, node, slot)
+
+    def _span(self, value: str) -> tuple[int, int]:
+        """Positions from which and to which copies of a value are held."""
+        first = self.graph.order[self.graph.producers[value].name]
+        return first, max(first, self.ends[value])
 
     def _stays(self, node: Node, slot: int) -> bool:
         row = row_of(node)
@@ -216,32 +265,27 @@ class _Builder:
         wants, in_class = _classes(
             [placed.ins[slot] or placed.absent for placed in self.candidates[consumer.name]]
         )
-        forbidden, moves = self._moves(self.graph.types[value].dtype, homes, wants)
+        dtype, beside = self.graph.types[value].dtype, value in self.beside
+        moves = self._moves(dtype, homes, wants, beside=beside)
+        forbidden = moves.bad
         if self.graph.optional:
             offered = producer.name in self.graph.optional
             forbidden |= frozenset(_contradictions(homes, wants, offered=offered))
+        items: dict[Pair, tuple[int, ...]] = {}
         if self._stays(consumer, slot):
             pairs = ((i, j) for i in range(len(homes)) for j in range(len(wants)))
-            forbidden, moves = frozenset(p for p in pairs if homes[p[0]] != wants[p[1]]), ()
-        items = {
-            pair: found
-            for pair, home, hops in moves
-            if (
-                found := tuple(i for h in hops if (i := self._hop_item(value, home, h)) is not None)
-            )
-        }
+            forbidden = frozenset(p for p in pairs if homes[p[0]] != wants[p[1]])
+        else:
+            items = self._paid(value, moves)
         row = row_of(consumer)
         if row is not None and row.either:
-            reshards = {pair: hops for pair, _, hops in moves}
             for i, j in itertools.product(range(len(homes)), range(len(wants))):
-                home = homes[i]
-                if (
-                    not isinstance(home, bool)
-                    and not isinstance(wants[j], bool)
-                    and (i, j) not in forbidden
-                ):
-                    held = self._kept(value, consumer, home, reshards.get((i, j), ()))
-                    items[i, j] = (*items.get((i, j), ()), *held)
+                home, want = homes[i], wants[j]
+                if isinstance(home, bool) or isinstance(want, bool) or (i, j) in forbidden:
+                    continue
+                copies = [moves.copies[k] for k in moves.paths.get((i, j), ())]
+                held = self._kept(value, consumer, home, copies)
+                items[i, j] = (*items.get((i, j), ()), *held)
         order = self.graph.order
         return Edge(
             u=order[producer.name],
@@ -252,103 +296,150 @@ class _Builder:
             forbidden=forbidden,
         )
 
-    def _kept(self, value: str, taker: Node, home: Placement, hops: Sequence[Hop]) -> Iterator[int]:
+    def _kept(
+        self, value: str, taker: Node, home: Placement, copies: Sequence[_Copy]
+    ) -> Iterator[int]:
         """What is held of a value from its last other use on for the node that takes it."""
         order = self.graph.order
         made = order[self.graph.producers[value].name]
         first, last = max(made, self.ends[value]) + 1, order[taker.name] - 1
         if first > last:
             return
-        dtype, beside = self.graph.types[value].dtype, value in self.beside
-        copies = [(home, self._bytes(value, home))]
-        copies += [(hop.after, self._hop_price(dtype, hop, beside=beside)[0]) for hop in hops]
-        for at, held in copies:
-            item = self._item((taker.outputs[0], home, at, at), held, first, last)
+        number = self._number(home)
+        held = [(number, self._bytes(value, home)), *((copy.after, copy.bytes) for copy in copies)]
+        for at, size in held:
+            item = self._item((taker.outputs[0], number, at, at), size, first, last)
             if item is not None:
                 yield item
 
     def _moves(
-        self, dtype: str, homes: tuple[End, ...], wants: tuple[End, ...]
-    ) -> tuple[frozenset[Pair], tuple[Move, ...]]:
-        """Pairs of placements that no reshard joins, and the reshards of the others.
+        self, dtype: str, homes: Sequence[End], wants: Sequence[End], *, beside: bool
+    ) -> _Moves:
+        """The reshards of an edge.
 
         Blocks of a model repeat, so the same lists of placements come again and again.
         """
-        key = (dtype, homes, wants)
+        ends = tuple(
+            tuple(-1 if isinstance(at, bool) else self._number(at) for at in side)
+            for side in (homes, wants)
+        )
+        key = (dtype, ends, beside)
         if key not in self.moves:
-            resharder = self.prices.resharder
             pairs = {
-                (i, j): (a, b)
-                for i, a in enumerate(homes)
-                for j, b in enumerate(wants)
-                if not isinstance(a, bool) and not isinstance(b, bool)
+                (i, j): self._steps(dtype, home, want, beside=beside)
+                for i, home in enumerate(ends[0])
+                for j, want in enumerate(ends[1])
+                if home >= 0 and want >= 0
             }
-            bad = frozenset(pair for pair, ends in pairs.items() if not resharder.allows(*ends))
-            self.moves[key] = (
-                bad,
-                tuple(
-                    (pair, home, hops)
-                    for pair, (home, want) in pairs.items()
-                    if pair not in bad and (hops := resharder.hops(dtype, home, want))
-                ),
-            )
+            self.moves[key] = _moves(pairs)
         return self.moves[key]
 
-    def _hop_item(self, value: str, home: Placement, hop: Hop) -> int | None:
-        key = (value, home, hop.after)
+    def _steps(self, dtype: str, home: int, want: int, *, beside: bool) -> tuple[_Copy, ...] | None:
+        """What a reshard leaves on its way; None if there is no way."""
+        if home == want:
+            return ()
+        key = (dtype, home, want, beside)
+        if key not in self.steps:
+            source, target = self.placements[home], self.placements[want]
+            if self.prices.resharder.allows(source, target):
+                hops = self.prices.resharder.priced(dtype, source, target)
+                self.steps[key] = tuple(
+                    self._copy(dtype, source, hop, beside=beside) for hop in hops
+                )
+            else:
+                self.steps[key] = None
+        return self.steps[key]
+
+    def _paid(self, value: str, moves: _Moves) -> dict[Pair, tuple[int, ...]]:
+        """Items of each pair of an edge's classes."""
+        found = [self._copy_item(value, copy) for copy in moves.copies]
+        paid = {
+            pair: tuple([item for k in path if (item := found[k]) is not None])
+            for pair, path in moves.paths.items()
+        }
+        return paid if None not in found else {pair: own for pair, own in paid.items() if own}
+
+    def _copy_item(self, value: str, copy: _Copy) -> int | None:
+        key = (value, copy.home, copy.after)
         if key in self.known:
             return self.known[key]
-        dtype, beside = self.graph.types[value].dtype, value in self.beside
-        held, load, lasting = self._hop_price(dtype, hop, beside=beside)
-        first = self.graph.order[self.graph.producers[value].name]
-        last = max(first, self.ends[value])
-        if lasting:
+        first, last = self.spans[value]
+        if copy.lasting:
             first, last = 0, len(self.graph.nodes) - 1
-        return self._item(key, held, first, last, load)
+        return self._item(key, copy.bytes, first, last, copy.load_s)
 
-    def _hop_price(
-        self, dtype: str, hop: Hop, *, beside: bool
-    ) -> tuple[list[float], list[float], bool]:
-        """Bytes and seconds of a hop on each column; whether what it makes is a constant."""
-        key = id(hop), beside
-        if key not in self.hops:
-            sizes = self._bytes_of(dtype, hop.after, resident=bool(hop.zeros))
-            devices = self.devices
-            held = [
+    def _hop_item(self, value: str, home: Placement, hop: Hop) -> int | None:
+        dtype, beside = self.graph.types[value].dtype, value in self.beside
+        return self._copy_item(value, self._copy(dtype, home, hop, beside=beside))
+
+    def _copy(self, dtype: str, home: Placement, hop: Hop, *, beside: bool) -> _Copy:
+        held = self._bytes_of(dtype, hop.after, resident=bool(hop.zeros))
+        if hop.aliases:
+            held = tuple(
                 0.0 if device in hop.aliases else size
-                for device, size in zip(devices, sizes, strict=True)
-            ]
-            zeros = (size for d, size in zip(devices, held, strict=True) if d in hop.zeros)
-            # blocks of zeros are constants
-            load = self._hop_load(hop, beside=beside)
-            self.hops[key] = hop, held, load, any(zeros)
-        return self.hops[key][1:]
+                for device, size in zip(self.devices, held, strict=True)
+            )
+        # blocks of zeros are constants
+        zeros = any(size for d, size in zip(self.devices, held, strict=True) if d in hop.zeros)
+        load = self._hop_load(hop, beside=beside)
+        return _Copy(self._number(home), self._number(hop.after), load, held, zeros)
 
-    def _hop_load(self, hop: Hop, *, beside: bool) -> list[float]:
-        seconds = [priced.busy_seconds(beside=beside) for priced in hop.comms]
-        return [sum(one.get(device, 0.0) for one in seconds) for device in self.devices]
+    def _hop_load(self, hop: Hop, *, beside: bool) -> Vector:
+        key = id(hop.comms), beside
+        if key not in self.loads:
+            seconds = [priced.busy_seconds(beside=beside) for priced in hop.comms]
+            load = tuple(sum(one.get(d, 0.0) for one in seconds) for d in self.devices)
+            self.loads[key] = hop.comms, load
+        return self.loads[key][1]
 
-    def _item(
-        self, key: Key, held: Sequence[float], first: int, last: int, load: Sequence[float] = ()
-    ) -> int | None:
+    def _key(self, value: str, *at: Placement) -> Key:
+        return (value, *map(self._number, at))
+
+    def _number(self, at: Placement) -> int:
+        found = self.numbers.get(at)
+        if found is None:
+            found = self.numbers[at] = len(self.placements)
+            self.placements.append(at)
+        return found
+
+    def _item(self, key: Key, held: Vector, first: int, last: int, load: Vector = ()) -> int | None:
         """Index of the item of this key; None if it costs and holds nothing."""
         if key not in self.known:
             if any(held) or any(load):
-                load_s = tuple(load) or (0.0,) * len(self.devices)
-                self.items.append(Item(load_s=load_s, bytes=tuple(held), first=first, last=last))
+                load_s = load or (0.0,) * len(self.devices)
+                self.known[key] = len(self.items)
+                self.items.append(Item(load_s, held, first, last))
                 self.kept.append(key)
-                self.known[key] = len(self.items) - 1
             else:
                 self.known[key] = None
         return self.known[key]
 
-    def _bytes(self, value: str, at: Placement, *, resident: bool = False) -> list[float]:
+    def _bytes(self, value: str, at: Placement, *, resident: bool = False) -> Vector:
         return self._bytes_of(self.graph.types[value].dtype, at, resident=resident)
 
-    def _bytes_of(self, dtype: str, at: Placement, *, resident: bool) -> list[float]:
-        sizes = self.prices.local_bytes(at, dtype)
-        held = (sizes.get(device, 0) for device in self.devices)
-        return [float(size if resident else with_headroom(size)) for size in held]
+    def _bytes_of(self, dtype: str, at: Placement, *, resident: bool) -> Vector:
+        key = (dtype, self._number(at), resident)
+        if key not in self.sizes:
+            found = self.prices.local_bytes(at, dtype)
+            held = (found.get(device, 0) for device in self.devices)
+            self.sizes[key] = tuple(float(n if resident else with_headroom(n)) for n in held)
+        return self.sizes[key]
+
+
+def _moves(pairs: Mapping[Pair, tuple[_Copy, ...] | None]) -> _Moves:
+    index: dict[tuple[int, int], int] = {}
+    copies: list[_Copy] = []
+    paths = {}
+    for pair, steps in pairs.items():
+        if not steps:
+            continue
+        for copy in steps:
+            if copy[:2] not in index:
+                index[copy[:2]] = len(copies)
+                copies.append(copy)
+        paths[pair] = tuple([index[copy[:2]] for copy in steps])
+    bad = frozenset(pair for pair, steps in pairs.items() if steps is None)
+    return _Moves(bad, tuple(copies), paths)
 
 
 def _contradictions(homes: Sequence[End], wants: Sequence[End], *, offered: bool) -> Iterator[Pair]:

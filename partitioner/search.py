@@ -133,6 +133,7 @@ class Outcome:
     failed: tuple[tuple[Family, PartitionerError], ...]
 
 
+@no_collection()
 def search(
     graph: Graph,
     cluster: Cluster,
@@ -219,7 +220,6 @@ def _explicit_only(request: Request) -> str:
     return "constraints" if request.constraints.bound else ""
 
 
-@no_collection()
 def _by_levels(
     graph: Graph,
     rules: Rules,

@@ -11,6 +11,7 @@ the caller is told to use the MILP instead.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ MAX_ITEMS = 20_000
 
 @dataclass(frozen=True)
 class _EdgeCosts:
-    """The items that one edge alone triggers: `items[k]` is paid at flat pair `cells[k]`."""
+    """Items that an edge triggers: `items[k]`, ascending, is paid at flat pair `cells[k]`."""
 
     edge: Edge
     shape: tuple[int, int]
@@ -52,6 +53,11 @@ class _EdgeCosts:
         for pair in self.edge.forbidden:
             by_class[pair] = math.inf
         return by_class[np.ix_(self.edge.out_class, self.edge.in_class)]
+
+    def among(self, wanted: npt.NDArray[np.bool_]) -> _EdgeCosts:
+        """With some of the items."""
+        kept = wanted[self.items]
+        return replace(self, cells=self.cells[kept], items=self.items[kept])
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,9 @@ class Eliminator:
         self.loads = [np.array([choice.load_s for choice in own]) for own in problem.nodes]
         shape = (len(problem.items), problem.devices)
         self.item_load = np.array([item.load_s for item in problem.items]).reshape(shape)
-        self.item_bytes = np.array([sum(item.bytes) for item in problem.items])
+        self.item_bytes = (
+            np.array([item.bytes for item in problem.items]).reshape(shape).sum(axis=1)
+        )
         self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
         #: Whether the direct way is known to be too wide.
         self.whole = problem.devices == 1 and len(problem.items) > MAX_ITEMS
@@ -96,9 +104,12 @@ class Eliminator:
     @cached_property
     def tables(self) -> _Tables:
         """What the direct way adds up."""
-        sites = item_sites(self.problem)
-        edges = [e for e in _edge_costs(self.problem, sites) if e.items.size or e.edge.forbidden]
-        return _Tables(edges, *_shared(self.problem, sites, self.sizes))
+        laid = [_laid(edge) for edge in self.problem.edges]
+        private = _private(self.problem, laid)
+        edges = [costs.among(private) for costs in laid]
+        sites = item_sites(self.problem, set(np.flatnonzero(~private).tolist()))
+        kept = [e for e in edges if e.items.size or e.edge.forbidden]
+        return _Tables(kept, *_shared(self.problem, sites, self.sizes))
 
     def min_sum(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
         """The plan of least weighted load and its value; None if the graph is too wide.
@@ -189,19 +200,27 @@ class Eliminator:
         return None if found is None else (found[0][:count], found[1])
 
 
-def _edge_costs(problem: Problem, sites: Sequence[tuple[Site, ...]]) -> list[_EdgeCosts]:
-    cells: list[list[int]] = [[] for _ in problem.edges]
-    items: list[list[int]] = [[] for _ in problem.edges]
-    shapes = [_shape(edge) for edge in problem.edges]
-    for item, own in enumerate(sites):
-        if len(own) == 1 and own[0].edge is not None:
-            index = own[0].edge
-            cells[index] += [o * shapes[index][1] + i for o, i in own[0].pairs]
-            items[index] += [item] * len(own[0].pairs)
-    return [
-        _EdgeCosts(edge, shape, np.array(c, dtype=np.intp), np.array(i, dtype=np.intp))
-        for edge, shape, c, i in zip(problem.edges, shapes, cells, items, strict=True)
-    ]
+def _laid(edge: Edge) -> _EdgeCosts:
+    """All items of an edge, each once a pair."""
+    shape = _shape(edge)
+    width = shape[0] * shape[1]
+    paid = edge.items.values()
+    pairs = np.fromiter((o * shape[1] + i for o, i in edge.items), np.intp, len(paid))
+    flat = np.fromiter(itertools.chain.from_iterable(paid), np.intp)
+    counts = np.fromiter(map(len, paid), np.intp, len(paid))
+    found = np.unique(flat * width + np.repeat(pairs, counts))
+    return _EdgeCosts(edge, shape, found % width, found // width)
+
+
+def _private(problem: Problem, laid: Sequence[_EdgeCosts]) -> npt.NDArray[np.bool_]:
+    """Which items one edge alone triggers."""
+    uses = np.zeros(len(problem.items), dtype=np.intp)
+    for costs in laid:
+        uses[np.unique(costs.items)] += 1
+    private: npt.NDArray[np.bool_] = uses == 1
+    for hold in problem.holds:
+        private[[item for items in hold.items for item in items]] = False
+    return private
 
 
 def _shared(
@@ -211,7 +230,7 @@ def _shared(
     found: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
     wide = []
     for item, own in enumerate(sites):
-        if not own or (len(own) == 1 and own[0].edge is not None):
+        if not own:
             continue
         nodes = {node for site in own for node in _nodes(problem, site)}
         scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
@@ -260,6 +279,5 @@ def _on(edge: Edge, pairs: Iterable[Pair]) -> npt.NDArray[np.bool_]:
 
 def _shape(edge: Edge) -> tuple[int, int]:
     """Room for all classes, those that no choice takes too."""
-    pairs = [*edge.items, *edge.forbidden]
-    outs, ins = [o for o, _ in pairs], [i for _, i in pairs]
-    return max([*edge.out_class, *outs]) + 1, max([*edge.in_class, *ins]) + 1
+    outs, ins = zip(*edge.items, *edge.forbidden, (0, 0), strict=True)
+    return max(*edge.out_class, *outs) + 1, max(*edge.in_class, *ins) + 1

@@ -11,11 +11,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from partitioner.solver.problem import Edge, Hold, Pair, Problem
 
@@ -58,24 +62,27 @@ def presolve(problem: Problem) -> Reduced:
             tuple(olds[index] for index in own)
             for olds, own in zip(reduced.kept, left, strict=True)
         )
-        reduced = Reduced(simplify_edges(smaller), kept)
+        reduced = Reduced(simplify_edges(smaller, reduced.problem.edges), kept)
         if not all(kept):
             return reduced
 
 
 def keep_choices(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
     """The problem with only these choices of each node, in this order."""
+    whole = [len(own) == len(choices) for own, choices in zip(kept, problem.nodes, strict=True)]
 
     def keep(node: int, values: Sequence[T]) -> tuple[T, ...]:
         return tuple(values[index] for index in kept[node])
 
+    def keep_pairs(edge: Edge) -> Edge:
+        if whole[edge.u] and whole[edge.v]:
+            return edge
+        return _live_pairs(edge, keep(edge.u, edge.out_class), keep(edge.v, edge.in_class))
+
     return replace(
         problem,
         nodes=tuple(keep(node, choices) for node, choices in enumerate(problem.nodes)),
-        edges=tuple(
-            _live_pairs(edge, keep(edge.u, edge.out_class), keep(edge.v, edge.in_class))
-            for edge in problem.edges
-        ),
+        edges=tuple(map(keep_pairs, problem.edges)),
         holds=tuple(replace(hold, items=keep(hold.node, hold.items)) for hold in problem.holds),
     )
 
@@ -87,12 +94,23 @@ def _live_pairs(edge: Edge, out_class: tuple[int, ...], in_class: tuple[int, ...
     return Edge(edge.u, edge.v, out_class, in_class, items, edge.forbidden & live)
 
 
-def simplify_edges(problem: Problem) -> Problem:
-    """The problem with one edge between two nodes, few classes, and no edge that costs nothing."""
+def simplify_edges(problem: Problem, simple: Sequence[Edge] = ()) -> Problem:
+    """The problem with one edge between two nodes, few classes, and no edge that costs nothing.
+
+    Args:
+        problem: The problem.
+        simple: Edges that are known to be so.
+    """
+    known = set(map(id, simple))
     groups: dict[tuple[int, int], list[Edge]] = {}
     for edge in problem.edges:
         groups.setdefault((edge.u, edge.v), []).append(edge)
-    merged = (_merge_classes(_merge_parallel(edges)) for edges in groups.values())
+    merged = (
+        edges[0]
+        if len(edges) == 1 and id(edges[0]) in known
+        else _merge_classes(_merge_parallel(edges))
+        for edges in groups.values()
+    )
     return replace(problem, edges=tuple(e for e in merged if e.forbidden or any(e.items.values())))
 
 
@@ -130,37 +148,45 @@ def _merge_parallel(edges: Sequence[Edge]) -> Edge:
 
 def _merge_classes(edge: Edge) -> Edge:
     """Number classes that cost the same against every class of the other end as one."""
-
-    def cell(pair: Pair) -> Hashable:
-        return None if pair in edge.forbidden else edge.items.get(pair, ())
-
     outs, ins = sorted(set(edge.out_class)), sorted(set(edge.in_class))
-    out_id = _number({o: tuple(cell((o, i)) for i in ins) for o in outs})
-    in_id = _number({i: tuple(cell((o, i)) for o in outs) for i in ins})
-    pairs = [(o, i) for o in outs for i in ins]
+    paid, forbidden = edge.items.get, edge.forbidden
+    rows: list[list[tuple[int, ...] | None]] = [[paid((o, i), ()) for i in ins] for o in outs]
+    for row, o in zip(rows, outs, strict=True) if forbidden else ():
+        row[:] = [None if (o, i) in forbidden else cell for i, cell in zip(ins, row, strict=True)]
+    out_id = _number(outs, rows)
+    in_id = _number(ins, [[row[k] for row in rows] for k in range(len(ins))])
+    items: dict[Pair, tuple[int, ...]] = {}
+    barred = set()
+    for o, row in zip(outs, rows, strict=True):
+        own = out_id[o]
+        for i, cell in zip(ins, row, strict=True):
+            if cell is None:
+                barred.add((own, in_id[i]))
+            elif cell:
+                items[own, in_id[i]] = cell
     return Edge(
         edge.u,
         edge.v,
         tuple(out_id[o] for o in edge.out_class),
         tuple(in_id[i] for i in edge.in_class),
-        {
-            (out_id[o], in_id[i]): edge.items[(o, i)]
-            for o, i in pairs
-            if edge.items.get((o, i)) and (o, i) not in edge.forbidden
-        },
-        frozenset((out_id[o], in_id[i]) for o, i in pairs if (o, i) in edge.forbidden),
+        items,
+        frozenset(barred),
     )
 
 
-def _number(keys: dict[int, tuple[Hashable, ...]]) -> dict[int, int]:
+def _number(classes: Sequence[int], keys: Sequence[Sequence[Hashable]]) -> dict[int, int]:
     ids: dict[tuple[Hashable, ...], int] = {}
-    return {old: ids.setdefault(key, len(ids)) for old, key in keys.items()}
+    return {
+        old: ids.setdefault(tuple(key), len(ids)) for old, key in zip(classes, keys, strict=True)
+    }
 
 
 def _impossible(problem: Problem) -> list[set[int]]:
     """Choices that some edge forbids whatever the other end does."""
     drop: list[set[int]] = [set() for _ in problem.nodes]
     for edge in problem.edges:
+        if not edge.forbidden:
+            continue
         outs, ins = set(edge.out_class), set(edge.in_class)
         dead_out = {o for o in outs if all((o, i) in edge.forbidden for i in ins)}
         dead_in = {i for i in ins if all((o, i) in edge.forbidden for o in outs)}
@@ -171,26 +197,32 @@ def _impossible(problem: Problem) -> list[set[int]]:
 
 def _binding_limits(problem: Problem) -> Problem:
     """The problem without the limits that no plan can break, lifetimes left aside."""
-    size = [tuple((d, held) for d, held in enumerate(i.bytes) if held) for i in problem.items]
-    most = [0.0] * problem.devices
-    for options in (
-        *(hold.items for hold in problem.holds),
-        *(edge.items.values() for edge in problem.edges),
-    ):
-        fullest: dict[int, float] = {}
-        for items in options:
-            total: dict[int, float] = {}
-            for device, held in (entry for item in items for entry in size[item]):
-                total[device] = total.get(device, 0.0) + held
-            for device, held in total.items():
-                fullest[device] = max(fullest.get(device, 0.0), held)
-        for device, held in fullest.items():
-            most[device] += held
+    if not problem.limited:
+        return problem
+    size = np.array([item.bytes for item in problem.items]).reshape(-1, problem.devices)
+    most = np.zeros(problem.devices)
+    for hold in problem.holds:
+        most += _fullest(hold.items, size)
+    for edge in problem.edges:
+        most += _fullest(edge.items.values(), size)
     limits = (
         math.inf if held <= limit else limit
         for held, limit in zip(most, problem.limit_bytes, strict=True)
     )
     return replace(problem, limit_bytes=tuple(limits))
+
+
+def _fullest(
+    options: Iterable[Sequence[int]], size: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The most bytes on each device of one of these sets of items."""
+    sets = [items for items in options if items]
+    if not sets:
+        return np.zeros(size.shape[1])
+    flat = np.fromiter(itertools.chain.from_iterable(sets), np.intp)
+    starts = np.cumsum([0, *map(len, sets[:-1])])
+    most: npt.NDArray[np.float64] = np.add.reduceat(size[flat], starts).max(axis=0)
+    return most
 
 
 @dataclass(frozen=True)

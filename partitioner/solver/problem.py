@@ -9,6 +9,7 @@ Seconds are `_s`, bytes are per device, positions are node indices in the global
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Choice:
     label: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """Paid and held once if any trigger is chosen: a reshard, a copy, a weight, a value.
 
@@ -154,10 +155,15 @@ def _node_faults(problem: Problem) -> Iterator[str]:
 
 def _item_faults(problem: Problem) -> Iterator[str]:
     last = len(problem.nodes) - 1
+    fine: set[tuple[float, ...]] = set()  # most items are like many others
     for index, item in enumerate(problem.items):
         for what, vector in (("load", item.load_s), ("bytes", item.bytes)):
+            if vector in fine:
+                continue
             if bad := _vector_fault(vector, problem.devices):
                 yield f"{what} of item {index} {bad}"
+            else:
+                fine.add(vector)
         if not 0 <= item.first <= item.last <= last:
             yield f"item {index} lives from {item.first} to {item.last}, not within 0 to {last}"
 
@@ -198,7 +204,6 @@ def _hold_faults(problem: Problem) -> Iterator[str]:
 
 
 def _reference_faults(problem: Problem, groups: Iterable[tuple[int, ...]]) -> Iterator[str]:
-    for group in groups:
-        for item in group:
-            if not 0 <= item < len(problem.items):
-                yield f"item {item} is not within {len(problem.items)} items"
+    for item in itertools.chain.from_iterable(groups):
+        if not 0 <= item < len(problem.items):
+            yield f"item {item} is not within {len(problem.items)} items"

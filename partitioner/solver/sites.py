@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 from partitioner.solver.problem import Pair, Problem
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Site:
+
+class Site(NamedTuple):
     """One edge or hold that can trigger an item.
 
     Attributes:
@@ -25,24 +26,35 @@ class Site:
     choices: tuple[int, ...] = ()
 
 
-def item_sites(problem: Problem) -> tuple[tuple[Site, ...], ...]:
-    """For each item all its sites, in the order of edges, then holds."""
+def item_sites(
+    problem: Problem, among: Collection[int] | None = None
+) -> tuple[tuple[Site, ...], ...]:
+    """For each item all its sites, in the order of edges, then holds.
+
+    Args:
+        problem: The problem.
+        among: Items that count, the others have none; None for all.
+    """
     sites: list[list[Site]] = [[] for _ in problem.items]
     for index, edge in enumerate(problem.edges):
-        pairs_of: dict[int, list[Pair]] = {}
-        for pair, items in edge.items.items():
-            for item in dict.fromkeys(items):
-                pairs_of.setdefault(item, []).append(pair)
-        for item, pairs in pairs_of.items():
+        for item, pairs in _triggers(edge.items.items(), among):
             sites[item].append(Site(edge=index, pairs=tuple(sorted(pairs))))
     for index, hold in enumerate(problem.holds):
-        choices_of: dict[int, list[int]] = {}
-        for choice, items in enumerate(hold.items):
-            for item in dict.fromkeys(items):
-                choices_of.setdefault(item, []).append(choice)
-        for item, choices in choices_of.items():
+        for item, choices in _triggers(enumerate(hold.items), among):
             sites[item].append(Site(hold=index, choices=tuple(choices)))
     return tuple(map(tuple, sites))
+
+
+def _triggers(
+    entries: Iterable[tuple[T, Sequence[int]]], among: Collection[int] | None
+) -> Iterable[tuple[int, list[T]]]:
+    """Of each item what triggers it."""
+    found: dict[int, list[T]] = {}
+    for trigger, items in entries:
+        for item in dict.fromkeys(items):
+            if among is None or item in among:
+                found.setdefault(item, []).append(trigger)
+    return found.items()
 
 
 def clique_positions(spans: Iterable[tuple[int, int]]) -> list[int]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from placements import MESHES, apply, cut, placement, random_placement
 
 from partitioner.cost_model.cluster import resolve_cluster
-from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.cost_model.reshard import Hop, Resharder, simplest
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind
@@ -170,6 +170,38 @@ def test_a_reshard_is_priced_once() -> None:
     resharder = Resharder(resolve_cluster("6xh100"))
     first = hops(shard(0), whole(), resharder)
     assert hops(shard(0), whole(), resharder) is first
+
+
+@budget
+@given(meshes, meshes, st.sampled_from(((6, 5), (4, 1, 9), (2, 8, 4, 3))), st.booleans(), seeds)
+def test_prices_are_those_of_the_steps(
+    source: DeviceMesh, target: DeviceMesh, shape: tuple[int, ...], reduce: bool, seed: int
+) -> None:
+    """Priced on a simpler tensor, a reshard costs exactly what it costs."""
+    rng = np.random.default_rng(seed)
+    before = random_placement(rng, shape, source, partial="sum" if reduce else "")
+    after = random_placement(rng, shape, source if seed % 2 else target)
+    found, real = REAL.priced("float32", before, after), hops(before, after)
+    assert [(hop.after, hop.aliases, hop.zeros) for hop in found] == [
+        (hop.after, hop.aliases, hop.zeros) for hop in real
+    ]
+    for ours, theirs in zip(found, real, strict=True):
+        assert [(p.seconds, p.overlap) for p in ours.comms] == [
+            (p.seconds, p.overlap) for p in theirs.comms
+        ]
+
+
+def test_alike_tensors_are_one() -> None:
+    """Dims that are cut nowhere only count, cuts count in units, and dims have no order."""
+    rows, columns = DimLayout.even(8, ("tp",), LINE), DimLayout.whole(6)
+    one = simplest(placement(LINE, rows, columns), placement(LINE, DimLayout.whole(8), columns))
+    small = DimLayout.even(4, ("tp",), LINE)
+    other = (
+        placement(LINE, DimLayout.whole(12), small),
+        placement(LINE, *map(DimLayout.whole, (12, 4))),
+    )
+    assert one == simplest(*other)
+    assert [dim.size for dim in one[0].sharding.dims] == [12, 4]
 
 
 @pytest.mark.parametrize(

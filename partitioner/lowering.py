@@ -157,7 +157,7 @@ class _Shared:
         """A communication under local names."""
         key = index, source, target
         if key not in self._comms:
-            self._comms[key] = replace(comm, source=source, target=target)
+            self._comms[key] = comm.renamed(source=source, target=target)
         return self._comms[key]
 
     def local(self, index: int, task: Task, slots: Sequence[str] | None, rank: int) -> _Local:
@@ -267,11 +267,16 @@ class _Rank:
         for key in self.shared.feeds.get(self.rank, ()):
             self.inputs[self._declare(key)] = Part(key[0], self._region(key))
         backward: int | None = None
-        for index, task in enumerate(self.shared.schedule.tasks):
-            if index == self.shared.turn:
+        simple, turn = self.shared.simple, self.shared.turn
+        told = zip(self.shared.schedule.tasks, self.shared.members, strict=True)
+        for index, (task, members) in enumerate(told):
+            if index == turn:
                 backward = len(self.steps)
-            if self.rank in self.shared.members[index]:
-                self._task(index, task)
+            if self.rank in members:
+                if index in simple:
+                    self._take(simple[index])
+                else:
+                    self._task(index, task)
         outputs = tuple(self._outputs())
         self.used.update(output.value for output in outputs)
         self._constants()
@@ -299,9 +304,7 @@ class _Rank:
         for (device, new), (_, old) in task.aliases:
             if device == self.rank:
                 self.alias[new] = self._root(old)
-        if index in self.shared.simple:
-            self._take(self.shared.simple[index])
-        elif task.placed is not None:
+        if task.placed is not None:
             self._node(index, task, task.placed)
         elif task.comm is not None:
             self._comm(index, task, task.comm)
@@ -329,7 +332,8 @@ class _Rank:
         self._take(self.shared.local(index, task, slots, self.rank))
 
     def _take(self, local: _Local) -> None:
-        self.literals.update(local.literals)
+        if local.literals:
+            self.literals.update(local.literals)
         self.types.update(local.types)
         self.used.update(local.reads)
         self.steps.extend(local.steps)

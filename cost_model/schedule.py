@@ -140,7 +140,7 @@ class _Builder:
         tasks = []
         for seq, (_, _, task) in enumerate(self.tasks):
             tasks.append(
-                task if task.comm is None else replace(task, comm=replace(task.comm, seq=seq))
+                task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
             )
         local = frozenset((d, key) for key in outputs.values() for d in key[1].mesh.devices)
         return Schedule(
@@ -238,8 +238,8 @@ class _Builder:
             targets = comm.targets()
             if not beside:  # else nobody waits for it before it is due
                 anchor = max(anchor, *(self.busy.get(d, -1) for d in targets))
-            comm = replace(
-                comm, source=value, target=value, phase=phase, target_phase=target_phase, why=why
+            comm = comm.renamed(
+                source=value, target=value, phase=phase, target_phase=target_phase, why=why
             )
             reads = tuple((d, before) for d in sorted(comm.sources()))
             writes = tuple((d, after, sizes[d]) for d in sorted(targets))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +80,12 @@ class Comm:
         """Ranks that write `target`."""
         return self._ends[1]
 
+    def renamed(self, **changes: Any) -> Comm:
+        """The same transfers with another name, phase or place in the order."""
+        found = replace(self, **changes)
+        found.__dict__["_ends"] = self._ends
+        return found
+
     @cached_property
     def _ends(self) -> tuple[frozenset[int], frozenset[int]]:
         if self.kind is CommKind.ALL_REDUCE:
@@ -105,6 +112,11 @@ class Compute:
     origin: str
     phase: int = 0
     renames: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def touched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Local values that it reads and writes: one object for all ranks that share the step."""
+        return self.node.reads, self.node.writes
 
 
 @dataclass(frozen=True)
@@ -254,7 +266,13 @@ def _same_comm(one: Comm, other: Comm) -> bool:
 
 def _identity(program: RankProgram) -> object:
     """Equal for ranks whose steps read and write values of the same names."""
-    steps = tuple(_touched(step, program.rank) for step in program.steps)
+    rank = program.rank
+    steps = tuple(
+        [
+            step.touched if isinstance(step, Compute) else _touched(step, rank)
+            for step in program.steps
+        ]
+    )
     given = frozenset((*program.inputs, *program.constants, *program.literals))
     made = tuple(output.value for output in program.outputs)
     return steps, given, frozenset(program.types), made
@@ -263,7 +281,7 @@ def _identity(program: RankProgram) -> object:
 def _touched(step: Compute | Comm, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Local values that a step reads and writes."""
     if isinstance(step, Compute):
-        return step.node.reads, step.node.writes
+        return step.touched
     reads = (step.source,) if rank in step.sources() else ()
     return reads, (step.target,) if rank in step.targets() else ()
 

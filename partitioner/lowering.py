@@ -55,7 +55,7 @@ def lower(
     }
     shared = _Shared(graph, plan_schedule, names, deliver)
     programs = Programs(
-        tuple(_Rank(shared, rank).run() for rank in range(ranks)),
+        tuple(shared.program(rank) for rank in range(ranks)),
         {value: graph.types[value] for value in graph.inputs},
         {value: graph.types[value] for value in graph.outputs},
         homes,
@@ -106,6 +106,32 @@ class _Local:
     reads: frozenset[str]
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Nodes that follow each other on all ranks of a group, which have them alike.
+
+    Attributes:
+        end: Index of the task behind them.
+        local: All of them.
+    """
+
+    end: int
+    local: _Local
+
+    @classmethod
+    def of(cls, end: int, parts: Sequence[_Local]) -> _Run:
+        """The nodes, in order, joined."""
+        return cls(
+            end,
+            _Local(
+                tuple(step for part in parts for step in part.steps),
+                {name: array for part in parts for name, array in part.literals.items()},
+                {name: type_ for part in parts for name, type_ in part.types.items()},
+                frozenset().union(*(part.reads for part in parts)),
+            ),
+        )
+
+
 @dataclass
 class _Shared:
     """What ranks have in common: they differ in their coordinates, and mostly in nothing else."""
@@ -115,6 +141,7 @@ class _Shared:
     names: _Names
     deliver: Mapping[tuple[int, str], bool]
     simple: dict[int, _Local] = field(default_factory=dict)  # nodes that all ranks have alike
+    runs: dict[int, _Run] = field(default_factory=dict)  # of several of them, by their first task
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
     _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
@@ -137,6 +164,30 @@ class _Shared:
             -1,
         )
 
+    def program(self, rank: int) -> RankProgram:
+        """A rank's program; what the first rank of a group finds, the others take."""
+        known = len(self.simple)
+        program = _Rank(self, rank).run()
+        if len(self.simple) > known:
+            self._join()
+        return program
+
+    def _join(self) -> None:
+        """Join nodes that all ranks of a group have alike and that follow each other."""
+        first = 0
+        for index in range(len(self.members) + 1):
+            goes_on = (
+                index in self.simple
+                and index != self.turn
+                and (index == first or self.members[index] is self.members[first])
+            )
+            if goes_on:
+                continue
+            if index - first > 1 and len(self.members[first]) > 1 and first not in self.runs:
+                parts = [self.simple[one] for one in range(first, index)]
+                self.runs[first] = _Run.of(index, parts)
+            first = index if index in self.simple else index + 1
+
     def type_of(self, key: Key, rank: int) -> TensorType:
         """Type of a rank's part of a value."""
         if key not in self._types:
@@ -157,7 +208,7 @@ class _Shared:
         """A communication under local names."""
         key = index, source, target
         if key not in self._comms:
-            self._comms[key] = replace(comm, source=source, target=target)
+            self._comms[key] = comm.renamed(source=source, target=target)
         return self._comms[key]
 
     def local(self, index: int, task: Task, slots: Sequence[str] | None, rank: int) -> _Local:
@@ -267,11 +318,22 @@ class _Rank:
         for key in self.shared.feeds.get(self.rank, ()):
             self.inputs[self._declare(key)] = Part(key[0], self._region(key))
         backward: int | None = None
-        for index, task in enumerate(self.shared.schedule.tasks):
-            if index == self.shared.turn:
+        simple, runs, members = self.shared.simple, self.shared.runs, self.shared.members
+        tasks, turn = self.shared.schedule.tasks, self.shared.turn
+        index = 0
+        while index < len(tasks):
+            if index == turn:
                 backward = len(self.steps)
-            if self.rank in self.shared.members[index]:
-                self._task(index, task)
+            end = index + 1
+            if self.rank in members[index]:
+                if index in runs:
+                    end = runs[index].end
+                    self._take(runs[index].local)
+                elif index in simple:
+                    self._take(simple[index])
+                else:
+                    self._task(index, tasks[index])
+            index = end
         outputs = tuple(self._outputs())
         self.used.update(output.value for output in outputs)
         self._constants()
@@ -299,9 +361,7 @@ class _Rank:
         for (device, new), (_, old) in task.aliases:
             if device == self.rank:
                 self.alias[new] = self._root(old)
-        if index in self.shared.simple:
-            self._take(self.shared.simple[index])
-        elif task.placed is not None:
+        if task.placed is not None:
             self._node(index, task, task.placed)
         elif task.comm is not None:
             self._comm(index, task, task.comm)
@@ -329,7 +389,8 @@ class _Rank:
         self._take(self.shared.local(index, task, slots, self.rank))
 
     def _take(self, local: _Local) -> None:
-        self.literals.update(local.literals)
+        if local.literals:
+            self.literals.update(local.literals)
         self.types.update(local.types)
         self.used.update(local.reads)
         self.steps.extend(local.steps)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from partitioner.collection import no_collection
 from partitioner.constraints import Constraints
 from partitioner.cost_model.cluster import Cluster
 from partitioner.families import SearchError
@@ -171,6 +172,7 @@ def compile_module(
     return result
 
 
+@no_collection()
 def trace_module(
     module: nn.Module,
     example: Example,

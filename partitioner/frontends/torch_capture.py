@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.export import ExportedProgram
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError, one_line
@@ -126,6 +127,22 @@ class Captured:
     autocast: Autocast = Autocast()
 
 
+@contextmanager
+def _plain_trace() -> Iterator[None]:
+    """A trace without what only people and interpreters of its modules need.
+
+    No node has the Python stack that made it, and no pass compiles the graph it gives to Python.
+    """
+    emitted = fx.config.do_not_emit_stack_traces
+    fx.config.do_not_emit_stack_traces = True
+    try:
+        with warnings.catch_warnings(), _use_lazy_graph_module(True):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        fx.config.do_not_emit_stack_traces = emitted
+
+
 def export_module(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ExportedProgram:
@@ -134,8 +151,7 @@ def export_module(
     Raises:
         FrontendError: It cannot be traced; says PyTorch's reason.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _plain_trace():
         try:
             return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         except Exception as error:
@@ -193,8 +209,7 @@ def capture(
         detach_outputs(program)
         part_gradients(program)
     args, kwargs = program.example_inputs or ((), {})
-    with ExitStack() as stack, warnings.catch_warnings(), torch.set_grad_enabled(training):
-        warnings.simplefilter("ignore")
+    with ExitStack() as stack, _plain_trace(), torch.set_grad_enabled(training):
         flat = program.module(check_guards=False)
         stack.enter_context(fx.traceback.preserve_node_meta())
         # An LSTM becomes the operators that it is made of: oneDNN's kernel needs a workspace whose

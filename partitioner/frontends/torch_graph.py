@@ -197,7 +197,7 @@ class _Builder(Calls):
             self.constants[value] = Constant(self.types[value], load, weight=not steers)
             self.fixed[first] = value
 
-    @property
+    @cached_property
     def _training(self) -> bool:
         return any(slot.role is Role.TANGENT for slot in self.captured.inputs)
 

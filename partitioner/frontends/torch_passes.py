@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from partitioner.ir.graph import Node
@@ -43,8 +43,7 @@ class Passes:
             for value in node.reads:
                 if value in self.made and value not in stays:
                     self._bring(value)
-            names = {k: v for k, v in self.renamed.items() if k not in stays}
-            self.out.append(reading(node, names))
+            self.out.append(reading(node, self.renamed, stays))
         return self.out, frozenset()
 
     def _derived(self) -> set[str]:
@@ -107,11 +106,11 @@ class Passes:
         return new
 
 
-def reading(node: Node, names: Mapping[str, str]) -> Node:
-    """The node with operands renamed."""
+def reading(node: Node, names: Mapping[str, str], stays: Sequence[str] = ()) -> Node:
+    """The node with operands renamed, but for those that stay."""
     if not any(value in names for value in node.reads):
         return node
-    inputs = tuple(names.get(value, value) for value in node.inputs)
+    inputs = tuple(v if v in stays else names.get(v, v) for v in node.inputs)
     return replace(node, inputs=inputs)
 
 

@@ -96,7 +96,7 @@ class _Count:
         readers: dict[str, dict[int, dict[Placement, None]]] = defaultdict(dict)
         for position, placed in enumerate(self.picks):
             stage, place = self.stage[position], staged.folded.places[position]
-            self.compute_s[stage] += staged.options[stage].sharded.loads_s[place]
+            self.compute_s[stage] += staged.options[stage].sharded.compute_s[place]
             node = self.graph.nodes[position]
             for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True):
                 if at is None:
@@ -141,7 +141,7 @@ class _Count:
         dtype, beside = self.graph.types[value].dtype, value in self.beside
         done: set[Placement] = set()
         wanted = list(readers.get(stage, ()))
-        if value in self.graph.outputs and home.sharding.partial and readers:
+        if value in self.graph.outputs and home.sharding.partial:
             wanted.append(Placement(home.mesh, home.sharding.without_partial()))
         hops = [hop for want in wanted for hop in self.within[stage].hops(dtype, home, want)]
         for other, wants in readers.items():

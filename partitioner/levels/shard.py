@@ -57,9 +57,14 @@ class Sharded:
 
     @cached_property
     def loads_s(self) -> tuple[float, ...]:
-        """Seconds of each node of the folded graph alone."""
+        """Seconds of each node of the folded graph, and of reducing outputs that nobody reads."""
         choices = zip(self.built.problem.nodes, self.solution.chosen, strict=True)
         return tuple(own[pick].load_s[0] for own, pick in choices)
+
+    @cached_property
+    def compute_s(self) -> tuple[float, ...]:
+        """Seconds of each node of the folded graph alone."""
+        return tuple(self.even.node_seconds(self.folded.graph, placed) for placed in self.picks)
 
     @cached_property
     def passing_bytes(self) -> float:

@@ -11,6 +11,7 @@ import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch import buckets
 from partitioner.backends.torch.buckets import bucket
+from partitioner.backends.torch.calls import add_argument
 from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.module_program import ModuleProgram
 
@@ -86,6 +87,17 @@ def test_a_bucket_leaves_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> Non
     last = [n for n in module.graph.nodes if n.target in words][-1]
     nodes = list(module.graph.nodes)
     assert [nodes.index(wait) > nodes.index(last) for wait in waits] == [False, True, True]
+
+
+def test_an_argument_is_not_overwritten_by_what_has_its_name() -> None:
+    root, graph = torch.nn.Module(), fx.Graph()
+    for name in ("add_2", "input_1"):
+        root.register_buffer(name, torch.zeros(1))
+        graph.get_attr(name)
+    given = [add_argument(graph, name) for name in ("add_2", "input", "input_1")]
+    graph.output(tuple(given))
+    module = fx.GraphModule(root, graph)
+    assert [value.item() for value in module(*map(torch.tensor, (1, 2, 3)))] == [1, 2, 3]
 
 
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.changes import check_changes, check_inputs
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, own_parts
@@ -213,6 +214,9 @@ class RankModule(nn.Module):
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
         try:
+            check_changes(self, self._tensors)
+            if training:
+                check_inputs(args, kwargs)
             if self._local_inputs:
                 base.own(signature.flatten(args, kwargs))
             else:

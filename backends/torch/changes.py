@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.rank_passes import Stored
 
 
 def check_changes(module: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
@@ -42,7 +43,27 @@ def check_changes(module: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
         if owner._parameters.get(leaf, owner._buffers.get(leaf)) is not tensor:
             raise BackendError(
                 f"{name} was replaced by another tensor: write to it instead, with "
-                "load_state_dict() without assign, or in place under torch.no_grad()"
+                "load_state_dict() or in place under torch.no_grad(); for another element type, "
+                "compile the module in it"
+            )
+
+
+def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a parameter that wants a gradient and has none in the graphs.
+
+    Args:
+        stored: Parameters and buffers of the whole model.
+        held: Those of the rank, by first name.
+
+    Raises:
+        BackendError: There is one.
+    """
+    for entry in stored:
+        tensor = held.get(entry.names[0])
+        if tensor is not None and tensor.requires_grad and entry.value and not entry.trained:
+            raise BackendError(
+                f"{entry.names[0]} requires a gradient now, but was frozen or unused when the "
+                "module was compiled: compile it again"
             )
 
 

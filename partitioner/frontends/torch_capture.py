@@ -33,7 +33,7 @@ _UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
 #: Losses that compare elements, as the operators that they are made of, so that they may be cut.
-_LOSSES: Table = get_decompositions(
+_LOSSES: Mapping[Any, Callable[..., Any]] = get_decompositions(
     [
         *(aten.mse_loss, aten.mse_loss_backward),
         *(aten.smooth_l1_loss, aten.smooth_l1_loss_backward),

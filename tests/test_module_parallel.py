@@ -6,6 +6,8 @@ from functools import cache
 import pytest
 import torch
 from small_gpt import small_gpt
+from torch import nn
+from torch.nn import functional
 from torch_jobs import run_jobs
 
 import partitioner
@@ -139,6 +141,35 @@ def test_gradients_equal_one_process(kind: str, devices: int, mesh: dict[str, in
         torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
     if kind in CHECKS:
         CHECKS[kind](program)
+
+
+class Regression(nn.Module):
+    """Every loss that compares elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Loss."""
+        found = self.layer(x)
+        losses = [
+            functional.mse_loss(found, y),
+            functional.l1_loss(found, y),
+            functional.smooth_l1_loss(found, y, beta=0.5),
+            functional.huber_loss(found, y, delta=0.5),
+            functional.soft_margin_loss(found, y),
+            functional.binary_cross_entropy_with_logits(found, y),
+            functional.binary_cross_entropy(found.sigmoid(), y.sigmoid()),
+        ]
+        return torch.stack(losses).sum()
+
+
+def test_losses_over_elements_are_cut_with_the_batch() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(8, 8), torch.randn(8, 8)
+    program = partitioner.compile(Regression(), batch, devices=2, training=True, parallel="dp")
+    assert program.verify()
 
 
 def test_unknown_kinds_and_meshes_are_refused() -> None:

@@ -150,6 +150,8 @@ MODULES: dict[str, Callable[[], Made]] = {
     ),
     "views written": lambda: held(views),
     "buffers written": lambda: held(buffers),
+    # its gradients would be zero without rounding and the norm's epsilon
+    "rounding": lambda: image(nn.Conv2d(4, 8, 3, padding=1), nn.InstanceNorm2d(8)),
 }
 MORE: dict[str, Callable[[], Made]] = {
     "LSTM cells": lambda: held(cells),

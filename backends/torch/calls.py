@@ -99,6 +99,17 @@ def _decoded(kind: str, attr: Attr) -> Any:
 _FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
 
 
+def add_argument(graph: fx.Graph, name: str) -> fx.Node:
+    """Add an argument to a graph, under a name that nothing else has in its code.
+
+    PyTorch gives the node such a name, but the code calls the argument by its target: an attribute
+    with that name would be read in its place.
+    """
+    node = graph.placeholder(name)
+    node.target = node.name
+    return node
+
+
 def add_call(
     graph: fx.Graph,
     node: Node,
@@ -158,7 +169,7 @@ def branch_module(branch: Attr, device: torch.device) -> fx.GraphModule:
         root.add_module(name, body)
         return name
 
-    known = {value: graph.placeholder(value) for value in branch.inputs}
+    known = {value: add_argument(graph, value) for value in branch.inputs}
     for value, constant in branch.constants.items():
         root.register_buffer(value, from_numpy(constant.load(), constant.type.dtype).to(device))
         known[value] = graph.get_attr(value)

@@ -19,7 +19,7 @@ from torch import fx
 
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
-from partitioner.backends.torch.calls import ALIAS, add_call
+from partitioner.backends.torch.calls import ALIAS, add_argument, add_call
 from partitioner.backends.torch.comms import COLLECTIVES, Arrival, start, wait_for_unread
 from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.values import note_values
@@ -152,7 +152,6 @@ class _Pass:
     graph: fx.Graph = field(default_factory=fx.Graph)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
     attributes: dict[str, torch.Tensor | fx.GraphModule] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
     at: int = 0  # the step that is being added
     made: dict[str, int] = field(default_factory=dict)  # step that makes a value; -1 if none does
 
@@ -167,13 +166,12 @@ class _Pass:
         }
         outside = _outside(self.steps, (), rank) | (set(self.results) - made) | states
         taken = []
-        for name in sorted(outside):
-            if name in program.constants or name in program.literals:
-                self.known[name] = self._attribute(name)
-        for name in sorted(outside):
-            if name not in self.known:
-                self.known[name] = self.graph.placeholder(self._argument(name))
-                taken.append(name)
+        held = {name for name in outside if name in program.constants or name in program.literals}
+        for name in sorted(outside - held):
+            self.known[name] = add_argument(self.graph, _identifier(name))
+            taken.append(name)
+        for name in sorted(held):
+            self.known[name] = self._attribute(name)
         for at, step in enumerate(self.steps):
             self.at = at
             if isinstance(step, Comm):
@@ -190,14 +188,6 @@ class _Pass:
         self.graph.lint()
         module = fx.GraphModule(_Root(self.attributes), self.graph, f"Rank{rank}")
         return PassGraph(module, tuple(taken), self.results)
-
-    def _argument(self, name: str) -> str:
-        """An argument's name that no other has."""
-        found = _identifier(name)
-        while found in self.names:
-            found += "_"
-        self.names.add(found)
-        return found
 
     def _attribute(self, name: str) -> fx.Node:
         return self.graph.get_attr(self._hold(_identifier(name), self.owner.constant(name)))

@@ -8,7 +8,7 @@ are other programs over the same shards, made when they are first called for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.changes import check_changes, check_frozen, check_inputs
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, own_parts
@@ -196,14 +197,18 @@ class RankModule(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         training = self.training and self._whole.training
-        passes, values = self._begin(training, args, kwargs)
-        held = {name: _local(tensor) for name, tensor in self._tensors.items()}
-        if passes.differentiates and torch.is_grad_enabled():
-            trained = [t for t in self._tensors.values() if t.requires_grad]
-            results = _Step.apply(self, passes, values, held, self._anchor, *trained)  # type: ignore[no-untyped-call]
-        else:
-            results = passes.forward(values, held)[0]
-        return passes.structured(results)
+        grads = torch.is_grad_enabled()
+        # DTensors cannot be made in inference mode
+        with torch.inference_mode(False), torch.set_grad_enabled(grads):
+            passes, values = self._begin(training, args, kwargs)
+            held = {name: _local(tensor) for name, tensor in self._tensors.items()}
+            if passes.differentiates and grads:
+                trained = {n: t for n, t in self._tensors.items() if t.requires_grad}
+                names, tensors = tuple(trained), trained.values()
+                results = _Step.apply(self, passes, values, held, names, self._anchor, *tensors)  # type: ignore[no-untyped-call]
+            else:
+                results = passes.forward(values, held)[0]
+            return passes.structured(results)
 
     def _begin(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -213,6 +218,10 @@ class RankModule(nn.Module):
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
         try:
+            check_changes(self, self._tensors)
+            check_frozen(self._whole.stored, self._tensors)
+            if training:
+                check_inputs(args, kwargs)
             if self._local_inputs:
                 base.own(signature.flatten(args, kwargs))
             else:
@@ -258,14 +267,17 @@ class RankModule(nn.Module):
     def _passes_of(self, whole: Whole) -> RankPasses:
         return RankPasses(whole, self.rank, self._device, self._places, self._agreement.roll)
 
+    def _versions(self, names: Iterable[str]) -> dict[str, int]:
+        """How often parameters or buffers were written to, by operators that PyTorch counts."""
+        return {name: self._tensors[name]._version for name in names}
+
     def _gradients(
-        self, passes: RankPasses, kept: Values, tangent: torch.Tensor
+        self, passes: RankPasses, kept: Values, tangent: torch.Tensor, names: Sequence[str]
     ) -> Iterator[torch.Tensor | None]:
-        """Gradients of the parameters that have one, in order."""
+        """Gradients of parameters, in order; None for one that has none."""
         made = passes.backward(kept, tangent)
-        for name, held in self._tensors.items():
-            if not held.requires_grad:
-                continue
+        for name in names:
+            held = self._tensors[name]
             assert isinstance(held, DTensor)
             yield (
                 None
@@ -297,11 +309,14 @@ class _Step(torch.autograd.Function):
         passes: RankPasses,
         values: Values,
         held: Mapping[str, torch.Tensor],
+        names: Sequence[str],
         *_: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Run it; every result but the loss is cut off from differentiation."""
         results, kept = passes.forward(values, held)
-        ctx.module, ctx.passes, ctx.kept = module, passes, kept
+        ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
+        again = {id(value) for value in kept.values()}
+        ctx.written = module._versions(name for name in held if id(held[name]) in again)
         ctx.mark_non_differentiable(*results[1:])
         return results
 
@@ -311,7 +326,12 @@ class _Step(torch.autograd.Function):
         if ctx.kept is None:
             raise BackendError("backward() was called a second time on one step: it is freed")
         kept, ctx.kept = ctx.kept, None
-        return *[None] * 5, *ctx.module._gradients(ctx.passes, kept, grads[0])
+        if ctx.module._versions(ctx.written) != ctx.written:
+            raise BackendError(
+                "backward() after a parameter that it needs was written to, as by "
+                "optimizer.step(): call backward() before that, or the module again"
+            )
+        return *[None] * 6, *ctx.module._gradients(ctx.passes, kept, grads[0], ctx.names)
 
 
 def _compiling() -> Any:
@@ -362,9 +382,13 @@ def _refuse(*_: Any) -> None:
     )
 
 
-def _take_parts(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _take_parts(
+    module: nn.Module, state: dict[str, Any], prefix: str, local: Mapping[str, Any], *_: Any
+) -> None:
     """Whole tensors in a state that is loaded become this rank's shards."""
     assert isinstance(module, RankModule)
+    if local.get("assign_to_params_buffers"):
+        raise BackendError("load_state_dict(assign=True): load it without assign, into the shards")
     for entry in module._whole.stored:
         tensor = module._tensors.get(entry.names[0])
         if not isinstance(tensor, DTensor):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._decomp import get_decompositions
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -31,6 +32,18 @@ aten = torch.ops.aten
 _UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 
 Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+
+#: Losses that compare elements, as the operators that they are made of, so that they may be cut.
+_LOSSES: Mapping[Any, Callable[..., Any]] = get_decompositions(
+    [
+        *(aten.mse_loss, aten.mse_loss_backward),
+        *(aten.smooth_l1_loss, aten.smooth_l1_loss_backward),
+        *(aten.huber_loss, aten.huber_loss_backward),
+        *(aten.soft_margin_loss, aten.soft_margin_loss_backward),
+        *(aten.binary_cross_entropy, aten.binary_cross_entropy_backward),
+        aten.binary_cross_entropy_with_logits,
+    ]
+)
 
 
 class Role(StrEnum):
@@ -217,7 +230,7 @@ def capture(
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         try:
             joint = aot_export_joint_with_descriptors(
-                stack, flat, args, kwargs, decompositions=dict(table)
+                stack, flat, args, kwargs, decompositions={**_LOSSES, **table}
             )
         except Exception as error:
             what = "forward and backward passes" if training else "forward pass"

@@ -352,6 +352,82 @@ def initialises_from_a_seed(_: int) -> None:
     torch.testing.assert_close(module(*Gpt.batch(0, 6)), whole(*Gpt.batch(0, 6)))
 
 
+def refuses_what_it_would_not_notice(_: int) -> None:
+    def fresh() -> RankModule:
+        return program(Mlp, 2).module()
+
+    def step(module: RankModule) -> None:
+        module(*Mlp.batch(0))
+
+    def eval_part(module: RankModule) -> None:
+        module.get_submodule("norm").eval()
+        step(module)
+
+    def hook_part(module: RankModule) -> None:
+        module.get_submodule("norm").register_forward_hook(lambda *_: None)
+        step(module)
+
+    def replaces(module: RankModule) -> None:
+        module.get_submodule("first").weight = nn.Parameter(torch.zeros(32, 16))
+        step(module)
+
+    def assigns(module: RankModule) -> None:
+        module.load_state_dict(made(Mlp).state_dict(), assign=True)
+
+    def asks_an_input(module: RankModule) -> None:
+        x, y = Mlp.batch(0)
+        module(x.requires_grad_(), y)
+
+    def steps_between(module: RankModule) -> None:
+        losses = [loss_of(module(*Mlp.batch(seed))) for seed in range(2)]
+        losses[0].backward()
+        sgd(module.parameters()).step()
+        losses[1].backward()
+
+    for change, message in (
+        (eval_part, r"^rank 0: norm is in evaluation mode"),
+        (hook_part, r"norm has a hook, which would not be called"),
+        (replaces, r"first\.weight was replaced by another tensor"),
+        (assigns, r"load it without assign"),
+        (asks_an_input, r"an input requires a gradient"),
+        (steps_between, r"after a parameter that it needs was written to"),
+    ):
+        with pytest.raises(BackendError, match=message):
+            change(fresh())
+
+
+def frozen_parameters(_: int) -> None:
+    module, whole = program(Gpt, 2).module(), made(Gpt)
+    for one in (module, whole):
+        update = sgd(one.parameters())
+        up, down = (one.get_parameter(f"blocks.0.{name}.weight") for name in ("up", "down"))
+        for step in range(3):
+            up.requires_grad_(step != 1)
+            loss = loss_of(one(*Gpt.batch(step)))
+            down.requires_grad_(step != 2)  # its gradient comes no more
+            loss.backward()
+            down.requires_grad_(True)
+            update.step()
+            update.zero_grad()
+    same(module, whole)
+
+
+def trains_by_zero3(_: int) -> None:
+    """Where communication is free, ranks do not do alike, and hold zeros for parts of others."""
+    found = partitioner.compile(
+        made(Gpt), Gpt.batch(0), devices=2, training=True, cluster="ideal", parallel="zero3"
+    )
+    assert isinstance(found, ModuleProgram)
+    module, whole = found.module(), made(Gpt)
+    losses = [train(one, Gpt.batch, sgd) for one in (module, whole)]
+    torch.testing.assert_close(*map(torch.tensor, losses))
+    same(module, whole)
+    with torch.inference_mode():
+        for one in (module, whole):
+            one.eval()
+        torch.testing.assert_close(module(*Gpt.batch(9)), whole(*Gpt.batch(9)))
+
+
 def end() -> None:
     """Die as a process that is killed."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -468,6 +544,9 @@ JOBS = {
     "raises": Job(2, a_rank_that_raises),
     "hangs": Job(2, a_rank_that_hangs, timeout_s=2),
     "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
+    "changes": Job(2, refuses_what_it_would_not_notice),
+    "frozen": Job(2, frozen_parameters),
+    "zero3": Job(2, trains_by_zero3),
     "initialise": Job(2, initialises_from_a_seed),
     "placed_state": Job(2, placed_modules.holds_the_whole_state),
     "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm),

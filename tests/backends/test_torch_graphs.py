@@ -11,6 +11,7 @@ import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch import buckets
 from partitioner.backends.torch.buckets import bucket
+from partitioner.backends.torch.calls import add_argument
 from partitioner.backends.torch.eager import eager, gathered
 from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.module_program import ModuleProgram
@@ -125,6 +126,17 @@ def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
     assert targets[gather.name] is gathered
     written = {name for name in operands if targets[f"sum_{name}"] is c10d.all_reduce_.default}
     assert written == {"own", "shaped"}
+
+
+def test_an_argument_is_not_overwritten_by_what_has_its_name() -> None:
+    root, graph = torch.nn.Module(), fx.Graph()
+    for name in ("add_2", "input_1"):
+        root.register_buffer(name, torch.zeros(1))
+        graph.get_attr(name)
+    given = [add_argument(graph, name) for name in ("add_2", "input", "input_1")]
+    graph.output(tuple(given))
+    module = fx.GraphModule(root, graph)
+    assert [value.item() for value in module(*map(torch.tensor, (1, 2, 3)))] == [1, 2, 3]
 
 
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:

@@ -1,0 +1,81 @@
+"""What a rank's graphs would not notice: refused, since it would have no effect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.rank_passes import Stored
+
+
+def check_changes(module: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a module of which parts were changed since it was made.
+
+    Args:
+        module: A rank's module.
+        held: The parameters and buffers that it was made with, by name.
+
+    Raises:
+        BackendError: A submodule is in another mode than the module, or has hooks, or a
+            parameter or buffer was replaced by another tensor.
+    """
+    for name, one in module.named_modules():
+        if one.training != module.training:
+            mode = "training" if one.training else "evaluation"
+            raise BackendError(
+                f"{name} is in {mode} mode, the module is not, and its mode was traced: call "
+                f"{name}.{'train' if one.training else 'eval'}() before compile, and only train() "
+                "and eval() of the whole module after it"
+            )
+        if name and (one._forward_hooks or one._forward_pre_hooks or one._backward_hooks):
+            raise BackendError(
+                f"{name} has a hook, which would not be called: submodules do not run by "
+                "themselves; hooks of the whole module and of parameters are called"
+            )
+    for name, tensor in held.items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        if owner._parameters.get(leaf, owner._buffers.get(leaf)) is not tensor:
+            raise BackendError(
+                f"{name} was replaced by another tensor: write to it instead, with "
+                "load_state_dict() or in place under torch.no_grad(); for another element type, "
+                "compile the module in it"
+            )
+
+
+def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a parameter that wants a gradient and has none in the graphs.
+
+    Args:
+        stored: Parameters and buffers of the whole model.
+        held: Those of the rank, by first name.
+
+    Raises:
+        BackendError: There is one.
+    """
+    for entry in stored:
+        tensor = held.get(entry.names[0])
+        if tensor is not None and tensor.requires_grad and entry.value and not entry.trained:
+            raise BackendError(
+                f"{entry.names[0]} requires a gradient now, but was frozen or unused when the "
+                "module was compiled: compile it again"
+            )
+
+
+def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse inputs that want a gradient in a training step.
+
+    Raises:
+        BackendError: One does.
+    """
+    for value in pytree.tree_leaves((args, dict(kwargs))):
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise BackendError(
+                "an input requires a gradient: only parameters get one; detach() it, or make what "
+                "computes it a part of the module"
+            )

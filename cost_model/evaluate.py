@@ -13,7 +13,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate
-from partitioner.cost_model.traffic import moves
+from partitioner.cost_model.traffic import sent
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
@@ -165,11 +165,8 @@ def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster
 
 def sent_bytes(tasks: Schedule, cluster: Cluster) -> Mapping[int, int]:
     """Bytes that leave each device: its transfers to others; a ring's share of an all-reduce."""
-    sent = dict.fromkeys(range(len(cluster)), 0.0)
-    for task in tasks.tasks:
-        for source, _, nbytes in moves(task):
-            sent[source] += nbytes
-    return {device: round(nbytes) for device, nbytes in sent.items()}
+    total = sent(tasks.tasks)
+    return {device: round(total.get(device, 0.0)) for device in range(len(cluster))}
 
 
 def _seconds(tasks: Schedule, kind: str, cluster: Cluster) -> Mapping[int, float]:

@@ -75,10 +75,13 @@ class Sharded:
         """
         training = bool(self.folded.graph.backward)
         problem = self.tied if training else self.built.problem
-        last = len(problem.nodes) - 1
+        whole = 0, len(problem.nodes) - 1
+        by_nodes = {item for hold in problem.holds for own in hold.items for item in own}
         items = tuple(
-            replace(item, bytes=(0.0,)) if (item.first, item.last) == (0, last) else item
-            for item in problem.items
+            replace(item, bytes=(0.0,))
+            if index in by_nodes and (item.first, item.last) == whole
+            else item  # a copy may last as long, and passes all the same
+            for index, item in enumerate(problem.items)
         )
         outcome = evaluate_choices(replace(problem, items=items), self.solution.chosen)
         return outcome.peak_bytes[0]

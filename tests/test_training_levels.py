@@ -1,8 +1,10 @@
 """Training graphs on many devices: forward, backward and updates fold as one, memory is kept."""
 
+import math
 import random
 import time
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,12 +26,13 @@ from partitioner.ir.offers import alternatives, chosen, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.levels import Staged, decisions, evaluation, groups, layouts, search_whole
-from partitioner.levels.axes import AxisSharder, weight_side
+from partitioner.levels.axes import AxisSharder, minimised, weight_side
 from partitioner.levels.shard import Sharder
 from partitioner.levels.whole import ranked
 from partitioner.repeats import Folded, fold
 from partitioner.search import SearchError
 from partitioner.solver import Infeasible, evaluate_choices
+from partitioner.solver.engines import HIGHS
 from partitioner.solver.problem import Problem
 from partitioner.strategies import Rules, strategies
 
@@ -209,6 +212,27 @@ def test_figures_are_those_of_every_device(large: Graph) -> None:
         assert ours.peak[0].resident_bytes == resident
         assert ours.peak[0].bytes >= max(peak.bytes for peak in exact.peak.values())
         assert staged.bound_s <= exact.step_s
+
+
+def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
+    """A copy of the first stored value may be there from the first node to the last."""
+    sharder = AxisSharder(Sharder(small, resolve_cluster("4x8xh100")), time.monotonic() + 60)
+    sharded = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05).best
+    tied, chance, last = sharded.tied, random.Random(0), len(sharded.tied.nodes) - 1
+    for _ in range(4):
+        drawn = tuple(
+            tuple(replace(choice, load_s=(chance.random(),)) for choice in choices)
+            for choices in tied.nodes
+        )
+        free = replace(tied, nodes=drawn, limit_bytes=(math.inf,))
+        found = minimised(free, 60, 0.5, 1, HIGHS, 1)
+        assert found is not None
+        held = {i for hold in tied.holds for i in hold.items[found.chosen[hold.node]]}
+        whole = {i for i, item in enumerate(tied.items) if (item.first, item.last) == (0, last)}
+        resident = sum(tied.items[i].bytes[0] for i in held & whole)
+        everything = evaluate_choices(tied, found.chosen).peak_bytes[0]
+        other = replace(sharded, solution=replace(sharded.solution, chosen=found.chosen))
+        assert other.passing_bytes + resident == pytest.approx(everything)
 
 
 def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -> None:

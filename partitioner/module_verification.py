@@ -46,6 +46,12 @@ GRADIENT_FLOOR = 0.1
 #: from float64: both sum in orders of their own.
 ROUNDING = 10.0
 
+#: Modules that draw numbers in training, and stop at probability 0.
+DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+
 Values = dict[str, torch.Tensor]
 
 
@@ -84,8 +90,8 @@ def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Veri
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
     least = _tolerances(program)
     compared = tuple(_compared(found, whole, floor, least))
-    if not all(output.equal for output in compared) and not program.signature.seed:
-        own = _own_rounding(program, args, kwargs, whole, floor)
+    if not all(output.equal for output in compared):
+        own = _own_rounding(program, args, kwargs, floor)
         least = {name: max(least[name], own.get(name, 0.0)) for name in least}
         compared = tuple(_compared(found, whole, floor, least))
     first = None
@@ -231,25 +237,42 @@ def _eager(program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _own_rounding(
-    program: ModuleProgram,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    whole: Values,
-    floor: float,
+    program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], floor: float
 ) -> dict[str, float]:
     """What the module's own rounding allows, by name: a multiple of how far it is from float64.
 
-    Empty where the module does not run in float64.
+    Measured without dropout. Empty where the module still draws numbers, or does not run in
+    float64: then nothing more is known of rounding.
     """
+    calm = replace(program, whole=_without_dropout(program.whole))
+    with torch.random.fork_rng(devices=[]):
+        whole, again = (_seeded(calm, args, kwargs, seed) for seed in range(2))
+    if any(not torch.equal(whole[name], again[name]) for name in whole):
+        return {}
     args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
     try:
         with torch.autocast("cpu", enabled=False):
-            exact = _eager(replace(program, whole=_widened(program.whole)), args, kwargs)
+            exact = _eager(replace(calm, whole=_widened(calm.whole)), args, kwargs)
     except Exception:  # noqa: BLE001 - whatever it is, nothing more is known of rounding
         return {}
     wide = {name: _wide(tensor) for name, tensor in whole.items()}
     none = dict.fromkeys(wide, 0.0)
     return {found.name: ROUNDING * found.error for found in _compared(wide, exact, floor, none)}
+
+
+def _seeded(
+    program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+) -> Values:
+    torch.manual_seed(seed)
+    return _eager(program, args, kwargs)
+
+
+def _without_dropout(module: nn.Module) -> nn.Module:
+    calm = copy.deepcopy(module)
+    for part in calm.modules():
+        if isinstance(part, DROPOUTS):
+            part.p = 0.0
+    return calm
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,7 @@ def _fork(rank: int, job: Job, folder: Path) -> int:
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=job.ranks, timeout=timeout
         )
+        dist.barrier()  # a rank with nothing to do does not leave while others still connect
         job.run(rank)
     except LeftError:
         pass

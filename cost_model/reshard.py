@@ -200,7 +200,7 @@ def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement
     numel, cut = 1, []
     for own, want in zip(source.sharding.dims, target.sharding.dims, strict=True):
         unit, *less = _in_units(own, want)
-        numel *= unit
+        numel *= unit if own.size else 0
         if own.axes or want.axes:
             cut.append(less)
     if len(cut) > 1:

@@ -43,7 +43,7 @@ class _Copy(NamedTuple):
         after: Number of the placement of the copy.
         load_s: Seconds of the step.
         bytes: Bytes of the copy.
-        lasting: Whether it is a constant.
+        lasting: Whether it is a block of zeros, a constant.
     """
 
     home: int
@@ -77,12 +77,14 @@ class Built:
         groups: Device groups by the choices' group index.
         candidates: Strategy of each choice, by node.
         values: Of which value of the graph each item is.
+        zeros: Items that are blocks of zeros, which stay.
     """
 
     problem: Problem
     groups: tuple[DeviceMesh, ...]
     candidates: Candidates
     values: tuple[str, ...]
+    zeros: frozenset[int] = frozenset()
 
     def node_plans(self, graph: Graph, chosen: Sequence[int]) -> Mapping[str, NodePlan]:
         """Decisions by node name, in graph order; none for nodes that are left out."""
@@ -124,6 +126,7 @@ class _Builder:
     prices: Prices
     items: list[Item] = field(default_factory=list)
     kept: list[Key] = field(default_factory=list)
+    zeros: set[int] = field(default_factory=set)
     known: dict[Key, int | None] = field(default_factory=dict)
     placements: list[Placement] = field(default_factory=list)
     numbers: dict[Placement, int] = field(default_factory=dict)
@@ -158,7 +161,7 @@ class _Builder:
             interchangeable=interchangeable,
         )
         values = tuple(value for value, *_ in self.kept)
-        return Built(problem, self.groups, self.candidates, values)
+        return Built(problem, self.groups, self.candidates, values, frozenset(self.zeros))
 
     def _choice(self, placed: PlacedNode, group: int) -> Choice:
         seconds = self.prices.node_seconds(placed)
@@ -366,7 +369,10 @@ class _Builder:
         first, last = self.spans[value]
         if copy.lasting:
             first, last = 0, len(self.graph.nodes) - 1
-        return self._item(key, copy.bytes, first, last, copy.load_s)
+        found = self._item(key, copy.bytes, first, last, copy.load_s)
+        if copy.lasting and found is not None:
+            self.zeros.add(found)
+        return found
 
     def _hop_item(self, value: str, home: Placement, hop: Hop) -> int | None:
         dtype, beside = self.graph.types[value].dtype, value in self.beside

@@ -37,8 +37,8 @@ class Difference:
 
     Attributes:
         name: Its name in the model.
-        error: Largest absolute difference, relative to the largest magnitude; nan where only
-            one side is finite.
+        error: Largest absolute difference, relative to the largest finite magnitude; inf where
+            only one side is finite, nan where types or sizes differ.
         tolerance: Largest that is allowed (0: exact).
         identical: Whether every bit is the same.
     """

@@ -10,6 +10,7 @@ inside the graph that does is looked for (`partitioner.inner_values`).
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,6 +46,10 @@ GRADIENT_FLOOR = 0.1
 #: Ranks may differ from the module by so many times what rounding makes the module itself differ
 #: from float64: both sum in orders of their own.
 ROUNDING = 10.0
+#: But by no more than this share of a tensor's largest magnitude: less than one rank's part of two.
+MOST = 0.25
+#: Unless the tensor in float64 is at most this share of the module's: zero but for rounding.
+NOTHING = 0.01
 
 #: Modules that draw numbers in training, and stop at probability 0.
 DROPOUTS = (
@@ -244,20 +249,42 @@ def _own_rounding(
     Measured without dropout. Empty where the module still draws numbers, or does not run in
     float64: then nothing more is known of rounding.
     """
-    calm = replace(program, whole=_without_dropout(program.whole))
-    with torch.random.fork_rng(devices=[]):
-        whole, again = (_seeded(calm, args, kwargs, seed) for seed in range(2))
-    if any(not torch.equal(whole[name], again[name]) for name in whole):
-        return {}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
     try:
+        calm = replace(program, whole=_without_dropout(program.whole))
+        with torch.random.fork_rng(devices=[]):
+            whole, again = (_seeded(calm, args, kwargs, seed) for seed in range(2))
+        if any(not torch.equal(whole[name], again[name]) for name in whole):
+            return {}
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
         with torch.autocast("cpu", enabled=False):
             exact = _eager(replace(calm, whole=_widened(calm.whole)), args, kwargs)
     except Exception:  # noqa: BLE001 - whatever it is, nothing more is known of rounding
         return {}
     wide = {name: _wide(tensor) for name, tensor in whole.items()}
     none = dict.fromkeys(wide, 0.0)
-    return {found.name: ROUNDING * found.error for found in _compared(wide, exact, floor, none)}
+    return {
+        found.name: allowance(found.error, _array(wide[found.name]), _array(exact[found.name]))
+        for found in _compared(exact, wide, floor, none)
+    }
+
+
+def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
+    """Relative error that ranks may have.
+
+    Args:
+        error: Of float64, relative to what the module computes.
+        whole: What the module computes.
+        exact: The same in float64.
+
+    Returns:
+        A multiple of the error. No more than `MOST`, or a wrong rule would pass where a sort or a
+        threshold makes the module jump; but whatever it is where the tensor is zero but for
+        rounding. Nothing if the error is not finite.
+    """
+    if not math.isfinite(error):
+        return 0.0
+    nothing = largest(exact) <= NOTHING * largest(whole)
+    return ROUNDING * error if nothing else min(ROUNDING * error, MOST)
 
 
 def _seeded(

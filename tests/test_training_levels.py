@@ -229,6 +229,9 @@ def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
         assert found is not None
         held = {i for hold in tied.holds for i in hold.items[found.chosen[hold.node]]}
         whole = {i for i, item in enumerate(tied.items) if (item.first, item.last) == (0, last)}
+        for edge in tied.edges:
+            pair = edge.out_class[found.chosen[edge.u]], edge.in_class[found.chosen[edge.v]]
+            held |= sharded.built.zeros.intersection(edge.items.get(pair, ()))
         resident = sum(tied.items[i].bytes[0] for i in held & whole)
         everything = evaluate_choices(tied, found.chosen).peak_bytes[0]
         other = replace(sharded, solution=replace(sharded.solution, chosen=found.chosen))

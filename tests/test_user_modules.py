@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.frontends.errors import FrontendError
 from partitioner.module_variants import variant
+from partitioner.module_verification import allowance
 
 Forward = Callable[..., Tensor]
 
@@ -191,6 +194,21 @@ def test_training_is_verified(name: str) -> None:
     program = partitioner.compile(Loss(module), example, cluster="2xideal", training=True)
     found = program.verify()
     assert found, str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "whole", "exact", "allowed"),
+    [
+        (1e-3, [1.0, 2.0], [1.0, 2.002], 1e-2),
+        (1.0, [1.0, 2.0], [1.0, 4.0], 0.25),  # it jumps
+        (1.0, [1e-8, 2e-9], [0.0, 1e-17], 10.0),  # zero but for rounding
+        (math.inf, [math.inf, 1.0], [1e9, 1.0], 0.0),
+    ],
+)
+def test_what_rounding_allows(
+    error: float, whole: list[float], exact: list[float], allowed: float
+) -> None:
+    assert allowance(error, np.array(whole), np.array(exact)) == pytest.approx(allowed)
 
 
 @pytest.mark.parametrize(

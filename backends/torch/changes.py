@@ -13,16 +13,19 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.rank_passes import Stored
 
 
-def check_changes(module: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
+def check_changes(
+    module: nn.Module, stored: Sequence[Stored], held: Mapping[str, torch.Tensor]
+) -> None:
     """Refuse a module of which parts were changed since it was made.
 
     Args:
         module: A rank's module.
-        held: The parameters and buffers that it was made with, by name.
+        stored: Parameters and buffers of the whole model.
+        held: Those that the rank's module was made with, by first name.
 
     Raises:
         BackendError: A submodule is in another mode than the module, or has hooks, or a
-            parameter or buffer was replaced by another tensor.
+            parameter or buffer was replaced by another tensor or has another element type.
     """
     for name, one in module.named_modules():
         if one.training != module.training:
@@ -32,20 +35,42 @@ def check_changes(module: nn.Module, held: Mapping[str, torch.Tensor]) -> None:
                 f"{name}.{'train' if one.training else 'eval'}() before compile, and only train() "
                 "and eval() of the whole module after it"
             )
-        if name and (one._forward_hooks or one._forward_pre_hooks or one._backward_hooks):
+        hooks = (one._forward_hooks, one._forward_pre_hooks, one._backward_hooks)
+        if name and any((*hooks, one._backward_pre_hooks)):
             raise BackendError(
                 f"{name} has a hook, which would not be called: submodules do not run by "
                 "themselves; hooks of the whole module and of parameters are called"
             )
-    for name, tensor in held.items():
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
-        if owner._parameters.get(leaf, owner._buffers.get(leaf)) is not tensor:
+    for entry in stored:
+        tensor = held.get(entry.names[0])
+        if tensor is None:
+            continue
+        if tensor.dtype != entry.dtype:
             raise BackendError(
-                f"{name} was replaced by another tensor: write to it instead, with "
-                "load_state_dict() or in place under torch.no_grad(); for another element type, "
-                "compile the module in it"
+                f"{entry.names[0]} is {_word(tensor.dtype)} now and was {_word(entry.dtype)}: for "
+                "another element type, compile the module in it"
             )
+        for name in entry.names:
+            if _held_as(module, name) is not tensor:
+                raise BackendError(
+                    f"{name} was replaced by another tensor: write to it instead, with "
+                    "load_state_dict() or in place under torch.no_grad(); for another element "
+                    "type, compile the module in it"
+                )
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _held_as(module: nn.Module, name: str) -> torch.Tensor | None:
+    """The parameter or buffer of this name now; None if there is none."""
+    path, _, leaf = name.rpartition(".")
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:
+        return None
+    return owner._parameters.get(leaf, owner._buffers.get(leaf))
 
 
 def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> None:

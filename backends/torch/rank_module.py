@@ -218,7 +218,7 @@ class RankModule(nn.Module):
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
         try:
-            check_changes(self, self._tensors)
+            check_changes(self, self._whole.stored, self._tensors)
             check_frozen(self._whole.stored, self._tensors)
             if training:
                 check_inputs(args, kwargs)

@@ -123,9 +123,12 @@ class AxisSharder:
         if not known:
             job.offer()
         for done in range(self._passes(names, known=known)):
+            due = known and done == 0
+            if not due and time.monotonic() > self.deadline:
+                break
             before = job.best.cost_s
             for axis in names:
-                if (known and done == 0) or time.monotonic() < self.deadline:
+                if due or time.monotonic() < self.deadline:
                     job.step(axis, job.room(names[-1]))
             job.offer()
             if job.best.cost_s > min(best_s, before * (1 - LEAST_GAIN)):

@@ -77,10 +77,11 @@ class Sharded:
         problem = self.tied if training else self.built.problem
         whole = 0, len(problem.nodes) - 1
         by_nodes = {item for hold in problem.holds for own in hold.items for item in own}
+        resident = by_nodes | self.built.zeros  # a copy may last as long, and passes all the same
         items = tuple(
             replace(item, bytes=(0.0,))
-            if index in by_nodes and (item.first, item.last) == whole
-            else item  # a copy may last as long, and passes all the same
+            if index in resident and (item.first, item.last) == whole
+            else item
             for index, item in enumerate(problem.items)
         )
         outcome = evaluate_choices(replace(problem, items=items), self.solution.chosen)

@@ -100,7 +100,8 @@ class _Whole:
         """First plans, then one mesh after the other, until one gains nothing or time is up."""
         folded = self.sharder.sharder.folded
         bound = work_bound(self.sharder.sharder)
-        for layout, job in self._begun():
+        jobs = self._begun()
+        for at, (layout, job) in enumerate(jobs):
             if job.found is not None and job.best.cost_s > FAR * self._best_s:
                 continue
             if self.found and time.monotonic() > self.deadline:
@@ -108,10 +109,12 @@ class _Whole:
                 if job.found is None:
                     self.failed[layout] = "not searched within the time limit"
                 continue
-            before, own = self._best_s, job.found is None or job.best.cost_s > self._best_s
-            self._try(layout, job)
-            idle = own and self._best_s > before * (1 - LEAST_GAIN)
+            before, other = self._best_s, job.found is None or job.best.cost_s > self._best_s
+            tried = self._try(layout, job)
+            idle = tried and other and self._best_s > before * (1 - LEAST_GAIN)
             if idle or self._best_s - bound <= self.gap * self._best_s:
+                left = (layout for layout, job in jobs[at + 1 :] if job.found is None)
+                self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
         if not self.found:
             raise min(self.refusals, key=lambda error: error.bytes_short)
@@ -155,13 +158,16 @@ class _Whole:
             jobs.append((layout, job))
         return sorted(jobs, key=lambda pair: pair[1].found.cost_s if pair[1].found else math.inf)
 
-    def _try(self, layout: Layout, job: Axes) -> None:
+    def _try(self, layout: Layout, job: Axes) -> bool:
+        """Whether the mesh has a plan."""
         self.progress(f"sharding over {layout}")
         try:
             self.found[layout] = self.sharder.improve(job, self._best_s)
         except Infeasible as error:
             self.failed[layout] = str(error)
             self.refusals.append(error)
+            return False
+        return True
 
     def _ranked(self) -> list[tuple[Layout, Sharded]]:
         return sorted(self.found.items(), key=lambda found: found[1].cost_s)

@@ -22,6 +22,7 @@ def eager(module: fx.GraphModule) -> fx.GraphModule:
     """The same pass, to be called as it is; parameters and buffers are shared."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
+    graph.set_codegen(module.graph._codegen)  # of an exported program: how it is called
     for node in graph.nodes:
         if node.target is c10d.all_gather_into_tensor.default:
             node.target = gathered

@@ -16,6 +16,7 @@ from partitioner.backends.arrays import check_inputs, load_arrays, save_arrays
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.launch import LocalRun, run_ranks
 from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.groups import register_named
 from partitioner.backends.torch.rank_files import (
     file_name,
@@ -67,7 +68,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
     torch.set_num_threads(job["threads"])
     path = Path(job["directory"]) / file_name(rank)
-    file, module = read_rank_file(path), read_pass(path)
+    file, module = read_rank_file(path), eager(read_pass(path))
     header = file.header
     register_named(file.groups)
     kinds = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}

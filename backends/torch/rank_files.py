@@ -6,7 +6,8 @@ it was made from, the names of its arguments and results, and the ranks of each 
 its graph names.
 
 Arguments are contiguous. To run a file by itself: import `partitioner.backends.torch.operators`,
-start torch.distributed, and call `register_named`.
+start torch.distributed, and call `register_named`. Over gloo call `eager` on the graph module: what
+the file has for an all-gather spoils the heap (see there).
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ class RankModule(nn.Module):
                 None
                 if name not in made
                 else DTensor.from_local(
-                    made[name],
+                    _laid_out_as(_local(held), made[name]),
                     held.device_mesh,
                     held.placements,
                     run_check=False,
@@ -362,6 +362,13 @@ def _placements(at: Home) -> list[Placement]:
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     held = tensor.detach()
     return held._local_tensor if isinstance(held, DTensor) else held
+
+
+def _laid_out_as(held: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient in memory as its parameter is: fused optimizers read both in one order."""
+    if gradient.stride() == held.stride():
+        return gradient
+    return torch.empty_like(held).copy_(gradient)
 
 
 def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:

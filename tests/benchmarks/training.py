@@ -1,12 +1,13 @@
 """A training step of a small GPT on two processes: ours against PyTorch's own, in one run.
 
     OMP_NUM_THREADS=1 python tests/benchmarks/training.py [--ranks 2] [--rounds 7] [--steps 3]
-        [--only ddp,dp,...] [--layers 4] [--width 512] [--tokens 128] [--batch 8]
+        [--only ddp,dp,...] [--layers 4] [--width 512] [--tokens 128] [--batch 8] [--fused]
 
 Modes: `one` (the plain module on every rank, for scale), `ddp` (DistributedDataParallel), `fsdp`
 (fully_shard of each block and the whole), `hand-tp` (parallelize_module, blocks and head), and
 ours: `dp`, `zero3`, `tp` (forced), `auto` (the cheapest plan by the cost model). A step is forward,
-backward, AdamW and zero_grad. Modes take turns, round by round; printed are the median
+backward, AdamW and zero_grad; `--fused` takes PyTorch's fused AdamW, which refuses `hand-tp`, whose
+parameters are DTensors only in part. Modes take turns, round by round; printed are the median
 milliseconds of a step, and the median over rounds of the ratio to the twin of the same round. The
 cluster that `auto` is planned for is measured at the start: matrix products, copies, launches,
 gloo's collectives between products, and the share of them that products hide.
@@ -168,9 +169,9 @@ def hidden_share(product: Callable[[], object], tensor: torch.Tensor, compute: f
     return min(1.0, max(0.0, 1 - shown / added)) if added > 0 else 0.0
 
 
-def stepping(module: nn.Module, part: Callable[[Batch], Batch]) -> Step:
+def stepping(module: nn.Module, part: Callable[[Batch], Batch], *, fused: bool) -> Step:
     """A training step of a module on its part of the batch."""
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=fused)
 
     def step(batch: Batch) -> float:
         loss = module(*part(batch))
@@ -224,7 +225,7 @@ def modes(args: argparse.Namespace, rank: int) -> Iterator[tuple[str, Step]]:
     }
     for name, make in makers.items():
         if wanted is None or name in wanted:
-            yield name, stepping(*make())
+            yield name, stepping(*make(), fused=args.fused)
 
 
 def sharded(model: GPT, mesh: object) -> nn.Module:
@@ -295,6 +296,7 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", default="")
+    parser.add_argument("--fused", action="store_true")
     args = parser.parse_args()
     mp.spawn(run, (args,), nprocs=args.ranks)
 

@@ -68,6 +68,7 @@ def run_command(command: str, folder: Path) -> str:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
+            "LOGLEVEL": "ERROR",  # torchrun warns of its own late signs of life on a busy machine
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,

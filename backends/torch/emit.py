@@ -7,6 +7,7 @@ constants are buffers of the graph module.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ from partitioner.ir.types import TensorType, numpy_dtype
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 STATE, UPDATE = "partitioner::state", "partitioner::update"
 ALIASES = ALIAS, "partitioner::either"
+
+#: Names that every graph module has already.
+_TAKEN = frozenset(dir(fx.GraphModule({}, fx.Graph())))
 
 
 @dataclass(frozen=True)
@@ -248,7 +252,7 @@ class _Pass:
 
     def _hold(self, key: str, held: torch.Tensor | fx.GraphModule) -> str:
         """Keep what the graph module holds, under a name that nothing else has."""
-        while key in self.attributes:
+        while key in self.attributes or key in _TAKEN:
             key += "_"
         self.attributes[key] = held
         return key
@@ -332,6 +336,7 @@ def _part(graph: Graph, part: Part, kind: TensorType) -> np.ndarray:
 
 
 def _identifier(name: str) -> str:
-    """A Python name for a value."""
+    """A Python name for a value; `self` is the graph module in the graph's code."""
     found = re.sub(r"\W+", "_", name).strip("_")
-    return found if found and not found[0].isdigit() else f"v_{found}"
+    free = found.isidentifier() and found != "self" and not keyword.iskeyword(found)
+    return found if free else f"v_{found}"

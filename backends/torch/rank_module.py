@@ -130,7 +130,7 @@ class RankModule(nn.Module):
             if isinstance(tensor, nn.Parameter):
                 owner.register_parameter(leaf, tensor)
             else:
-                owner.register_buffer(leaf, tensor)
+                owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state on every rank, under its names; all ranks must call it.
@@ -147,7 +147,7 @@ class RankModule(nn.Module):
             held, holders = self._tensors.get(first), self._places[first].mesh.devices
             with telling(f"gathering {first}", self.rank, self._agreement.roll):
                 whole = whole_value(held, holders, entry.shape, entry.dtype, self._device)
-            found.update(dict.fromkeys(entry.names, whole))
+            found |= {name: whole for name in entry.names if name not in entry.hidden}
         return found
 
     def clip_grad_norm_(

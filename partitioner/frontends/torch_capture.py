@@ -223,12 +223,12 @@ def capture(
         part_gradients(program)
     args, kwargs = program.example_inputs or ((), {})
     with ExitStack() as stack, _plain_trace(), torch.set_grad_enabled(training):
-        flat = program.module(check_guards=False)
         stack.enter_context(fx.traceback.preserve_node_meta())
         # An LSTM becomes the operators that it is made of: oneDNN's kernel needs a workspace whose
         # size no trace knows, and its backward pass ends the process if that was moved.
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         try:
+            flat = program.module(check_guards=False)
             joint = aot_export_joint_with_descriptors(
                 stack, flat, args, kwargs, decompositions={**_LOSSES, **table}
             )

@@ -608,7 +608,7 @@ def errors_in_backward(rank: int) -> None:
 # Ranks that are gone -----------------------------------------------------------------------------
 
 
-SOON_S = 15  # without the group's timeout of 30 s, however slow the machine is
+SOON_S = 30  # without the group's timeout of 60 s, however slow the machine is
 
 
 def gone(act: Callable[[], object], message: str) -> Callable[[int], None]:

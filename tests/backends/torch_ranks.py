@@ -30,8 +30,8 @@ class Job:
 
     ranks: int
     run: Callable[[int], None]
-    timeout_s: float = 30
-    limit_s: float = 60
+    timeout_s: float = 60
+    limit_s: float = 150
 
 
 def main(jobs: dict[str, Job]) -> None:

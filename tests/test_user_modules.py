@@ -196,6 +196,29 @@ def test_training_is_verified(name: str) -> None:
     assert found, str(found)
 
 
+class Plain(nn.Module):
+    """Reads a tensor that is no buffer, and returns more than tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.layer.scale = torch.linspace(0.5, 1, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int, dict[str, object]]:
+        y = self.layer(x) * self.layer.scale
+        return y.square().mean(), 3, {"name": "plain", "none": None, "pair": (y, 0.5, True)}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_plain_attributes_and_results_that_are_no_tensors(training: bool) -> None:
+    module, x = Plain(), torch.randn(4, 8)
+    program = partitioner.compile(module, x, cluster="2xideal", training=training)
+    loss, number, more = program(x)
+    right, right_number, right_more = module(x)
+    torch.testing.assert_close((loss, more.pop("pair")[0]), (right, right_more.pop("pair")[0]))
+    assert (number, more) == (right_number, right_more)
+
+
 @pytest.mark.parametrize(
     ("error", "whole", "exact", "allowed"),
     [

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
@@ -124,6 +125,7 @@ class Captured:
         persistent: Names of the parameters and buffers of the module's `state_dict`.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
+        others: Flat results that are no tensors; None in the place of tensors.
         autocast: What surrounded the trace; the graph has its casts.
     """
 
@@ -137,6 +139,7 @@ class Captured:
     persistent: frozenset[str]
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
+    others: tuple[Any, ...]
     autocast: Autocast = Autocast()
 
 
@@ -229,6 +232,7 @@ def capture(
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         try:
             flat = program.module(check_guards=False)
+            attributes = _hold_attributes(flat, program)
             joint = aot_export_joint_with_descriptors(
                 stack, flat, args, kwargs, decompositions={**_LOSSES, **table}
             )
@@ -236,6 +240,8 @@ def capture(
             what = "forward and backward passes" if training else "forward pass"
             raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
     module_tensors, ties = _names(module)
+    module_tensors |= attributes
+    ties |= {name: name for name in attributes}
     nodes = joint.graph_module.graph.nodes
     inputs = tuple(_input_slot(n.meta["desc"]) for n in nodes if n.op == "placeholder")
     (last,) = (node for node in nodes if node.op == "output")
@@ -253,8 +259,33 @@ def capture(
         frozenset(module.state_dict(keep_vars=True)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
+        _others(program),
         Autocast.here(module),
     )
+
+
+def _hold_attributes(flat: nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Make buffers of the tensors that are plain attributes of the user's modules, by name.
+
+    The next trace takes no other tensors than parameters, buffers and inputs.
+    """
+    found = {}
+    for name in program.graph_signature.lifted_tensor_constants:
+        path, _, leaf = name.rpartition(".")
+        if leaf.startswith("lifted_tensor_"):  # made in a call
+            continue
+        owner = flat.get_submodule(path)
+        found[name] = getattr(owner, leaf)
+        delattr(owner, leaf)
+        owner.register_buffer(leaf, found[name], persistent=False)
+    return found
+
+
+def _others(program: ExportedProgram) -> tuple[Any, ...]:
+    """Each flat result that is no tensor; None in the place of tensors."""
+    specs = program.graph_signature.output_specs
+    results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
+    return tuple(one.value if isinstance(one, ConstantArgument) else None for one in results)
 
 
 def detach_outputs(program: ExportedProgram) -> None:

@@ -586,6 +586,7 @@ JOBS = {
     "placed_resuming": Job(2, lambda _: placed_modules.resumes(f"{FOLDER}/placed")),
     "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives),
     "inference": Job(2, placed_modules.has_no_state_for_inference),
+    "rare_types": Job(2, placed_modules.carries_rare_types),
 }
 
 if __name__ == "__main__":

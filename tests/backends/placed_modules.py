@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.rank_module import RankModule
+from partitioner.constraints import Constraints, Pin
 
 SPLIT = {"first": 0, "second": 1, "last": 0}
 
@@ -148,6 +149,28 @@ def has_no_state_for_inference(_: int) -> None:
     ):
         with pytest.raises(BackendError, match="for inference has its weights as constants"):
             ask()
+
+
+class Rare(nn.Module):
+    """Complex numbers and short integers that are summed and gathered."""
+
+    def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        z, j = torch.view_as_complex(x) * 2, i + 1
+        return z, z.sum(0).abs(), z.conj().imag, j, j.sum(0, dtype=torch.int16)
+
+
+def carries_rare_types(_: int) -> None:
+    torch.manual_seed(0)
+    given = torch.randn(4, 6, 2), torch.randint(100, (4, 6), dtype=torch.int16)
+    pins = [Pin(name, tensor=name, dim=0) for name in ("mul", "add")]
+    made = partitioner.compile(
+        Rare(), given, devices=2, cluster="ideal", constraints=Constraints(tuple(pins))
+    )
+    assert isinstance(made, partitioner.ModuleProgram)
+    code = made.rank(0).code
+    for name in ("all_reduce", "view_as_real_copy", "torch.int32", "torch.uint8"):
+        assert name in code, code
+    torch.testing.assert_close(made.module()(*given), made.whole(*given))
 
 
 def groups_end_though_the_module_lives(_: int) -> None:

@@ -106,6 +106,7 @@ class _Emitter:
         turn = len(steps) if program.backward is None else program.backward
         first, second = steps[:turn], steps[turn:]
         made = {name for step in first for name in _writes(step, program.rank)}
+        made |= self._returned
         early = [o for o in program.outputs if o.value in made]
         late = [o for o in program.outputs if o.value not in made]
         needed = set(_outside(second, late, program.rank))
@@ -132,6 +133,15 @@ class _Emitter:
             for step in self.program.steps
             if isinstance(step, Compute) and step.node.op == STATE
         )
+
+    @cached_property
+    def _returned(self) -> set[str]:
+        """Constants that are results as they are, as are parts without elements."""
+        last = {
+            n for node in self.graph.nodes if node.name in self.graph.backward for n in node.writes
+        }
+        held = {*self.program.constants, *self.program.literals}
+        return {o.value for o in self.program.outputs if o.whole not in last} & held
 
     def _pass(self, steps: Sequence[Compute | Comm], results: Sequence[str]) -> PassGraph:
         return _Pass(self, steps, tuple(results)).run()

@@ -586,6 +586,7 @@ JOBS = {
     "placed_resuming": Job(2, lambda _: placed_modules.resumes(f"{FOLDER}/placed")),
     "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives),
     "inference": Job(2, placed_modules.has_no_state_for_inference),
+    "first_names": Job(2, placed_modules.lists_parameters_by_their_first_names),
     "rare_types": Job(2, placed_modules.carries_rare_types),
 }
 

@@ -152,11 +152,16 @@ def has_no_state_for_inference(_: int) -> None:
 
 
 class Rare(nn.Module):
-    """Complex numbers and short integers that are summed and gathered."""
+    """Complex numbers and short integers, summed and gathered; results nobody sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.tensor([7.0]))
 
     def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
         z, j = torch.view_as_complex(x) * 2, i + 1
-        return z, z.sum(0).abs(), z.conj().imag, j, j.sum(0, dtype=torch.int16)
+        summed = z.sum(0).abs(), j.sum(0, dtype=torch.int16)
+        return z, z.conj().imag, j, *summed, x[:0] * 2, self.number
 
 
 def carries_rare_types(_: int) -> None:
@@ -171,6 +176,27 @@ def carries_rare_types(_: int) -> None:
     for name in ("all_reduce", "view_as_real_copy", "torch.int32", "torch.uint8"):
         assert name in code, code
     torch.testing.assert_close(made.module()(*given), made.whole(*given))
+
+
+class Twice(nn.Module):
+    """Layers that a list holds too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.layers = nn.ModuleList([self.first, self.norm])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def lists_parameters_by_their_first_names(_: int) -> None:
+    whole = Twice()
+    made = partitioner.compile(whole, torch.randn(4, 6), devices=2, training=True, parallel="dp")
+    assert isinstance(made, partitioner.ModuleProgram)
+    assert list(dict(made.module().named_parameters())) == list(dict(whole.named_parameters()))
 
 
 def groups_end_though_the_module_lives(_: int) -> None:

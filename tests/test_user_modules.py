@@ -241,13 +241,15 @@ def test_what_rounding_allows(
         (lambda m, x: halved(m) + m.layer(x), "writes into its parameter inner.layer.weight"),
         (lambda m, x: m.layer(x)[x > 0], r"that aten.nonzero.default gives depend on data"),
         (lambda m, x: m.layer(x) * x.sum().item(), "_local_scalar_dense.default gives depend on"),
+        (lambda m, x: m.layer(x) if x.sum() > 0 else x, "Could not guard on data-dependent"),
     ],
-    ids=["input", "parameter", "sizes", "values"],
+    ids=["input", "parameter", "sizes", "values", "branch"],
 )
-def test_what_is_refused(run: Forward, message: str) -> None:
+def test_what_is_refused(run: Forward, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FrontendError, match=message) as caught:
         partitioner.compile(Loss(Holder(run)), torch.randn(4, 8), cluster="2xideal", training=True)
     assert "\n" not in str(caught.value)
+    assert "aten" not in capsys.readouterr().err
 
 
 def test_a_dynamic_export_has_the_sizes_of_its_calls(tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ The only place that uses PyTorch's tracing interfaces, some of which are private
 from __future__ import annotations
 
 import copy
+import io
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -167,12 +169,25 @@ def export_module(
     Raises:
         FrontendError: It cannot be traced; says PyTorch's reason.
     """
-    with _plain_trace():
+    with _plain_trace(), _without_graphs() as graphs:
         try:
             return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         except Exception as error:
+            graphs.append(f"{getattr(error, 'partial_fx_graph', '')}\n")
             name = type(module).__name__
             raise FrontendError(f"{name}: torch.export cannot trace it: {_short(error)}") from error
+
+
+@contextmanager
+def _without_graphs() -> Iterator[list[str]]:
+    """Of what is said on stderr, all but the graphs given: PyTorch prints them when it gives up."""
+    said, graphs = io.StringIO(), [""]
+    try:
+        with redirect_stderr(said):
+            yield graphs
+    finally:
+        text = said.getvalue()
+        print(text.replace(graphs[-1], "") if graphs[-1] else text, end="", file=sys.stderr)
 
 
 def materialised(module: nn.Module) -> nn.Module:

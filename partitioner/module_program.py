@@ -99,6 +99,7 @@ class ModuleProgram(Planned):
             traced.captured.arguments,
             {name: self.graph.types[name] for name in self.graph.inputs},
             traced.results,
+            traced.captured.others,
             SEED if SEED in self.graph.inputs else "",
             traced.tangent if traced.tangent in self.graph.inputs else "",
             traced.captured.autocast.dtype,
@@ -271,19 +272,22 @@ class ModuleProgram(Planned):
         from partitioner.backends.torch.rank_module import Stored
 
         captured, traced = self.traced.captured, self.traced
-        firsts = dict.fromkeys(captured.ties.values())
+        names: dict[str, list[str]] = {}
+        for name, first in captured.ties.items():
+            names.setdefault(first, []).append(name)
         return tuple(
             Stored(
                 traced.stored.get(of, ""),
-                tuple(name for name, first in captured.ties.items() if first == of),
+                tuple(names[of]),
                 trained=of in traced.gradients,
                 parameter=isinstance(captured.tensors[of], nn.Parameter),
                 shape=tuple(captured.tensors[of].shape),
                 dtype=captured.tensors[of].dtype,
                 gradient=traced.gradients.get(of, ""),
                 written=traced.written.get(of, ""),
+                hidden=frozenset(names[of]) - captured.persistent,
             )
-            for of in firsts
+            for of in names
             if of in traced.stored or (self.training and of in captured.persistent)
         )
 

@@ -68,6 +68,7 @@ def run_command(command: str, folder: Path) -> str:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
+            "LOGLEVEL": "ERROR",  # torchrun warns of its own late signs of life on a busy machine
             "PYTHONPATH": str(ROOT),
         },
         capture_output=True,
@@ -109,15 +110,13 @@ def test_the_module_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     assert "class Rank0" in capsys.readouterr().out
 
 
-@pytest.mark.timeout(150)
 def test_digits_are_learned_alike_on_ranks() -> None:
-    run_jobs("digits_jobs.py", DIGITS, limit_s=140)
+    run_jobs("digits_jobs.py", DIGITS)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
 def test_digits_are_learned_alike_with_the_batch_cut() -> None:
-    run_jobs("digits_jobs.py", ["data_parallel", "dual_parallel"], limit_s=140)
+    run_jobs("digits_jobs.py", ["data_parallel", "dual_parallel"])
 
 
 def test_digits_from_the_files_of_mnist(

@@ -196,6 +196,29 @@ def test_training_is_verified(name: str) -> None:
     assert found, str(found)
 
 
+class Plain(nn.Module):
+    """Reads a tensor that is no buffer, and returns more than tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.layer.scale = torch.linspace(0.5, 1, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int, dict[str, object]]:
+        y = self.layer(x) * self.layer.scale
+        return y.square().mean(), 3, {"name": "plain", "none": None, "pair": (y, 0.5, True)}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_plain_attributes_and_results_that_are_no_tensors(training: bool) -> None:
+    module, x = Plain(), torch.randn(4, 8)
+    program = partitioner.compile(module, x, cluster="2xideal", training=training)
+    loss, number, more = program(x)
+    right, right_number, right_more = module(x)
+    torch.testing.assert_close((loss, more.pop("pair")[0]), (right, right_more.pop("pair")[0]))
+    assert (number, more) == (right_number, right_more)
+
+
 @pytest.mark.parametrize(
     ("error", "whole", "exact", "allowed"),
     [
@@ -218,13 +241,15 @@ def test_what_rounding_allows(
         (lambda m, x: halved(m) + m.layer(x), "writes into its parameter inner.layer.weight"),
         (lambda m, x: m.layer(x)[x > 0], r"that aten.nonzero.default gives depend on data"),
         (lambda m, x: m.layer(x) * x.sum().item(), "_local_scalar_dense.default gives depend on"),
+        (lambda m, x: m.layer(x) if x.sum() > 0 else x, "Could not guard on data-dependent"),
     ],
-    ids=["input", "parameter", "sizes", "values"],
+    ids=["input", "parameter", "sizes", "values", "branch"],
 )
-def test_what_is_refused(run: Forward, message: str) -> None:
+def test_what_is_refused(run: Forward, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FrontendError, match=message) as caught:
         partitioner.compile(Loss(Holder(run)), torch.randn(4, 8), cluster="2xideal", training=True)
     assert "\n" not in str(caught.value)
+    assert "aten" not in capsys.readouterr().err
 
 
 def test_a_dynamic_export_has_the_sizes_of_its_calls(tmp_path: Path) -> None:

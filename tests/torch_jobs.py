@@ -18,7 +18,7 @@ def job_names(script: str) -> list[str]:
     return re.findall(r'^    "(\w+)": (?:lambda: )?[A-Za-z]\w+\(', table, re.MULTILINE)
 
 
-def run_jobs(script: str, only: Sequence[str] = (), limit_s: float = 200) -> None:
+def run_jobs(script: str, only: Sequence[str] = (), limit_s: float = 280) -> None:
     """All jobs of a script, or some, must print "ok"; nothing is left running."""
     path = ROOT / "tests/backends" / script
     names = [name for name in job_names(script) if not only or name in only]

@@ -10,7 +10,10 @@ Batch = tuple[torch.Tensor, ...]
 
 
 class Mlp(nn.Module):
-    """Two layers with batch normalisation and dropout; a parameter and a buffer are not used."""
+    """Two layers with batch normalisation and dropout.
+
+    A parameter and a buffer are not used; another buffer is written, and not in `state_dict()`.
+    """
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -20,9 +23,11 @@ class Mlp(nn.Module):
         self.second = nn.Linear(32, 8)
         self.spare = nn.Linear(4, 4)
         self.register_buffer("version", torch.tensor(3))
+        self.register_buffer("calls", torch.tensor(0), persistent=False)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and scores."""
+        self.calls += 1
         scores = self.second(self.dropout(self.norm(self.first(x)).relu()))
         return functional.cross_entropy(scores, y), scores
 

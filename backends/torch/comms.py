@@ -35,8 +35,8 @@ COLLECTIVES = frozenset(
         c10d.all_to_all_single.default,
     }
 )
-#: Element types that no backend of torch.distributed carries; they travel as bytes.
-_AS_BYTES = frozenset({"int16", "float8e4m3fn", "float8e5m2"})
+#: Bytes of element types that no backend of torch.distributed carries: they travel as bytes.
+_AS_BYTES = {"int16": 2, "float8e4m3fn": 1, "float8e5m2": 1, "complex64": 8, "complex128": 16}
 
 
 def wait_for_unread(graph: fx.Graph) -> None:
@@ -108,10 +108,11 @@ def _local(
 
 def _all_reduce(graph: fx.Graph, comm: Comm, source: fx.Node, shape: Shape) -> Arrival:
     reduce = "product" if comm.reduce == "prod" else comm.reduce
-    args = (_dense(graph, source), reduce, group_name(comm.ranks))
+    args = (_summable(graph, comm, _dense(graph, source)), reduce, group_name(comm.ranks))
     sent = graph.call_function(c10d.all_reduce.default, args)
-    sent.meta["operand"] = torch_dtype(comm.dtype), shape
-    return lambda: graph.call_function(c10d.wait_tensor.default, (sent,))
+    if comm.dtype not in _AS_BYTES:
+        sent.meta["operand"] = torch_dtype(comm.dtype), shape
+    return lambda: _reduced(graph, comm, _wait(graph, sent))
 
 
 def _reduce_scatter(
@@ -133,10 +134,11 @@ def _reduce_scatter(
         ]
         packed = graph.call_function(aten.cat.default, (parts,))
         reduce = "product" if comm.reduce == "prod" else comm.reduce
-        args = (packed, reduce, len(comm.ranks), name)
+        args = (_summable(graph, comm, packed), reduce, len(comm.ranks), name)
         sent = graph.call_function(c10d.reduce_scatter_tensor.default, args)
-        sent.meta["operand"] = torch_dtype(comm.dtype), (math.prod(source_shape),)
-        return lambda: _shaped(graph, _wait(graph, sent), target_shape)
+        if comm.dtype not in _AS_BYTES:
+            sent.meta["operand"] = torch_dtype(comm.dtype), (math.prod(source_shape),)
+        return lambda: _shaped(graph, _reduced(graph, comm, _wait(graph, sent)), target_shape)
     arrival = _all_reduce(graph, comm, source, source_shape)
     own = by_target[rank]
     return lambda: take(graph, arrival(), own.read, source_shape)
@@ -185,7 +187,7 @@ def _exchange(
     else:
         empty: dict[str, fx.node.Argument] = {"dtype": torch_dtype(comm.dtype), "device": device}
         packed = graph.call_function(aten.empty.memory_format, ([0],), empty)
-    width = 2 if comm.dtype == "int16" else 1
+    width = _AS_BYTES.get(comm.dtype, 1)
     splits = [
         [width * sum(t.numel for t in by.get(p, [])) if p != rank else 0 for p in comm.ranks]
         for by in (arriving, leaving)
@@ -278,6 +280,23 @@ def _flat(graph: fx.Graph, tensor: fx.Node) -> fx.Node:
 
 def _shaped(graph: fx.Graph, tensor: fx.Node, shape: Shape) -> fx.Node:
     return graph.call_function(aten.reshape.default, (tensor, list(shape)))
+
+
+def _summable(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
+    """The operand as a type that is reduced: a copy, as reductions may be in place."""
+    if torch_dtype(comm.dtype).is_complex:
+        return graph.call_function(aten.view_as_real_copy.default, (tensor,))
+    if comm.dtype == "int16":
+        return graph.call_function(aten._to_copy.default, (tensor,), {"dtype": torch.int32})
+    return tensor
+
+
+def _reduced(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
+    if torch_dtype(comm.dtype).is_complex:
+        return graph.call_function(aten.view_as_complex.default, (tensor,))
+    if comm.dtype == "int16":
+        return graph.call_function(aten._to_copy.default, (tensor,), {"dtype": torch.int16})
+    return tensor
 
 
 def _coded(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:

@@ -7,6 +7,7 @@ constants are buffers of the graph module.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,9 @@ from partitioner.ir.types import TensorType, numpy_dtype
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 STATE, UPDATE = "partitioner::state", "partitioner::update"
 ALIASES = ALIAS, "partitioner::either"
+
+#: Names that every graph module has already.
+_TAKEN = frozenset(dir(fx.GraphModule({}, fx.Graph())))
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ class _Emitter:
         turn = len(steps) if program.backward is None else program.backward
         first, second = steps[:turn], steps[turn:]
         made = {name for step in first for name in _writes(step, program.rank)}
+        made |= self._returned
         early = [o for o in program.outputs if o.value in made]
         late = [o for o in program.outputs if o.value not in made]
         needed = set(_outside(second, late, program.rank))
@@ -128,6 +133,15 @@ class _Emitter:
             for step in self.program.steps
             if isinstance(step, Compute) and step.node.op == STATE
         )
+
+    @cached_property
+    def _returned(self) -> set[str]:
+        """Constants that are results as they are, as are parts without elements."""
+        last = {
+            n for node in self.graph.nodes if node.name in self.graph.backward for n in node.writes
+        }
+        held = {*self.program.constants, *self.program.literals}
+        return {o.value for o in self.program.outputs if o.whole not in last} & held
 
     def _pass(self, steps: Sequence[Compute | Comm], results: Sequence[str]) -> PassGraph:
         return _Pass(self, steps, tuple(results)).run()
@@ -248,7 +262,7 @@ class _Pass:
 
     def _hold(self, key: str, held: torch.Tensor | fx.GraphModule) -> str:
         """Keep what the graph module holds, under a name that nothing else has."""
-        while key in self.attributes:
+        while key in self.attributes or key in _TAKEN:
             key += "_"
         self.attributes[key] = held
         return key
@@ -332,6 +346,7 @@ def _part(graph: Graph, part: Part, kind: TensorType) -> np.ndarray:
 
 
 def _identifier(name: str) -> str:
-    """A Python name for a value."""
+    """A Python name for a value; `self` is the graph module in the graph's code."""
     found = re.sub(r"\W+", "_", name).strip("_")
-    return found if found and not found[0].isdigit() else f"v_{found}"
+    free = found.isidentifier() and found != "self" and not keyword.iskeyword(found)
+    return found if free else f"v_{found}"

@@ -95,6 +95,9 @@ class RankModule(nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         meshes = torch_meshes([at.mesh for at in self._places.values()], device)
         self._tensors: dict[str, torch.Tensor] = {}
+        for entry in whole.stored:  # first names first: they are the ones that PyTorch lists
+            if self.rank in self._places[entry.names[0]].mesh.devices:
+                _submodule(self, entry.names[0].split(".")[:-1])
         for entry in whole.stored:
             self._hold(entry, source, meshes)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
@@ -130,7 +133,7 @@ class RankModule(nn.Module):
             if isinstance(tensor, nn.Parameter):
                 owner.register_parameter(leaf, tensor)
             else:
-                owner.register_buffer(leaf, tensor)
+                owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """The whole model's state on every rank, under its names; all ranks must call it.
@@ -141,13 +144,13 @@ class RankModule(nn.Module):
         """
         if not self._whole.training:
             _refuse(self)
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for entry in self._whole.stored:
             first = entry.names[0]
             held, holders = self._tensors.get(first), self._places[first].mesh.devices
             with telling(f"gathering {first}", self.rank, self._agreement.roll):
                 whole = whole_value(held, holders, entry.shape, entry.dtype, self._device)
-            found.update(dict.fromkeys(entry.names, whole))
+            found |= {name: whole for name in entry.names if name not in entry.hidden}
         return found
 
     def clip_grad_norm_(

@@ -41,6 +41,7 @@ class Stored:
         dtype: Of its elements.
         gradient: Graph output of its gradient; "" if it has none.
         written: Graph output of its next contents; "" if it is not written.
+        hidden: Those of its names that are not in the module's `state_dict`.
     """
 
     value: str
@@ -51,6 +52,7 @@ class Stored:
     dtype: torch.dtype
     gradient: str = ""
     written: str = ""
+    hidden: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ class Signature:
         inputs: Graph input of each flat argument; "" for those that are no tensors.
         example: The flat arguments that the module was traced with.
         types: Type of each graph input.
-        results: Graph output of each flat result; "" for None.
+        results: Graph output of each flat result; "" for one that is no tensor.
+        others: Each flat result that is no tensor; None in the place of tensors.
         seed: Graph input that steers random draws; "" if there are none.
         tangent: Graph input for the gradient of the first result; "" for inference.
         autocast: Element type of the `torch.autocast` around the trace; "" if there was none.
@@ -36,6 +37,7 @@ class Signature:
     example: tuple[Any, ...]
     types: Mapping[str, TensorType]
     results: tuple[str, ...]
+    others: tuple[Any, ...]
     seed: str
     tangent: str
     autocast: str = ""
@@ -118,7 +120,8 @@ class Signature:
 
     def unflatten(self, values: Mapping[str, torch.Tensor]) -> Any:
         """What the module returns, from graph outputs by name."""
-        flat = [values[name] if name else None for name in self.results]
+        results = zip(self.results, self.others, strict=True)
+        flat = [values[name] if name else other for name, other in results]
         return pytree.tree_unflatten(flat, self.out_spec)
 
 

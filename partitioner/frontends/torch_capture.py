@@ -6,9 +6,11 @@ The only place that uses PyTorch's tracing interfaces, some of which are private
 from __future__ import annotations
 
 import copy
+import io
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,6 +23,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
@@ -124,6 +127,7 @@ class Captured:
         persistent: Names of the parameters and buffers of the module's `state_dict`.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
+        others: Flat results that are no tensors; None in the place of tensors.
         autocast: What surrounded the trace; the graph has its casts.
     """
 
@@ -137,6 +141,7 @@ class Captured:
     persistent: frozenset[str]
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
+    others: tuple[Any, ...]
     autocast: Autocast = Autocast()
 
 
@@ -164,12 +169,25 @@ def export_module(
     Raises:
         FrontendError: It cannot be traced; says PyTorch's reason.
     """
-    with _plain_trace():
+    with _plain_trace(), _without_graphs() as graphs:
         try:
             return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         except Exception as error:
+            graphs.append(f"{getattr(error, 'partial_fx_graph', '')}\n")
             name = type(module).__name__
             raise FrontendError(f"{name}: torch.export cannot trace it: {_short(error)}") from error
+
+
+@contextmanager
+def _without_graphs() -> Iterator[list[str]]:
+    """Of what is said on stderr, all but the graphs given: PyTorch prints them when it gives up."""
+    said, graphs = io.StringIO(), [""]
+    try:
+        with redirect_stderr(said):
+            yield graphs
+    finally:
+        text = said.getvalue()
+        print(text.replace(graphs[-1], "") if graphs[-1] else text, end="", file=sys.stderr)
 
 
 def materialised(module: nn.Module) -> nn.Module:
@@ -223,12 +241,13 @@ def capture(
         part_gradients(program)
     args, kwargs = program.example_inputs or ((), {})
     with ExitStack() as stack, _plain_trace(), torch.set_grad_enabled(training):
-        flat = program.module(check_guards=False)
         stack.enter_context(fx.traceback.preserve_node_meta())
         # An LSTM becomes the operators that it is made of: oneDNN's kernel needs a workspace whose
         # size no trace knows, and its backward pass ends the process if that was moved.
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         try:
+            flat = program.module(check_guards=False)
+            attributes = _hold_attributes(flat, program)
             joint = aot_export_joint_with_descriptors(
                 stack, flat, args, kwargs, decompositions={**_LOSSES, **table}
             )
@@ -236,6 +255,8 @@ def capture(
             what = "forward and backward passes" if training else "forward pass"
             raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
     module_tensors, ties = _names(module)
+    module_tensors |= attributes
+    ties |= {name: name for name in attributes}
     nodes = joint.graph_module.graph.nodes
     inputs = tuple(_input_slot(n.meta["desc"]) for n in nodes if n.op == "placeholder")
     (last,) = (node for node in nodes if node.op == "output")
@@ -253,8 +274,33 @@ def capture(
         frozenset(module.state_dict(keep_vars=True)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
+        _others(program),
         Autocast.here(module),
     )
+
+
+def _hold_attributes(flat: nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
+    """Make buffers of the tensors that are plain attributes of the user's modules, by name.
+
+    The next trace takes no other tensors than parameters, buffers and inputs.
+    """
+    found = {}
+    for name in program.graph_signature.lifted_tensor_constants:
+        path, _, leaf = name.rpartition(".")
+        if leaf.startswith("lifted_tensor_"):  # made in a call
+            continue
+        owner = flat.get_submodule(path)
+        found[name] = getattr(owner, leaf)
+        delattr(owner, leaf)
+        owner.register_buffer(leaf, found[name], persistent=False)
+    return found
+
+
+def _others(program: ExportedProgram) -> tuple[Any, ...]:
+    """Each flat result that is no tensor; None in the place of tensors."""
+    specs = program.graph_signature.output_specs
+    results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
+    return tuple(one.value if isinstance(one, ConstantArgument) else None for one in results)
 
 
 def detach_outputs(program: ExportedProgram) -> None:

@@ -184,5 +184,8 @@ DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._native_batch_norm_legit.no_stats: native_batch_norm_no_stats,
     aten.native_group_norm_backward.default: native_group_norm_backward,
     aten.native_layer_norm_backward.default: native_layer_norm_backward,
+    # these two only mark their operand: what sends its memory would not know of it
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
     **torch_random.DECOMPOSITIONS,
 }

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.rank_module import RankModule
+from partitioner.constraints import Constraints, Pin
 
 SPLIT = {"first": 0, "second": 1, "last": 0}
 
@@ -148,6 +149,54 @@ def has_no_state_for_inference(_: int) -> None:
     ):
         with pytest.raises(BackendError, match="for inference has its weights as constants"):
             ask()
+
+
+class Rare(nn.Module):
+    """Complex numbers and short integers, summed and gathered; results nobody sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.tensor([7.0]))
+
+    def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        z, j = torch.view_as_complex(x) * 2, i + 1
+        summed = z.sum(0).abs(), j.sum(0, dtype=torch.int16)
+        return z, z.conj().imag, j, *summed, x[:0] * 2, self.number
+
+
+def carries_rare_types(_: int) -> None:
+    torch.manual_seed(0)
+    given = torch.randn(4, 6, 2), torch.randint(100, (4, 6), dtype=torch.int16)
+    pins = [Pin(name, tensor=name, dim=0) for name in ("mul", "add")]
+    made = partitioner.compile(
+        Rare(), given, devices=2, cluster="ideal", constraints=Constraints(tuple(pins))
+    )
+    assert isinstance(made, partitioner.ModuleProgram)
+    code = made.rank(0).code
+    for name in ("all_reduce", "view_as_real_copy", "torch.int32", "torch.uint8"):
+        assert name in code, code
+    torch.testing.assert_close(made.module()(*given), made.whole(*given))
+
+
+class Twice(nn.Module):
+    """Layers that a list holds too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.layers = nn.ModuleList([self.first, self.norm])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def lists_parameters_by_their_first_names(_: int) -> None:
+    whole = Twice()
+    made = partitioner.compile(whole, torch.randn(4, 6), devices=2, training=True, parallel="dp")
+    assert isinstance(made, partitioner.ModuleProgram)
+    assert list(dict(made.module().named_parameters())) == list(dict(whole.named_parameters()))
 
 
 def groups_end_though_the_module_lives(_: int) -> None:

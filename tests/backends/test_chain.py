@@ -6,8 +6,6 @@ from torch_jobs import run_jobs
 import partitioner
 from partitioner.backends.errors import BackendError
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_chains_on_ranks() -> None:
     run_jobs("chain_jobs.py")

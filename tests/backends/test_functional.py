@@ -12,8 +12,6 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.torch import wire
 from partitioner.backends.torch.labels import DTYPES, LABEL_SIZE, Label, label_of
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def test_values_gradients_and_errors_on_ranks() -> None:
     run_jobs("functional_jobs.py")

@@ -21,7 +21,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import run_local
 from partitioner.backends.onnx.emit import emit
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 def workers() -> dict[int, list[str]]:
@@ -39,7 +39,7 @@ def workers() -> dict[int, list[str]]:
     return found
 
 
-def still_there(private: Path, patience_s: float = 10) -> list[list[str]]:
+def still_there(private: Path, patience_s: float = 30) -> list[list[str]]:
     """Workers of a test that live on; killed ones get a few seconds, as the machine may be busy."""
     until = time.monotonic() + patience_s
     while True:
@@ -78,7 +78,7 @@ def test_all_cases_over_gloo(half: int) -> None:
             capture_output=True,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])},
-            timeout=100,
+            timeout=200,
             check=False,
         )
     finally:
@@ -92,7 +92,7 @@ def test_run_local_measures_several_requests(folder: Path) -> None:
     emit(case.programs, case.graph, folder)
     done = run_local(folder, case.inputs, requests=3)
     check(case, done.outputs)
-    assert 0 < done.seconds < 30
+    assert 0 < done.seconds < 100
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_rank_that_raises_stops_all_and_is_named(folder: Path) -> None:
     start = time.monotonic()
     with pytest.raises(BackendError, match=r"^rank 1: ONNX Runtime: .*NoSuchOperator"):
         run_local(folder, case.inputs)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 100
 
 
 def endless(folder: Path) -> dict[str, np.ndarray]:
@@ -141,7 +141,7 @@ def when_running(folder: Path, act: Callable[[list[int]], None]) -> threading.Th
     """Call `act` with the worker's and the ranks' process ids once both ranks are there."""
 
     def wait() -> None:
-        for _ in range(600):
+        for _ in range(2000):
             found = mine(folder / "tmp")
             if len(found) == 3:
                 time.sleep(0.5)
@@ -166,7 +166,7 @@ def test_a_killed_rank_stops_all_and_is_named(folder: Path) -> None:
     with pytest.raises(BackendError, match=r"^rank 1 was killed by signal 9 \(SIGKILL\)$"):
         run_local(folder, inputs, requests=1_000_000)
     thread.join()
-    assert time.monotonic() - killed[0] < 5
+    assert time.monotonic() - killed[0] < 30
 
 
 def test_a_killed_watcher_takes_its_ranks_along(folder: Path) -> None:
@@ -200,11 +200,11 @@ def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals)
     )
     thread = when_running(folder, lambda _: caller.send_signal(how))
     try:
-        assert caller.wait(60) != 0
+        assert caller.wait(150) != 0
     finally:
         caller.kill()
     thread.join()
-    for _ in range(100):  # after SIGTERM the worker notices that its caller is gone
+    for _ in range(600):  # after SIGTERM the worker notices that its caller is gone
         if not mine(folder / "tmp") and not list((folder / "tmp").iterdir()):
             break
         time.sleep(0.05)
@@ -215,7 +215,7 @@ def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command += ["--nproc-per-node", str(ranks), "-m", "partitioner.run", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
 
 

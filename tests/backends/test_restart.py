@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from torch_jobs import ROOT
 
-# torchrun ends the other rank as soon as it sees the dead one, often before gloo tells that rank:
-# it does not listen here, so its own words can be read.
-KILLED = """    if step == 5 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+# torchrun ends the other rank as soon as it sees the dead one, often before gloo tells that rank,
+# or while it is still at the end of step 4: it does not listen, so its own words can be read.
+KILLED = """    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if rank == 1:
+        if step == 5 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -139,6 +139,25 @@ def test_an_argument_is_not_overwritten_by_what_has_its_name() -> None:
     assert [value.item() for value in module(*map(torch.tensor, (1, 2, 3)))] == [1, 2, 3]
 
 
+class Named(torch.nn.Module):
+    """Names that Python's syntax, or a graph module, has for something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lambda_ = torch.nn.Parameter(torch.randn(4, 4))
+        for name in ("code_", "_meta", "_training"):
+            self.register_buffer(name, torch.randn(4, 4))
+
+    def forward(self, self_: torch.Tensor, *, forward: torch.Tensor) -> torch.Tensor:
+        return (self_ + forward) @ (self.lambda_ + self.code_ @ self._meta @ self._training)
+
+
+def test_names_that_are_taken_in_a_graph() -> None:
+    given = {"self_": torch.randn(8, 4), "forward": torch.randn(8, 4)}
+    program = partitioner.compile(Named().eval(), given, devices=2, cluster="ideal")
+    torch.testing.assert_close(program(**given), program.whole(**given))
+
+
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:
     def waiting(name: str) -> fx.GraphModule:
         graph = fx.Graph()

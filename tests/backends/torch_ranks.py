@@ -30,8 +30,8 @@ class Job:
 
     ranks: int
     run: Callable[[int], None]
-    timeout_s: float = 30
-    limit_s: float = 60
+    timeout_s: float = 60
+    limit_s: float = 150
 
 
 def main(jobs: dict[str, Job]) -> None:
@@ -46,17 +46,20 @@ def main(jobs: dict[str, Job]) -> None:
 def _problem(job: Job, folder: Path) -> str:
     pids = {_fork(rank, job, folder): rank for rank in range(job.ranks)}
     until = time.monotonic() + job.limit_s
+    said = ""
     try:
         while pids and time.monotonic() < until:
-            ended, _ = os.waitpid(-1, os.WNOHANG)
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if status not in (0, signal.SIGKILL):  # jobs kill ranks; nothing else may
+                said += f"rank {pids[ended]} died of signal {status}; "
             pids.pop(ended, None)
             time.sleep(0.01)
-        hung = f"ranks {sorted(pids.values())} hang; " if pids else ""
+        said += f"ranks {sorted(pids.values())} hang; " if pids else ""
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return hung + "".join(path.read_text() for path in sorted(folder.glob("error-*")))
+    return said + "".join(path.read_text() for path in sorted(folder.glob("error-*")))
 
 
 def _fork(rank: int, job: Job, folder: Path) -> int:

@@ -121,6 +121,8 @@ CALLS: list[Callable[[], Call]] = [
     lambda: batch_backward(F32, train=True, wanted=(False, True, True)),
     lambda: batch_backward(F32, train=False),
     lambda: batch_backward(F32, train=False, wanted=DATA),
+    lambda: (aten._conj.default, (r(3, 4, dtype=torch.complex64),)),
+    lambda: (aten._neg_view.default, (r(3, 4),)),
 ]
 
 
@@ -128,6 +130,8 @@ CALLS: list[Callable[[], Call]] = [
 def test_a_decomposition_gives_what_the_operator_gives(make: Callable[[], Call]) -> None:
     op, args = make()
     wanted, found = op(*args), DECOMPOSITIONS[op](*args)
+    if isinstance(wanted, Tensor):
+        wanted, found = (wanted.resolve_conj().resolve_neg(),), (found,)
     assert len(found) == len(wanted)
     asked = args[-1] if isinstance(args[-1], list) else [True] * len(wanted)
     for index, (one, other) in enumerate(zip(found, wanted, strict=True)):

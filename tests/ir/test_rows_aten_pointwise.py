@@ -119,6 +119,7 @@ CASES = [
     aten("div.Scalar", f32(4, 6), 3, options=LINEAR),
     aten("neg", f32(4, 6), options=LINEAR),
     aten("neg", ints(4, 6), options=LINEAR),
+    aten("_conj_physical", ints(4, 6, dtype="complex64"), options=LINEAR),
     aten("addcmul", f32(4, 6), f32(6), f32(4, 1), value=0.5, options=LINEAR),
     aten("addcdiv", f32(4, 6), f32(6), f32(4, 1, low=0.5), value=0.5, options=LINEAR),
     aten("lerp.Scalar", f32(4, 6), f32(6), 0.3, options=LINEAR),

@@ -60,6 +60,7 @@ SHIFTED = ("bitwise_left_shift", "bitwise_right_shift")
 
 #: FLOPs of linear operators, and the operands in which they are, taken together.
 LINEAR: Mapping[str, tuple[float, tuple[int, ...]]] = {
+    "_conj_physical": (1.0, (0,)),
     "_to_copy": (0.0, (0,)),
     "addcdiv": (3.0, (0, 1)),
     "addcmul": (3.0, (0, 1)),

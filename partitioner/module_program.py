@@ -99,6 +99,7 @@ class ModuleProgram(Planned):
             traced.captured.arguments,
             {name: self.graph.types[name] for name in self.graph.inputs},
             traced.results,
+            traced.captured.plain,
             SEED if SEED in self.graph.inputs else "",
             traced.tangent if traced.tangent in self.graph.inputs else "",
             traced.captured.autocast.dtype,

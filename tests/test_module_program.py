@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import modules
@@ -207,6 +207,47 @@ def test_structured_results_and_element_types() -> None:
         ("output[1]['k']", False),
         ("output[1]['on']", False),
     ]
+
+
+@dataclass
+class Scored:
+    """What a module returns."""
+
+    loss: torch.Tensor
+    words: dict[str, object]
+    sizes: tuple[int, float, None]
+    scores: torch.Tensor
+
+
+torch.export.register_dataclass(Scored)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_results_that_are_no_tensors_come_back(training: bool, tmp_path: Path) -> None:
+    class Scoring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Scored, int]:
+            scores = self.dense(x)
+            words = {"name": "dense", "ready": True, "none": None}
+            loss = scores.square().mean()
+            return loss, Scored(loss, words, (x.shape[0], 0.5, None), scores), 3
+
+    whole, x = Scoring(), torch.randn(4, 8)
+    program = compiled(whole, x, training=training)
+    folder = program.save(tmp_path / "scoring.partition")
+    for one in (program, partitioner.load(folder, whole, x)):
+        assert isinstance(one, ModuleProgram)
+        loss, found, count = one(x)
+        assert count == 3
+        assert isinstance(found, Scored)
+        assert found.words == {"name": "dense", "ready": True, "none": None}
+        assert found.sizes == (4, 0.5, None)
+        torch.testing.assert_close((loss, found.loss), (whole(x)[0], whole(x)[0]))
+        torch.testing.assert_close(found.scores, whole(x)[1].scores)
+    assert program.verify()
 
 
 def test_fake_weights_are_planned_and_not_verified(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ class Signature:
         inputs: Graph input of each flat argument; "" for those that are no tensors.
         example: The flat arguments that the module was traced with.
         types: Type of each graph input.
-        results: Graph output of each flat result; "" for None.
+        results: Graph output of each flat result; "" for those that are no tensors.
+        plain: The flat results that are no tensors, as the trace gave them; None for tensors.
         seed: Graph input that steers random draws; "" if there are none.
         tangent: Graph input for the gradient of the first result; "" for inference.
         autocast: Element type of the `torch.autocast` around the trace; "" if there was none.
@@ -36,6 +37,7 @@ class Signature:
     example: tuple[Any, ...]
     types: Mapping[str, TensorType]
     results: tuple[str, ...]
+    plain: tuple[Any, ...]
     seed: str
     tangent: str
     autocast: str = ""
@@ -118,7 +120,8 @@ class Signature:
 
     def unflatten(self, values: Mapping[str, torch.Tensor]) -> Any:
         """What the module returns, from graph outputs by name."""
-        flat = [values[name] if name else None for name in self.results]
+        given = zip(self.results, self.plain, strict=True)
+        flat = [values[name] if name else plain for name, plain in given]
         return pytree.tree_unflatten(flat, self.out_spec)
 
 

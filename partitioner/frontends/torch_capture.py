@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
 )
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
@@ -124,6 +125,7 @@ class Captured:
         persistent: Names of the parameters and buffers of the module's `state_dict`.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
+        plain: The flat results that are no tensors, as the trace gave them; None for tensors.
         autocast: What surrounded the trace; the graph has its casts.
     """
 
@@ -137,6 +139,7 @@ class Captured:
     persistent: frozenset[str]
     names: tuple[str, ...]
     arguments: tuple[Any, ...]
+    plain: tuple[Any, ...]
     autocast: Autocast = Autocast()
 
 
@@ -253,7 +256,18 @@ def capture(
         frozenset(module.state_dict(keep_vars=True)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
+        _plain_results(program),
         Autocast.here(module),
+    )
+
+
+def _plain_results(program: ExportedProgram) -> tuple[Any, ...]:
+    """The flat results that are no tensors; None for tensors."""
+    specs = program.graph_signature.output_specs
+    return tuple(
+        spec.arg.value if isinstance(spec.arg, ConstantArgument) else None
+        for spec in specs
+        if spec.kind is OutputKind.USER_OUTPUT
     )
 
 

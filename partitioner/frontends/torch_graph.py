@@ -43,7 +43,7 @@ class ModuleGraph:
     Attributes:
         graph: The graph. Outputs: results of the module, then gradients and written buffers.
         captured: What it was made from.
-        results: Value of each flat result of the module; None for one that is no tensor.
+        results: Value of each flat result of the module; "" for one that is no tensor.
         gradients: Value of the gradient of each trained parameter, by its first name.
         written: New value of each buffer that is written, by its first name.
         stored: Value of each stored parameter or buffer, by its first name.

@@ -278,6 +278,7 @@ class ModuleProgram(Planned):
                 traced.stored.get(of, ""),
                 tuple(name for name, first in captured.ties.items() if first == of),
                 trained=of in traced.gradients,
+                frozen=not captured.tensors[of].requires_grad,
                 parameter=isinstance(captured.tensors[of], nn.Parameter),
                 shape=tuple(captured.tensors[of].shape),
                 dtype=captured.tensors[of].dtype,

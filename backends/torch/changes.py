@@ -74,7 +74,9 @@ def _held_as(module: nn.Module, name: str) -> torch.Tensor | None:
 
 
 def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a parameter that wants a gradient and has none in the graphs.
+    """Refuse a parameter that wants a gradient now and was traced as one that does not.
+
+    One that wanted a gradient and has none in the graphs gets none: the loss does not use it.
 
     Args:
         stored: Parameters and buffers of the whole model.
@@ -85,10 +87,10 @@ def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> 
     """
     for entry in stored:
         tensor = held.get(entry.names[0])
-        if tensor is not None and tensor.requires_grad and entry.value and not entry.trained:
+        if tensor is not None and tensor.requires_grad and entry.value and entry.frozen:
             raise BackendError(
-                f"{entry.names[0]} requires a gradient now, but was frozen or unused when the "
-                "module was compiled: compile it again"
+                f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
+                "compiled: compile it again"
             )
 
 

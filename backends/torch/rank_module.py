@@ -83,8 +83,9 @@ class RankModule(nn.Module):
         self._device = device
         self._variants = variants
         self._agreement = Agreement()
+        places = whole.places
         self._places = {
-            entry.names[0]: whole.places.get(entry.names[0]) or _everywhere(entry, ranks)
+            entry.names[0]: places.get(entry.names[0]) or _everywhere(entry, places, ranks)
             for entry in whole.stored
         }
         self._whole = whole
@@ -344,9 +345,13 @@ def _compiling() -> Any:
     return found
 
 
-def _everywhere(entry: Stored, ranks: int) -> Home:
-    """Where a stored value lies that nothing computes with: whole on every rank."""
-    mesh = DeviceMesh.of({"ranks": ranks})
+def _everywhere(entry: Stored, places: Mapping[str, Home], ranks: int) -> Home:
+    """Where a stored value lies that nothing computes with: whole on every rank.
+
+    On a mesh of the others, if one has all ranks: PyTorch adds up no norms that lie on two meshes.
+    """
+    meshes = (at.mesh for at in places.values() if len(at.mesh.devices) == ranks)
+    mesh = next(meshes, DeviceMesh.of({"ranks": ranks}))
     return Home(mesh, Sharding.replicate(entry.shape))
 
 

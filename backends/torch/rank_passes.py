@@ -36,6 +36,7 @@ class Stored:
         value: Of the graph; "" if nothing computes with it.
         names: All names that it has in the module, the first one first.
         trained: Whether it has a gradient.
+        frozen: Whether it wanted none when the module was compiled.
         parameter: Whether it is a parameter; a buffer otherwise.
         shape: Sizes of all of it.
         dtype: Of its elements.
@@ -46,6 +47,7 @@ class Stored:
     value: str
     names: tuple[str, ...]
     trained: bool
+    frozen: bool
     parameter: bool
     shape: tuple[int, ...]
     dtype: torch.dtype

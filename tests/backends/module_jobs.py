@@ -12,6 +12,7 @@ from typing import Any
 import autocast_modules
 import placed_modules
 import pytest
+import side_modules
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -552,6 +553,7 @@ JOBS = {
     "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
     "changes": Job(2, refuses_what_it_would_not_notice),
     "frozen": Job(2, frozen_parameters),
+    "unused": Job(2, side_modules.has_unused_parameters),
     "zero3": Job(2, trains_by_zero3),
     "initialise": Job(2, initialises_from_a_seed),
     "placed_state": Job(2, placed_modules.holds_the_whole_state),
@@ -572,6 +574,7 @@ if __name__ == "__main__":
         for how in ("placed", "zero3"):
             placed_modules.program(how)
         autocast_modules.program()
+        side_modules.program()
         program_of_fakes()
     with tempfile.TemporaryDirectory() as FOLDER:
         main(JOBS)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import dtype_word
 from partitioner.backends.torch.rank_passes import Stored
 
 
@@ -47,8 +48,8 @@ def check_changes(
             continue
         if tensor.dtype != entry.dtype:
             raise BackendError(
-                f"{entry.names[0]} is {_word(tensor.dtype)} now and was {_word(entry.dtype)}: for "
-                "another element type, compile the module in it"
+                f"{entry.names[0]} is {dtype_word(tensor.dtype)} now and was "
+                f"{dtype_word(entry.dtype)}: for another element type, compile the module in it"
             )
         for name in entry.names:
             if _held_as(module, name) is not tensor:
@@ -57,10 +58,6 @@ def check_changes(
                     "load_state_dict() or in place under torch.no_grad(); for another element "
                     "type, compile the module in it"
                 )
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _held_as(module: nn.Module, name: str) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ import torch
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
-from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph, emit_rank
@@ -157,7 +157,7 @@ class RankPasses:
             if tuple(tensor.shape) != kind.shape or tensor.dtype != torch_dtype(kind.dtype):
                 raise BackendError(
                     f"rank {self.rank}: its part of input {part.whole!r} is "
-                    f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, "
+                    f"{dtype_word(tensor.dtype)}{list(tensor.shape)}, "
                     f"the plan gives it {kind}"
                 )
             values[name] = tensor.to(self.device)

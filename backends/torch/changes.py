@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
@@ -89,6 +92,25 @@ def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> 
                 f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
                 "compiled: compile it again"
             )
+
+
+def count_steps(owner: object, held: Mapping[str, torch.Tensor]) -> None:
+    """Have each optimizer's step counted as a write to the parameters that it has gradients of.
+
+    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors.
+
+    Args:
+        owner: Steps are counted while it lives.
+        held: The rank's parameters and buffers.
+    """
+    ours = frozenset(map(id, held.values()))
+
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        every = (one for group in optimizer.param_groups for one in group["params"])
+        increment_version([one for one in every if id(one) in ours and one.grad is not None])
+
+    handle = register_optimizer_step_post_hook(stepped)
+    weakref.finalize(owner, handle.remove).atexit = False
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -17,7 +17,12 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
-from partitioner.backends.torch.changes import check_changes, check_frozen, check_inputs
+from partitioner.backends.torch.changes import (
+    check_changes,
+    check_frozen,
+    check_inputs,
+    count_steps,
+)
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, own_parts
@@ -98,6 +103,7 @@ class RankModule(nn.Module):
         self._tensors: dict[str, torch.Tensor] = {}
         for entry in whole.stored:
             self._hold(entry, source, meshes)
+        count_steps(self, self._tensors)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]

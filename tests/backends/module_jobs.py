@@ -383,11 +383,17 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         x, y = Mlp.batch(0)
         module(x.requires_grad_(), y)
 
-    def steps_between(module: RankModule) -> None:
+    def steps_between(module: RankModule, optimizer: Optimizer = sgd) -> None:
         losses = [loss_of(module(*Mlp.batch(seed))) for seed in range(2)]
         losses[0].backward()
-        sgd(module.parameters()).step()
+        optimizer(module.parameters()).step()
         losses[1].backward()
+
+    def steps_of_all(module: RankModule) -> None:
+        steps_between(module, partial(torch.optim.AdamW, foreach=True))
+
+    def steps_in_one(module: RankModule) -> None:
+        steps_between(module, partial(torch.optim.AdamW, fused=True))
 
     for change, message in (
         (eval_part, r"^rank 0: norm is in evaluation mode"),
@@ -398,6 +404,8 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         (assigns, r"load it without assign"),
         (asks_an_input, r"an input requires a gradient"),
         (steps_between, r"after a parameter that it needs was written to"),
+        (steps_of_all, r"after a parameter that it needs was written to"),
+        (steps_in_one, r"after a parameter that it needs was written to"),
     ):
         with pytest.raises(BackendError, match=message):
             change(program(Mlp, 2).module())

@@ -119,8 +119,10 @@ def _check_contents(program: ModuleProgram) -> None:
 def random_arguments(program: ModuleProgram, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like the example inputs.
 
-    Floats are drawn from N(0, 1); integers and booleans are the example's in another order, so that
-    indices stay within what they index. A row of ascending integers stays as it is: offsets must.
+    They are the example's in another order: so indices stay within what they index, shares of one
+    between 0 and 1, and what must be positive is. A row of ascending numbers stays as it is, as
+    offsets and boundaries must, and so does what is not finite, as in masks. Floats that are all
+    equal are drawn between that number and half of it, zeros between 0 and 1.
     """
     signature = program.signature
     random = torch.Generator().manual_seed(seed)
@@ -147,14 +149,26 @@ def random_inputs(program: ModuleProgram, seed: int) -> dict[str, np.ndarray]:
 def _random(value: Any, random: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if value.is_floating_point() or value.is_complex():
-        wide = torch.complex128 if value.is_complex() else torch.float64
-        return torch.randn(value.shape, generator=random, dtype=wide).to(value.dtype)
     held = value.detach().cpu()
-    if held.dim() == 1 and torch.equal(held, held.sort().values):
-        return held
-    order = torch.randperm(held.numel(), generator=random)
-    return held.reshape(-1)[order].reshape(held.shape)
+    if held.is_floating_point() or held.is_complex():
+        wide = held.to(torch.complex128 if held.is_complex() else torch.float64)
+        finite = wide.isfinite()
+        wide[finite] = _other_floats(wide[finite], random, row=held.dim() == 1)
+        return wide.to(held.dtype)
+    return _other_order(held.reshape(-1), random, row=held.dim() == 1).reshape(held.shape)
+
+
+def _other_floats(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
+    if not torch.equal(flat, flat[:1].expand_as(flat)):
+        return _other_order(flat, random, row=row and not flat.is_complex())
+    drawn = torch.rand(flat.shape, generator=random, dtype=torch.float64)
+    return torch.where(flat == 0, drawn, flat * (1 + drawn) / 2)
+
+
+def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
+    if row and torch.equal(flat, flat.sort().values):
+        return flat
+    return flat[torch.randperm(flat.numel(), generator=random)]
 
 
 @dataclass(frozen=True)

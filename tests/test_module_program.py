@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn import functional
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -179,6 +180,51 @@ def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> Non
     assert ids.shape == example.shape
     assert not torch.equal(ids, example)
     assert torch.equal(ids.reshape(-1).sort().values, example.reshape(-1).sort().values)
+
+
+def test_what_random_arguments_keep() -> None:
+    """Classes, shares, signs, masks: what a loss may be given stays what it may be given."""
+
+    class Losses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, **of: torch.Tensor) -> torch.Tensor:
+            y = self.dense(x)
+            attended = (y + of["mask"]).softmax(1)
+            losses = (
+                functional.binary_cross_entropy(y.sigmoid(), of["share"]),
+                functional.cross_entropy(y, of["classes"]),
+                functional.margin_ranking_loss(y, attended, of["signs"]),
+                (torch.bucketize(y, of["bounds"]) * y + of["scale"].log() + of["ones"]).mean(),
+            )
+            return torch.stack(losses).sum()
+
+    torch.manual_seed(0)
+    given = {
+        "x": torch.randn(4, 8),
+        "mask": torch.zeros(8, 8).fill_(-torch.inf).triu(1)[:4],
+        "share": torch.rand(4, 8),
+        "classes": torch.randint(8, (4,)),
+        "signs": torch.randn(4, 8).sign(),
+        "bounds": torch.linspace(-1, 1, 5),
+        "scale": torch.tensor(300.0),
+        "ones": torch.ones(4, 8),
+    }
+    program = compiled(Losses(), given, training=True)
+    drawn, other = (random_arguments(program, seed)[1] for seed in range(2))
+    for name, example in given.items():
+        assert drawn[name].dtype == example.dtype
+        assert torch.equal(drawn[name], other[name]) == (name == "bounds")
+        if name in ("x", "share", "classes", "signs"):
+            assert torch.equal(drawn[name].flatten().sort()[0], example.flatten().sort()[0])
+    assert torch.equal(drawn["mask"].isinf(), given["mask"].isinf())
+    for name, least, most in (("mask", 0, 1), ("ones", 0.5, 1), ("scale", 150, 300)):
+        finite = drawn[name][drawn[name].isfinite()]
+        assert least <= finite.min() <= finite.max() <= most
+    found = program.verify()
+    assert found, str(found)
 
 
 def test_structured_results_and_element_types() -> None:

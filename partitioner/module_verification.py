@@ -25,6 +25,8 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.comparison import (
+    MEASURED,
+    TOLERANCE,
     Difference,
     Verification,
     VerificationError,
@@ -93,15 +95,15 @@ def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Veri
         whole = _eager(program, args, kwargs)
     found = _named(program, ours.step())
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
-    least = _tolerances(program)
-    compared = tuple(_compared(found, whole, floor, least))
+    table, own = MEASURED, dict[str, float]()
+    compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
     if not all(output.equal for output in compared):
         own = _own_rounding(program, args, kwargs, floor)
-        least = {name: max(least[name], own.get(name, 0.0)) for name in least}
-        compared = tuple(_compared(found, whole, floor, least))
+        table = MEASURED if own else TOLERANCE
+        compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
     first = None
     if not all(output.equal for output in compared):
-        first = first_difference(program.graph, ours.side, ours.alone().side, floor)
+        first = first_difference(program.graph, ours.side, ours.alone().side, floor, table)
     return Verification(len(program.cluster), seed, compared, first, against)
 
 
@@ -213,10 +215,12 @@ def _compared_values(program: ModuleProgram) -> dict[str, str]:
     return found
 
 
-def _tolerances(program: ModuleProgram) -> dict[str, float]:
-    """Tolerance of each compared tensor."""
-    known = tolerances(program.graph)
-    return {name: known[value] for name, value in _compared_values(program).items()}
+def _allowed(
+    program: ModuleProgram, own: Mapping[str, float], table: Mapping[str, float]
+) -> dict[str, float]:
+    """Tolerance of each compared tensor: by element type, or what the module's rounding allows."""
+    known, values = tolerances(program.graph, table), _compared_values(program)
+    return {name: max(known[value], own.get(name, 0.0)) for name, value in values.items()}
 
 
 def result_names(program: ModuleProgram) -> list[str]:
@@ -278,7 +282,7 @@ def _own_rounding(
     none = dict.fromkeys(wide, 0.0)
     return {
         found.name: allowance(found.error, _array(wide[found.name]), _array(exact[found.name]))
-        for found in _compared(exact, wide, floor, none)
+        for found in _compared(exact, wide, floor, none, TOLERANCE)
     }
 
 
@@ -337,11 +341,15 @@ def _largest_gradient(whole: Values) -> float:
 
 
 def _compared(
-    found: Values, whole: Values, floor: float, least: Mapping[str, float]
+    found: Values,
+    whole: Values,
+    floor: float,
+    least: Mapping[str, float],
+    table: Mapping[str, float],
 ) -> Iterator[Difference]:
     for name, ours in found.items():
         zero = floor if name.startswith("grad:") else 0.0
-        yield compare(name, _array(ours), _array(whole[name]), zero, least[name])
+        yield compare(name, _array(ours), _array(whole[name]), zero, least[name], table)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -163,6 +163,28 @@ def test_a_wrong_program_is_found_out(
     ) in str(found)
 
 
+@pytest.mark.parametrize(("factor", "equal"), [(1.0, True), (0.94, False)])
+def test_bfloat16_allows_what_rounding_does(factor: float, equal: bool) -> None:
+    """An error of some hundredths is found."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(8, 64)
+    program = compiled(net.to(torch.bfloat16), x.to(torch.bfloat16))
+
+    def scale(node: fx.Node) -> None:
+        with node.graph.inserting_after(node):
+            scaled = node.graph.call_function(torch.ops.aten.mul.Tensor, (node, factor))
+        node.replace_all_uses_with(scaled, lambda user: user is not scaled)
+
+    ranks = tuple(
+        replace(one, forward=spoilt(one.forward, "aten.relu.default", scale))
+        for one in program.all_ranks.ranks
+    )
+    found = verify_module(program, 0, AllRanks(program.programs, program.graph, ranks))
+    assert bool(found) == equal, str(found)
+    assert found.outputs[0].tolerance < 0.05
+    assert ("first tensor that differs: 'addmm_1'" in str(found)) != equal
+
+
 def test_what_a_device_holds_adds_up_to_its_peak(training: ModuleProgram) -> None:
     found = Holdings.of(training.graph, training.plan, training.cluster)
     for device, peak in training.evaluation.peak.items():

@@ -78,6 +78,11 @@ def torch_dtype(dtype: str) -> torch.dtype:
     return _TORCH[dtype]
 
 
+def dtype_word(dtype: torch.dtype) -> str:
+    """An element type for people: ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def from_numpy(array: np.ndarray, dtype: str) -> torch.Tensor:
     """A CPU tensor on the array's memory (copied if read-only or not contiguous)."""
     kind = torch_dtype(dtype)

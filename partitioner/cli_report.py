@@ -14,6 +14,7 @@ from partitioner.cli_options import (
     check_model,
     command,
     memory,
+    mesh,
     model_options,
     module_options,
     output_file,
@@ -102,6 +103,14 @@ def sweep(argv: Sequence[str]) -> int:
     add("--devices", type=several(positive), metavar="N,N", help="numbers of devices, like 1,2,4,8")
     add("--clusters", type=several(str), metavar="NAME,NAME", help="presets or TOML files")
     add("--memory", type=several(memory), metavar="SIZE,SIZE", help="limits of each device")
+    add(
+        "--mesh",
+        type=mesh,
+        action="append",
+        default=[],
+        metavar="dp=2,tp=2",
+        help="mesh of intra plans where there are as many devices; one for each number of devices",
+    )
     model_options(parser)
     module_options(parser)
     add(
@@ -127,6 +136,7 @@ def sweep(argv: Sequence[str]) -> int:
         devices=args.devices or (),
         clusters=args.clusters or (None,),
         memory=args.memory or (None,),
+        meshes=args.mesh,
         training=args.training,
         optimizer=args.optimizer or "adamw",
         parallel=args.parallel,

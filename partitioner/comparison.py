@@ -25,6 +25,9 @@ TOLERANCE: Mapping[str, float] = {
     "float8_e4m3fn": 2**-3,
     "float8_e5m2": 2**-2,
 }
+#: The same where more is allowed if a measured rounding asks for it: the gradients of small
+#: transformers in bfloat16 differ by up to 0.025, twice what rounding does to the module's own.
+MEASURED: Mapping[str, float] = {**TOLERANCE, "bfloat16": 3e-2}
 
 
 class VerificationError(PartitionerError, ValueError):
@@ -123,7 +126,12 @@ class Verification:
 
 
 def compare(
-    name: str, ours: np.ndarray, whole: np.ndarray, floor: float = 0.0, least: float = 0.0
+    name: str,
+    ours: np.ndarray,
+    whole: np.ndarray,
+    floor: float = 0.0,
+    least: float = 0.0,
+    table: Mapping[str, float] = TOLERANCE,
 ) -> Difference:
     """Compare one tensor.
 
@@ -133,9 +141,10 @@ def compare(
         whole: What the whole model gave.
         floor: Least magnitude that errors are relative to.
         least: Least tolerance of a floating tensor, such as that of what it is computed from.
+        table: Tolerance of each element type.
     """
     dtype = whole.dtype.name
-    allowed = TOLERANCE.get(dtype)
+    allowed = table.get(dtype)
     tolerance = 0.0 if allowed is None else max(allowed, least)
     if ours.shape != whole.shape or ours.dtype != whole.dtype:
         return Difference(name, float("nan"), 0.0, identical=False)

@@ -55,7 +55,11 @@ class Side:
 
 
 def first_difference(
-    graph: Graph, ranks: Side, alone: Side, floor: float = 0.0
+    graph: Graph,
+    ranks: Side,
+    alone: Side,
+    floor: float = 0.0,
+    table: Mapping[str, float] = TOLERANCE,
 ) -> FirstDifference | None:
     """The first value, in graph order, that differs between two runs; None if none does.
 
@@ -64,9 +68,10 @@ def first_difference(
         ranks: The ranks.
         alone: The graph whole on one device.
         floor: Least magnitude that errors in the backward pass are relative to.
+        table: Tolerance of each element type.
     """
     homes = ranks.programs.homes
-    allowed = tolerances(graph)
+    allowed = tolerances(graph, table)
     values = [value for node in graph.nodes for value in node.writes if value in homes]
     for batch in _growing(values):
         got, want = ranks.values(batch), alone.values(batch)[0]
@@ -82,7 +87,7 @@ def first_difference(
             wrong = {
                 at: found
                 for at, part, right in _pairs(parts, home.placement, whole)
-                if not (found := _compared(value, part, right, scale, allowed[value])).equal
+                if not (found := _compared(value, part, right, scale, allowed[value], table)).equal
             }
             if wrong:
                 worst = max(wrong.values(), key=lambda one: (one.error != one.error, one.error))
@@ -99,7 +104,7 @@ def _growing(values: list[str]) -> Iterator[list[str]]:
         start, size = start + size, size * 2
 
 
-def tolerances(graph: Graph) -> dict[str, float]:
+def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str, float]:
     """Tolerance of each value: that of the coarsest type that it is computed in."""
     found: dict[str, float] = {}
     for node in graph.nodes:
@@ -107,20 +112,25 @@ def tolerances(graph: Graph) -> dict[str, float]:
         computes = row is None or not (row.view or row.stored)
         read = [found.get(value, 0.0) for value in node.reads]
         for value in node.writes:
-            found[value] = max(_tolerance(graph, value) if computes else 0.0, *read, 0.0)
+            found[value] = max(_tolerance(graph, value, table) if computes else 0.0, *read, 0.0)
     return found
 
 
-def _tolerance(graph: Graph, value: str) -> float:
+def _tolerance(graph: Graph, value: str, table: Mapping[str, float]) -> float:
     kind = np.zeros((), numpy_dtype(graph.types[value].dtype)).real.dtype
-    return TOLERANCE.get(kind.name, 0.0)
+    return table.get(kind.name, 0.0)
 
 
 def _compared(
-    value: str, part: np.ndarray, right: np.ndarray, scale: float, tolerance: float
+    value: str,
+    part: np.ndarray,
+    right: np.ndarray,
+    scale: float,
+    tolerance: float,
+    table: Mapping[str, float],
 ) -> Difference:
     """A part compared; of integers and booleans the tolerance is the share that may differ."""
-    found = compare(value, part, right, scale)
+    found = compare(value, part, right, scale, table=table)
     if found.tolerance == 0.0 and found.error == found.error:
         tolerance *= part.size
     return replace(found, tolerance=tolerance)

@@ -280,6 +280,7 @@ class ModuleProgram(Planned):
                 traced.stored.get(of, ""),
                 tuple(names[of]),
                 trained=of in traced.gradients,
+                frozen=not captured.tensors[of].requires_grad,
                 parameter=isinstance(captured.tensors[of], nn.Parameter),
                 shape=tuple(captured.tensors[of].shape),
                 dtype=captured.tensors[of].dtype,
@@ -318,9 +319,9 @@ class ModuleProgram(Planned):
     def verify(self, seed: int = 0) -> Verification:
         """Compare all ranks with the module: results, written buffers and gradients.
 
-        The inputs are random ones like the example inputs: floats from N(0, 1), integers and
-        booleans the example's in another order. A module with dropout is compared with the same
-        program on one device, whose masks are the same.
+        The inputs are the example inputs' values in another order; floats that are all equal are
+        drawn. A module with dropout is compared with the same program on one device, whose masks
+        are the same.
 
         Args:
             seed: Of the inputs and of dropout.

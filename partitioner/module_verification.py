@@ -25,6 +25,8 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.comparison import (
+    MEASURED,
+    TOLERANCE,
     Difference,
     Verification,
     VerificationError,
@@ -93,15 +95,15 @@ def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Veri
         whole = _eager(program, args, kwargs)
     found = _named(program, ours.step())
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
-    least = _tolerances(program)
-    compared = tuple(_compared(found, whole, floor, least))
+    table, own = MEASURED, dict[str, float]()
+    compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
     if not all(output.equal for output in compared):
         own = _own_rounding(program, args, kwargs, floor)
-        least = {name: max(least[name], own.get(name, 0.0)) for name in least}
-        compared = tuple(_compared(found, whole, floor, least))
+        table = MEASURED if own else TOLERANCE
+        compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
     first = None
     if not all(output.equal for output in compared):
-        first = first_difference(program.graph, ours.side, ours.alone().side, floor)
+        first = first_difference(program.graph, ours.side, ours.alone().side, floor, table)
     return Verification(len(program.cluster), seed, compared, first, against)
 
 
@@ -119,8 +121,10 @@ def _check_contents(program: ModuleProgram) -> None:
 def random_arguments(program: ModuleProgram, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like the example inputs.
 
-    Floats are drawn from N(0, 1); integers and booleans are the example's in another order, so that
-    indices stay within what they index. A row of ascending integers stays as it is: offsets must.
+    They are the example's in another order: so indices stay within what they index, shares of one
+    between 0 and 1, and what must be positive is. A row of ascending numbers stays as it is, as
+    offsets and boundaries must, and so does what is not finite, as in masks. Floats that are all
+    equal are drawn between that number and half of it, zeros between 0 and 1.
     """
     signature = program.signature
     random = torch.Generator().manual_seed(seed)
@@ -147,14 +151,26 @@ def random_inputs(program: ModuleProgram, seed: int) -> dict[str, np.ndarray]:
 def _random(value: Any, random: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if value.is_floating_point() or value.is_complex():
-        wide = torch.complex128 if value.is_complex() else torch.float64
-        return torch.randn(value.shape, generator=random, dtype=wide).to(value.dtype)
     held = value.detach().cpu()
-    if held.dim() == 1 and torch.equal(held, held.sort().values):
-        return held
-    order = torch.randperm(held.numel(), generator=random)
-    return held.reshape(-1)[order].reshape(held.shape)
+    if held.is_floating_point() or held.is_complex():
+        wide = held.to(torch.complex128 if held.is_complex() else torch.float64)
+        finite = wide.isfinite()
+        wide[finite] = _other_floats(wide[finite], random, row=held.dim() == 1)
+        return wide.to(held.dtype)
+    return _other_order(held.reshape(-1), random, row=held.dim() == 1).reshape(held.shape)
+
+
+def _other_floats(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
+    if not torch.equal(flat, flat[:1].expand_as(flat)):
+        return _other_order(flat, random, row=row and not flat.is_complex())
+    drawn = torch.rand(flat.shape, generator=random, dtype=torch.float64)
+    return torch.where(flat == 0, drawn, flat * (1 + drawn) / 2)
+
+
+def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
+    if row and torch.equal(flat, flat.sort().values):
+        return flat
+    return flat[torch.randperm(flat.numel(), generator=random)]
 
 
 @dataclass(frozen=True)
@@ -199,10 +215,12 @@ def _compared_values(program: ModuleProgram) -> dict[str, str]:
     return found
 
 
-def _tolerances(program: ModuleProgram) -> dict[str, float]:
-    """Tolerance of each compared tensor."""
-    known = tolerances(program.graph)
-    return {name: known[value] for name, value in _compared_values(program).items()}
+def _allowed(
+    program: ModuleProgram, own: Mapping[str, float], table: Mapping[str, float]
+) -> dict[str, float]:
+    """Tolerance of each compared tensor: by element type, or what the module's rounding allows."""
+    known, values = tolerances(program.graph, table), _compared_values(program)
+    return {name: max(known[value], own.get(name, 0.0)) for name, value in values.items()}
 
 
 def result_names(program: ModuleProgram) -> list[str]:
@@ -264,7 +282,7 @@ def _own_rounding(
     none = dict.fromkeys(wide, 0.0)
     return {
         found.name: allowance(found.error, _array(wide[found.name]), _array(exact[found.name]))
-        for found in _compared(exact, wide, floor, none)
+        for found in _compared(exact, wide, floor, none, TOLERANCE)
     }
 
 
@@ -323,11 +341,15 @@ def _largest_gradient(whole: Values) -> float:
 
 
 def _compared(
-    found: Values, whole: Values, floor: float, least: Mapping[str, float]
+    found: Values,
+    whole: Values,
+    floor: float,
+    least: Mapping[str, float],
+    table: Mapping[str, float],
 ) -> Iterator[Difference]:
     for name, ours in found.items():
         zero = floor if name.startswith("grad:") else 0.0
-        yield compare(name, _array(ours), _array(whole[name]), zero, least[name])
+        yield compare(name, _array(ours), _array(whole[name]), zero, least[name], table)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +14,7 @@ from partitioner.bottleneck import WORTH, turn_of
 from partitioner.constraints import ConstraintError
 from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.families import check_mesh, check_space
 from partitioner.files import write_file
 from partitioner.given import Given, given_model
 from partitioner.ir.errors import OptionError
@@ -40,11 +41,13 @@ class Axis:
         devices: Device counts; empty: each cluster's own.
         clusters: Presets or files; None is the reference accelerator.
         memory: Limits in bytes; None is the cluster's own.
+        meshes: Axis sizes of intra plans, of the points with as many devices; others are searched.
     """
 
     devices: Sequence[int]
     clusters: Sequence[str | None] = (None,)
     memory: Sequence[int | None] = (None,)
+    meshes: Sequence[Mapping[str, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def sweep(
     *,
     clusters: Iterable[str | None] = (None,),
     memory: Iterable[int | str | None] = (None,),
+    meshes: Iterable[Mapping[str, int]] = (),
     training: bool = False,
     optimizer: str = "adamw",
     parallel: str | None = None,
@@ -99,9 +103,12 @@ def sweep(
         devices: Numbers of devices; empty: each cluster's own.
         clusters: Preset names or TOML files; None is the reference accelerator.
         memory: Limits of each device, in bytes or as text; None is the cluster's own.
+        meshes: Meshes for intra plans, as {"dp": 2, "tp": 2}, each for the points with as many
+            devices as it has; points without one search theirs.
         training: Of a module: its backward pass too.
         optimizer: Of training.
-        parallel: Of training, one kind.
+        parallel: Of training; two kinds joined by "+" want a mesh for each number of devices
+            above 1.
         objective: What to plan for.
         strategy: Spaces to search.
         dims: Sizes of symbolic dims by symbol.
@@ -113,13 +120,14 @@ def sweep(
         progress: Called with a line of text at each stage.
 
     Raises:
-        PartitionerError: The model is wrong, or a cluster cannot be had with that many devices. A
-            point without a plan is no error.
+        PartitionerError: The model is wrong, a cluster cannot be had with that many devices, or a
+            mesh is of no point. A point without a plan is no error.
     """
     axes = Axis(
         unique(devices),
         unique(clusters),
         unique(None if limit is None else parse_bytes(limit) for limit in memory),
+        tuple(meshes),
     )
     if not axes.devices and None in axes.clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
@@ -153,7 +161,12 @@ def sweep_given(
         for limit in axes.memory
         for count in axes.devices or (None,)
     ]
-    requests = [given.applied(request, len(cluster)) for _, cluster in targets]
+    meshes = _meshes(axes.meshes, [len(cluster) for _, cluster in targets])
+    requests = []
+    for _, cluster in targets:
+        count = len(cluster)
+        check_space(request.strategy, count, meshes.get(count))
+        requests.append(given.applied(replace(request, mesh=meshes.get(count)), count))
     progress("reading the model")
     rules = Rules.of(given.graph)
     points = []
@@ -170,6 +183,35 @@ def sweep_given(
         answer=_answer(points, request.objective, turn_of(given.graph)),
         points=points,
     )
+
+
+def _meshes(
+    given: Sequence[Mapping[str, int]], counts: Sequence[int]
+) -> Mapping[int, Mapping[str, int]]:
+    """The mesh of the points of each number of devices.
+
+    Raises:
+        OptionError: No point has as many devices as a mesh, or two meshes have as many.
+        SearchError: One is no mesh.
+    """
+    found: dict[int, Mapping[str, int]] = {}
+    for mesh in given:
+        check_mesh(mesh)
+        size, text = math.prod(mesh.values()), _mesh_text(mesh)
+        if size not in counts:
+            points = ", ".join(map(str, unique(counts)))
+            raise OptionError(f"mesh {text} has {size} devices; the points have {points}")
+        if size in found:
+            raise OptionError(
+                f"meshes {_mesh_text(found[size])} and {text} both have {size} devices: give one "
+                "for each number of devices"
+            )
+        found[size] = mesh
+    return found
+
+
+def _mesh_text(mesh: Mapping[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 def sweep_text(found: Sweep) -> str:

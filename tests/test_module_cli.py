@@ -260,6 +260,22 @@ def test_a_sweep_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "build_training" in Path(page).read_text()
 
 
+@pytest.mark.usefixtures("here")
+def test_meshes_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["sweep", "modules:build_training", "--training", "--parallel", "dp+tp", "-q", "--json"]
+    assert main([*asked, "--devices", "1,4", "--mesh", "dp=2,tp=2"]) == 0
+    one, four = json.loads(capsys.readouterr().out)["points"]
+    assert (one["strategy"], four["strategy"], four["devices_used"]) == ("single", "intra", 4)
+    for given, message in (
+        (["--mesh", "dp=2,tp=1"], "mesh dp=2,tp=1 has 2 devices; the points have 1, 4"),
+        (["--mesh", "dp=4", "--mesh", "tp=4"], "meshes dp=4 and tp=4 both have 4 devices"),
+        (["--mesh", "dp=4"], "parallel 'dp+tp' wants a mesh of axes dp and tp"),
+        ([], "wants a mesh of axes dp and tp; the mesh given has none"),
+    ):
+        assert main([*asked, "--devices", "1,4", *given]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_a_sweep_from_python() -> None:
     found = partitioner.sweep(*modules.build(), [1], clusters=["cpu"], memory=["1kB", None])
     short, planned = found.data["points"]

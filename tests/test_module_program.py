@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import modules
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import fx, nn
+from torch.nn import functional
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -162,6 +163,28 @@ def test_a_wrong_program_is_found_out(
     ) in str(found)
 
 
+@pytest.mark.parametrize(("factor", "equal"), [(1.0, True), (0.94, False)])
+def test_bfloat16_allows_what_rounding_does(factor: float, equal: bool) -> None:
+    """An error of some hundredths is found."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(8, 64)
+    program = compiled(net.to(torch.bfloat16), x.to(torch.bfloat16))
+
+    def scale(node: fx.Node) -> None:
+        with node.graph.inserting_after(node):
+            scaled = node.graph.call_function(torch.ops.aten.mul.Tensor, (node, factor))
+        node.replace_all_uses_with(scaled, lambda user: user is not scaled)
+
+    ranks = tuple(
+        replace(one, forward=spoilt(one.forward, "aten.relu.default", scale))
+        for one in program.all_ranks.ranks
+    )
+    found = verify_module(program, 0, AllRanks(program.programs, program.graph, ranks))
+    assert bool(found) == equal, str(found)
+    assert found.outputs[0].tolerance < 0.05
+    assert ("first tensor that differs: 'addmm_1'" in str(found)) != equal
+
+
 def test_what_a_device_holds_adds_up_to_its_peak(training: ModuleProgram) -> None:
     found = Holdings.of(training.graph, training.plan, training.cluster)
     for device, peak in training.evaluation.peak.items():
@@ -179,6 +202,51 @@ def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> Non
     assert ids.shape == example.shape
     assert not torch.equal(ids, example)
     assert torch.equal(ids.reshape(-1).sort().values, example.reshape(-1).sort().values)
+
+
+def test_what_random_arguments_keep() -> None:
+    """Classes, shares, signs, masks: what a loss may be given stays what it may be given."""
+
+    class Losses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, **of: torch.Tensor) -> torch.Tensor:
+            y = self.dense(x)
+            attended = (y + of["mask"]).softmax(1)
+            losses = (
+                functional.binary_cross_entropy(y.sigmoid(), of["share"]),
+                functional.cross_entropy(y, of["classes"]),
+                functional.margin_ranking_loss(y, attended, of["signs"]),
+                (torch.bucketize(y, of["bounds"]) * y + of["scale"].log() + of["ones"]).mean(),
+            )
+            return torch.stack(losses).sum()
+
+    torch.manual_seed(0)
+    given = {
+        "x": torch.randn(4, 8),
+        "mask": torch.zeros(8, 8).fill_(-torch.inf).triu(1)[:4],
+        "share": torch.rand(4, 8),
+        "classes": torch.randint(8, (4,)),
+        "signs": torch.randn(4, 8).sign(),
+        "bounds": torch.linspace(-1, 1, 5),
+        "scale": torch.tensor(300.0),
+        "ones": torch.ones(4, 8),
+    }
+    program = compiled(Losses(), given, training=True)
+    drawn, other = (random_arguments(program, seed)[1] for seed in range(2))
+    for name, example in given.items():
+        assert drawn[name].dtype == example.dtype
+        assert torch.equal(drawn[name], other[name]) == (name == "bounds")
+        if name in ("x", "share", "classes", "signs"):
+            assert torch.equal(drawn[name].flatten().sort()[0], example.flatten().sort()[0])
+    assert torch.equal(drawn["mask"].isinf(), given["mask"].isinf())
+    for name, least, most in (("mask", 0, 1), ("ones", 0.5, 1), ("scale", 150, 300)):
+        finite = drawn[name][drawn[name].isfinite()]
+        assert least <= finite.min() <= finite.max() <= most
+    found = program.verify()
+    assert found, str(found)
 
 
 def test_structured_results_and_element_types() -> None:
@@ -207,6 +275,47 @@ def test_structured_results_and_element_types() -> None:
         ("output[1]['k']", False),
         ("output[1]['on']", False),
     ]
+
+
+@dataclass
+class Scored:
+    """What a module returns."""
+
+    loss: torch.Tensor
+    words: dict[str, object]
+    sizes: tuple[int, float, None]
+    scores: torch.Tensor
+
+
+torch.export.register_dataclass(Scored)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_results_that_are_no_tensors_come_back(training: bool, tmp_path: Path) -> None:
+    class Scoring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Scored, int]:
+            scores = self.dense(x)
+            words = {"name": "dense", "ready": True, "none": None}
+            loss = scores.square().mean()
+            return loss, Scored(loss, words, (x.shape[0], 0.5, None), scores), 3
+
+    whole, x = Scoring(), torch.randn(4, 8)
+    program = compiled(whole, x, training=training)
+    folder = program.save(tmp_path / "scoring.partition")
+    for one in (program, partitioner.load(folder, whole, x)):
+        assert isinstance(one, ModuleProgram)
+        loss, found, count = one(x)
+        assert count == 3
+        assert isinstance(found, Scored)
+        assert found.words == {"name": "dense", "ready": True, "none": None}
+        assert found.sizes == (4, 0.5, None)
+        torch.testing.assert_close((loss, found.loss), (whole(x)[0], whole(x)[0]))
+        torch.testing.assert_close(found.scores, whole(x)[1].scores)
+    assert program.verify()
 
 
 def test_fake_weights_are_planned_and_not_verified(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from partitioner.cost_model.reshard import Resharder
 from partitioner.frontends.torch_capture import capture, export_module
 from partitioner.frontends.torch_decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch_graph import ModuleGraph, module_graph
+from partitioner.holdings import planned_parts
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import alternatives, chosen, originals
@@ -233,7 +234,11 @@ def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
             pair = edge.out_class[found.chosen[edge.u]], edge.in_class[found.chosen[edge.v]]
             held |= sharded.built.zeros.intersection(edge.items.get(pair, ()))
         resident = sum(tied.items[i].bytes[0] for i in held & whole)
-        everything = evaluate_choices(tied, found.chosen).peak_bytes[0]
+        outcome = evaluate_choices(tied, found.chosen)
+        everything = outcome.peak_bytes[0]
+        every = small.tie(sharded.built)
+        parts = planned_parts(small.graph, every, found.chosen, outcome.peak_position[0])
+        assert sum(parts.values()) == pytest.approx(everything, abs=len(tied.items))
         other = replace(sharded, solution=replace(sharded.solution, chosen=found.chosen))
         assert other.passing_bytes + resident == pytest.approx(everything)
 
@@ -247,8 +252,13 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
     exact = evaluate(large, plan_of(less, tight), tight)
     assert exact.fits
     assert exact.peak[0].resident_bytes < stored / 2
-    with pytest.raises(Infeasible):
+    with pytest.raises(
+        Infeasible, match=r"bytes are short on each device at .*; there it holds "
+    ) as why:
         searched(large, cluster.with_memory(stored // 200))
+    for kind in ("gradients", "activations", "optimizer's state", "parameters"):
+        assert f"iB {kind}" in str(why.value)
+    assert 0 < why.value.bytes_short < stored / 10  # of a plan that cuts what it can
 
 
 @pytest.mark.slow

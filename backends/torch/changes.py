@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import dtype_word
 from partitioner.backends.torch.rank_passes import Stored
 
 
@@ -47,8 +51,8 @@ def check_changes(
             continue
         if tensor.dtype != entry.dtype:
             raise BackendError(
-                f"{entry.names[0]} is {_word(tensor.dtype)} now and was {_word(entry.dtype)}: for "
-                "another element type, compile the module in it"
+                f"{entry.names[0]} is {dtype_word(tensor.dtype)} now and was "
+                f"{dtype_word(entry.dtype)}: for another element type, compile the module in it"
             )
         for name in entry.names:
             if _held_as(module, name) is not tensor:
@@ -57,10 +61,6 @@ def check_changes(
                     "load_state_dict() or in place under torch.no_grad(); for another element "
                     "type, compile the module in it"
                 )
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _held_as(module: nn.Module, name: str) -> torch.Tensor | None:
@@ -74,7 +74,9 @@ def _held_as(module: nn.Module, name: str) -> torch.Tensor | None:
 
 
 def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a parameter that wants a gradient and has none in the graphs.
+    """Refuse a parameter that wants a gradient now and was traced as one that does not.
+
+    One that wanted a gradient and has none in the graphs gets none: the loss does not use it.
 
     Args:
         stored: Parameters and buffers of the whole model.
@@ -85,11 +87,30 @@ def check_frozen(stored: Sequence[Stored], held: Mapping[str, torch.Tensor]) -> 
     """
     for entry in stored:
         tensor = held.get(entry.names[0])
-        if tensor is not None and tensor.requires_grad and entry.value and not entry.trained:
+        if tensor is not None and tensor.requires_grad and entry.value and entry.frozen:
             raise BackendError(
-                f"{entry.names[0]} requires a gradient now, but was frozen or unused when the "
-                "module was compiled: compile it again"
+                f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
+                "compiled: compile it again"
             )
+
+
+def count_steps(owner: object, held: Mapping[str, torch.Tensor]) -> None:
+    """Have each optimizer's step counted as a write to the parameters that it has gradients of.
+
+    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors.
+
+    Args:
+        owner: Steps are counted while it lives.
+        held: The rank's parameters and buffers.
+    """
+    ours = frozenset(map(id, held.values()))
+
+    def stepped(optimizer: Optimizer, *_: Any) -> None:
+        every = (one for group in optimizer.param_groups for one in group["params"])
+        increment_version([one for one in every if id(one) in ours and one.grad is not None])
+
+    handle = register_optimizer_step_post_hook(stepped)
+    weakref.finalize(owner, handle.remove).atexit = False
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

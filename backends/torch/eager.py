@@ -14,8 +14,14 @@ from torch import fx
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
-#: What gives an operand other sizes, and perhaps its memory.
-_VIEWS = frozenset({aten.reshape.default, aten.view.default, aten._unsafe_view.default})
+#: What gives its operand's memory, or a copy of it; of communications the schemas do not say so.
+_SAME = frozenset(
+    {
+        *(aten.reshape.default, aten.view.default, aten._unsafe_view.default),
+        *(c10d.wait_tensor.default, c10d.isend.default, c10d.irecv.default),
+        c10d.all_reduce_.default,
+    }
+)
 
 
 def eager(module: fx.GraphModule) -> fx.GraphModule:
@@ -42,9 +48,9 @@ def _own(node: fx.Node) -> bool:
     """Whether what a node gives is memory that its one reader may write over."""
     if len(node.users) != 1:
         return False
-    if node.op == "call_method" and node.target == "contiguous":
-        return _own(node.all_input_nodes[0])
-    if node.target in _VIEWS:
+    if node.target is gathered:
+        return True
+    if node.target in _SAME or (node.op == "call_method" and node.target == "contiguous"):
         return _own(node.all_input_nodes[0])
     if not isinstance(node.target, torch._ops.OpOverload):
         return False

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import dtype_word
 
 #: Element types that can be sent; a label holds the index.
 DTYPES = (
@@ -114,7 +115,7 @@ class Label:
         return cls(**values, shape=tuple(shape[:dims]))
 
     def __str__(self) -> str:
-        return f"{str(DTYPES[self.dtype]).removeprefix('torch.')} {self.shape}"
+        return f"{dtype_word(DTYPES[self.dtype])} {self.shape}"
 
 
 #: int64 numbers of a packed label: magic, fields, number of dims, dims.

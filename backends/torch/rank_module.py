@@ -17,7 +17,12 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
-from partitioner.backends.torch.changes import check_changes, check_frozen, check_inputs
+from partitioner.backends.torch.changes import (
+    check_changes,
+    check_frozen,
+    check_inputs,
+    count_steps,
+)
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, own_parts
@@ -83,8 +88,9 @@ class RankModule(nn.Module):
         self._device = device
         self._variants = variants
         self._agreement = Agreement()
+        places = whole.places
         self._places = {
-            entry.names[0]: whole.places.get(entry.names[0]) or _everywhere(entry, ranks)
+            entry.names[0]: places.get(entry.names[0]) or _everywhere(entry, places, ranks)
             for entry in whole.stored
         }
         self._whole = whole
@@ -100,6 +106,7 @@ class RankModule(nn.Module):
                 _submodule(self, entry.names[0].split(".")[:-1])
         for entry in whole.stored:
             self._hold(entry, source, meshes)
+        count_steps(self, self._tensors)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
@@ -347,9 +354,13 @@ def _compiling() -> Any:
     return found
 
 
-def _everywhere(entry: Stored, ranks: int) -> Home:
-    """Where a stored value lies that nothing computes with: whole on every rank."""
-    mesh = DeviceMesh.of({"ranks": ranks})
+def _everywhere(entry: Stored, places: Mapping[str, Home], ranks: int) -> Home:
+    """Where a stored value lies that nothing computes with: whole on every rank.
+
+    On a mesh of the others, if one has all ranks: PyTorch adds up no norms that lie on two meshes.
+    """
+    meshes = (at.mesh for at in places.values() if len(at.mesh.devices) == ranks)
+    mesh = next(meshes, DeviceMesh.of({"ranks": ranks}))
     return Home(mesh, Sharding.replicate(entry.shape))
 
 

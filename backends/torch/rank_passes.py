@@ -10,7 +10,7 @@ import torch
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
-from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph, emit_rank
@@ -36,6 +36,7 @@ class Stored:
         value: Of the graph; "" if nothing computes with it.
         names: All names that it has in the module, the first one first.
         trained: Whether it has a gradient.
+        frozen: Whether it wanted none when the module was compiled.
         parameter: Whether it is a parameter; a buffer otherwise.
         shape: Sizes of all of it.
         dtype: Of its elements.
@@ -47,6 +48,7 @@ class Stored:
     value: str
     names: tuple[str, ...]
     trained: bool
+    frozen: bool
     parameter: bool
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -157,7 +159,7 @@ class RankPasses:
             if tuple(tensor.shape) != kind.shape or tensor.dtype != torch_dtype(kind.dtype):
                 raise BackendError(
                     f"rank {self.rank}: its part of input {part.whole!r} is "
-                    f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}, "
+                    f"{dtype_word(tensor.dtype)}{list(tensor.shape)}, "
                     f"the plan gives it {kind}"
                 )
             values[name] = tensor.to(self.device)

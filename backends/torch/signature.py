@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.ir.types import TensorType
 
 
@@ -67,7 +67,7 @@ class Signature:
 
     def _check_autocast(self) -> None:
         for kind in ("cpu", "cuda"):
-            dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+            dtype = dtype_word(torch.get_autocast_dtype(kind))
             if torch.is_autocast_enabled(kind) and dtype != self.autocast:
                 raise BackendError(
                     f"called under torch.autocast of {dtype}; the module was compiled "
@@ -115,7 +115,7 @@ class Signature:
             if not isinstance(tensor, torch.Tensor):
                 raise BackendError(f"input {name!r} is {tensor!r}, not a tensor of {kind}")
             if tuple(tensor.shape) != kind.shape or tensor.dtype != torch_dtype(kind.dtype):
-                got = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+                got = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
                 raise BackendError(f"input {name!r} is {got}; the program is for {kind}")
 
     def unflatten(self, values: Mapping[str, torch.Tensor]) -> Any:
@@ -143,4 +143,4 @@ def _word(path: pytree.KeyPath, value: Any) -> str:
     else:
         return f"{name} {value!r}".strip()
     sizes = ",".join(map(str, shape))
-    return f"{name} {str(kind).removeprefix('torch.')}[{sizes}]".strip()
+    return f"{name} {dtype_word(kind)}[{sizes}]".strip()

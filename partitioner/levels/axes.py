@@ -25,6 +25,7 @@ from partitioner.build import Built, build
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.even import EvenMesh, EvenResharder, stand_in
 from partitioner.cost_model.prices import EvenPrices
+from partitioner.holdings import parts_text, planned_parts
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
 from partitioner.ir.mesh import DeviceMesh
@@ -38,6 +39,7 @@ from partitioner.solver.alike import merge_alike
 from partitioner.solver.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem
+from partitioner.solver.shortage import shortage_message
 from partitioner.strategies import strategies
 
 Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
@@ -67,6 +69,7 @@ class AxisSharder:
     sharder: Sharder
     deadline: float
     planned: bool = False  # whether a mesh has a plan
+    refusals: list[Infeasible] = field(default_factory=list)  # of first plans
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
 
@@ -87,7 +90,10 @@ class AxisSharder:
             job = self.unbegun(mesh, gap)
             try:
                 self._follow(job, kinds, tight=kinds == KINDS[-1])
-            except (Infeasible, ConstraintError):
+            except ConstraintError:
+                continue
+            except Infeasible as error:
+                self.refusals.append(error)
                 continue
             self.planned = True
             job.offer()
@@ -338,7 +344,8 @@ class Axes:
         self, built: Built, room: float, *, warm: bool, tight: bool
     ) -> tuple[Solution, Problem]:
         """A plan of little cost; memory is minded only if the cheapest plan does not fit."""
-        tied = self.owner.sharder.folded.tie(built).problem
+        whole = self.owner.sharder.folded.tie(built)
+        tied = whole.problem
         engine = self.owner.sharder.engine
         left = self._left_s()
         start = self._start(tied, room) if warm else None
@@ -346,13 +353,14 @@ class Axes:
         patience = PATIENCE if warm else FIRST_PATIENCE
         known = start.chosen if start is not None else None
         first = minimised(free, left, self.gap, ROUNDS, engine, patience, known)
+        if first is None and not warm:
+            raise ConstraintError("no plan of the kind was found")
+        nearest = first.chosen if first is not None else (0,) * len(tied.nodes)
         if first is not None and evaluate_choices(tied, first.chosen).peak_bytes[0] > room:
             first = self._within(tied, room, patience, known) if tight else None
         plans = [plan for plan in (start, first) if plan is not None]
-        if not plans and not warm:
-            raise ConstraintError("no plan of the kind was found that fits")
         if not plans:
-            raise self._refused(tied, room)
+            raise self._refused(whole, nearest, room)
         return min(plans, key=lambda plan: plan.cost), tied
 
     def _within(
@@ -376,15 +384,30 @@ class Axes:
             return None
         return Solution(chosen, outcome.load_s[0], 0.0, "feasible", None, "plan so far")
 
-    def _refused(self, tied: Problem, room: float) -> Infeasible:
-        outcome = evaluate_choices(tied, (0,) * len(tied.nodes))
+    def _refused(self, built: Built, chosen: Sequence[int], room: float) -> Infeasible:
+        """A refusal that tells of a plan, as if the axes after this one cut all that it holds."""
+        outcome = evaluate_choices(built.problem, chosen)
         position = outcome.peak_position[0]
+        name = built.problem.names[position]
+        limit = self.owner.sharder.cluster.devices[self.even.device].memory_bytes
+        lines = room / limit
+        held = math.ceil(outcome.peak_bytes[0] / lines)
+        parts = planned_parts(self.graph, built, chosen, position)
+        message = shortage_message(
+            proven=False,
+            least=False,
+            where=f"on each device at {name!r}",
+            short=held - limit,
+            held=held,
+            limit=limit,
+        )
+        each = parts_text({kind: round(size / lines) for kind, size in parts.items()})
         return Infeasible(
-            "no plan of the mesh was found that fits",
+            f"{message}; there it holds {each}; this is {self.even.mesh}",
             device=self.even.device,
             position=position,
-            name=tied.names[position],
-            bytes_short=max(0.0, outcome.peak_bytes[0] - room),
+            name=name,
+            bytes_short=float(held - limit),
             proven=False,
         )
 

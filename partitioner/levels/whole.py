@@ -117,7 +117,8 @@ class _Whole:
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
         if not self.found:
-            raise min(self.refusals, key=lambda error: error.bytes_short)
+            refusals = [*self.refusals, *self.sharder.refusals]
+            raise min(refusals, key=lambda error: error.bytes_short)
         blocks = Blocks((len(folded.whole.nodes),))
         searched = tuple(self.found)
         return tuple(

@@ -109,7 +109,7 @@ def refused(reduced: Reduced, hunt: Hunt, *, least: bool) -> Infeasible:
     device = max(range(len(over)), key=over.__getitem__)
     position = outcome.peak_position[device]
     return Infeasible(
-        _message(
+        shortage_message(
             proven=proven,
             least=least,
             where=f"on device {device} at {reduced.problem.names[position]!r}",
@@ -131,7 +131,19 @@ def forbidden() -> Infeasible:
     return Infeasible("no plan is allowed: every combination of choices takes a forbidden pair")
 
 
-def _message(*, proven: bool, least: bool, where: str, short: int, held: int, limit: int) -> str:
+def shortage_message(
+    *, proven: bool, least: bool, where: str, short: int, held: int, limit: int
+) -> str:
+    """How many bytes are short.
+
+    Args:
+        proven: Whether it is certain that no plan fits.
+        least: Whether no plan is short of fewer bytes.
+        where: On which device, at which node.
+        short: Bytes that are short.
+        held: Bytes that are held.
+        limit: Bytes that there are.
+    """
     verdict = "no plan fits" if proven else "no plan was found that fits"
     of = "" if least else "in the nearest one found "
     figure = f"{short} bytes are short {where}"

@@ -13,6 +13,7 @@ from typing import Any
 import autocast_modules
 import placed_modules
 import pytest
+import side_modules
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -388,11 +389,17 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         x, y = Mlp.batch(0)
         module(x.requires_grad_(), y)
 
-    def steps_between(module: RankModule) -> None:
+    def steps_between(module: RankModule, optimizer: Optimizer = sgd) -> None:
         losses = [loss_of(module(*Mlp.batch(seed))) for seed in range(2)]
         losses[0].backward()
-        sgd(module.parameters()).step()
+        optimizer(module.parameters()).step()
         losses[1].backward()
+
+    def steps_of_all(module: RankModule) -> None:
+        steps_between(module, partial(torch.optim.AdamW, foreach=True))
+
+    def steps_in_one(module: RankModule) -> None:
+        steps_between(module, partial(torch.optim.AdamW, fused=True))
 
     for change, message in (
         (eval_part, r"^rank 0: norm is in evaluation mode"),
@@ -403,6 +410,8 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         (assigns, r"load it without assign"),
         (asks_an_input, r"an input requires a gradient"),
         (steps_between, r"after a parameter that it needs was written to"),
+        (steps_of_all, r"after a parameter that it needs was written to"),
+        (steps_in_one, r"after a parameter that it needs was written to"),
     ):
         with pytest.raises(BackendError, match=message):
             change(program(Mlp, 2).module())
@@ -579,6 +588,7 @@ JOBS = {
     "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
     "changes": Job(2, refuses_what_it_would_not_notice),
     "frozen": Job(2, frozen_parameters),
+    "unused": Job(2, side_modules.has_unused_parameters),
     "zero3": Job(2, trains_by_zero3),
     "initialise": Job(2, initialises_from_a_seed),
     "placed_state": Job(2, placed_modules.holds_the_whole_state),
@@ -601,6 +611,7 @@ if __name__ == "__main__":
         for how in ("placed", "zero3"):
             placed_modules.program(how)
         autocast_modules.program()
+        side_modules.program()
         program_of_fakes()
     with tempfile.TemporaryDirectory() as FOLDER:
         main(JOBS)

@@ -94,8 +94,20 @@ def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
     graph = fx.Graph()
     given = graph.placeholder("given")
     kept = graph.call_function(aten.mul.Tensor, (given, 2))
+
+    def awaited(target: object, *args: object) -> fx.Node:
+        sent = graph.call_function(target, args)
+        return graph.call_function(c10d.wait_tensor.default, (sent,))
+
     operands = {
         "given": given,
+        "sent": awaited(c10d.isend.default, given, 1, 0, "g"),
+        "summed_given": awaited(c10d.all_reduce.default, given, "sum", "g"),
+        "summed_own": awaited(
+            c10d.all_reduce.default, graph.call_function(aten.cos.default, (given,)), "sum", "g"
+        ),
+        "gathered": awaited(c10d.all_gather_into_tensor.default, given, 2, "g"),
+        "scattered": awaited(c10d.reduce_scatter_tensor.default, given, "sum", 2, "g"),
         "kept": kept,
         "seen": graph.call_function(aten.reshape.default, (kept, [-1])),
         "part": graph.call_function(
@@ -125,7 +137,8 @@ def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
     assert str(module.graph) == before
     assert targets[gather.name] is gathered
     written = {name for name in operands if targets[f"sum_{name}"] is c10d.all_reduce_.default}
-    assert written == {"own", "shaped"}
+    own = {"own", "shaped", "summed_given", "summed_own", "gathered", "scattered"}
+    assert written == own
 
 
 def test_an_argument_is_not_overwritten_by_what_has_its_name() -> None:

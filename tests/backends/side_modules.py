@@ -1,0 +1,77 @@
+"""A module with parameters that its loss does not use, trained by a gloo group: a job."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.rank_module import RankModule
+
+#: A result uses the first one, nothing the second.
+UNUSED = ("side.weight", "spare.weight")
+
+
+class Side(nn.Module):
+    """A layer that is trained, a frozen one, and two that the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cold = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.side, self.spare = nn.Linear(8, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, str]:
+        """Loss, and what does not lead to it."""
+        hidden = self.cold(self.layer(x)).relu()
+        return hidden.square().mean(), self.side(hidden), "side"
+
+
+@cache
+def program() -> partitioner.ModuleProgram:
+    torch.manual_seed(0)
+    options = {"training": True, "cluster": "ideal", "parallel": "zero3"}
+    found = partitioner.compile(Side(), torch.randn(4, 8), devices=2, **options)
+    assert isinstance(found, partitioner.ModuleProgram)
+    return found
+
+
+def step(one: nn.Module, update: torch.optim.Optimizer) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    loss, _, name = one(x)
+    assert name == "side"
+    loss.backward()
+    for unused in UNUSED:
+        assert one.get_parameter(unused).grad is None
+    nn.utils.clip_grad_norm_(one.parameters(), 0.01)
+    update.step()
+    update.zero_grad()
+
+
+def norm(one: nn.Module) -> Tensor:
+    return nn.utils.get_total_norm([parameter.detach() for parameter in one.parameters()])
+
+
+def has_unused_parameters(_: int) -> None:
+    torch.manual_seed(0)
+    module, whole = program().module(), Side()
+    assert isinstance(module, RankModule)
+    for foreach in (False, True):
+        found = []
+        for one in (module, whole):
+            for unused in UNUSED:
+                one.get_parameter(unused).requires_grad_(True)
+            update = torch.optim.AdamW(one.parameters(), lr=0.1, foreach=foreach)
+            step(one, update)
+            found.append(get_state_dict(one, update)[1]["state"].keys())
+            step(one, update)
+        assert found[0] == found[1]
+        assert {"layer.weight", "layer.bias"} == set(found[0])
+    for name, tensor in module.full_state_dict().items():
+        torch.testing.assert_close(tensor, whole.state_dict()[name])
+    torch.testing.assert_close(norm(module).full_tensor(), norm(whole))  # type: ignore[attr-defined]
+    module.get_parameter("cold.weight").requires_grad_(True)
+    with pytest.raises(BackendError, match=r"cold\.weight requires a gradient now, but was frozen"):
+        module(torch.randn(4, 8))

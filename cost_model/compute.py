@@ -27,8 +27,10 @@ _Point = Mapping[str, int]
 _Local = tuple[int, ...]  #: Local sizes of the cut factors.
 
 
-def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[int, float]:
-    """Seconds that each device of the node's group spends on its part.
+def node_seconds(
+    graph: Graph, placed: PlacedNode, cluster: Cluster, devices: Sequence[int] | None = None
+) -> Mapping[int, float]:
+    """Seconds that each device of the node's group spends on its part; or each of these of it.
 
     Views take none: their result is the operand's memory (a view whose row says what it moves, as
     the update of a parameter, takes that). A stored value takes none: it is there, and a node that
@@ -38,11 +40,13 @@ def node_seconds(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Mapping[
     row = row_of(placed.node)
     free = row is not None and (row.stored or (row.view and row.moved is None))
     if free or placed.absent:
-        return dict.fromkeys(placed.mesh.devices, 0.0)
+        return dict.fromkeys(placed.mesh.devices if devices is None else devices, 0.0)
     dtype = compute_dtype(graph, placed)
     known: dict[tuple[_Local, DeviceSpec], float] = {}
     seconds = {}
     for (device, point), sizes in zip(_coords(placed.mesh), _cut_sizes(placed), strict=True):
+        if devices is not None and device not in devices:
+            continue
         spec = cluster.devices[device]
         if (sizes, spec) not in known:
             flops = local_flops(placed, point)

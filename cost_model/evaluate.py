@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
+from partitioner.cost_model.alike import representatives
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
-from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.schedule import Schedule, UnlikeError, schedule
 from partitioner.cost_model.simulate import simulate
 from partitioner.cost_model.traffic import sent
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rule_of
+from partitioner.ir.ops import rules_of
 from partitioner.ir.plan import OBJECTIVES, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Rule
+
+Figure = TypeVar("Figure", int, float, MemoryPeak)
 
 
 @dataclass(frozen=True)
@@ -105,33 +111,53 @@ class Evaluation:
         raise CostError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
 
 
-def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
+def evaluate(
+    graph: Graph, plan: Plan, cluster: Cluster, rules: Mapping[str, Rule | str] | None = None
+) -> Evaluation:
     """Cost of a plan.
+
+    Args:
+        graph: The model.
+        plan: A plan for it.
+        cluster: The devices.
+        rules: The model's rules (`ir.ops.rules_of`), if they are known.
 
     Raises:
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    return evaluate_placed(graph, resolve(graph, plan), cluster)
+    return evaluate_placed(graph, resolve(graph, plan, rules), cluster)
 
 
-def one_device(graph: Graph, cluster: Cluster, device: int = 0) -> Evaluation:
-    """Cost of the whole graph on one device, whether or not it fits."""
+def one_device(
+    graph: Graph,
+    cluster: Cluster,
+    device: int = 0,
+    rules: Mapping[str, Rule | str] | None = None,
+) -> Evaluation:
+    """Cost of the whole graph on one device, whether or not it fits; see `evaluate`."""
     mesh = DeviceMesh.single(device)
+    known = rules_of(graph) if rules is None else rules
     placed = []
     for node in graph.nodes:
-        rule = rule_of(graph, node)
+        rule = known[node.name]
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
     return evaluate_placed(graph, placed, cluster)
 
 
-def best_single(graph: Graph, cluster: Cluster, objective: str) -> tuple[int, Evaluation]:
-    """The device that does best alone, and the cost of the whole graph on it.
+def best_single(
+    graph: Graph,
+    cluster: Cluster,
+    objective: str,
+    rules: Mapping[str, Rule | str] | None = None,
+) -> tuple[int, Evaluation]:
+    """The device that does best alone, and the cost of the whole graph on it; see `evaluate`.
 
     One that holds the graph goes first, then the least cost.
     """
+    known = rules_of(graph) if rules is None else rules
     first = {spec: device for device, spec in reversed(list(enumerate(cluster.devices)))}
-    found = {device: one_device(graph, cluster, device) for device in sorted(first.values())}
+    found = {device: one_device(graph, cluster, device, known) for device in sorted(first.values())}
 
     def rank(device: int) -> tuple[bool, float]:
         return not found[device].fits_exactly, found[device].cost(objective)
@@ -148,16 +174,27 @@ def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster
         raise CostError(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
-    tasks = schedule(graph, placed, cluster)
+    resharder = Resharder(cluster)
+    first = representatives(graph, placed, cluster, resharder)
+    try:
+        tasks = schedule(graph, placed, cluster, resharder, seen_by=frozenset(first.values()))
+    except UnlikeError:
+        first = {device: device for device in devices}
+        tasks = schedule(graph, placed, cluster, resharder)
+
+    def every(found: Mapping[int, Figure], nothing: Figure) -> Mapping[int, Figure]:
+        """Of every device, from those of the first ones of their classes."""
+        return {device: found.get(first[device], nothing) for device in devices}
+
     nothing = MemoryPeak(0, 0, 0, "")
     return Evaluation(
-        compute_s=_seconds(tasks, "compute", cluster),
-        comm_s=_seconds(tasks, "comm", cluster),
+        compute_s=every(_seconds(tasks, "compute"), 0.0),
+        comm_s=every(_seconds(tasks, "comm"), 0.0),
         latency_s=simulate(tasks).latency_s,
-        peak={**dict.fromkeys(devices, nothing), **peak_bytes(tasks)},
-        exact_peak={**dict.fromkeys(devices, nothing), **exact_peak_bytes(tasks)},
+        peak=every(peak_bytes(tasks), nothing),
+        exact_peak=every(exact_peak_bytes(tasks), nothing),
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
-        sent_bytes=sent_bytes(tasks, cluster),
+        sent_bytes=every(sent_bytes(tasks, cluster), 0),
         devices_used=len({device for node in placed for device in node.mesh.devices}),
         sharded_flops_share=sharded_flops_share(placed),
     )
@@ -169,8 +206,8 @@ def sent_bytes(tasks: Schedule, cluster: Cluster) -> Mapping[int, int]:
     return {device: round(total.get(device, 0.0)) for device in range(len(cluster))}
 
 
-def _seconds(tasks: Schedule, kind: str, cluster: Cluster) -> Mapping[int, float]:
-    total = dict.fromkeys(range(len(cluster)), 0.0)
+def _seconds(tasks: Schedule, kind: str) -> Mapping[int, float]:
+    total: dict[int, float] = defaultdict(float)
     for task in tasks.tasks:
         if task.kind == kind:
             for device, seconds in task.devices.items():

@@ -84,11 +84,7 @@ class EvenMesh:
 
     def fits(self, layout: DimLayout) -> bool:
         """Whether the real axes cut each segment evenly, as those of the stand-in do."""
-        parts = self.parts(layout.axes)
-        return all(
-            len(set(cuts)) == 1 and sum(cuts) % parts == 0 and cuts[0] > 0
-            for cuts in (layout.segments if layout.axes else ())
-        )
+        return not layout.axes or _fits(layout, self.parts(layout.axes))
 
     def admits(self, placed: PlacedNode) -> bool:
         """Whether a strategy on the stand-in is one on the mesh."""
@@ -140,6 +136,13 @@ class EvenMesh:
             moved = row.moved(ins[: len(node.inputs)], outs)
         spec = self.cluster.devices[self.device]
         return kernel_seconds(flops, moved, compute_dtype(graph, placed), spec)
+
+
+@lru_cache(maxsize=65536)
+def _fits(layout: DimLayout, parts: int) -> bool:
+    return all(
+        len(set(cuts)) == 1 and sum(cuts) % parts == 0 and cuts[0] > 0 for cuts in layout.segments
+    )
 
 
 @lru_cache(maxsize=4096)

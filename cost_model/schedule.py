@@ -6,14 +6,14 @@ them and the lowering turns them into rank programs, so all four speak of the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.overlap import beside_compute
-from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -82,12 +82,17 @@ class Schedule:
     zeros: frozenset[LocalKey] = frozenset()
 
 
+class UnlikeError(Exception):
+    """Devices that were taken for alike do not do the same in the same order."""
+
+
 def schedule(
     graph: Graph,
     placed: Sequence[PlacedNode],
     cluster: Cluster,
     resharder: Resharder | None = None,
     everywhere: frozenset[str] = frozenset(),
+    seen_by: frozenset[int] | None = None,
 ) -> Schedule:
     """Insert the communications that a resolved plan needs and price every task.
 
@@ -98,8 +103,12 @@ def schedule(
         resharder: Prices of communications; made if not given.
         everywhere: Outputs that every device of the cluster gets whole, once they are made (at the
             end of the forward pass, if there is a backward pass). No plan counts that.
+        seen_by: Leave out what other devices do (see `alike.representatives`); None: all are seen.
+
+    Raises:
+        UnlikeError: What others do would change the order of what these do.
     """
-    builder = _Builder(graph, cluster, resharder or Resharder(cluster), everywhere)
+    builder = _Builder(graph, cluster, resharder or Resharder(cluster), everywhere, seen_by)
     return builder.run(placed)
 
 
@@ -109,6 +118,7 @@ class _Builder:
     cluster: Cluster
     resharder: Resharder
     everywhere: frozenset[str]
+    seen_by: frozenset[int] | None
     tasks: list[tuple[int, int, Task]] = field(default_factory=list)
     feeds: dict[LocalKey, int] = field(default_factory=dict)
     residents: dict[LocalKey, int] = field(default_factory=dict)
@@ -177,11 +187,12 @@ class _Builder:
                     kind = self.graph.types[value].dtype
                     self.residents[(device, (value, at))] = held_bytes(placed.node, kind, size)
                 writes.append((device, (value, at), 0 if stored else size))
-        seconds = node_seconds(self.graph, placed, self.cluster)
-        reads = tuple((d, key) for d in placed.mesh.devices for key in keys)
+        devices = self._seen(placed.mesh.devices)
+        seconds = node_seconds(self.graph, placed, self.cluster, devices)
+        reads = tuple((d, key) for d in devices for key in keys)
         task = Task(placed.node.name, seconds, reads, tuple(writes), placed, None, phase, phase)
         self.tasks.append((index, 0, task))
-        for device in placed.mesh.devices:
+        for device in devices:
             self.busy[device] = index
 
     def _fetch(self, value: str, at: Placement, index: int, why: str) -> Key:
@@ -228,30 +239,34 @@ class _Builder:
         after = (value, hop.after)
         anchor, phase = self.made[before]
         sizes = self._sizes(after)
-        for device in hop.zeros:
+        for device in self._seen(hop.zeros):
             self.residents[(device, after)] = sizes[device]
             self.zeros.add((device, after))
         apart = not set(before[1].mesh.devices) & set(hop.after.mesh.devices)
         target_phase = phase + apart
-        for priced in hop.comms:
+        comms = [priced for priced in hop.comms if self._seen(priced.comm.ranks)]
+        if len(comms) < len(hop.comms) and not beside:
+            self._check_order(anchor, comms)
+        for priced in comms:
             comm = priced.comm
-            targets = comm.targets()
+            targets = self._seen(comm.targets())
             if not beside:  # else nobody waits for it before it is due
-                anchor = max(anchor, *(self.busy.get(d, -1) for d in targets))
+                anchor = max([anchor, *(self.busy.get(d, -1) for d in targets)])
             comm = comm.renamed(
                 source=value, target=value, phase=phase, target_phase=target_phase, why=why
             )
-            reads = tuple((d, before) for d in sorted(comm.sources()))
+            reads = tuple((d, before) for d in sorted(self._seen(comm.sources())))
             writes = tuple((d, after, sizes[d]) for d in sorted(targets))
             name = f"{comm.kind} {value}"
-            seconds = priced.busy_seconds(beside=beside)
-            hidden = {d: more for d, s in priced.seconds.items() if (more := s - seconds[d])}
+            busy = priced.busy_seconds(beside=beside)
+            seconds = {d: busy[d] for d in self._seen(busy)}
+            hidden = {d: more for d, s in seconds.items() if (more := priced.seconds[d] - s)}
             task = Task(
                 name, seconds, reads, writes, None, comm, phase, target_phase, hidden=hidden
             )
             self._insert(min(anchor, index - 1), task)
-        if hop.aliases:
-            pairs = tuple(((d, after), (d, before)) for d in sorted(hop.aliases))
+        if aliases := self._seen(hop.aliases):
+            pairs = tuple(((d, after), (d, before)) for d in sorted(aliases))
             task = Task(
                 f"alias {value}",
                 {},
@@ -266,11 +281,28 @@ class _Builder:
             self._insert(min(anchor, index - 1), task)
         self.made[after] = (min(anchor, index - 1), target_phase)
 
+    def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:
+        """All of a step's communications go to the same place, those that are not seen too.
+
+        Raises:
+            UnlikeError: They do not.
+        """
+        targets = {d for priced in comms for d in self._seen(priced.comm.targets())}
+        if len({max(anchor, self.busy.get(d, -1)) for d in targets}) > 1:
+            raise UnlikeError
+
+    def _seen(self, devices: Iterable[int]) -> Sequence[int]:
+        """Those of some devices that are looked at."""
+        own = self.seen_by
+        return tuple(devices) if own is None else [d for d in devices if d in own]
+
     def _insert(self, anchor: int, task: Task) -> None:
         self.tasks.append((anchor, len(self.tasks) + 1, task))
         for device in task.devices:
             self.busy[device] = max(self.busy.get(device, -1), anchor)
 
     def _sizes(self, key: Key) -> Mapping[int, int]:
+        """Bytes on each device that is looked at."""
         value, at = key
-        return at.local_bytes(self.graph.types[value].dtype)
+        sizes = at.local_bytes(self.graph.types[value].dtype)
+        return sizes if self.seen_by is None else {d: sizes[d] for d in self._seen(sizes)}

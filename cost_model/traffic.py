@@ -21,11 +21,10 @@ def moves(task: Task) -> Iterator[tuple[int, int, float]]:
     if comm is None:
         return
     if comm.kind is CommKind.ALL_REDUCE:
-        held = {device: nbytes for device, _, nbytes in task.writes}
         count = len(comm.ranks)
-        for position, rank in enumerate(comm.ranks):
-            after = comm.ranks[(position + 1) % count]
-            yield rank, after, 2 * (count - 1) / count * held[rank]
+        after = dict(zip(comm.ranks, (*comm.ranks[1:], comm.ranks[0]), strict=True))
+        for rank, _, nbytes in task.writes:
+            yield rank, after[rank], 2 * (count - 1) / count * nbytes
         return
     for transfer in comm.transfers:
         if transfer.source != transfer.target:
@@ -47,13 +46,13 @@ def sent(tasks: Iterable[Task]) -> Mapping[int, float]:
                 total[source] += nbytes
             continue
         if id(comm.transfers) not in counted:
-            counted[id(comm.transfers)] = _leaving(comm.transfers)
+            counted[id(comm.transfers)] = leaving(comm.transfers)
         for source, numel in counted[id(comm.transfers)].items():
             total[source] += numel * DTYPE_BITS[comm.dtype] / 8
     return total
 
 
-def _leaving(transfers: Iterable[Transfer]) -> Mapping[int, int]:
+def leaving(transfers: Iterable[Transfer]) -> Mapping[int, int]:
     """Elements that each device sends to others."""
     found: dict[int, int] = defaultdict(int)
     for transfer in transfers:

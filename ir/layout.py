@@ -109,13 +109,16 @@ class DimLayout:
         axes: Mesh axes that cut the dim, in the mesh's order; () if every device has it whole.
         segments: Runs of the dim; each lists the elements that every coordinate of `axes`
             (row-major) owns of it.
+        size: Elements of the whole dim.
     """
 
     axes: tuple[str, ...]
     segments: Segments
+    size: int = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(map(sum, self.segments)))
         object.__setattr__(self, "_hash", hash((self.axes, self.segments)))
 
     def __hash__(self) -> int:
@@ -124,12 +127,12 @@ class DimLayout:
     @classmethod
     def whole(cls, size: int) -> DimLayout:
         """Not cut."""
-        return cls((), ((size,),))
+        return _one((), ((size,),))
 
     @classmethod
     def cut(cls, axes: tuple[str, ...], segments: Iterable[tuple[int, ...]]) -> DimLayout:
         """Cut over `axes` with explicit part sizes."""
-        return cls(axes, _canonical(segments))
+        return _one(axes, _canonical(segments))
 
     @classmethod
     def even(cls, size: int, axes: tuple[str, ...], mesh: DeviceMesh, unit: int = 1) -> DimLayout:
@@ -137,11 +140,6 @@ class DimLayout:
         if not axes:
             return cls.whole(size)
         return cls.cut(axes, [even_cut(size, mesh.size(axes), unit)])
-
-    @property
-    def size(self) -> int:
-        """Elements of the whole dim."""
-        return sum(map(sum, self.segments))
 
     def local_size(self, mesh: DeviceMesh, point: Mapping[str, int]) -> int:
         """Elements that a mesh coordinate holds."""
@@ -190,6 +188,12 @@ class DimLayout:
         if len(self.segments) == 1 and self.segments[0] == even_cut(self.size, parts):
             return name
         return f"{name}:" + "|".join(",".join(map(str, cuts)) for cuts in self.segments)
+
+
+@lru_cache(maxsize=65536)
+def _one(axes: tuple[str, ...], segments: Segments) -> DimLayout:
+    """Equal layouts are mostly one object, which is quicker to compare."""
+    return DimLayout(axes, segments)
 
 
 @lru_cache(maxsize=65536)

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -60,15 +60,14 @@ class DeviceMesh:
         """The group of one device."""
         return cls((), (device,))
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Axis names, major first."""
         return tuple(name for name, _ in self.axes)
 
     def size(self, axes: tuple[str, ...] | None = None) -> int:
         """Number of coordinates over these axes (all axes by default)."""
-        sizes = dict(self.axes)
-        return math.prod(sizes[name] for name in (self.names if axes is None else axes))
+        return len(self.devices) if axes is None else _size(self, axes)
 
     def __hash__(self) -> int:
         return self._hash
@@ -107,6 +106,12 @@ def numbers(devices: Iterable[int]) -> str:
             runs.append([device])
     parts = ([f"{run[0]}-{run[-1]}"] if len(run) >= RANGE else list(map(str, run)) for run in runs)
     return ",".join(itertools.chain.from_iterable(parts))
+
+
+@lru_cache(maxsize=65536)
+def _size(mesh: DeviceMesh, axes: tuple[str, ...]) -> int:
+    sizes = dict(mesh.axes)
+    return math.prod(sizes[name] for name in axes)
 
 
 @lru_cache(maxsize=4096)

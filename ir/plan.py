@@ -12,14 +12,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rule_of
+from partitioner.ir.ops import rule_of, rules_of
 from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
@@ -225,13 +225,18 @@ class PlacedNode:
 
     def operands(self) -> tuple[tuple[str, Placement], ...]:
         """(value, wanted placement) of every operand and capture that is present."""
-        names = (*self.node.inputs, *self.node.captures)
-        return tuple((n, p) for n, p in zip(names, self.ins, strict=True) if p is not None)
+        return self._ends[0]
 
     def results(self) -> tuple[tuple[str, Placement], ...]:
         """(value, placement) of every result that is present."""
+        return self._ends[1]
+
+    @cached_property
+    def _ends(self) -> tuple[tuple[tuple[str, Placement], ...], ...]:
+        sides = (*self.node.inputs, *self.node.captures), self.node.outputs
         return tuple(
-            (n, p) for n, p in zip(self.node.outputs, self.outs, strict=True) if p is not None
+            tuple([(n, p) for n, p in zip(names, places, strict=True) if p is not None])
+            for names, places in zip(sides, (self.ins, self.outs), strict=True)
         )
 
 
@@ -261,14 +266,21 @@ def place(
             node, mesh, None, {}, tuple(wanted), tuple(_whole(graph, v, mesh) for v in node.outputs)
         )
     ins, outs = rule.shardings(layouts, mesh)
-    operands = [Placement(mesh, s) if v else None for v, s in zip(node.inputs, ins, strict=True)]
+    operands = [_at(mesh, s) if v else None for v, s in zip(node.inputs, ins, strict=True)]
     operands += [_whole(graph, v, mesh) for v in node.captures]
-    results = [Placement(mesh, s) if v else None for v, s in zip(node.outputs, outs, strict=True)]
+    results = [_at(mesh, s) if v else None for v, s in zip(node.outputs, outs, strict=True)]
     return PlacedNode(node, mesh, rule, dict(layouts), tuple(operands), tuple(results))
 
 
-def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
+def resolve(
+    graph: Graph, plan: Plan, rules: Mapping[str, Rule | str] | None = None
+) -> tuple[PlacedNode, ...]:
     """Every node with its placements, in the plan's global order.
+
+    Args:
+        graph: The model.
+        plan: A plan for it.
+        rules: The model's `rules_of`, if they are known.
 
     Raises:
         PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
@@ -284,6 +296,7 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
     if missing or unknown:
         raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
     made = set(graph.inputs) | set(graph.constants)
+    known = rules_of(graph) if rules is None else rules
     placed = []
     for name in plan.nodes:
         node = graph.by_name[name]
@@ -291,7 +304,7 @@ def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
         if late:
             raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
         made.update(node.writes)
-        placed.append(resolve_node(graph, plan, node))
+        placed.append(_resolved(graph, plan, node, known[name]))
     return tuple(placed)
 
 
@@ -301,13 +314,16 @@ def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
     Raises:
         PlanError: The decision does not fit the node, or leaves a device an empty part.
     """
+    return _resolved(graph, plan, node, rule_of(graph, node))
+
+
+def _resolved(graph: Graph, plan: Plan, node: Node, found: Rule | str) -> PlacedNode:
     decision = plan.nodes[node.name]
     if not 0 <= decision.group < len(plan.groups):
         raise PlanError(
             f"{node.name!r} is on group {decision.group}; the plan has {len(plan.groups)}"
         )
     mesh = plan.groups[decision.group]
-    found = rule_of(graph, node)
     rule = found if isinstance(found, Rule) else None
     factors = rule.factors if rule else {}
     for name in decision.cuts:
@@ -317,7 +333,7 @@ def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
                 f"it has {', '.join(factors) or 'none'}"
             )
     try:
-        layouts = {n: cut.layout(factors[n].size, mesh) for n, cut in decision.cuts.items()}
+        layouts = {n: _layout(cut, factors[n].size, mesh) for n, cut in decision.cuts.items()}
         placed = place(graph, node, mesh, layouts, rule)
         _check_parts(placed)
     except IRError as error:
@@ -332,8 +348,8 @@ def _check_parts(placed: PlacedNode) -> None:
     """
     for value, at in (*placed.operands(), *placed.results()):
         for dim, layout in enumerate(at.sharding.dims):
-            sizes = layout.sizes() if layout.axes else (1,)
-            if layout.size and 0 in sizes:
+            if layout.axes and _has_empty_part(layout):
+                sizes = layout.sizes()
                 shown = ",".join(map(str, sizes[:8])) + (",..." if len(sizes) > 8 else "")
                 raise PlanError(
                     f"dim {dim} of {value!r} ({layout.size}) is cut into parts of {shown} over "
@@ -341,5 +357,21 @@ def _check_parts(placed: PlacedNode) -> None:
                 )
 
 
+@lru_cache(maxsize=65536)
+def _layout(cut: Cut, size: int, mesh: DeviceMesh) -> DimLayout:
+    return cut.layout(size, mesh)
+
+
+@lru_cache(maxsize=65536)
+def _has_empty_part(layout: DimLayout) -> bool:
+    return layout.size > 0 and 0 in layout.sizes()
+
+
 def _whole(graph: Graph, value: str, mesh: DeviceMesh) -> Placement | None:
-    return Placement(mesh, Sharding.replicate(graph.types[value].shape)) if value else None
+    return _at(mesh, Sharding.replicate(graph.types[value].shape)) if value else None
+
+
+@lru_cache(maxsize=65536)
+def _at(mesh: DeviceMesh, sharding: Sharding) -> Placement:
+    """Equal placements are mostly one object, which is quicker to compare."""
+    return Placement(mesh, sharding)

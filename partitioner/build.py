@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from partitioner.cost_model.held import held_bytes
@@ -19,7 +20,7 @@ from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.prices import Prices
 from partitioner.cost_model.reshard import Hop
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import Placement
+from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, PlacedNode
@@ -134,6 +135,7 @@ class _Builder:
     #: By element type, placements and whether it passes beside compute; None if there is no way.
     steps: dict[tuple[str, int, int, bool], tuple[_Copy, ...] | None] = field(default_factory=dict)
     moves: dict[object, _Moves] = field(default_factory=dict)
+    homes: dict[str, tuple[tuple[End, ...], tuple[int, ...]]] = field(default_factory=dict)
     #: By identity; the communications are kept so that their identity lasts.
     loads: dict[tuple[int, bool], tuple[object, Vector]] = field(default_factory=dict)
 
@@ -171,8 +173,7 @@ class _Builder:
                 for hop in self._resolve(value, at):
                     more = self._hop_load(hop, beside=False)
                     load = [a + b for a, b in zip(load, more, strict=True)]
-        cuts = " ".join(f"{name}:{layout}" for name, layout in placed.layouts.items())
-        label = "left out" if placed.absent else f"{placed.mesh} {cuts}".strip()
+        label = "left out" if placed.absent else _label(placed.mesh, tuple(placed.layouts.items()))
         return Choice(load_s=tuple(load), group=group, label=label)
 
     def _pending_outputs(self, placed: PlacedNode) -> Iterable[tuple[str, Placement]]:
@@ -257,14 +258,21 @@ class _Builder:
         first = self.graph.order[self.graph.producers[value].name]
         return first, max(first, self.ends[value])
 
+    def _homes(self, value: str, producer: Node) -> tuple[tuple[End, ...], tuple[int, ...]]:
+        """Where a value may be made, and which of these each strategy of its producer gives."""
+        if value not in self.homes:
+            ends = [
+                dict(placed.results()).get(value, True) for placed in self.candidates[producer.name]
+            ]
+            self.homes[value] = _classes(ends)
+        return self.homes[value]
+
     def _stays(self, node: Node, slot: int) -> bool:
         row = row_of(node)
         return row is not None and row.in_place == slot
 
     def _edge(self, value: str, producer: Node, consumer: Node, slot: int) -> Edge:
-        homes, out_class = _classes(
-            [dict(placed.results()).get(value, True) for placed in self.candidates[producer.name]]
-        )
+        homes, out_class = self._homes(value, producer)
         wants, in_class = _classes(
             [placed.ins[slot] or placed.absent for placed in self.candidates[consumer.name]]
         )
@@ -430,6 +438,11 @@ class _Builder:
             held = (found.get(device, 0) for device in self.devices)
             self.sizes[key] = tuple(float(n if resident else with_headroom(n)) for n in held)
         return self.sizes[key]
+
+
+@lru_cache(maxsize=65536)
+def _label(mesh: DeviceMesh, layouts: tuple[tuple[str, DimLayout], ...]) -> str:
+    return f"{mesh} {' '.join(f'{name}:{layout}' for name, layout in layouts)}".strip()
 
 
 def _moves(pairs: Mapping[Pair, tuple[_Copy, ...] | None]) -> _Moves:

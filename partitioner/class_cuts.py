@@ -95,6 +95,7 @@ def _distance(one: DimLayout, other: DimLayout) -> int:
     return sum(abs(a - b) for a, b in zip(one.sizes(), other.sizes(), strict=True))
 
 
+@lru_cache(maxsize=65536)
 def _scaled(layout: DimLayout, size: int) -> DimLayout | None:
     """The same cut of a dim of another size; None if that would cut an element."""
     parts = [[part * size for part in cuts] for cuts in layout.segments]

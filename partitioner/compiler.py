@@ -199,7 +199,8 @@ def plan_graph(
     notes = (*said, *_again_notes(graph, outcome), *_opaque_notes(rules), *_size_notes(cluster))
     pinned = request.constraints.bound
     with no_collection():
-        _, single = best_single(outcome.graph, cluster, request.objective)
+        known = rules.by_node if outcome.graph is graph else None
+        _, single = best_single(outcome.graph, cluster, request.objective, known)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
 
 

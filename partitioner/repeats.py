@@ -177,6 +177,7 @@ class _Tied:
         """The problem with everything counted."""
         folded, problem = self.folded, self.built.problem
         self.times = float(folded.times)
+        self.middles = [(folded.middle(run), run.block(STAND_IN).stop) for run in folded.short]
         sample = {i for run in folded.short for i in run.block(STAND_IN)}
         nodes = tuple(
             tuple(replace(c, load_s=tuple(self.times * s for s in c.load_s)) for c in choices)
@@ -217,14 +218,14 @@ class _Tied:
     def _span(self, item: Item) -> tuple[int, int]:
         """When all other blocks that the stand-in stands for hold theirs."""
         first, last = item.first, item.last
-        for run in self.folded.short:
-            middle = self.folded.middle(run)
-            end = run.block(STAND_IN).stop
+        for middle, end in self.middles:
             first = end if item.first in middle else first
             last = end - 1 if item.last in middle else last
         return first, last
 
     def _with_others(self, items: tuple[int, ...]) -> tuple[int, ...]:
+        if self.others.keys().isdisjoint(items):
+            return items
         return (*items, *(self.others[i] for i in items if i in self.others))
 
     def _edge(self, edge: Edge) -> Edge:

@@ -258,7 +258,7 @@ def _by_levels(
     staged, meshes, figures = cheapest(rivals, cluster)
     left, plan = _planned_on(graph, cluster, *decisions(staged, meshes))
     if len(cluster) <= MOST_EXPLICIT:
-        figures = evaluate(left, plan, cluster)
+        figures = evaluate(left, plan, cluster, rules.by_node if left is graph else None)
     cost = figures.step_s
     bound = min(staged.bound_s, cost)
     met = cost - bound <= request.gap * cost
@@ -398,7 +398,8 @@ class _Search:
     def found(self, family: Family, built: Built, solution: Solution) -> Found:
         """A solution as a plan, with its evaluation."""
         graph, plan = _plan(self.graph, self.cluster, built, solution)
-        return Found(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
+        rules = self.rules.by_node if graph is self.graph else None
+        return Found(family, graph, plan, evaluate(graph, plan, self.cluster, rules), solution)
 
     def held(self, plan: Plan, device: int) -> str:
         """What a device holds where it is fullest, in words."""

@@ -11,14 +11,14 @@ neighbour offers any: they follow.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.class_cuts import ClassCut, ClassCuts
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import PENDING, DimExpr, Rule
 
@@ -45,14 +45,7 @@ class Rules:
     @classmethod
     def of(cls, graph: Graph) -> Rules:
         """Look every node up in the op table; equal rules are one object."""
-        known: dict[Hashable, Rule] = {}
-        found = ((node.name, rule_of(graph, node)) for node in graph.nodes)
-        return cls(
-            {
-                name: known.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
-                for name, rule in found
-            }
-        )
+        return cls(rules_of(graph))
 
     def rule(self, node: Node) -> Rule | None:
         """The node's rule, None if it is opaque."""

@@ -264,7 +264,7 @@ def _cluster(name: str | None, count: int | None, limit: int | None) -> Cluster:
 def _point(
     graph: Graph, rules: Rules, cluster: Cluster, limit: int | None, request: Request
 ) -> Point:
-    _, single = best_single(graph, cluster, request.objective)
+    _, single = best_single(graph, cluster, request.objective, rules.by_node)
     try:
         outcome = search(graph, cluster, request, rules)
     except (Infeasible, ConstraintError) as error:  # of a kind of parallelism

@@ -320,6 +320,11 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
         assert at.sharding.axes == {"dp", "tp"}
     first = job.best.cost_s
     assert sharder.improve(job).cost_s <= first
+    best, room = job.best, job.room("tp")
+    job.step("tp", room)
+    assert job.best is best  # the problem of the last search
+    job.step("tp", 2 * room)
+    assert job.best is not best
     assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02).found is None  # 1,024 samples
 
 

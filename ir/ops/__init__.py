@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import (
@@ -29,7 +29,17 @@ from partitioner.ir.ops.aten.derived import DERIVED, RULE
 from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView, merged
 from partitioner.ir.rule import Rule
 
-__all__ = ["ROWS", "LocalOp", "LocalView", "OpRow", "OpView", "OpaqueError", "row_of", "rule_of"]
+__all__ = [
+    "ROWS",
+    "LocalOp",
+    "LocalView",
+    "OpRow",
+    "OpView",
+    "OpaqueError",
+    "row_of",
+    "rule_of",
+    "rules_of",
+]
 
 _FAMILIES = (
     aten,
@@ -71,3 +81,13 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
         return row.rule(OpView(node, graph))
     except OpaqueError as error:
         return str(error)
+
+
+def rules_of(graph: Graph) -> Mapping[str, Rule | str]:
+    """What `rule_of` says of every node, by name; equal rules are one object."""
+    known: dict[Hashable, Rule] = {}
+    found = ((node.name, rule_of(graph, node)) for node in graph.nodes)
+    return {
+        name: known.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
+        for name, rule in found
+    }

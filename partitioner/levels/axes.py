@@ -218,6 +218,8 @@ class Axes:
     picks: dict[str, Taken] = field(default_factory=dict)
     found: Sharded | None = None
     _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
+    #: By axis: bytes and plan when its search ended. The same problem would give the same plan.
+    _searched: dict[str, tuple[float, dict[str, Taken]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graph = self.owner.graph
@@ -244,7 +246,7 @@ class Axes:
     def step(
         self, axis: str, room: float, pins: Constraints | None = None, *, tight: bool = True
     ) -> None:
-        """Choose the cuts over one axis anew.
+        """Choose the cuts over one axis anew, unless nothing has changed since that was last done.
 
         Args:
             axis: The axis.
@@ -256,9 +258,13 @@ class Axes:
             Infeasible: No plan was found within so many bytes a device.
             ConstraintError: The pins leave a node without a strategy.
         """
+        if pins is None and self._searched.get(axis) == (room, self.picks):
+            return
         index = self.even.mesh.names.index(axis)
         options = {node.name: self._options(node, index, pins) for node in self.graph.nodes}
         self._choose(options, room, warm=pins is None, tight=tight)
+        if pins is None:
+            self._searched[axis] = room, self.picks
 
     def offer(self) -> None:
         """Choose anew what is computed again, if anything may be; all is cut as it is."""

@@ -194,7 +194,7 @@ class _Writer:
 
     def _load(self, vectors: Sequence[Sequence[float]], node: int) -> int:
         """Picoseconds of the busiest device, items paid together."""
-        largest = max(map(math.fsum, zip(*vectors, strict=True)), default=0.0)
+        largest = _largest(vectors)
         cost = round(largest * PER_SECOND)
         if cost >= FORBIDDEN:
             raise SolverError(
@@ -206,7 +206,7 @@ class _Writer:
     def _size(self, items: Iterable[int]) -> int:
         """Bytes of the fullest device, items held together; 0 where memory does not count."""
         sizes = [self.problem.items[i].bytes for i in items] if self.problem.limited else []
-        return math.ceil(max(map(math.fsum, zip(*sizes, strict=True)), default=0.0))
+        return math.ceil(_largest(sizes))
 
     def _node(self, costs: list[int], usages: list[int], span: Span | None) -> int:
         self.costs.append(costs)
@@ -241,6 +241,13 @@ class _Writer:
             pairs,
             math.floor(limit) if math.isfinite(limit) else None,
         )
+
+
+def _largest(vectors: Sequence[Sequence[float]]) -> float:
+    """The largest of the sums by device."""
+    if len(vectors) == 1:
+        return max(vectors[0], default=0.0)
+    return max(map(math.fsum, zip(*vectors, strict=True)), default=0.0)
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:

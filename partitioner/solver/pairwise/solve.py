@@ -125,8 +125,10 @@ def _search(
     patience: float,
 ) -> None:
     primal, first = Primal(model, seed, hunt.chosen), Dual(model)
-    first.ascend(WARM_UP, hunt.deadline)
-    hunt.prove(first.bound, MESSAGES)
+    limited = len(model.rows.capacity) > 0
+    if limited:  # which rows matter is seen from the whole model
+        first.ascend(WARM_UP, hunt.deadline)
+        hunt.prove(first.bound, MESSAGES)
     keep = first.met.copy()
     relaxation = relax(model, keep)
     if relaxation is None:
@@ -134,7 +136,7 @@ def _search(
         return
     dual, wait, done, idle = Dual(relaxation.model), FIRST_TRY, 0, 0
     dual.inherit(first)
-    dual.ascend(WARM_UP, hunt.deadline)
+    dual.ascend(WARM_UP if limited else 2 * WARM_UP, hunt.deadline)
     with ThreadPoolExecutor(1) as pool:
         while done < rounds and idle < patience and not hunt.over:
             # the search sees the bound as it was, so that threads change nothing

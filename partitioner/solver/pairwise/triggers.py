@@ -38,6 +38,8 @@ class Triggers:
         private: For each node and choice the items that it alone brings about.
         on_edge: For each edge the items without bytes that it alone triggers.
         offers: All other items.
+
+    Items that cost nothing, and hold no bytes that count, are left out.
     """
 
     private: tuple[tuple[tuple[int, ...], ...], ...]
@@ -60,7 +62,12 @@ def triggers(problem: Problem) -> Triggers:
     private: list[list[list[int]]] = [[[] for _ in choices] for choices in problem.nodes]
     on_edge: list[set[int]] = [set() for _ in problem.edges]
     offers: dict[tuple[int | None, Wanted, Span | None], list[list[int]]] = {}
-    for item, sites in enumerate(item_sites(problem)):
+    counted = {
+        item
+        for item, one in enumerate(problem.items)
+        if any(one.load_s) or (problem.limited and any(one.bytes))
+    }
+    for item, sites in enumerate(item_sites(problem, counted)):
         edges = [site.edge for site in sites if site.edge is not None]
         span = span_of(problem, item)
         if len(sites) == 1 and edges and span is None:

@@ -144,15 +144,14 @@ def compile_module(
     traced = options.offering(traced, request.constraints.plan)
 
     def offered() -> tuple[Graph, Request] | None:
-        if options.recompute != "auto" or request.constraints.plan is not None:
-            return None
         more = replace(traced, graph=traced.offered)
         if not more.graph.optional:
             return None
         return more.graph, options.bound(request, more)
 
     bound = options.bound(request, traced)
-    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered)
+    free = options.training and options.recompute == "auto" and request.constraints.plan is None
+    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered if free else None)
     result = ModuleProgram(
         traced=replace(traced, graph=outcome.graph),
         whole=given.module,

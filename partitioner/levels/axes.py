@@ -67,6 +67,7 @@ class AxisSharder:
     sharder: Sharder
     deadline: float
     planned: bool = False  # whether a mesh has a plan
+    yields: bool = False  # whether nothing is searched within memory: see `search_whole`
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
 
@@ -79,20 +80,30 @@ class AxisSharder:
     def begin(self, mesh: DeviceMesh, gap: float) -> Axes:
         """The first plan on a mesh of equal devices: of known kinds; none if they do not suit it.
 
+        Where values may be computed again, kinds that take less memory are tried as long as memory
+        forbids a cheaper plan: they have room for more that is kept.
+
         Args:
             mesh: The devices.
             gap: Relative gap at which each search may stop.
         """
+        jobs: list[Axes] = []
+        free_s = math.inf
         for kinds in KINDS:
             job = self.unbegun(mesh, gap)
             try:
-                self._follow(job, kinds, tight=kinds == KINDS[-1])
+                self._follow(job, kinds, tight=kinds == KINDS[-1] and not jobs)
+                job.offer()
+                jobs.append(job)
+                self.planned = True
             except (Infeasible, ConstraintError):
-                continue
-            self.planned = True
-            job.offer()
-            return job
-        return self.unbegun(mesh, gap)
+                pass
+            free_s = min(free_s, job.free_s)
+            if jobs and (not self.graph.optional or not jobs[-1].tight):
+                break
+        best = min(jobs, key=lambda job: job.best.cost_s, default=self.unbegun(mesh, gap))
+        best.free_s = free_s
+        return best
 
     def _follow(self, job: Axes, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `Axes.step`."""
@@ -122,7 +133,7 @@ class AxisSharder:
             job.step(axis, job.room(axis))
         if not known:
             job.offer()
-        for done in range(self._passes(names, known=known)):
+        for done in range(self._passes(job, known=known)):
             due = known and done == 0
             if not due and time.monotonic() > self.deadline:
                 break
@@ -136,10 +147,10 @@ class AxisSharder:
         self.planned = True
         return job.best
 
-    @staticmethod
-    def _passes(names: Sequence[str], *, known: bool) -> int:
-        """Of one axis the second search is of the same problem as the first."""
-        return PASSES if len(names) > 1 else int(known)
+    def _passes(self, job: Axes, *, known: bool) -> int:
+        """Of one axis the second search is of the same problem, unless other values are kept."""
+        again = bool(self.graph.optional) and job.tight
+        return PASSES if len(job.even.mesh.axes) > 1 or again else int(known)
 
     def cuts(self, length: int) -> Mapping[str, tuple[Layouts, ...]]:
         """Cuts of every node over one axis of a stand-in, the empty one first."""
@@ -204,13 +215,23 @@ def weight_side(graph: Graph) -> Iterator[str]:
 
 @dataclass
 class Axes:
-    """The plan on one mesh so far."""
+    """The plan on one mesh so far.
+
+    Attributes:
+        owner: Of all meshes.
+        even: The mesh.
+        gap: Relative gap at which a search may stop.
+        picks: What is done with each node.
+        found: The plan; None if there is none yet.
+        free_s: Least cost of the plans seen that do not fit the memory of a device.
+    """
 
     owner: AxisSharder
     even: EvenMesh
     gap: float
     picks: dict[str, Taken] = field(default_factory=dict)
     found: Sharded | None = None
+    free_s: float = math.inf
     _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -228,6 +249,11 @@ class Axes:
         """The plan so far."""
         assert self.found is not None
         return self.found
+
+    @property
+    def tight(self) -> bool:
+        """Whether memory forbids a plan that costs less by more than the gap."""
+        return self.free_s < (1 - self.gap) * (self.found.cost_s if self.found else math.inf)
 
     def room(self, axis: str) -> float:
         """Bytes that a device counts as having while the axes after this one have had no turn."""
@@ -347,7 +373,9 @@ class Axes:
         known = start.chosen if start is not None else None
         first = minimised(free, left, self.gap, ROUNDS, engine, patience, known)
         if first is not None and evaluate_choices(tied, first.chosen).peak_bytes[0] > room:
-            first = self._within(tied, room, patience, known) if tight else None
+            self.free_s = min(self.free_s, first.cost)
+            within = tight and not self.owner.yields
+            first = self._within(tied, room, patience, known) if within else None
         plans = [plan for plan in (start, first) if plan is not None]
         if not plans and not warm:
             raise ConstraintError("no plan of the kind was found that fits")

@@ -201,14 +201,14 @@ def plan_graph(
             ways = relaxations(graph, cluster, request, error, rules)
             raise relaxed(error, ways) from None
         if outcome.tight and offered is not None:
-            if (more := offered()) is None:
-                return plan_graph(graph, said, cluster, request, timed)
             timed.say("allowing values to be computed again")
-            left = max(request.time_limit_s / 2, request.time_limit_s + begun - time.perf_counter())
-            other = _cheaper(*more, cluster, left, outcome, timed)
-            if other is not None:
-                graph, outcome = more[0], other
-                said = (*said, "memory forbids the cheapest plan that keeps all values")
+            more, limit_s = offered(), request.time_limit_s
+            left_s = max(limit_s / 2, limit_s + begun - time.perf_counter())
+            other = _cheaper(*more, cluster, left_s, outcome, timed) if more is not None else None
+            if more is None or other is None:  # the search was left early
+                return plan_graph(graph, said, cluster, request, timed)
+            graph, outcome = more[0], other
+            said = (*said, "memory forbids the cheapest plan that keeps all values")
     notes = (*said, *_again_notes(graph, outcome), *_opaque_notes(rules), *_size_notes(cluster))
     pinned = request.constraints.bound
     with no_collection():

@@ -217,7 +217,7 @@ def test_figures_are_those_of_every_device(large: Graph) -> None:
 def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
     """A copy of the first stored value may be there from the first node to the last."""
     sharder = AxisSharder(Sharder(small, resolve_cluster("4x8xh100")), time.monotonic() + 60)
-    sharded = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05).best
+    sharded = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)[0].best
     tied, chance, last = sharded.tied, random.Random(0), len(sharded.tied.nodes) - 1
     for _ in range(4):
         drawn = tuple(
@@ -302,7 +302,7 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     cluster = resolve_cluster("4x8xh100")
     folded = fold(large, Rules.of(large))
     sharder = AxisSharder(Sharder(folded, cluster), time.monotonic() + 120)
-    job = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
+    (job,) = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
     states = [p for p in job.best.picks if p.node.op == "partitioner::state"]
     assert states
     for placed in states:
@@ -310,7 +310,7 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
         assert at.sharding.axes == {"dp", "tp"}
     first = job.best.cost_s
     assert sharder.improve(job).cost_s <= first
-    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02).found is None  # 1,024 samples
+    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].found is None  # 1,024 samples
 
 
 def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:

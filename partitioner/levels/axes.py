@@ -77,18 +77,19 @@ class AxisSharder:
         self.batch = batch_inputs(self.graph, self.graph.inputs)
         self.originals = originals(self.graph)
 
-    def begin(self, mesh: DeviceMesh, gap: float) -> Axes:
-        """The first plan on a mesh of equal devices: of known kinds; none if they do not suit it.
+    def begin(self, mesh: DeviceMesh, gap: float) -> tuple[Axes, ...]:
+        """The first plan on a mesh of equal devices: of the first of the known kinds that fits.
 
-        Where values may be computed again, kinds that take less memory are tried as long as memory
-        forbids a cheaper plan: they have room for more that is kept.
+        Where values may be computed again, there is one of each kind that fits, as long as memory
+        forbids a cheaper plan: kinds that gather anew for each pass have room for more that is
+        kept. If no kind suits the mesh, it is without a plan.
 
         Args:
             mesh: The devices.
             gap: Relative gap at which each search may stop.
         """
         jobs: list[Axes] = []
-        free_s = math.inf
+        unfit = self.unbegun(mesh, gap)
         for kinds in KINDS:
             job = self.unbegun(mesh, gap)
             try:
@@ -98,12 +99,12 @@ class AxisSharder:
                 self.planned = True
             except (Infeasible, ConstraintError):
                 pass
-            free_s = min(free_s, job.free_s)
-            if jobs and (not self.graph.optional or not jobs[-1].tight):
+            unfit.free_s = min(unfit.free_s, job.free_s)
+            if jobs and not (self.graph.optional and job.tight):
                 break
-        best = min(jobs, key=lambda job: job.best.cost_s, default=self.unbegun(mesh, gap))
-        best.free_s = free_s
-        return best
+        for job in jobs:
+            job.free_s = unfit.free_s
+        return tuple(jobs) or (unfit,)
 
     def _follow(self, job: Axes, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `Axes.step`."""

@@ -176,17 +176,19 @@ class _Whole:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
             if self.found and time.monotonic() > until:
-                job = self.sharder.unbegun(layout.mesh, self.gap / 2)
+                own = (self.sharder.unbegun(layout.mesh, self.gap / 2),)
             else:
                 self.progress(f"first plan on {layout}")
-                job = self.sharder.begin(layout.mesh, self.gap / 2)
-            self.free_s = min(self.free_s, job.free_s)
-            if job.found is not None:
-                idle = idle + 1 if job.best.cost_s >= self._best_s else 0
-                self.found[layout] = job.found
+                own = self.sharder.begin(layout.mesh, self.gap / 2)
+            self.free_s = min(self.free_s, own[0].free_s)
+            plans = [job.found for job in own if job.found is not None]
+            if plans:
+                first = min(plans, key=_cost_s)
+                idle = idle + 1 if first.cost_s >= self._best_s else 0
+                self.found[layout] = first
             elif self.sharder.yields and not self.found:
-                idle += math.isfinite(job.free_s)
-            jobs.append((layout, job))
+                idle += math.isfinite(self.free_s)
+            jobs += [(layout, job) for job in own]
             if self.found and self._left_to_others():
                 break
         return sorted(jobs, key=lambda pair: pair[1].found.cost_s if pair[1].found else math.inf)
@@ -195,14 +197,19 @@ class _Whole:
         """Whether the mesh has a plan."""
         self.progress(f"sharding over {layout}")
         try:
-            self.found[layout] = self.sharder.improve(job, self._best_s)
+            sharded = self.sharder.improve(job, self._best_s)
         except Infeasible as error:
             self.failed[layout] = str(error)
             self.refusals.append(error)
             return False
         finally:
             self.free_s = min(self.free_s, job.free_s)
+        self.found[layout] = min(sharded, self.found.get(layout, sharded), key=_cost_s)
         return True
 
     def _ranked(self) -> list[tuple[Layout, Sharded]]:
         return sorted(self.found.items(), key=lambda found: found[1].cost_s)
+
+
+def _cost_s(sharded: Sharded) -> float:
+    return sharded.cost_s

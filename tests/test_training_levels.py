@@ -4,7 +4,9 @@ import math
 import random
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -36,25 +38,28 @@ from partitioner.solver.engines import HIGHS
 from partitioner.solver.problem import Problem
 from partitioner.strategies import Rules, strategies
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
 
 class Block(nn.Module):
     """A residual block of two matrices."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, act: Activation) -> None:
         super().__init__()
+        self.act = act
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
+        return x + self.down(self.act(self.up(x)))
 
 
 class Stack(nn.Module):
     """Blocks, a head and a loss."""
 
-    def __init__(self, layers: int, width: int) -> None:
+    def __init__(self, layers: int, width: int, act: Activation = torch.relu) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(width, act) for _ in range(layers))
         self.head = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -172,15 +177,21 @@ def drawn(problem: Problem, rng: random.Random) -> list[int]:
     return chosen
 
 
-def searched(graph: Graph, cluster: Cluster) -> tuple[Staged, ...]:
+def searched(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mapping[str, int] = MappingProxyType({"dp": 4, "tp": 8}),
+    **options: Any,
+) -> tuple[Staged, ...]:
     return search_whole(
         graph,
         Rules.of(graph),
         cluster,
-        layouts(cluster, "intra", {"dp": 4, "tp": 8}),
+        layouts(cluster, "intra", mesh),
         deadline=time.monotonic() + 120,
         gap=0.02,
         progress=lambda _text: None,
+        **options,
     )
 
 
@@ -249,6 +260,42 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
     assert exact.peak[0].resident_bytes < stored / 2
     with pytest.raises(Infeasible):
         searched(large, cluster.with_memory(stored // 200))
+
+
+def test_the_search_says_where_memory_binds_and_yields_there(model: ModuleGraph) -> None:
+    cluster, mesh = resolve_cluster("4x8xh100"), {"dp": 32}
+    roomy, *_ = searched(model.graph, cluster, mesh, yields=True)
+    assert not roomy.tight
+    least = roomy.cut.load_s
+    peak = evaluation(roomy, groups(roomy, cluster), cluster).peak[0].bytes
+    tight = cluster.with_memory(peak * 3 // 4)
+    left, *_ = searched(model.graph, tight, mesh, yields=True)
+    assert left.tight
+    assert left.cut.load_s > least
+    full, *_ = searched(model.graph, tight, mesh)
+    assert least < full.cut.load_s <= left.cut.load_s
+    with pytest.raises(Infeasible):  # the first plans say so, and nothing else is searched
+        searched(model.graph, cluster.with_memory(peak // 100), mesh, yields=True)
+
+
+@pytest.mark.slow
+def test_where_memory_binds_less_is_kept_though_all_of_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("partitioner.search.EXPLICIT", 2)
+    torch.manual_seed(0)
+    module, x = Stack(8, 256, nn.functional.gelu), torch.randn(2048, 256)
+    options: dict[str, Any] = {"training": True, "optimizer": "sgd", "mesh": {"dp": 4}}
+    options |= {"cluster": "4xl4", "memory": 77_000_000}
+    kept = partitioner.compile(module, x, recompute=False, **options)
+    found = partitioner.compile(module, x, **options)
+    assert found.cost < 0.97 * kept.cost
+    for program in (kept, found):
+        assert max(program.summary["peak_bytes"]) <= 77_000_000
+    assert "memory forbids the cheapest plan that keeps all values" in found.summary["notes"]
+    assert any(name.endswith("/again") for name in found.plan.nodes)
+    assert found.cost == evaluate(found.graph, found.plan, found.cluster).step_s
+    assert found.verify()
 
 
 @pytest.mark.slow

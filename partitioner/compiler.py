@@ -83,7 +83,8 @@ def compile(  # noqa: A001 - the public name
             "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
         recompute: For training: whether the plan may compute values of the
             forward pass again in the backward pass instead of keeping them. "auto" allows it if
-            no plan that keeps all of them fits the devices' memory.
+            no plan that keeps all of them fits the devices' memory, or, above 16 devices, if memory
+            forbids a cheaper one.
         devices: Number of devices (default: the cluster's, or 1).
         cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
         memory: Memory limit of each device, in bytes or as text ("8GiB").

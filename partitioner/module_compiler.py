@@ -57,7 +57,7 @@ class ModuleOptions:
         optimizer: One of `OPTIMIZERS`.
         parallel: Kind of parallelism, see `partitioner.parallel`; None for the cheapest.
         recompute: Whether the backward pass may compute again what it reads; "auto" for where no
-            plan that keeps it fits.
+            plan that keeps it fits, or by levels where memory forbids a cheaper one.
 
     Raises:
         OptionError: There is no such optimizer, `recompute` is none of these, or one that is for

@@ -176,7 +176,7 @@ class _Whole:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
             if self.found and time.monotonic() > until:
-                own = (self.sharder.unbegun(layout.mesh, self.gap / 2),)
+                own: tuple[Axes, ...] = (self.sharder.unbegun(layout.mesh, self.gap / 2),)
             else:
                 self.progress(f"first plan on {layout}")
                 own = self.sharder.begin(layout.mesh, self.gap / 2)

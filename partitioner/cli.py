@@ -127,7 +127,7 @@ def _partition_parser() -> argparse.ArgumentParser:
         "--recompute",
         choices=tuple(_RECOMPUTE),
         help="of --training: whether the backward pass may compute values again instead of keeping "
-        "them (default: auto, if no plan that keeps all fits the memory)",
+        "them (default: auto, where memory is short)",
     )
     add("--plan-only", action="store_true", help="write no rank files")
     add("--force", action="store_true", help="replace DIR if it is there")

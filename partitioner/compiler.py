@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,7 +83,8 @@ def compile(  # noqa: A001 - the public name
             "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
         recompute: For training: whether the plan may compute values of the
             forward pass again in the backward pass instead of keeping them. "auto" allows it if
-            no plan that keeps all of them fits the devices' memory.
+            no plan that keeps all of them fits the devices' memory, or, above 16 devices, if memory
+            forbids a cheaper one.
         devices: Number of devices (default: the cluster's, or 1).
         cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
         memory: Memory limit of each device, in bytes or as text ("8GiB").
@@ -167,7 +168,7 @@ def plan_graph(
     cluster: Cluster,
     request: Request,
     timed: Clock,
-    offered: Callable[[], tuple[Graph, Request] | None] = lambda: None,
+    offered: Callable[[], tuple[Graph, Request] | None] | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The best plan of a traced graph, and the facts of it.
 
@@ -177,31 +178,61 @@ def plan_graph(
         cluster: The devices.
         request: What is asked for.
         timed: Says what is going on.
-        offered: Gives a graph with offers, and the request for it, to plan if nothing fits; or
-            None.
+        offered: Gives a graph with offers, and the request for it, to plan if nothing fits, or by
+            levels where memory binds; or None if there are no offers.
 
     Raises:
         PartitionerError: As `compile`.
     """
     with timed("deriving strategies"):
         rules = Rules.of(graph)
+    begun = time.perf_counter()
     with timed("searching"):
         try:
-            outcome = search(graph, cluster, request, rules, timed.say)
+            outcome = search(graph, cluster, request, rules, timed.say, yields=offered is not None)
         except Infeasible as error:
-            if (more := offered()) is not None:
+            if offered is not None:
+                more = offered()
+                if more is None:
+                    return plan_graph(graph, said, cluster, request, timed)
                 timed.say("allowing values to be computed again")
                 why = "no plan that keeps all values for the backward pass was found to fit"
                 return plan_graph(more[0], (*said, why), cluster, more[1], timed)
             timed.say("looking for what would fit")
             ways = relaxations(graph, cluster, request, error, rules)
             raise relaxed(error, ways) from None
+        if outcome.tight and offered is not None:
+            timed.say("allowing values to be computed again")
+            more, limit_s = offered(), request.time_limit_s
+            left_s = max(limit_s / 2, limit_s + begun - time.perf_counter())
+            other = _cheaper(*more, cluster, left_s, outcome, timed) if more is not None else None
+            if more is None or other is None:  # the search was left early
+                return plan_graph(graph, said, cluster, request, timed)
+            graph, outcome = more[0], other
+            said = (*said, "memory forbids the cheapest plan that keeps all values")
     notes = (*said, *_again_notes(graph, outcome), *_opaque_notes(rules), *_size_notes(cluster))
     pinned = request.constraints.bound
     with no_collection():
         known = rules.by_node if outcome.graph is graph else None
         _, single = best_single(outcome.graph, cluster, request.objective, known)
     return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
+
+
+def _cheaper(
+    graph: Graph,
+    request: Request,
+    cluster: Cluster,
+    time_limit_s: float,
+    best: Outcome,
+    timed: Clock,
+) -> Outcome | None:
+    """A plan of a graph with offers that is cheaper than the best one without, if there is one."""
+    asked, best_s = replace(request, time_limit_s=time_limit_s), best.evaluation.step_s
+    try:
+        found = search(graph, cluster, asked, Rules.of(graph), timed.say, best_s=best_s)
+    except Infeasible:
+        return None
+    return found if found.evaluation.step_s < best_s else None
 
 
 @dataclass

@@ -57,7 +57,7 @@ class ModuleOptions:
         optimizer: One of `OPTIMIZERS`.
         parallel: Kind of parallelism, see `partitioner.parallel`; None for the cheapest.
         recompute: Whether the backward pass may compute again what it reads; "auto" for where no
-            plan that keeps it fits.
+            plan that keeps it fits, or by levels where memory forbids a cheaper one.
 
     Raises:
         OptionError: There is no such optimizer, `recompute` is none of these, or one that is for
@@ -144,15 +144,14 @@ def compile_module(
     traced = options.offering(traced, request.constraints.plan)
 
     def offered() -> tuple[Graph, Request] | None:
-        if options.recompute != "auto" or request.constraints.plan is not None:
-            return None
         more = replace(traced, graph=traced.offered)
         if not more.graph.optional:
             return None
         return more.graph, options.bound(request, more)
 
     bound = options.bound(request, traced)
-    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered)
+    free = options.training and options.recompute == "auto" and request.constraints.plan is None
+    outcome, found = plan_graph(traced.graph, (), cluster, bound, clock, offered if free else None)
     result = ModuleProgram(
         traced=replace(traced, graph=outcome.graph),
         whole=given.module,

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from partitioner.build import Built, build
 from partitioner.collection import no_collection
@@ -20,6 +20,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
+from partitioner.decided import decided, kept_decision, planned_on
 from partitioner.families import (
     Family,
     SearchError,
@@ -31,11 +32,10 @@ from partitioner.families import (
 from partitioner.holdings import Holdings
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.graph import Graph, Node
-from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives, chosen
-from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
-from partitioner.levels import cheapest, decisions, layouts, search_levels, search_whole
+from partitioner.ir.graph import Graph
+from partitioner.ir.offers import alternatives
+from partitioner.ir.plan import OBJECTIVES, Certificate, PlacedNode, Plan, place
+from partitioner.levels import Staged, cheapest, decisions, layouts, search_levels, search_whole
 from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
@@ -124,6 +124,7 @@ class Outcome:
         evaluation: Of the best plan.
         found: Best plan of each family that has one.
         failed: Why, for each family without a plan.
+        tight: By levels: whether memory forbids a plan that costs less by more than the gap.
     """
 
     graph: Graph
@@ -131,6 +132,7 @@ class Outcome:
     evaluation: Evaluation
     found: tuple[Found, ...]
     failed: tuple[tuple[Family, PartitionerError], ...]
+    tight: bool = False
 
 
 @no_collection()
@@ -140,8 +142,20 @@ def search(
     request: Request,
     rules: Rules | None = None,
     progress: Callable[[str], None] = _silent,
+    *,
+    yields: bool = False,
+    best_s: float = math.inf,
 ) -> Outcome:
     """Find the best plan.
+
+    Args:
+        graph: The graph.
+        cluster: The devices.
+        request: What is asked for.
+        rules: Rules of the graph's nodes.
+        progress: Called with a line of text before each family.
+        yields: By levels: whether to stop where memory forbids a cheaper plan (`Outcome.tight`).
+        best_s: By levels: cost of a plan of another graph, which is to be beaten.
 
     Raises:
         Infeasible: No family has a plan within the memory limits.
@@ -153,7 +167,9 @@ def search(
     known = rules or Rules.of(graph)
     large = is_large(graph, len(cluster))
     if large and not _explicit_only(request):
-        return _by_levels(graph, known, cluster, request, progress)
+        whole = partial(search_whole, yields=yields, best_s=best_s)
+        find = whole if graph.backward else search_levels
+        return _by_levels(graph, known, cluster, request, progress, find)
     if len(cluster) > MOST_EXPLICIT:
         raise SearchError(
             f"{_explicit_only(request)} on {len(cluster)} devices: this is planned for up to "
@@ -226,6 +242,7 @@ def _by_levels(
     cluster: Cluster,
     request: Request,
     progress: Callable[[str], None],
+    find: Callable[..., tuple[Staged, ...]],
 ) -> Outcome:
     """Stages whose devices do alike; see `partitioner.levels`."""
     space = layouts(cluster, request.strategy, request.mesh)
@@ -243,7 +260,6 @@ def _by_levels(
             f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
         )
     deadline = time.monotonic() + request.time_limit_s
-    find = search_whole if graph.backward else search_levels
     rivals = find(
         graph,
         rules,
@@ -256,7 +272,7 @@ def _by_levels(
         engine=request.engine,
     )
     staged, meshes, figures = cheapest(rivals, cluster)
-    left, plan = _planned_on(graph, cluster, *decisions(staged, meshes))
+    left, plan = planned_on(graph, cluster, *decisions(staged, meshes))
     if len(cluster) <= MOST_EXPLICIT:
         figures = evaluate(left, plan, cluster, rules.by_node if left is graph else None)
     cost = figures.step_s
@@ -284,7 +300,7 @@ def _by_levels(
         for layout, why in staged.failed.items()
     )
     found = (Found(family, left, plan, figures, solution),)
-    return Outcome(left, plan, figures, found, failed)
+    return Outcome(left, plan, figures, found, failed, staged.tight)
 
 
 def first_problem(
@@ -397,7 +413,7 @@ class _Search:
 
     def found(self, family: Family, built: Built, solution: Solution) -> Found:
         """A solution as a plan, with its evaluation."""
-        graph, plan = _plan(self.graph, self.cluster, built, solution)
+        graph, plan = decided(self.graph, self.cluster, built, solution)
         rules = self.rules.by_node if graph is self.graph else None
         return Found(family, graph, plan, evaluate(graph, plan, self.cluster, rules), solution)
 
@@ -425,7 +441,7 @@ class _Search:
         by_group = [strategies(self.graph, self.rules, mesh, self.speeds) for mesh in family.groups]
         found: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
-            pinned = _planned(self.graph, constraints.plan, self.rules, node)
+            pinned = kept_decision(self.graph, constraints.plan, self.rules, node)
             if pinned is not None:
                 found[node.name] = (pinned,)
                 continue
@@ -458,34 +474,3 @@ class _Search:
         same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
         prices = DevicePrices(self.graph, self.cluster, self.resharder)
         return build(self.graph, groups, candidates, prices, same)
-
-
-def _planned(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:
-    decision: NodePlan | None = plan.nodes.get(node.name) if plan is not None else None
-    if plan is None or decision is None:
-        return None
-    mesh: DeviceMesh = plan.groups[decision.group]
-    rule = rules.rule(node)
-    sizes = {name: factor.size for name, factor in rule.factors.items()} if rule else {}
-    layouts = {name: cut.layout(sizes[name], mesh) for name, cut in decision.cuts.items()}
-    return place(graph, node, mesh, layouts, rule)
-
-
-def _plan(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
-    """A solution as a plan, and the graph that it is for."""
-    decided = built.node_plans(graph, solution.chosen)
-    order = solution.order or range(len(graph.nodes))
-    ordered = {name: decided[name] for i in order if (name := graph.nodes[i].name) in decided}
-    return _planned_on(graph, cluster, built.groups, ordered)
-
-
-def _planned_on(
-    graph: Graph, cluster: Cluster, groups: Sequence[DeviceMesh], decided: Mapping[str, NodePlan]
-) -> tuple[Graph, Plan]:
-    """Decisions in the order of the plan as a plan, and the graph that it is for."""
-    left = chosen(graph, decided) if graph.optional else graph
-    names = [name for name in decided if name in left.by_name]
-    used = sorted({decided[name].group for name in names})
-    index = {group: position for position, group in enumerate(used)}
-    nodes = {n: NodePlan(index[decided[n].group], decided[n].cuts) for n in names}
-    return left, Plan(left.digest, cluster.to_data(), tuple(groups[g] for g in used), nodes)

@@ -4,7 +4,9 @@ import math
 import random
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -37,25 +39,28 @@ from partitioner.solver.engines import HIGHS
 from partitioner.solver.problem import Problem
 from partitioner.strategies import Rules, strategies
 
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
 
 class Block(nn.Module):
     """A residual block of two matrices."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, act: Activation) -> None:
         super().__init__()
+        self.act = act
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
+        return x + self.down(self.act(self.up(x)))
 
 
 class Stack(nn.Module):
     """Blocks, a head and a loss."""
 
-    def __init__(self, layers: int, width: int) -> None:
+    def __init__(self, layers: int, width: int, act: Activation = torch.relu) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(width) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(width, act) for _ in range(layers))
         self.head = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -173,15 +178,21 @@ def drawn(problem: Problem, rng: random.Random) -> list[int]:
     return chosen
 
 
-def searched(graph: Graph, cluster: Cluster) -> tuple[Staged, ...]:
+def searched(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mapping[str, int] = MappingProxyType({"dp": 4, "tp": 8}),
+    **options: Any,
+) -> tuple[Staged, ...]:
     return search_whole(
         graph,
         Rules.of(graph),
         cluster,
-        layouts(cluster, "intra", {"dp": 4, "tp": 8}),
+        layouts(cluster, "intra", mesh),
         deadline=time.monotonic() + 120,
         gap=0.02,
         progress=lambda _text: None,
+        **options,
     )
 
 
@@ -218,7 +229,7 @@ def test_figures_are_those_of_every_device(large: Graph) -> None:
 def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
     """A copy of the first stored value may be there from the first node to the last."""
     sharder = AxisSharder(Sharder(small, resolve_cluster("4x8xh100")), time.monotonic() + 60)
-    sharded = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05).best
+    sharded = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)[0].best
     tied, chance, last = sharded.tied, random.Random(0), len(sharded.tied.nodes) - 1
     for _ in range(4):
         drawn = tuple(
@@ -259,6 +270,47 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
     for kind in ("gradients", "activations", "optimizer's state", "parameters"):
         assert f"iB {kind}" in str(why.value)
     assert 0 < why.value.bytes_short < stored / 10  # of a plan that cuts what it can
+
+
+def test_the_search_says_where_memory_binds_and_yields_there(model: ModuleGraph) -> None:
+    cluster, mesh = resolve_cluster("4x8xh100"), {"dp": 32}
+    roomy, *_ = searched(model.graph, cluster, mesh, yields=True)
+    assert not roomy.tight
+    least = roomy.cut.load_s
+    peak = evaluation(roomy, groups(roomy, cluster), cluster).peak[0].bytes
+    tight = cluster.with_memory(peak * 3 // 4)
+    left, *_ = searched(model.graph, tight, mesh, yields=True)
+    assert left.tight
+    assert left.cut.load_s > least
+    full, *_ = searched(model.graph, tight, mesh)
+    assert least < full.cut.load_s <= left.cut.load_s
+    short = cluster.with_memory(peak // 100)
+    with pytest.raises(Infeasible):
+        searched(model.graph, short, mesh, yields=True)
+    with pytest.raises(Infeasible):
+        searched(model.offered, short, mesh, best_s=1.0)
+
+
+@pytest.mark.slow
+def test_where_memory_binds_less_is_kept_though_all_of_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("partitioner.search.EXPLICIT", 2)
+    torch.manual_seed(0)
+    module, x = Stack(8, 256, nn.functional.gelu), torch.randn(2048, 256)
+    options: dict[str, Any] = {"training": True, "optimizer": "sgd", "mesh": {"dp": 4}}
+    options |= {"cluster": "4xl4", "memory": 77_000_000}
+    kept = partitioner.compile(module, x, recompute=False, **options)
+    found = partitioner.compile(module, x, **options)
+    assert found.cost < 0.97 * kept.cost
+    for program in (kept, found):
+        assert max(program.summary["peak_bytes"]) <= 77_000_000
+    assert "memory forbids the cheapest plan that keeps all values" in found.summary["notes"]
+    assert any(name.endswith("/again") for name in found.plan.nodes)
+    assert found.cost == evaluate(found.graph, found.plan, found.cluster).step_s
+    assert found.verify()
+    monkeypatch.setattr("partitioner.compiler._cheaper", lambda *_: None)
+    assert partitioner.compile(module, x, **options).plan.nodes == kept.plan.nodes
 
 
 @pytest.mark.slow
@@ -312,7 +364,7 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     cluster = resolve_cluster("4x8xh100")
     folded = fold(large, Rules.of(large))
     sharder = AxisSharder(Sharder(folded, cluster), time.monotonic() + 120)
-    job = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
+    (job,) = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
     states = [p for p in job.best.picks if p.node.op == "partitioner::state"]
     assert states
     for placed in states:
@@ -325,7 +377,7 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     assert job.best is best  # the problem of the last search
     job.step("tp", 2 * room)
     assert job.best is not best
-    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02).found is None  # 1,024 samples
+    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].found is None  # 1,024 samples
 
 
 def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:

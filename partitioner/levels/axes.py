@@ -69,6 +69,7 @@ class AxisSharder:
     sharder: Sharder
     deadline: float
     planned: bool = False  # whether a mesh has a plan
+    yields: bool = False  # whether nothing is searched within memory: see `search_whole`
     refusals: list[Infeasible] = field(default_factory=list)  # of first plans
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
@@ -79,26 +80,36 @@ class AxisSharder:
         self.batch = batch_inputs(self.graph, self.graph.inputs)
         self.originals = originals(self.graph)
 
-    def begin(self, mesh: DeviceMesh, gap: float) -> Axes:
-        """The first plan on a mesh of equal devices: of known kinds; none if they do not suit it.
+    def begin(self, mesh: DeviceMesh, gap: float) -> tuple[Axes, ...]:
+        """The first plan on a mesh of equal devices: of the first of the known kinds that fits.
+
+        Where values may be computed again, there is one of each kind that fits, as long as memory
+        forbids a cheaper plan: kinds that gather anew for each pass have room for more that is
+        kept. If no kind suits the mesh, it is without a plan.
 
         Args:
             mesh: The devices.
             gap: Relative gap at which each search may stop.
         """
+        jobs: list[Axes] = []
+        unfit = self.unbegun(mesh, gap)
         for kinds in KINDS:
             job = self.unbegun(mesh, gap)
             try:
-                self._follow(job, kinds, tight=kinds == KINDS[-1])
+                self._follow(job, kinds, tight=kinds == KINDS[-1] and not jobs)
+                job.offer()
+                jobs.append(job)
+                self.planned = True
             except ConstraintError:
-                continue
+                pass
             except Infeasible as error:
                 self.refusals.append(error)
-                continue
-            self.planned = True
-            job.offer()
-            return job
-        return self.unbegun(mesh, gap)
+            unfit.free_s = min(unfit.free_s, job.free_s)
+            if jobs and not (self.graph.optional and job.tight):
+                break
+        for job in jobs:
+            job.free_s = unfit.free_s
+        return tuple(jobs) or (unfit,)
 
     def _follow(self, job: Axes, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `Axes.step`."""
@@ -128,7 +139,7 @@ class AxisSharder:
             job.step(axis, job.room(axis))
         if not known:
             job.offer()
-        for done in range(self._passes(names, known=known)):
+        for done in range(self._passes(job, known=known)):
             due = known and done == 0
             if not due and time.monotonic() > self.deadline:
                 break
@@ -142,10 +153,10 @@ class AxisSharder:
         self.planned = True
         return job.best
 
-    @staticmethod
-    def _passes(names: Sequence[str], *, known: bool) -> int:
-        """Of one axis the second search is of the same problem as the first."""
-        return PASSES if len(names) > 1 else int(known)
+    def _passes(self, job: Axes, *, known: bool) -> int:
+        """Of one axis the second search is of the same problem, unless other values are kept."""
+        again = bool(self.graph.optional) and job.tight
+        return PASSES if len(job.even.mesh.axes) > 1 or again else int(known)
 
     def cuts(self, length: int) -> Mapping[str, tuple[Layouts, ...]]:
         """Cuts of every node over one axis of a stand-in, the empty one first."""
@@ -210,13 +221,23 @@ def weight_side(graph: Graph) -> Iterator[str]:
 
 @dataclass
 class Axes:
-    """The plan on one mesh so far."""
+    """The plan on one mesh so far.
+
+    Attributes:
+        owner: Of all meshes.
+        even: The mesh.
+        gap: Relative gap at which a search may stop.
+        picks: What is done with each node.
+        found: The plan; None if there is none yet.
+        free_s: Least cost of the plans seen that do not fit the memory of a device.
+    """
 
     owner: AxisSharder
     even: EvenMesh
     gap: float
     picks: dict[str, Taken] = field(default_factory=dict)
     found: Sharded | None = None
+    free_s: float = math.inf
     _admitted: dict[tuple[str, Pick], PlacedNode | None] = field(default_factory=dict)
     #: By axis: bytes and plan when its search ended. The same problem would give the same plan.
     _searched: dict[str, tuple[float, dict[str, Taken]]] = field(default_factory=dict)
@@ -236,6 +257,11 @@ class Axes:
         """The plan so far."""
         assert self.found is not None
         return self.found
+
+    @property
+    def tight(self) -> bool:
+        """Whether memory forbids a plan that costs less by more than the gap."""
+        return self.free_s < (1 - self.gap) * (self.found.cost_s if self.found else math.inf)
 
     def room(self, axis: str) -> float:
         """Bytes that a device counts as having while the axes after this one have had no turn."""
@@ -363,7 +389,9 @@ class Axes:
             raise ConstraintError("no plan of the kind was found")
         nearest = first.chosen if first is not None else (0,) * len(tied.nodes)
         if first is not None and evaluate_choices(tied, first.chosen).peak_bytes[0] > room:
-            first = self._within(tied, room, patience, known) if tight else None
+            self.free_s = min(self.free_s, first.cost)
+            within = tight and not self.owner.yields
+            first = self._within(tied, room, patience, known) if within else None
         plans = [plan for plan in (start, first) if plan is not None]
         if not plans:
             raise self._refused(whole, nearest, room)

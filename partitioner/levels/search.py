@@ -57,6 +57,7 @@ class Staged:
         searched: Layouts that the model was sharded over.
         failed: The others, and why not.
         in_time: Whether the time limit cut nothing off.
+        tight: Whether memory forbids a plan that costs less by more than the gap.
     """
 
     folded: Folded
@@ -67,6 +68,7 @@ class Staged:
     searched: tuple[Layout, ...]
     failed: dict[Layout, str]
     in_time: bool
+    tight: bool = False
 
 
 def search_levels(

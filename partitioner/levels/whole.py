@@ -46,6 +46,8 @@ def search_whole(
     progress: Callable[[str], None],
     seed: int = 0,
     engine: Engine = HIGHS,
+    yields: bool = False,
+    best_s: float = math.inf,
 ) -> tuple[Staged, ...]:
     """The best plans with one stage of all devices.
 
@@ -59,13 +61,17 @@ def search_whole(
         progress: Called with a line of text before each mesh.
         seed: Of all random choices.
         engine: MILP solver.
+        yields: Whether to stop where memory forbids a cheaper plan (`Staged.tight`), since another
+            graph is planned there: the one with offers.
+        best_s: Cost of a plan of another graph, which is to be beaten.
 
     Raises:
         Infeasible: No plan fits the devices' memory.
     """
     folded = fold(graph, rules)
-    sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline)
-    job = _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress)
+    planned = best_s < math.inf
+    sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline, planned, yields)
+    job = _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress, best_s)
     return job.run()
 
 
@@ -91,6 +97,8 @@ class _Whole:
     deadline: float
     gap: float
     progress: Callable[[str], None]
+    other_s: float = math.inf
+    free_s: float = math.inf
     found: dict[Layout, Sharded] = field(default_factory=dict)
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
@@ -102,6 +110,8 @@ class _Whole:
         bound = work_bound(self.sharder.sharder)
         jobs = self._begun()
         for at, (layout, job) in enumerate(jobs):
+            if self._left_to_others():
+                break
             if job.found is not None and job.best.cost_s > FAR * self._best_s:
                 continue
             if self.found and time.monotonic() > self.deadline:
@@ -117,8 +127,7 @@ class _Whole:
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
         if not self.found:
-            refusals = [*self.refusals, *self.sharder.refusals]
-            raise min(refusals, key=lambda error: error.bytes_short)
+            raise self._refused()
         blocks = Blocks((len(folded.whole.nodes),))
         searched = tuple(self.found)
         return tuple(
@@ -131,13 +140,32 @@ class _Whole:
                 searched,
                 self.failed,
                 self.in_time,
+                self._tight,
             )
             for layout, sharded in self._ranked()[:RIVALS]
         )
 
     @property
     def _best_s(self) -> float:
-        return min((sharded.cost_s for sharded in self.found.values()), default=math.inf)
+        return min((self.other_s, *(sharded.cost_s for sharded in self.found.values())))
+
+    @property
+    def _tight(self) -> bool:
+        """Whether memory forbids a plan that costs less by more than the gap."""
+        return self.free_s < (1 - self.gap) * self._best_s
+
+    def _left_to_others(self) -> bool:
+        """Whether the search ends here: where memory binds, or where only an unlikely plan is left.
+
+        Without a plan of a known kind the search is long, and hardly beats one of another graph.
+        """
+        bound = self.sharder.yields and self._tight
+        return bound or (not self.found and self.other_s < math.inf)
+
+    def _refused(self) -> Infeasible:
+        unlikely = Infeasible("no plan of a known kind fits", proven=False)
+        refusals = [*self.refusals, *self.sharder.refusals]
+        return min(refusals, key=lambda error: error.bytes_short, default=unlikely)
 
     def _begun(self) -> list[tuple[Layout, Axes]]:
         """Meshes with their first plans, the cheapest first, those without one at the end."""
@@ -149,26 +177,40 @@ class _Whole:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
             if self.found and time.monotonic() > until:
-                job = self.sharder.unbegun(layout.mesh, self.gap / 2)
+                own: tuple[Axes, ...] = (self.sharder.unbegun(layout.mesh, self.gap / 2),)
             else:
                 self.progress(f"first plan on {layout}")
-                job = self.sharder.begin(layout.mesh, self.gap / 2)
-            if job.found is not None:
-                idle = idle + 1 if job.best.cost_s >= self._best_s else 0
-                self.found[layout] = job.found
-            jobs.append((layout, job))
+                own = self.sharder.begin(layout.mesh, self.gap / 2)
+            self.free_s = min(self.free_s, own[0].free_s)
+            plans = [job.found for job in own if job.found is not None]
+            if plans:
+                first = min(plans, key=_cost_s)
+                idle = idle + 1 if first.cost_s >= self._best_s else 0
+                self.found[layout] = first
+            elif self.sharder.yields and not self.found:
+                idle += math.isfinite(self.free_s)
+            jobs += [(layout, job) for job in own]
+            if self.found and self._left_to_others():
+                break
         return sorted(jobs, key=lambda pair: pair[1].found.cost_s if pair[1].found else math.inf)
 
     def _try(self, layout: Layout, job: Axes) -> bool:
         """Whether the mesh has a plan."""
         self.progress(f"sharding over {layout}")
         try:
-            self.found[layout] = self.sharder.improve(job, self._best_s)
+            sharded = self.sharder.improve(job, self._best_s)
         except Infeasible as error:
             self.failed[layout] = str(error)
             self.refusals.append(error)
             return False
+        finally:
+            self.free_s = min(self.free_s, job.free_s)
+        self.found[layout] = min(sharded, self.found.get(layout, sharded), key=_cost_s)
         return True
 
     def _ranked(self) -> list[tuple[Layout, Sharded]]:
         return sorted(self.found.items(), key=lambda found: found[1].cost_s)
+
+
+def _cost_s(sharded: Sharded) -> float:
+    return sharded.cost_s

@@ -1,7 +1,8 @@
 """Planning time of a Llama-3 training graph on nodes of 8 H100: trace, problem, solve, lower.
 
     python tests/benchmarks/llama.py [--size 8b|70b] [--layers N] [--nodes 8] [--seq 4096]
-        [--batch 64] [--mesh dp=8,tp=8] [--recompute yes] [--time-limit 30] [--gap 0.01]
+        [--batch 64] [--mesh dp=8,tp=8] [--memory 40GB] [--recompute yes] [--time-limit 30]
+        [--gap 0.01]
 
 The model is transformers' LlamaForCausalLM with its loss, in bfloat16, on the meta device: no
 weights, no GPU. Weights, gradients and AdamW's two moments in float32 count as memory. Seconds are
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--seq", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--mesh", help="axis sizes, dp=8,tp=8; default: searched")
+    parser.add_argument("--memory", help="of a device; default: the cluster's")
     parser.add_argument("--recompute", choices=("auto", "yes", "no"), default="auto")
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--gap", type=float, default=0.01)
@@ -108,6 +110,7 @@ def main() -> None:
         cluster=f"{options.nodes}x8xh100",
         training=True,
         mesh=mesh,
+        memory=options.memory,
         recompute="auto" if options.recompute == "auto" else options.recompute == "yes",
         time_limit_s=options.time_limit,
         gap=options.gap,

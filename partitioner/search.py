@@ -1,6 +1,7 @@
 """The search: every family of plans becomes one problem; the best plan of all wins.
 
-The certificate's bound is the least bound over the families searched, so it covers them all.
+The certificate's bound is the least bound over the families searched, so it covers them all. A plan
+that was found one axis at a time (`partitioner.by_axes`) is covered if it is the best.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partitioner.build import Built, build
+from partitioner.by_axes import axes_meshes, may_gain, search_axes
 from partitioner.collection import no_collection
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import Cluster
@@ -20,6 +22,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
+from partitioner.decided import planned_node, planned_on
 from partitioner.families import (
     Family,
     SearchError,
@@ -31,10 +34,9 @@ from partitioner.families import (
 from partitioner.holdings import Holdings
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.graph import Graph, Node
-from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.offers import alternatives, chosen
-from partitioner.ir.plan import OBJECTIVES, Certificate, NodePlan, PlacedNode, Plan, place
+from partitioner.ir.graph import Graph
+from partitioner.ir.offers import alternatives
+from partitioner.ir.plan import OBJECTIVES, Certificate, PlacedNode, Plan, place
 from partitioner.levels import cheapest, decisions, layouts, search_levels, search_whole
 from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
@@ -160,33 +162,25 @@ def search(
             f"{MOST_EXPLICIT} devices"
         )
     spaces = families(request.strategy, len(cluster), request.mesh)
+    meshes = axes_meshes(cluster, request)
     axes = {axis for family in spaces for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
     job = _Search(graph, cluster, request, known, Resharder(cluster))
-    found: list[Found] = []
-    refused: list[Refused] = []
-    failed: list[tuple[Family, ConstraintError | OutOfTime]] = []
     deadline = time.monotonic() + request.time_limit_s
-    for index, family in enumerate(spaces):
-        left = deadline - time.monotonic()
-        if left <= 0 and (found or refused):
-            failed.append((family, OutOfTime(f"not searched within {request.time_limit_s:g} s")))
-            continue
-        progress(f"searching {family}")
-        left = max(LEAST_S, left) / (len(spaces) - index)
-        try:
-            found += job.family(family, left, _cutoff(found, request, cluster))
-        except ConstraintError as error:
-            failed.append((family, error))
-        except Short as error:
-            refused.append(error.refused)
+    found, refused, failed = job.joint(spaces, deadline, bool(meshes), progress)
     if not found and not refused:
         pins = [error for _, error in failed if isinstance(error, ConstraintError)]
         raise max(pins, key=lambda error: error.position)
-    if not found:
+    more: tuple[Found, ...] = ()
+    late = [family for family, error in failed if isinstance(error, OutOfTime)]
+    late += [entry.family for entry in refused if not entry.error.proven]
+    if meshes and may_gain(found, late):
+        known_s = _cutoff(found, request, cluster)
+        more = search_axes(graph, known, cluster, meshes, request, deadline, known_s, progress)
+    if not found and not more:
         progress("looking again at what does not fit")
         left = max(SECOND_LOOK_S, deadline - time.monotonic())
-        looked = len(refused) == len(spaces)
+        looked = len(refused) == len(spaces) and not meshes
         found = [
             second_look(
                 refused,
@@ -200,11 +194,15 @@ def search(
                 engine=request.engine,
             )
         ]
-    best = _best(found, request.objective, len(cluster))
+    best = _best([*found, *more], request.objective, len(cluster))
     without = [family for family, _ in failed]
-    plan = _certified(best, found, request, [f for f in spaces if f not in without])
+    tried = [f for f in spaces if f not in without]
+    if any(best is entry for entry in more):
+        plan = _certified(best, [*found, best], request, [*tried, best.family])
+    else:
+        plan = _certified(best, found, request, tried)
     lost = tuple((entry.family, entry.error) for entry in refused)
-    return Outcome(best.graph, plan, best.evaluation, tuple(found), (*lost, *failed))
+    return Outcome(best.graph, plan, best.evaluation, (*found, *more), (*lost, *failed))
 
 
 def is_large(graph: Graph, devices: int) -> bool:
@@ -256,7 +254,7 @@ def _by_levels(
         engine=request.engine,
     )
     staged, meshes, figures = cheapest(rivals, cluster)
-    left, plan = _planned_on(graph, cluster, *decisions(staged, meshes))
+    left, plan = planned_on(graph, cluster, *decisions(staged, meshes))
     if len(cluster) <= MOST_EXPLICIT:
         figures = evaluate(left, plan, cluster)
     cost = figures.step_s
@@ -335,7 +333,7 @@ def _certified(
             status="optimal" if within else _stopped(found),
             strategy=kind(best.plan),
             solver=best.solution.solver,
-            space=", ".join(map(str, tried)),
+            space=", ".join(dict.fromkeys(map(str, tried))),
             seed=request.seed,
         ),
     )
@@ -359,6 +357,38 @@ class _Search:
     def speeds(self) -> Mapping[int, float] | None:
         """Of every device on this graph; None if they are equal."""
         return device_speeds(self.graph, self.rules, self.cluster)
+
+    def joint(
+        self,
+        spaces: Sequence[Family],
+        deadline: float,
+        more: bool,
+        progress: Callable[[str], None],
+    ) -> tuple[list[Found], list[Refused], list[tuple[Family, ConstraintError | OutOfTime]]]:
+        """The best plan of each family, as one problem each; `more`: leave time for as much again.
+
+        Returns:
+            Plans, families in which none fits, families that were not searched.
+        """
+        found: list[Found] = []
+        refused: list[Refused] = []
+        failed: list[tuple[Family, ConstraintError | OutOfTime]] = []
+        for index, family in enumerate(spaces):
+            left = deadline - time.monotonic()
+            if left <= 0 and (found or refused):
+                failed.append(
+                    (family, OutOfTime(f"not searched within {self.request.time_limit_s:g} s"))
+                )
+                continue
+            progress(f"searching {family}")
+            left = max(LEAST_S, left) / (len(spaces) + more - index)
+            try:
+                found += self.family(family, left, _cutoff(found, self.request, self.cluster))
+            except ConstraintError as error:
+                failed.append((family, error))
+            except Short as error:
+                refused.append(error.refused)
+        return found, refused, failed
 
     def family(self, family: Family, time_limit_s: float, cutoff: float) -> list[Found]:
         """The family's best plan and, if that leaves devices idle, the nearest that does not.
@@ -424,7 +454,7 @@ class _Search:
         by_group = [strategies(self.graph, self.rules, mesh, self.speeds) for mesh in family.groups]
         found: dict[str, tuple[PlacedNode, ...]] = {}
         for position, node in enumerate(self.graph.nodes):
-            pinned = _planned(self.graph, constraints.plan, self.rules, node)
+            pinned = planned_node(self.graph, constraints.plan, self.rules, node)
             if pinned is not None:
                 found[node.name] = (pinned,)
                 continue
@@ -459,32 +489,9 @@ class _Search:
         return build(self.graph, groups, candidates, prices, same)
 
 
-def _planned(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:
-    decision: NodePlan | None = plan.nodes.get(node.name) if plan is not None else None
-    if plan is None or decision is None:
-        return None
-    mesh: DeviceMesh = plan.groups[decision.group]
-    rule = rules.rule(node)
-    sizes = {name: factor.size for name, factor in rule.factors.items()} if rule else {}
-    layouts = {name: cut.layout(sizes[name], mesh) for name, cut in decision.cuts.items()}
-    return place(graph, node, mesh, layouts, rule)
-
-
 def _plan(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
     """A solution as a plan, and the graph that it is for."""
     decided = built.node_plans(graph, solution.chosen)
     order = solution.order or range(len(graph.nodes))
     ordered = {name: decided[name] for i in order if (name := graph.nodes[i].name) in decided}
-    return _planned_on(graph, cluster, built.groups, ordered)
-
-
-def _planned_on(
-    graph: Graph, cluster: Cluster, groups: Sequence[DeviceMesh], decided: Mapping[str, NodePlan]
-) -> tuple[Graph, Plan]:
-    """Decisions in the order of the plan as a plan, and the graph that it is for."""
-    left = chosen(graph, decided) if graph.optional else graph
-    names = [name for name in decided if name in left.by_name]
-    used = sorted({decided[name].group for name in names})
-    index = {group: position for position, group in enumerate(used)}
-    nodes = {n: NodePlan(index[decided[n].group], decided[n].cuts) for n in names}
-    return left, Plan(left.digest, cluster.to_data(), tuple(groups[g] for g in used), nodes)
+    return planned_on(graph, cluster, built.groups, ordered)

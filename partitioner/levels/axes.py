@@ -4,7 +4,8 @@ Strategies multiply over axes: a problem of all of them at once has hundreds of 
 So one axis is searched while the cuts over the others stay, in turn, until nothing gets better.
 Each search has every strategy of one axis, and is warm: the plan so far is among its choices. The
 first plan is of a known kind of parallelism on each axis: it is searched in the same way, among the
-strategies that honour the kind's constraints.
+strategies that honour the kind's constraints. A mesh that splits an axis of another one starts with
+the plan found there.
 What leads from weights to the operators that read them (the stored value, its aliases and views)
 and the updates are free on all axes at every step: a weight may be stored over one axis along the
 very dim that another axis wants to cut.
@@ -31,6 +32,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import alternatives, everything, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
+from partitioner.levels.layouts import split_from
 from partitioner.levels.shard import Sharded, Sharder
 from partitioner.parallel import axis_constraints, batch_inputs
 from partitioner.solver import Infeasible, Solution, evaluate_choices
@@ -44,7 +46,8 @@ Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
 Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.
 Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.offers.alternatives`.
 
-#: Kinds of parallelism of the first plan, from the outermost axis on; the first that fits is taken.
+#: Kinds of parallelism of the first plan on the two innermost axes; the first that fits is taken.
+#: A mesh of one axis has the first of the two, axes further out repeat it all: "dp".
 KINDS = (("zero2", "tp"), ("zero3", "tp"))
 #: Passes over the axes after the first plan.
 PASSES = 2
@@ -67,6 +70,7 @@ class AxisSharder:
     sharder: Sharder
     deadline: float
     planned: bool = False  # whether a mesh has a plan
+    groups: float = 1.0  # that share the model: the memory of so many devices counts as one's
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
 
@@ -97,7 +101,9 @@ class AxisSharder:
     def _follow(self, job: Axes, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `Axes.step`."""
         pins = Constraints()
-        for word, (axis, size) in zip(kinds, job.even.mesh.axes, strict=False):
+        axes = job.even.mesh.axes
+        words = (*("dp" for _ in axes[2:]), *kinds)
+        for word, (axis, size) in zip(words, axes, strict=False):
             more = axis_constraints(word, self.graph, self.batch, axis, size)
             pins = Constraints((*pins.pins, *more.pins), busy={**pins.busy, **more.busy})
             job.step(axis, job.room(axis), pins, tight=tight)
@@ -105,6 +111,44 @@ class AxisSharder:
     def unbegun(self, mesh: DeviceMesh, gap: float) -> Axes:
         """A mesh without a plan."""
         return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap)
+
+    def refined(self, job: Axes, mesh: DeviceMesh) -> Axes | None:
+        """A mesh that splits an axis of another one: the plan there, one step better.
+
+        The step is that of the first axis that is a part of one.
+
+        Args:
+            job: The other mesh, with a plan.
+            mesh: Its split; see `layouts.split_from`.
+
+        Returns:
+            None if some cut of the plan cannot be split: cuts in segments are not.
+
+        Raises:
+            Infeasible: No plan was found that fits.
+        """
+        fine = self.unbegun(mesh, job.gap)
+        origins = split_from(mesh, job.even.mesh)
+        for node in self.graph.nodes:
+            pick, form = job.picks[node.name]
+            cuts = tuple(
+                self._same_cut(node.name, job.lengths[origin], pick[origin], length)
+                for origin, length in zip(origins, fine.lengths, strict=True)
+            )
+            if not fine.places(node, cuts):
+                return None
+            fine.picks[node.name] = cuts, form
+        part = next(a for a, o in zip(mesh.names, origins, strict=True) if origins.count(o) > 1)
+        fine.step(part, fine.room(mesh.names[-1]))
+        fine.offer()
+        return fine
+
+    def _same_cut(self, name: str, length: int, index: int, other: int) -> int:
+        """Over a line of another length, the cut of the same factors; whole if there is none."""
+        cuts = self.cuts(length)[name]
+        wanted = set(cuts[index]) if cuts else set()
+        found = (i for i, cut in enumerate(self.cuts(other)[name]) if set(cut) == wanted)
+        return index if length == other else next(found, 0)
 
     def improve(self, job: Axes, best_s: float = math.inf) -> Sharded:
         """A good plan on the mesh, from its first plan on; each axis has one turn at least.
@@ -231,9 +275,10 @@ class Axes:
 
     def room(self, axis: str) -> float:
         """Bytes that a device counts as having while the axes after this one have had no turn."""
-        limit = self.owner.sharder.cluster.devices[self.even.device].memory_bytes
+        device = self.owner.sharder.cluster.devices[self.even.device]
+        limit = device.memory_bytes * self.owner.groups
         after = self.even.mesh.names.index(axis) + 1
-        return float(limit) * math.prod(size for _, size in self.even.mesh.axes[after:])
+        return limit * math.prod(size for _, size in self.even.mesh.axes[after:])
 
     def step(
         self, axis: str, room: float, pins: Constraints | None = None, *, tight: bool = True
@@ -324,6 +369,10 @@ class Axes:
                 raise ConstraintError(f"no strategy of {node.name!r} is of the kind")
             found = {pick: placed for pick, placed in found.items() if id(placed) in kept}
         return {(pick, form): self._taken(node, (pick, form)) for pick in found}
+
+    def places(self, node: Node, pick: Pick) -> bool:
+        """Whether a node can be cut so."""
+        return self._place(node, pick) is not None
 
     def _place(self, node: Node, pick: Pick) -> PlacedNode | None:
         """A node with these cuts; None if they do not go together or are not even."""

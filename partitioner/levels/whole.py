@@ -11,12 +11,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.levels.axes import LEAST_GAIN, Axes, AxisSharder
-from partitioner.levels.layouts import Layout
-from partitioner.levels.search import Option, Staged, work_bound
+from partitioner.levels.layouts import Layout, split_from
+from partitioner.levels.search import JOINT_AXES, Option, Staged, work_bound
 from partitioner.levels.shard import Sharded, Sharder
 from partitioner.levels.stage import Blocks
 from partitioner.repeats import fold
@@ -46,6 +47,7 @@ def search_whole(
     progress: Callable[[str], None],
     seed: int = 0,
     engine: Engine = HIGHS,
+    known_s: float = math.inf,
 ) -> tuple[Staged, ...]:
     """The best plans with one stage of all devices.
 
@@ -59,21 +61,23 @@ def search_whole(
         progress: Called with a line of text before each mesh.
         seed: Of all random choices.
         engine: MILP solver.
+        known_s: Of a plan that was found elsewhere.
 
     Raises:
         Infeasible: No plan fits the devices' memory.
     """
     folded = fold(graph, rules)
-    sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline)
-    job = _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress)
-    return job.run()
+    known = known_s < math.inf
+    sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline, planned=known)
+    return _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress, known_s).run()
 
 
 def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]:
     """Meshes in the order in which they are searched.
 
     One axis first: it is by far the quickest, and where the batch is long enough its plan is hard
-    to beat. Then two, the one within a node about half as long as a node.
+    to beat. Then two, the one within a node about half as long as a node. Then three: they split
+    the best of these.
     """
     node = cluster.levels[0].size
 
@@ -91,20 +95,25 @@ class _Whole:
     deadline: float
     gap: float
     progress: Callable[[str], None]
+    known_s: float = math.inf
     found: dict[Layout, Sharded] = field(default_factory=dict)
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
     in_time: bool = True
 
     def run(self) -> tuple[Staged, ...]:
-        """First plans, then one mesh after the other, until one gains nothing or time is up."""
+        """First plans, then one mesh after the other, until one gains nothing or time is up.
+
+        Then the best one's splits. Meshes of three axes are searched by themselves only if there
+        are no others.
+        """
         folded = self.sharder.sharder.folded
         bound = work_bound(self.sharder.sharder)
         jobs = self._begun()
         for at, (layout, job) in enumerate(jobs):
             if job.found is not None and job.best.cost_s > FAR * self._best_s:
                 continue
-            if self.found and time.monotonic() > self.deadline:
+            if self._best_s < math.inf and time.monotonic() > self.deadline:
                 self.in_time = False
                 if job.found is None:
                     self.failed[layout] = "not searched within the time limit"
@@ -117,7 +126,10 @@ class _Whole:
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
         if not self.found:
-            raise min(self.refusals, key=lambda error: error.bytes_short)
+            nothing = Infeasible("no mesh was searched within the time limit", proven=False)
+            raise min(self.refusals, key=lambda error: error.bytes_short, default=nothing)
+        best, _ = self._ranked()[0]
+        self._split(dict(jobs)[best], bound)
         blocks = Blocks((len(folded.whole.nodes),))
         searched = tuple(self.found)
         return tuple(
@@ -136,18 +148,55 @@ class _Whole:
 
     @property
     def _best_s(self) -> float:
-        return min((sharded.cost_s for sharded in self.found.values()), default=math.inf)
+        return min((self.known_s, *(sharded.cost_s for sharded in self.found.values())))
+
+    @cached_property
+    def plain(self) -> tuple[Layout, ...]:
+        """The meshes that are begun as known kinds of parallelism."""
+        few = tuple(layout for layout in self.layouts if len(layout.mesh.axes) <= JOINT_AXES)
+        return few or self.layouts
+
+    def _split(self, coarse: Axes, bound: float) -> None:
+        """Meshes that split an axis of the best one, if it has two: each begins with its plan."""
+        for layout in self.layouts[len(self.plain) :]:
+            best_s = self._best_s
+            origins = split_from(layout.mesh, coarse.even.mesh)
+            if len(set(origins)) < JOINT_AXES or coarse.best.cost_s > FAR * best_s:
+                self.failed[layout] = "not searched: it splits no axis of the best mesh of two"
+            elif best_s - bound <= self.gap * best_s:
+                self.failed[layout] = "not searched: the gap is met"
+            elif time.monotonic() > self.deadline:
+                self.in_time = False
+                self.failed[layout] = "not searched within the time limit"
+            else:
+                self._try_split(layout, coarse)
+
+    def _try_split(self, layout: Layout, coarse: Axes) -> None:
+        """One step from the plan of the mesh that is split; more if that gains enough."""
+        self.progress(f"splitting {coarse.even.mesh} into {layout}")
+        before = self._best_s
+        try:
+            job = self.sharder.refined(coarse, layout.mesh)
+        except Infeasible as error:
+            self.failed[layout] = str(error)
+            return
+        if job is None:
+            self.failed[layout] = "not searched: the cuts of the best mesh cannot be split"
+            return
+        self.found[layout] = job.best
+        if job.best.cost_s < before * (1 - LEAST_GAIN):
+            self._try(layout, job)
 
     def _begun(self) -> list[tuple[Layout, Axes]]:
         """Meshes with their first plans, the cheapest first, those without one at the end."""
         jobs: list[tuple[Layout, Axes]] = []
         begun, idle = time.monotonic(), 0
         until = begun + FIRST_SHARE * (self.deadline - begun)
-        for layout in self.layouts:
+        for layout in self.plain:
             if idle == IDLE:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
-            if self.found and time.monotonic() > until:
+            if self._best_s < math.inf and time.monotonic() > until:
                 job = self.sharder.unbegun(layout.mesh, self.gap / 2)
             else:
                 self.progress(f"first plan on {layout}")

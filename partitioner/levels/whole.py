@@ -121,7 +121,7 @@ class _Whole:
             before, other = self._best_s, job.found is None or job.best.cost_s > self._best_s
             tried = self._try(layout, job)
             idle = tried and other and self._best_s > before * (1 - LEAST_GAIN)
-            if idle or self._best_s - bound <= self.gap * self._best_s:
+            if idle or self._met(bound):
                 left = (layout for layout, job in jobs[at + 1 :] if job.found is None)
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
@@ -150,6 +150,10 @@ class _Whole:
     def _best_s(self) -> float:
         return min((self.known_s, *(sharded.cost_s for sharded in self.found.values())))
 
+    def _met(self, bound: float) -> bool:
+        """Whether the best plan is within the gap of the bound."""
+        return self._best_s < math.inf and self._best_s - bound <= self.gap * self._best_s
+
     @cached_property
     def plain(self) -> tuple[Layout, ...]:
         """The meshes that are begun as known kinds of parallelism."""
@@ -163,7 +167,7 @@ class _Whole:
             origins = split_from(layout.mesh, coarse.even.mesh)
             if len(set(origins)) < JOINT_AXES or coarse.best.cost_s > FAR * best_s:
                 self.failed[layout] = "not searched: it splits no axis of the best mesh of two"
-            elif best_s - bound <= self.gap * best_s:
+            elif self._met(bound):
                 self.failed[layout] = "not searched: the gap is met"
             elif time.monotonic() > self.deadline:
                 self.in_time = False

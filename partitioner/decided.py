@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from partitioner.build import Built
 from partitioner.cost_model.cluster import Cluster
+from partitioner.families import Family
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen
-from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
+from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
+from partitioner.second_look import Found
 from partitioner.solver import Solution
+from partitioner.split import kind
 from partitioner.strategies import Rules
+
+if TYPE_CHECKING:
+    from partitioner.search import Request
 
 
 def kept_decision(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:
@@ -44,3 +52,36 @@ def planned_on(
     index = {group: position for position, group in enumerate(used)}
     nodes = {n: NodePlan(index[decided[n].group], decided[n].cuts) for n in names}
     return left, Plan(left.digest, cluster.to_data(), tuple(groups[g] for g in used), nodes)
+
+
+def certified(
+    best: Found, found: Sequence[Found], request: Request, tried: Sequence[Family]
+) -> Plan:
+    """The best plan with its certificate.
+
+    Args:
+        best: The plan.
+        found: Plans whose bounds together bound it.
+        request: What was asked for.
+        tried: Families that the bound covers.
+    """
+    cost = best.cost(request.objective)
+    bound = min([cost, *(entry.solution.bound for entry in found)])
+    within = cost - bound <= request.gap * cost
+    return replace(
+        best.plan,
+        certificate=Certificate(
+            objective=request.objective,
+            cost=cost,
+            bound=bound,
+            status="optimal" if within else _stopped(found),
+            strategy=kind(best.plan),
+            solver=best.solution.solver,
+            space=", ".join(dict.fromkeys(map(str, tried))),
+            seed=request.seed,
+        ),
+    )
+
+
+def _stopped(found: Sequence[Found]) -> str:
+    return "time_limit" if any(f.solution.status == "time_limit" for f in found) else "feasible"

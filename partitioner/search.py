@@ -1,6 +1,7 @@
 """The search: every family of plans becomes one problem; the best plan of all wins.
 
-The certificate's bound is the least bound over the families searched, so it covers them all.
+The certificate's bound is the least bound over the families searched, so it covers them all. A plan
+that was found one axis at a time (`partitioner.by_axes`) is covered if it is the best.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from partitioner.build import Built, build
+from partitioner.by_axes import axes_meshes, may_gain, search_axes
 from partitioner.collection import no_collection
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import Cluster
@@ -20,7 +22,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
-from partitioner.decided import decided, kept_decision, planned_on
+from partitioner.decided import certified, decided, kept_decision, planned_on
 from partitioner.families import (
     Family,
     SearchError,
@@ -176,33 +178,25 @@ def search(
             f"{MOST_EXPLICIT} devices"
         )
     spaces = families(request.strategy, len(cluster), request.mesh)
+    meshes = axes_meshes(cluster, request)
     axes = {axis for family in spaces for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
     job = _Search(graph, cluster, request, known, Resharder(cluster))
-    found: list[Found] = []
-    refused: list[Refused] = []
-    failed: list[tuple[Family, ConstraintError | OutOfTime]] = []
     deadline = time.monotonic() + request.time_limit_s
-    for index, family in enumerate(spaces):
-        left = deadline - time.monotonic()
-        if left <= 0 and (found or refused):
-            failed.append((family, OutOfTime(f"not searched within {request.time_limit_s:g} s")))
-            continue
-        progress(f"searching {family}")
-        left = max(LEAST_S, left) / (len(spaces) - index)
-        try:
-            found += job.family(family, left, _cutoff(found, request, cluster))
-        except ConstraintError as error:
-            failed.append((family, error))
-        except Short as error:
-            refused.append(error.refused)
+    found, refused, failed = job.joint(spaces, deadline, bool(meshes), progress)
     if not found and not refused:
         pins = [error for _, error in failed if isinstance(error, ConstraintError)]
         raise max(pins, key=lambda error: error.position)
-    if not found:
+    more: tuple[Found, ...] = ()
+    late = [family for family, error in failed if isinstance(error, OutOfTime)]
+    late += [entry.family for entry in refused if not entry.error.proven]
+    if meshes and may_gain(found, late):
+        known_s = _cutoff(found, request, cluster)
+        more = search_axes(graph, known, cluster, meshes, request, deadline, known_s, progress)
+    if not found and not more:
         progress("looking again at what does not fit")
         left = max(SECOND_LOOK_S, deadline - time.monotonic())
-        looked = len(refused) == len(spaces)
+        looked = len(refused) == len(spaces) and not meshes
         found = [
             second_look(
                 refused,
@@ -216,11 +210,15 @@ def search(
                 engine=request.engine,
             )
         ]
-    best = _best(found, request.objective, len(cluster))
+    best = _best([*found, *more], request.objective, len(cluster))
     without = [family for family, _ in failed]
-    plan = _certified(best, found, request, [f for f in spaces if f not in without])
+    tried = [f for f in spaces if f not in without]
+    if any(best is entry for entry in more):
+        plan = certified(best, [*found, best], request, [*tried, best.family])
+    else:
+        plan = certified(best, found, request, tried)
     lost = tuple((entry.family, entry.error) for entry in refused)
-    return Outcome(best.graph, plan, best.evaluation, tuple(found), (*lost, *failed))
+    return Outcome(best.graph, plan, best.evaluation, (*found, *more), (*lost, *failed))
 
 
 def is_large(graph: Graph, devices: int) -> bool:
@@ -336,31 +334,6 @@ def _best(found: Sequence[Found], objective: str, devices: int) -> Found:
     return min(found, key=rank)
 
 
-def _certified(
-    best: Found, found: Sequence[Found], request: Request, tried: Sequence[Family]
-) -> Plan:
-    cost = best.cost(request.objective)
-    bound = min([cost, *(entry.solution.bound for entry in found)])
-    within = cost - bound <= request.gap * cost
-    return replace(
-        best.plan,
-        certificate=Certificate(
-            objective=request.objective,
-            cost=cost,
-            bound=bound,
-            status="optimal" if within else _stopped(found),
-            strategy=kind(best.plan),
-            solver=best.solution.solver,
-            space=", ".join(map(str, tried)),
-            seed=request.seed,
-        ),
-    )
-
-
-def _stopped(found: Sequence[Found]) -> str:
-    return "time_limit" if any(f.solution.status == "time_limit" for f in found) else "feasible"
-
-
 @dataclass(frozen=True)
 class _Search:
     """What all families of one search share."""
@@ -375,6 +348,38 @@ class _Search:
     def speeds(self) -> Mapping[int, float] | None:
         """Of every device on this graph; None if they are equal."""
         return device_speeds(self.graph, self.rules, self.cluster)
+
+    def joint(
+        self,
+        spaces: Sequence[Family],
+        deadline: float,
+        more: bool,
+        progress: Callable[[str], None],
+    ) -> tuple[list[Found], list[Refused], list[tuple[Family, ConstraintError | OutOfTime]]]:
+        """The best plan of each family, as one problem each; `more`: leave time for as much again.
+
+        Returns:
+            Plans, families in which none fits, families that were not searched.
+        """
+        found: list[Found] = []
+        refused: list[Refused] = []
+        failed: list[tuple[Family, ConstraintError | OutOfTime]] = []
+        for index, family in enumerate(spaces):
+            left = deadline - time.monotonic()
+            if left <= 0 and (found or refused):
+                failed.append(
+                    (family, OutOfTime(f"not searched within {self.request.time_limit_s:g} s"))
+                )
+                continue
+            progress(f"searching {family}")
+            left = max(LEAST_S, left) / (len(spaces) + more - index)
+            try:
+                found += self.family(family, left, _cutoff(found, self.request, self.cluster))
+            except ConstraintError as error:
+                failed.append((family, error))
+            except Short as error:
+                refused.append(error.refused)
+        return found, refused, failed
 
     def family(self, family: Family, time_limit_s: float, cutoff: float) -> list[Found]:
         """The family's best plan and, if that leaves devices idle, the nearest that does not.

@@ -13,13 +13,15 @@ from onnx import TensorProto, helper, numpy_helper
 
 import partitioner
 from partitioner import examples
+from partitioner.by_axes import axes_meshes, search_axes
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.onnx import load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import Plan, resolve
 from partitioner.levels import Staged, decisions, evaluation, groups, layouts, search_levels
 from partitioner.levels.layouts import Kind, kinds, sizes
+from partitioner.search import Request
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import StageProblem, evaluate_cut
 from partitioner.strategies import Rules
@@ -280,3 +282,57 @@ def test_what_a_thousand_devices_hold_is_counted_once() -> None:
     figures = evaluation(staged, groups(staged, cluster), cluster)
     assert figures.held_bytes is figures.held_bytes
     assert figures.over_bytes is figures.over_bytes
+
+
+def test_three_axes_win_where_weights_must_be_cut_and_values_need_not_be_whole() -> None:
+    """A chain of matrices on two nodes, cut four ways in a node: two by two sends less."""
+    graph = load_onnx(examples.build("mlp", layers=16, hidden=2048, batch=8192)).graph
+    tight = resolve_cluster("2x4xl4").with_memory(150_000_000)
+    request = Request(time_limit_s=60)
+    meshes = axes_meshes(tight, request)
+    assert [len(layout.mesh.axes) for layout in meshes] == [2, 2, 3]
+    costs = []
+    for space in (meshes[:2], meshes):
+        (found,) = search_axes(
+            graph, Rules.of(graph), tight, space, request, time.monotonic() + 60, math.inf, quiet
+        )
+        assert found.solution.bound <= found.evaluation.step_s == found.solution.cost
+        assert found.evaluation.fits
+        costs.append(found.evaluation.step_s)
+    assert found.family.groups[0].axes == (("dp", 2), ("zero", 2), ("tp", 2))
+    assert costs[1] < 0.97 * costs[0]
+
+
+def quiet(_text: str) -> None:
+    """Say nothing."""
+
+
+def test_meshes_of_three_axes_are_searched_where_they_can_be() -> None:
+    cluster = resolve_cluster("2x4xl4")
+    assert axes_meshes(cluster, Request(mesh={"a": 2, "b": 2, "c": 2}))
+    assert not axes_meshes(cluster, Request(mesh={"a": 2, "b": 4}))
+    assert not axes_meshes(cluster, Request(objective="latency"))
+    assert not axes_meshes(cluster, Request(strategy="inter"))
+    assert not axes_meshes(resolve_cluster("4xl4"), Request())
+    assert not axes_meshes(resolve_cluster("2x4xl4"), Request(mesh={"tp": 8}))
+    shapes = [layout.mesh.axes for layout in layouts(resolve_cluster("4x8xl4"), "intra", None)]
+    assert [axes for axes in shapes if len(axes) > 2] == [
+        (("dp", 4), ("zero", 4), ("tp", 2)),
+        (("dp", 4), ("zero", 2), ("tp", 4)),
+    ]
+
+
+@pytest.mark.slow
+def test_a_mesh_of_three_axes_above_sixteen_devices_when_asked_for() -> None:
+    model = examples.build("mlp", layers=6, hidden=64, batch=64)
+    result = partitioner.compile(
+        model, cluster="4x8xideal", mesh={"a": 4, "b": 2, "c": 4}, time_limit_s=10
+    )
+    assert [mesh.axes for mesh in result.plan.groups] == [(("a", 4), ("b", 2), ("c", 4))]
+    certificate = result.plan.certificate
+    assert certificate is not None
+    assert certificate.bound <= certificate.cost
+    nodes = resolve(result.graph, result.plan)
+    cuts = (layout for placed in nodes for layout in placed.layouts.values())
+    assert {axis for layout in cuts for axis in layout.axes} == {"a", "b", "c"}
+    assert result.verify().equal

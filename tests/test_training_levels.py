@@ -29,7 +29,8 @@ from partitioner.ir.offers import alternatives, chosen, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.levels import Staged, decisions, evaluation, groups, layouts, search_whole
-from partitioner.levels.axes import AxisSharder, minimised, weight_side
+from partitioner.levels.axes import AxisSharder, weight_side
+from partitioner.levels.minimised import minimised
 from partitioner.levels.shard import Sharder
 from partitioner.levels.whole import ranked
 from partitioner.repeats import Folded, fold
@@ -403,7 +404,17 @@ def test_one_axis_comes_first() -> None:
     cluster = resolve_cluster("4x8xh100")
     shapes = [str(layout) for layout in ranked(layouts(cluster, "intra", None), cluster)]
     assert shapes[:2] == ["tp=32", "dp=8 tp=4"]
-    assert set(shapes) == {"dp=16 tp=2", "dp=8 tp=4", "dp=4 tp=8", "tp=32"}
+    assert set(shapes[:4]) == {"dp=16 tp=2", "dp=8 tp=4", "dp=4 tp=8", "tp=32"}
+    assert set(shapes[4:]) == {"dp=4 zero=4 tp=2", "dp=4 zero=2 tp=4"}
+
+
+def test_a_split_mesh_begins_with_the_plan_of_the_whole_one(small: Folded) -> None:
+    cluster = resolve_cluster("4x8xh100")
+    sharder = AxisSharder(Sharder(small, cluster), time.monotonic() + 60, planned=True)
+    coarse = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)
+    fine = sharder.refined(coarse, DeviceMesh.of({"dp": 4, "zero": 2, "tp": 4}))
+    assert fine is not None
+    assert fine.best.cost_s <= coarse.best.cost_s * (1 + 1e-9)
 
 
 def test_the_weight_side_ends_where_weights_are_used(small: Folded) -> None:

@@ -4,7 +4,8 @@ Strategies multiply over axes: a problem of all of them at once has hundreds of 
 So one axis is searched while the cuts over the others stay, in turn, until nothing gets better.
 Each search has every strategy of one axis, and is warm: the plan so far is among its choices. The
 first plan is of a known kind of parallelism on each axis: it is searched in the same way, among the
-strategies that honour the kind's constraints.
+strategies that honour the kind's constraints. A mesh that splits an axis of another one starts with
+the plan found there.
 What leads from weights to the operators that read them (the stored value, its aliases and views)
 and the updates are free on all axes at every step: a weight may be stored over one axis along the
 very dim that another axis wants to cut.
@@ -25,28 +26,27 @@ from partitioner.build import Built, build
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.even import EvenMesh, EvenResharder, stand_in
 from partitioner.cost_model.prices import EvenPrices
-from partitioner.holdings import parts_text, planned_parts
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import alternatives, everything, originals
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode, place
+from partitioner.levels.layouts import split_from
+from partitioner.levels.minimised import minimised
+from partitioner.levels.refused import refused
 from partitioner.levels.shard import Sharded, Sharder
 from partitioner.parallel import axis_constraints, batch_inputs
 from partitioner.solver import Infeasible, Solution, evaluate_choices
-from partitioner.solver.alike import merge_alike
-from partitioner.solver.engines import Engine
-from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem
-from partitioner.solver.shortage import shortage_message
 from partitioner.strategies import strategies
 
 Layouts = Mapping[str, DimLayout]  #: A cut over the axis of a line.
 Pick = tuple[int, ...]  #: Index of the cut over each axis of a mesh.
 Taken = tuple[Pick, int]  #: Cuts of a node, and which of its `ir.offers.alternatives`.
 
-#: Kinds of parallelism of the first plan, from the outermost axis on; the first that fits is taken.
+#: Kinds of parallelism of the first plan on the two innermost axes; the first that fits is taken.
+#: A mesh of one axis has the first of the two, axes further out repeat it all: "dp".
 KINDS = (("zero2", "tp"), ("zero3", "tp"))
 #: Passes over the axes after the first plan.
 PASSES = 2
@@ -70,6 +70,7 @@ class AxisSharder:
     deadline: float
     planned: bool = False  # whether a mesh has a plan
     yields: bool = False  # whether nothing is searched within memory: see `search_whole`
+    groups: float = 1.0  # that share the model: the memory of so many devices counts as one's
     refusals: list[Infeasible] = field(default_factory=list)  # of first plans
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
     _composed: dict[tuple[DeviceMesh, str, Pick], PlacedNode | None] = field(default_factory=dict)
@@ -114,7 +115,9 @@ class AxisSharder:
     def _follow(self, job: Axes, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `Axes.step`."""
         pins = Constraints()
-        for word, (axis, size) in zip(kinds, job.even.mesh.axes, strict=False):
+        axes = job.even.mesh.axes
+        words = (*("dp" for _ in axes[2:]), *kinds)
+        for word, (axis, size) in zip(words, axes, strict=False):
             more = axis_constraints(word, self.graph, self.batch, axis, size)
             pins = Constraints((*pins.pins, *more.pins), busy={**pins.busy, **more.busy})
             job.step(axis, job.room(axis), pins, tight=tight)
@@ -122,6 +125,44 @@ class AxisSharder:
     def unbegun(self, mesh: DeviceMesh, gap: float) -> Axes:
         """A mesh without a plan."""
         return Axes(self, EvenMesh(mesh, stand_in(mesh), self.sharder.cluster), gap)
+
+    def refined(self, job: Axes, mesh: DeviceMesh) -> Axes | None:
+        """A mesh that splits an axis of another one: the plan there, one step better.
+
+        The step is that of the first axis that is a part of one.
+
+        Args:
+            job: The other mesh, with a plan.
+            mesh: Its split; see `layouts.split_from`.
+
+        Returns:
+            None if some cut of the plan cannot be split: cuts in segments are not.
+
+        Raises:
+            Infeasible: No plan was found that fits.
+        """
+        fine = self.unbegun(mesh, job.gap)
+        origins = split_from(mesh, job.even.mesh)
+        for node in self.graph.nodes:
+            pick, form = job.picks[node.name]
+            cuts = tuple(
+                self._same_cut(node.name, job.lengths[origin], pick[origin], length)
+                for origin, length in zip(origins, fine.lengths, strict=True)
+            )
+            if not fine.places(node, cuts):
+                return None
+            fine.picks[node.name] = cuts, form
+        part = next(a for a, o in zip(mesh.names, origins, strict=True) if origins.count(o) > 1)
+        fine.step(part, fine.room(mesh.names[-1]))
+        fine.offer()
+        return fine
+
+    def _same_cut(self, name: str, length: int, index: int, other: int) -> int:
+        """Over a line of another length, the cut of the same factors; whole if there is none."""
+        cuts = self.cuts(length)[name]
+        wanted = set(cuts[index]) if cuts else set()
+        found = (i for i, cut in enumerate(self.cuts(other)[name]) if set(cut) == wanted)
+        return index if length == other else next(found, 0)
 
     def improve(self, job: Axes, best_s: float = math.inf) -> Sharded:
         """A good plan on the mesh, from its first plan on; each axis has one turn at least.
@@ -265,9 +306,10 @@ class Axes:
 
     def room(self, axis: str) -> float:
         """Bytes that a device counts as having while the axes after this one have had no turn."""
-        limit = self.owner.sharder.cluster.devices[self.even.device].memory_bytes
+        device = self.owner.sharder.cluster.devices[self.even.device]
+        limit = device.memory_bytes * self.owner.groups
         after = self.even.mesh.names.index(axis) + 1
-        return float(limit) * math.prod(size for _, size in self.even.mesh.axes[after:])
+        return limit * math.prod(size for _, size in self.even.mesh.axes[after:])
 
     def step(
         self, axis: str, room: float, pins: Constraints | None = None, *, tight: bool = True
@@ -363,6 +405,10 @@ class Axes:
             found = {pick: placed for pick, placed in found.items() if id(placed) in kept}
         return {(pick, form): self._taken(node, (pick, form)) for pick in found}
 
+    def places(self, node: Node, pick: Pick) -> bool:
+        """Whether a node can be cut so."""
+        return self._place(node, pick) is not None
+
     def _place(self, node: Node, pick: Pick) -> PlacedNode | None:
         """A node with these cuts; None if they do not go together or are not even."""
         key = node.name, pick
@@ -394,7 +440,7 @@ class Axes:
             first = self._within(tied, room, patience, known) if within else None
         plans = [plan for plan in (start, first) if plan is not None]
         if not plans:
-            raise self._refused(whole, nearest, room)
+            raise refused(self.graph, self.even, whole, nearest, room)
         return min(plans, key=lambda plan: plan.cost), tied
 
     def _within(
@@ -418,33 +464,6 @@ class Axes:
             return None
         return Solution(chosen, outcome.load_s[0], 0.0, "feasible", None, "plan so far")
 
-    def _refused(self, built: Built, chosen: Sequence[int], room: float) -> Infeasible:
-        """A refusal that tells of a plan, as if the axes after this one cut all that it holds."""
-        outcome = evaluate_choices(built.problem, chosen)
-        position = outcome.peak_position[0]
-        name = built.problem.names[position]
-        limit = self.owner.sharder.cluster.devices[self.even.device].memory_bytes
-        lines = room / limit
-        held = math.ceil(outcome.peak_bytes[0] / lines)
-        parts = planned_parts(self.graph, built, chosen, position)
-        message = shortage_message(
-            proven=False,
-            least=False,
-            where=f"on each device at {name!r}",
-            short=held - limit,
-            held=held,
-            limit=limit,
-        )
-        each = parts_text({kind: round(size / lines) for kind, size in parts.items()})
-        return Infeasible(
-            f"{message}; there it holds {each}; this is {self.even.mesh}",
-            device=self.even.device,
-            position=position,
-            name=name,
-            bytes_short=float(held - limit),
-            proven=False,
-        )
-
 
 def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayout | None:
     """One factor's cuts over several axes as one; None unless they are plain."""
@@ -454,48 +473,3 @@ def _joined(cuts: Sequence[tuple[str, DimLayout]], model: DeviceMesh) -> DimLayo
     if any(len(layout.segments) > 1 for _, layout in cuts):
         return None
     return DimLayout.even(cuts[0][1].size, axes, model)
-
-
-def minimised(
-    problem: Problem,
-    time_limit_s: float,
-    gap: float,
-    rounds: int,
-    engine: Engine,
-    patience: int,
-    start: Sequence[int] | None = None,
-) -> Solution | None:
-    """A plan of little load on one column within its memory; None if none was found.
-
-    Args:
-        problem: The problem.
-        time_limit_s: See `pairwise.solve`, as `gap`, `rounds`, `engine` and `patience`.
-        gap: Relative.
-        rounds: Of bound and search.
-        engine: MILP solver.
-        patience: Rounds that gain next to nothing.
-        start: A plan that fits: nothing that costs more is of use.
-    """
-    from partitioner.solver.pairwise import solve  # they load Numba
-    from partitioner.solver.pairwise.convert import PER_SECOND, convert
-
-    merged = merge_alike(problem)
-    if not all(merged.problem.nodes):
-        return None
-    converted = convert(merged.problem)
-    found = solve(
-        converted.pairwise,
-        time_limit_s,
-        gap,
-        rounds=rounds,
-        engine=engine,
-        patience=patience,
-        start=converted.assign(merged.lower(start)) if start is not None else None,
-    )
-    if found.cost is None:
-        return None
-    chosen = merged.restore(converted.restore(found.chosen))
-    cost = evaluate_choices(problem, chosen).load_s[0]
-    bound = min(cost, found.bound / PER_SECOND)
-    met = relative_gap(cost, bound) <= gap
-    return Solution(chosen, cost, bound, "optimal" if met else "feasible", None, found.solver)

@@ -63,14 +63,50 @@ def _alike(kind: Kind, size: int, cluster: Cluster) -> bool:
     )
 
 
+def split_from(fine: DeviceMesh, coarse: DeviceMesh) -> tuple[int, ...]:
+    """For each axis of a mesh the axis of another one that it is a part of; empty if it is none.
+
+    >>> split_from(DeviceMesh.of({"a": 2, "b": 3, "c": 4}), DeviceMesh.of({"x": 6, "y": 4}))
+    (0, 0, 1)
+    """
+    found: list[int] = []
+    for index, (_, size) in enumerate(coarse.axes):
+        part = 1
+        while part < size and len(found) < len(fine.axes):
+            part *= fine.axes[len(found)][1]
+            found.append(index)
+        if part != size:
+            return ()
+    return tuple(found) if coarse.devices == fine.devices else ()
+
+
 def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
-    """Meshes of a stage: one axis, then two whose minor one stays within the innermost level."""
+    """Meshes of a stage: one axis, then two whose minor one stays within the innermost level.
+
+    Then three: those of two whose first axis is split where the groups of a level end. So they
+    can repeat over the nodes what they store in parts within each. Where a stage lies within one
+    level, the outermost axis is as long as its least prime factor.
+    """
     devices = tuple(range(first, first + size))
     yield DeviceMesh.of({"tp": size}, devices)
-    for minor in range(2, min(size, cluster.levels[0].size + 1)):
-        whole = first % minor == 0 and cluster.levels[0].size % minor == 0
-        if size % minor == 0 and (whole or len(cluster.levels) == 1):
-            yield DeviceMesh.of({"dp": size // minor, "tp": minor}, devices)
+    minors = [
+        minor
+        for minor in range(2, min(size, cluster.levels[0].size + 1))
+        if size % minor == 0 and (len(cluster.levels) == 1 or _within(first, minor, cluster))
+    ]
+    for minor in minors:
+        yield DeviceMesh.of({"dp": size // minor, "tp": minor}, devices)
+    ends = [level.size for level in cluster.levels if size % level.size == 0 and level.size < size]
+    ends = ends or [size // next(_factors(size), 1)]
+    for end, minor in itertools.product(ends, minors):
+        if end % minor == 0 and minor < end:
+            axes = {"dp": size // end, "zero": end // minor, "tp": minor}
+            yield DeviceMesh.of(axes, devices)
+
+
+def _within(first: int, size: int, cluster: Cluster) -> bool:
+    """Whether groups of a size lie within groups of the innermost level."""
+    return first % size == 0 and cluster.levels[0].size % size == 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +122,7 @@ class Layout:
 
 
 def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> tuple[Layout, ...]:
-    """Layouts of a request: one axis first, larger stages first.
+    """Layouts of a request: fewer axes first, larger stages first.
 
     Args:
         cluster: The devices.
@@ -106,4 +142,4 @@ def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> 
         if (strategy != "inter" or size == 1) and (strategy != "intra" or size == len(cluster))
         for shape in meshes(kind.first, size, cluster)
     ]
-    return tuple(sorted(found, key=lambda layout: len(layout.mesh.axes) > 1))
+    return tuple(sorted(found, key=lambda layout: max(1, len(layout.mesh.axes))))

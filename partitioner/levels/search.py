@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.even import EvenMesh
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
-from partitioner.levels.layouts import Layout, kinds
+from partitioner.levels.axes import AxisSharder
+from partitioner.levels.layouts import Layout, kinds, split_from
 from partitioner.levels.shard import Sharded, Sharder
 from partitioner.levels.stage import Blocks, blocks, stage_option
 from partitioner.repeats import Folded, fold
@@ -21,6 +22,8 @@ from partitioner.solver.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies import Rules
 
+#: Meshes of more axes are sharded one axis at a time.
+JOINT_AXES = 2
 #: So much longer a layout takes than one with an axis less, as long as none is known.
 MORE_AXES = 12.0
 #: Cuts of least estimated load that are counted anew.
@@ -160,7 +163,8 @@ class _Levels:
             if self._met():
                 return
             axes, begun = len(layout.mesh.axes), time.monotonic()
-            expected = took.get(axes, max(took.values(), default=0.0) * MORE_AXES)
+            more = MORE_AXES if axes <= JOINT_AXES else 1.0
+            expected = took.get(axes, max(took.values(), default=0.0) * more)
             if begun + expected > self.deadline and (self.best is not None or axes > 1):
                 self.failed[layout] = "not searched within the time limit"
                 self.in_time = False
@@ -204,18 +208,27 @@ class _Levels:
         """Layouts of one axis, then those of two that add a second one to the best of these.
 
         Those about as large as the innermost level come first: their links are fast, and there
-        are enough stages to choose from.
+        are enough stages to choose from. Then those of three that split a mesh of the best cut.
         """
         near = math.log2(self.cluster.levels[0].size)
         simple = [layout for layout in self.layouts if len(layout.mesh.axes) < 2]
         yield from sorted(simple, key=lambda layout: abs(math.log2(layout.mesh.size()) - near))
         used = self.best[1] if self.best is not None else ()
         best = {option.layout.mesh.size() for option in used}
-        rest = [layout for layout in self.layouts if len(layout.mesh.axes) > 1]
+        rest = [layout for layout in self.layouts if len(layout.mesh.axes) == JOINT_AXES]
         yield from sorted(
             rest,
             key=lambda layout: (layout.mesh.axes[0][1] not in best, layout.mesh.axes[1][1]),
         )
+        for layout in self.layouts:
+            if len(layout.mesh.axes) > JOINT_AXES and self._splits_best(layout):
+                yield layout
+
+    def _splits_best(self, layout: Layout) -> bool:
+        """Whether it splits a mesh of several axes of the best cut; any does if there is none."""
+        used = self.best[1] if self.best is not None else ()
+        origins = (split_from(layout.mesh, option.layout.mesh) for option in used)
+        return not used or any(len(set(origin)) >= JOINT_AXES for origin in origins)
 
     def _met(self) -> bool:
         if self.best is None:
@@ -227,9 +240,7 @@ class _Levels:
         """Shard over one layout, and cut stages once every kind of device has one."""
         stages = self.kinds[layout.kind].count // layout.mesh.size()
         left = max(1.0, SHARE * (self.deadline - time.monotonic()))
-        sharded = self.sharder.shard(
-            layout.mesh, stages, limited=limited, time_limit_s=left, gap=self.gap / 2
-        )
+        sharded = self._sharded(layout, stages, left, limited=limited)
         self.sharded.append(layout)
         alone = len(self.kinds) == 1
         if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
@@ -240,6 +251,21 @@ class _Levels:
             self._cut(self.found[-1:])
         elif {option.layout.kind for option in self.found} == set(range(len(self.pools))):
             self._cut(self.found)
+
+    def _sharded(
+        self, layout: Layout, stages: int, time_limit_s: float, *, limited: bool
+    ) -> Sharded:
+        """The best sharding over all axes at once; over more than two, axis by axis."""
+        if len(layout.mesh.axes) <= JOINT_AXES:
+            return self.sharder.shard(
+                layout.mesh, stages, limited=limited, time_limit_s=time_limit_s, gap=self.gap / 2
+            )
+        until, known = time.monotonic() + time_limit_s, self.best is not None
+        groups = float(stages) if limited else math.inf
+        sharder = AxisSharder(self.sharder, until, known, groups=groups)
+        first, *_ = sharder.begin(layout.mesh, self.gap / 2)
+        sharded = sharder.improve(first)
+        return replace(sharded, solution=replace(sharded.solution, bound=0.0))
 
     def _cut(self, options: Sequence[Option]) -> None:
         stages = tuple(option.stage for option in options if option.stage is not None)

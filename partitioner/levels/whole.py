@@ -11,12 +11,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.levels.axes import LEAST_GAIN, Axes, AxisSharder
-from partitioner.levels.layouts import Layout
-from partitioner.levels.search import Option, Staged, work_bound
+from partitioner.levels.layouts import Layout, split_from
+from partitioner.levels.search import JOINT_AXES, Option, Staged, work_bound
 from partitioner.levels.shard import Sharded, Sharder
 from partitioner.levels.stage import Blocks
 from partitioner.repeats import fold
@@ -79,7 +80,8 @@ def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]
     """Meshes in the order in which they are searched.
 
     One axis first: it is by far the quickest, and where the batch is long enough its plan is hard
-    to beat. Then two, the one within a node about half as long as a node.
+    to beat. Then two, the one within a node about half as long as a node. Then three: they split
+    the best of these.
     """
     node = cluster.levels[0].size
 
@@ -105,7 +107,11 @@ class _Whole:
     in_time: bool = True
 
     def run(self) -> tuple[Staged, ...]:
-        """First plans, then one mesh after the other, until one gains nothing or time is up."""
+        """First plans, then one mesh after the other, until one gains nothing or time is up.
+
+        Then the best one's splits. Meshes of three axes are searched by themselves only if there
+        are no others.
+        """
         folded = self.sharder.sharder.folded
         bound = work_bound(self.sharder.sharder)
         jobs = self._begun()
@@ -114,7 +120,7 @@ class _Whole:
                 break
             if job.found is not None and job.best.cost_s > FAR * self._best_s:
                 continue
-            if self.found and time.monotonic() > self.deadline:
+            if self._best_s < math.inf and time.monotonic() > self.deadline:
                 self.in_time = False
                 if job.found is None:
                     self.failed[layout] = "not searched within the time limit"
@@ -122,12 +128,15 @@ class _Whole:
             before, other = self._best_s, job.found is None or job.best.cost_s > self._best_s
             tried = self._try(layout, job)
             idle = tried and other and self._best_s > before * (1 - LEAST_GAIN)
-            if idle or self._best_s - bound <= self.gap * self._best_s:
+            if idle or self._met(bound):
                 left = (layout for layout, job in jobs[at + 1 :] if job.found is None)
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
         if not self.found:
             raise self._refused()
+        best, _ = self._ranked()[0]
+        own = (job for layout, job in jobs if layout == best and job.found is not None)
+        self._split(min(own, key=lambda job: job.best.cost_s), bound)
         blocks = Blocks((len(folded.whole.nodes),))
         searched = tuple(self.found)
         return tuple(
@@ -167,16 +176,57 @@ class _Whole:
         refusals = [*self.refusals, *self.sharder.refusals]
         return min(refusals, key=lambda error: error.bytes_short, default=unlikely)
 
+    def _met(self, bound: float) -> bool:
+        """Whether the best plan is within the gap of the bound."""
+        return self._best_s < math.inf and self._best_s - bound <= self.gap * self._best_s
+
+    @cached_property
+    def plain(self) -> tuple[Layout, ...]:
+        """The meshes that are begun as known kinds of parallelism."""
+        few = tuple(layout for layout in self.layouts if len(layout.mesh.axes) <= JOINT_AXES)
+        return few or self.layouts
+
+    def _split(self, coarse: Axes, bound: float) -> None:
+        """Meshes that split an axis of the best one, if it has two: each begins with its plan."""
+        for layout in self.layouts[len(self.plain) :]:
+            best_s = self._best_s
+            origins = split_from(layout.mesh, coarse.even.mesh)
+            if len(set(origins)) < JOINT_AXES or coarse.best.cost_s > FAR * best_s:
+                self.failed[layout] = "not searched: it splits no axis of the best mesh of two"
+            elif self._met(bound) or self._left_to_others():
+                self.failed[layout] = "not searched: others gained too little"
+            elif time.monotonic() > self.deadline:
+                self.in_time = False
+                self.failed[layout] = "not searched within the time limit"
+            else:
+                self._try_split(layout, coarse)
+
+    def _try_split(self, layout: Layout, coarse: Axes) -> None:
+        """One step from the plan of the mesh that is split; more if that gains enough."""
+        self.progress(f"splitting {coarse.even.mesh} into {layout}")
+        before = self._best_s
+        try:
+            job = self.sharder.refined(coarse, layout.mesh)
+        except Infeasible as error:
+            self.failed[layout] = str(error)
+            return
+        if job is None:
+            self.failed[layout] = "not searched: the cuts of the best mesh cannot be split"
+            return
+        self.found[layout] = job.best
+        if job.best.cost_s < before * (1 - LEAST_GAIN):
+            self._try(layout, job)
+
     def _begun(self) -> list[tuple[Layout, Axes]]:
         """Meshes with their first plans, the cheapest first, those without one at the end."""
         jobs: list[tuple[Layout, Axes]] = []
         begun, idle = time.monotonic(), 0
         until = begun + FIRST_SHARE * (self.deadline - begun)
-        for layout in self.layouts:
+        for layout in self.plain:
             if idle == IDLE:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
-            if self.found and time.monotonic() > until:
+            if self._best_s < math.inf and time.monotonic() > until:
                 own: tuple[Axes, ...] = (self.sharder.unbegun(layout.mesh, self.gap / 2),)
             else:
                 self.progress(f"first plan on {layout}")

@@ -6,6 +6,7 @@ The only place that uses PyTorch's tracing interfaces, some of which are private
 from __future__ import annotations
 
 import copy
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,6 +31,9 @@ from partitioner.frontends.torch_nodes import dtype_name
 aten = torch.ops.aten
 
 _UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+
+#: They write running statistics unless the sixth operand is false; their schemas do not say so.
+_STATISTICS = frozenset({aten.batch_norm.default, aten.instance_norm.default})
 
 Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -214,36 +218,25 @@ def capture(
         FrontendError: The module cannot be differentiated: its first output is not a scalar of a
             floating type, or PyTorch says why.
     """
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-
     _check_regions(program, Autocast.here(module))
     if training:
         _check_loss(program)
         detach_outputs(program)
         part_gradients(program)
-    args, kwargs = program.example_inputs or ((), {})
-    with ExitStack() as stack, _plain_trace(), torch.set_grad_enabled(training):
-        flat = program.module(check_guards=False)
-        stack.enter_context(fx.traceback.preserve_node_meta())
-        # An LSTM becomes the operators that it is made of: oneDNN's kernel needs a workspace whose
-        # size no trace knows, and its backward pass ends the process if that was moved.
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        try:
-            joint = aot_export_joint_with_descriptors(
-                stack, flat, args, kwargs, decompositions={**_LOSSES, **table}
-            )
-        except Exception as error:
-            what = "forward and backward passes" if training else "forward pass"
-            raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
+    try:
+        joint = _joint(program, table, training=training)
+    except Exception as error:
+        what = "forward and backward passes" if training else "forward pass"
+        raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
     module_tensors, ties = _names(module)
-    nodes = joint.graph_module.graph.nodes
+    nodes = joint.graph.nodes
     inputs = tuple(_input_slot(n.meta["desc"]) for n in nodes if n.op == "placeholder")
     (last,) = (node for node in nodes if node.op == "output")
     outputs = tuple(_output_slot(desc, training=training) for desc in last.meta["desc"])
     if training and not any(slot.role is Role.TANGENT for slot in inputs):
         raise FrontendError("no parameter that requires a gradient gets one from the loss")
     return Captured(
-        joint.graph_module,
+        joint,
         inputs,
         outputs,
         _spec(program.call_spec.in_spec),
@@ -255,6 +248,69 @@ def capture(
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
         Autocast.here(module),
     )
+
+
+def _joint(program: ExportedProgram, table: Table, *, training: bool) -> fx.GraphModule:
+    """The trace of both passes, or of the forward pass, in which nothing is written in place.
+
+    Making it so takes a fifth of the time. So a program that writes nothing is traced without,
+    and again with it if its decompositions or its backward pass turn out to write.
+    """
+    if not _writes(program.graph_module):
+        joint = _traced(program, table, training=training, functional=True)
+        if not _writes(joint):
+            return joint
+    return _traced(program, table, training=training, functional=False)
+
+
+def _traced(
+    program: ExportedProgram, table: Table, *, training: bool, functional: bool
+) -> fx.GraphModule:
+    """The joint trace; writes are taken out of it unless it is known to be functional."""
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+    args, kwargs = program.example_inputs or ((), {})
+    with ExitStack() as stack, _plain_trace(), torch.set_grad_enabled(training):
+        for part in _parts(program):
+            part.recompile()  # the program's own graph is compiled with its module
+        flat = program.module(check_guards=False)
+        for node in flat.graph.nodes:
+            node.meta.pop("from_node", None)  # copied, history and all, for each call of the trace
+        stack.enter_context(fx.traceback.preserve_node_meta())
+        # An LSTM becomes the operators that it is made of: oneDNN's kernel needs a workspace whose
+        # size no trace knows, and its backward pass ends the process if that was moved.
+        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        found = aot_export_joint_with_descriptors(
+            stack,
+            flat,
+            args,
+            kwargs,
+            decompositions={**_LOSSES, **table},
+            disable_functionalization=functional,
+        )
+    return found.graph_module
+
+
+def _parts(program: ExportedProgram) -> Iterator[fx.GraphModule]:
+    """Branches, and regions of other modes."""
+    for name, part in program.graph_module.named_modules():
+        if name and isinstance(part, fx.GraphModule):
+            yield part
+
+
+def _writes(module: fx.GraphModule) -> bool:
+    """Whether a graph may write in place: a call says so, or is no call of an operator."""
+    return any(
+        node.op == "call_function" and node.target is not operator.getitem and _may_write(node)
+        for node in module.graph.nodes
+    )
+
+
+def _may_write(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    statistics = node.target in _STATISTICS and node.args[5] is not False
+    return statistics or node.target._schema.is_mutable
 
 
 def detach_outputs(program: ExportedProgram) -> None:
@@ -275,7 +331,6 @@ def detach_outputs(program: ExportedProgram) -> None:
         spec = program.graph_signature.output_specs[index]
         spec.arg = type(spec.arg)(name=node.name)
     last.args = (tuple(results),)
-    program.graph_module.recompile()
 
 
 def _check_regions(program: ExportedProgram, autocast: Autocast) -> None:
@@ -308,7 +363,6 @@ def part_gradients(program: ExportedProgram) -> None:
         for node in part.graph.nodes:
             if node.target is torch.ops.higher_order.cond and len(node.meta["val"]) > 1:
                 _multiply_results(part.graph, node)
-        part.recompile()
 
 
 def _multiply_results(graph: fx.Graph, call: fx.Node) -> None:

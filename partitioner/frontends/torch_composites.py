@@ -83,7 +83,6 @@ def _keep_in(module: fx.GraphModule) -> None:
         args = found[1](_arguments(node), size)
         if args is not None:
             _become(module.graph, node, found[0], args)
-    module.recompile()
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

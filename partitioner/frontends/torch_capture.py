@@ -9,7 +9,7 @@ import copy
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -34,6 +34,14 @@ _UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 
 #: They write running statistics unless the sixth operand is false; their schemas do not say so.
 _STATISTICS = frozenset({aten.batch_norm.default, aten.instance_norm.default})
+#: No operators, and known to write nothing themselves.
+_HARMLESS = frozenset(
+    {
+        operator.getitem,
+        torch.ops.higher_order.wrap_with_set_grad_enabled,
+        torch.ops.higher_order.wrap_with_autocast,
+    }
+)
 
 Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
 
@@ -257,9 +265,11 @@ def _joint(program: ExportedProgram, table: Table, *, training: bool) -> fx.Grap
     and again with it if its decompositions or its backward pass turn out to write.
     """
     if not _writes(program.graph_module):
-        joint = _traced(program, table, training=training, functional=True)
-        if not _writes(joint):
-            return joint
+        # PyTorch asserts that nothing writes, but for copies into what is given.
+        with suppress(AssertionError):
+            joint = _traced(program, table, training=training, functional=True)
+            if not _writes(joint):
+                return joint
     return _traced(program, table, training=training, functional=False)
 
 
@@ -299,16 +309,15 @@ def _parts(program: ExportedProgram) -> Iterator[fx.GraphModule]:
 
 
 def _writes(module: fx.GraphModule) -> bool:
-    """Whether a graph may write in place: a call says so, or is no call of an operator."""
-    return any(
-        node.op == "call_function" and node.target is not operator.getitem and _may_write(node)
-        for node in module.graph.nodes
-    )
+    """Whether a graph may write in place: a call says so, or is one that cannot be asked."""
+    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    nodes = (node for part in parts for node in part.graph.nodes)
+    return any(node.op == "call_function" and _may_write(node) for node in nodes)
 
 
 def _may_write(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
-        return True
+        return node.target not in _HARMLESS
     statistics = node.target in _STATISTICS and node.args[5] is not False
     return statistics or node.target._schema.is_mutable
 

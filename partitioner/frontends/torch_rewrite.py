@@ -98,6 +98,8 @@ def _replace_calls(
         if new is not None:
             _become(node, new)
             count += 1
+    if count:
+        module.recompile()
     return count
 
 

@@ -86,6 +86,16 @@ class Comm:
         found.__dict__["_ends"] = self._ends
         return found
 
+    def touched(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Local values that a rank reads and writes."""
+        reads, writes = self._touched
+        sources, targets = self._ends
+        return reads if rank in sources else (), writes if rank in targets else ()
+
+    @cached_property
+    def _touched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (self.source,), (self.target,)
+
     @cached_property
     def _ends(self) -> tuple[frozenset[int], frozenset[int]]:
         if self.kind is CommKind.ALL_REDUCE:
@@ -269,7 +279,7 @@ def _identity(program: RankProgram) -> object:
     rank = program.rank
     steps = tuple(
         [
-            step.touched if isinstance(step, Compute) else _touched(step, rank)
+            step.touched if isinstance(step, Compute) else step.touched(rank)
             for step in program.steps
         ]
     )
@@ -278,19 +288,11 @@ def _identity(program: RankProgram) -> object:
     return steps, given, frozenset(program.types), made
 
 
-def _touched(step: Compute | Comm, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Local values that a step reads and writes."""
-    if isinstance(step, Compute):
-        return step.touched
-    reads = (step.source,) if rank in step.sources() else ()
-    return reads, (step.target,) if rank in step.targets() else ()
-
-
 def _check_values(program: RankProgram) -> None:
     made = {*program.inputs, *program.constants, *program.literals}
     rank = program.rank
     for step in program.steps:
-        reads, writes = _touched(step, rank)
+        reads, writes = step.touched if isinstance(step, Compute) else step.touched(rank)
         for value in reads:
             if value not in made:
                 raise ProgramError(f"rank {rank}: {value!r} is read before it is made")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
 
 import numpy as np
 
@@ -98,9 +99,9 @@ def _deliveries(plan_schedule: Schedule, *, deliver_all: bool) -> Mapping[tuple[
 
 @dataclass(frozen=True)
 class _Local:
-    """A node made local: the same object on all ranks that do the same."""
+    """A node made local, or a communication: the same object on all ranks that do the same."""
 
-    steps: tuple[Compute, ...]
+    steps: tuple[Compute | Comm, ...]
     literals: Mapping[str, np.ndarray]
     types: Mapping[str, TensorType]
     reads: frozenset[str]
@@ -108,7 +109,7 @@ class _Local:
 
 @dataclass(frozen=True)
 class _Run:
-    """Nodes that follow each other on all ranks of a group, which have them alike.
+    """Tasks that follow each other on all ranks of a group, which have them alike.
 
     Attributes:
         end: Index of the task behind them.
@@ -120,7 +121,7 @@ class _Run:
 
     @classmethod
     def of(cls, end: int, parts: Sequence[_Local]) -> _Run:
-        """The nodes, in order, joined."""
+        """The tasks, in order, joined."""
         return cls(
             end,
             _Local(
@@ -140,7 +141,7 @@ class _Shared:
     schedule: Schedule
     names: _Names
     deliver: Mapping[tuple[int, str], bool]
-    simple: dict[int, _Local] = field(default_factory=dict)  # nodes that all ranks have alike
+    simple: dict[int, _Local] = field(default_factory=dict)  # tasks that their ranks have alike
     runs: dict[int, _Run] = field(default_factory=dict)  # of several of them, by their first task
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
@@ -168,25 +169,25 @@ class _Shared:
         """A rank's program; what the first rank of a group finds, the others take."""
         known = len(self.simple)
         program = _Rank(self, rank).run()
-        if len(self.simple) > known:
-            self._join()
+        self._join(list(islice(self.simple, known, None)))
         return program
 
-    def _join(self) -> None:
-        """Join nodes that all ranks of a group have alike and that follow each other."""
-        first = 0
-        for index in range(len(self.members) + 1):
-            goes_on = (
-                index in self.simple
-                and index != self.turn
-                and (index == first or self.members[index] is self.members[first])
-            )
-            if goes_on:
-                continue
-            if index - first > 1 and len(self.members[first]) > 1 and first not in self.runs:
-                parts = [self.simple[one] for one in range(first, index)]
-                self.runs[first] = _Run.of(index, parts)
-            first = index if index in self.simple else index + 1
+    def _join(self, found: Sequence[int]) -> None:
+        """Join tasks that all ranks of a group have alike and that follow each other.
+
+        Args:
+            found: Tasks that are known to be so since the last rank, ascending.
+        """
+
+        def run(entry: tuple[int, int]) -> tuple[object, ...]:
+            place, index = entry
+            return index - place, self.members[index], index < self.turn
+
+        for _, entries in groupby(enumerate(found), key=run):
+            indices = [index for _, index in entries]
+            if len(indices) > 1 and len(self.members[indices[0]]) > 1:
+                parts = [self.simple[index] for index in indices]
+                self.runs[indices[0]] = _Run.of(indices[-1] + 1, parts)
 
     def type_of(self, key: Key, rank: int) -> TensorType:
         """Type of a rank's part of a value."""
@@ -210,6 +211,14 @@ class _Shared:
         if key not in self._comms:
             self._comms[key] = comm.renamed(source=source, target=target)
         return self._comms[key]
+
+    def simplify_comm(self, index: int, step: Comm, before: Key, after: Key, rank: int) -> None:
+        """Note a communication in which all its ranks do the same, under the same names."""
+        everybody = self.members[index]
+        alike = before not in self.renamed and _is_equal(after[1])
+        if alike and step.sources() == step.targets() == everybody:
+            types = {step.target: self.type_of(after, rank)}
+            self.simple[index] = _Local((step,), {}, types, frozenset((step.source,)))
 
     def local(self, index: int, task: Task, slots: Sequence[str] | None, rank: int) -> _Local:
         """A node of one rank; all ranks share it unless their parts differ in more than place.
@@ -379,7 +388,9 @@ class _Rank:
         if self.rank in comm.sources():
             source = self._local(before)
             self.used.add(source)
-        self.steps.append(self.shared.comm(index, comm, source, names.of(after)))
+        step = self.shared.comm(index, comm, source, names.of(after))
+        self.steps.append(step)
+        self.shared.simplify_comm(index, step, before, after, self.rank)
 
     def _node(self, index: int, task: Task, placed: PlacedNode) -> None:
         for key in placed.results():

@@ -75,6 +75,7 @@ def keep_composites(module: fx.GraphModule) -> None:
 
 
 def _keep_in(module: fx.GraphModule) -> None:
+    changed = False
     for node in list(module.graph.nodes):
         found = _REWRITES.get(node.target) if node.op == "call_function" else None
         size = tuple(node.meta["val"].shape) if found else ()
@@ -83,7 +84,9 @@ def _keep_in(module: fx.GraphModule) -> None:
         args = found[1](_arguments(node), size)
         if args is not None:
             _become(module.graph, node, found[0], args)
-    module.recompile()
+            changed = True
+    if changed:
+        module.recompile()
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:

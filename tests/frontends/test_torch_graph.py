@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._functorch import aot_autograd
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch_capture import capture, export_module, materialised
@@ -138,3 +139,53 @@ def test_weights_on_the_meta_device_keep_their_backward_pass() -> None:
     inference = traced(held, ids, training=False)
     with pytest.raises(FrontendError, match=r"embed\.weight has no contents: .* are fake"):
         inference.graph.constants["embed.weight"].load()
+
+
+class Writes(nn.Module):
+    """Writes in place, in the way that is asked for."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.inner = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        if self.how == "add_":
+            x = (2 * x).add_(1)
+        if self.how == "statistics":
+            x = self.norm(x)
+        if self.how == "region":
+            with torch.no_grad():
+                more = (2 * x).add_(1)
+            x = x + more
+        if self.how == "backward":
+            x = x.cumprod(0)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        ("", [True]),
+        ("add_", [False]),
+        ("statistics", [False]),
+        ("region", [False]),
+        ("backward", [True, False]),
+    ],
+)
+def test_only_what_writes_is_made_functional(
+    how: str, times: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    trace = aot_autograd.aot_export_joint_with_descriptors
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found.append(kwargs["disable_functionalization"])
+        return trace(*args, **kwargs)
+
+    monkeypatch.setattr(aot_autograd, "aot_export_joint_with_descriptors", noted)
+    graph = traced(Writes(how), torch.ones(2, 4)).graph
+    assert found == times
+    assert not any(node.op.partition(".")[0].endswith("_") for node in graph.nodes)

@@ -411,7 +411,7 @@ def test_one_axis_comes_first() -> None:
 def test_a_split_mesh_begins_with_the_plan_of_the_whole_one(small: Folded) -> None:
     cluster = resolve_cluster("4x8xh100")
     sharder = AxisSharder(Sharder(small, cluster), time.monotonic() + 60, planned=True)
-    coarse = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)
+    (coarse,) = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)
     fine = sharder.refined(coarse, DeviceMesh.of({"dp": 4, "zero": 2, "tp": 4}))
     assert fine is not None
     assert fine.best.cost_s <= coarse.best.cost_s * (1 + 1e-9)

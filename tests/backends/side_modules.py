@@ -1,4 +1,4 @@
-"""A module with parameters that its loss does not use, trained by a gloo group: a job."""
+"""Modules with parameters that the loss does not use or that lie oddly, trained by a gloo group."""
 
 from functools import cache
 
@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.rank_module import RankModule
+from partitioner.constraints import Constraints, Pin
 
 #: A result uses the first one, nothing the second.
 UNUSED = ("side.weight", "spare.weight")
@@ -75,3 +76,35 @@ def has_unused_parameters(_: int) -> None:
     module.get_parameter("cold.weight").requires_grad_(True)
     with pytest.raises(BackendError, match=r"cold\.weight requires a gradient now, but was frozen"):
         module(torch.randn(4, 8))
+
+
+class Turned(nn.Module):
+    """A layer whose gradient comes out turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss."""
+        loss: Tensor = (x @ self.layer.weight.t() + self.layer.bias).square().mean()
+        return loss
+
+
+def trains_what_lies_oddly(_: int) -> None:
+    """Fused optimizers go through a parameter's memory and its gradient's in one order."""
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    for dim in range(2):
+        torch.manual_seed(0)
+        whole = Turned()
+        pins = (Pin("layer.weight", tensor="layer.weight", dim=dim), Pin("x", tensor="x", dim=0))
+        options = {"training": True, "cluster": "ideal", "constraints": Constraints(pins)}
+        module = partitioner.compile(whole, x, devices=2, **options).module()
+        for one in (whole, module):
+            update = torch.optim.AdamW(one.parameters(), lr=0.1, fused=True)
+            for _step in range(3):
+                one(x).backward()
+                update.step()
+                update.zero_grad()
+        for name, found in module.full_state_dict().items():
+            torch.testing.assert_close(found, whole.state_dict()[name])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import fx
+from torch.fx.graph import _BoxedCodeGen
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -24,11 +25,18 @@ _SAME = frozenset(
 )
 
 
-def eager(module: fx.GraphModule) -> fx.GraphModule:
-    """The same pass, to be called as it is; parameters and buffers are shared."""
+def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
+    """The same pass, to be called as it is; parameters and buffers are shared.
+
+    Args:
+        module: The pass.
+        boxed: Whether it is called with a list, which it empties: its arguments are freed after
+            their last readers. A caller of another pass holds them until it ends.
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    graph.set_codegen(module.graph._codegen)  # of an exported program: how it is called
+    # that of an exported program says how it is called
+    graph.set_codegen(_BoxedCodeGen() if boxed else module.graph._codegen)
     for node in graph.nodes:
         if node.target is c10d.all_gather_into_tensor.default:
             node.target = gathered

@@ -115,8 +115,8 @@ class RankPasses:
             for key, one in (("forward", self.graphs.forward), ("backward", self.graphs.backward))
             if one is not None
         }
-        self._runs: dict[str, Callable[..., Sequence[torch.Tensor]]] = {
-            key: eager(module) for key, module in self._modules.items()
+        self._runs: dict[str, Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]] = {
+            key: eager(module, boxed=True) for key, module in self._modules.items()
         }
         self._outputs = {o.whole: o.value for o in self.graphs.outputs}
         names = dict.fromkeys(whole.signature.results)
@@ -130,7 +130,7 @@ class RankPasses:
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
         for key, module in self._modules.items():
-            self._runs[key] = torch.compile(module, *args, **kwargs)
+            self._runs[key] = _unboxed(torch.compile(module, *args, **kwargs))
 
     # Inputs ----------------------------------------------------------------------------------
 
@@ -201,7 +201,8 @@ class RankPasses:
         for entry in self.whole.stored:
             if entry.value in homes and entry.names[0] in held:
                 values[homes[entry.value].name] = held[entry.names[0]]
-        values.update(self._run("forward", self.graphs.forward, values))
+        one = self.graphs.forward
+        values.update(self._run("forward", one, [values[name] for name in one.arguments]))
         for entry in self.whole.stored:
             value = self._outputs.get(entry.written)
             if value in values and entry.names[0] in held:
@@ -211,14 +212,22 @@ class RankPasses:
         return results, {name: values[name] for name in later if name in values}
 
     def backward(self, values: Values, tangent: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Run the backward graph: this rank's parts of gradients by first name."""
+        """Run the backward graph.
+
+        Args:
+            values: What the forward graph kept; taken out, so that each is freed after its last
+                reader.
+            tangent: The gradient of the loss.
+
+        Returns:
+            This rank's parts of gradients by first name.
+        """
         one = self.graphs.backward
         assert one is not None
-        values = dict(values)
         for local, part in self.graphs.inputs.items():
             if part.whole == self.whole.signature.tangent:
                 values[local] = tangent
-        made = self._run("backward", one, values)
+        made = self._run("backward", one, [values.pop(name) for name in one.arguments])
         return {
             entry.names[0]: made[self._outputs[entry.gradient]]
             for entry in self.whole.stored
@@ -229,17 +238,25 @@ class RankPasses:
         """What the module returns."""
         return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
 
-    def _run(self, key: str, one: PassGraph, values: Values) -> Values:
+    def _run(self, key: str, one: PassGraph, given: list[torch.Tensor]) -> Values:
+        """Results by name; the list is not used again."""
         try:
             # the graphs have their casts
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                results = self._runs[key](*(values[name] for name in one.arguments))
+                results = self._runs[key](given)
         except RuntimeError as error:
             found = explained(error, self._runs[key], self.rank, self._roll, key)
             if found is None:
                 raise
             raise found from error
         return dict(zip(one.results, results, strict=True))
+
+
+def _unboxed(
+    compiled: Callable[..., Sequence[torch.Tensor]],
+) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    """A compiled pass as one that is called with a list."""
+    return lambda given: compiled(*given)
 
 
 def own_parts(whole: Whole) -> Mapping[str, Mapping[int, Region | None]]:

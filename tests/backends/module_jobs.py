@@ -174,7 +174,10 @@ def clips_accumulates_and_scales(_: int) -> None:
             update.zero_grad()
     same(module, whole)
     loss = module(*Gpt.batch(0))
+    kept = loss.grad_fn.kept
+    assert kept
     loss.backward(retain_graph=True)
+    assert not kept  # nobody holds what was freed on the way
     with pytest.raises(BackendError, match="second time on one step"):
         loss.backward()
 

@@ -1,5 +1,6 @@
 """Graphs of ranks: collectives that go together, sums in place, ranks that wait for each other."""
 
+import weakref
 from collections import Counter
 
 import pytest
@@ -217,3 +218,23 @@ def test_no_such_rank_or_pass() -> None:
         program.rank(2)
     with pytest.raises(BackendError, match="rank 0 has no 'sideways' pass"):
         program.rank(0, "sideways")
+
+
+def test_what_a_boxed_pass_is_given_is_freed_after_its_last_reader() -> None:
+    graph, seen = fx.Graph(), []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append([one() is not None for one in alive])
+        return x
+
+    first, second = graph.placeholder("first"), graph.placeholder("second")
+    before = graph.call_function(look, (first,))
+    negated = graph.call_function(aten.neg.default, (before,))
+    after = graph.call_function(look, (negated,))
+    graph.output((graph.call_function(aten.add.Tensor, (after, second)),))
+    given = [torch.ones(2), torch.full((2,), 3.0)]
+    alive = [weakref.ref(one) for one in given]
+    (found,) = eager(fx.GraphModule(torch.nn.Module(), graph), boxed=True)(given)
+    assert found.tolist() == [2.0, 2.0]
+    assert seen == [[True, True], [False, True]]
+    assert not given

@@ -21,6 +21,7 @@ from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.torch_calls import constant_loader
 from partitioner.frontends.torch_graph import SEED, ModuleGraph
 from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
@@ -225,7 +226,18 @@ class ModuleProgram(Planned):
             for value, one in self.graph.constants.items()
         }
         graph = replace(self.graph, constants=constants) if fake else self.graph
-        return Whole(self.programs, graph, self.signature, self.stored, self.training)
+        return Whole(self.programs, graph, self.signature, self.stored, self.training, self.spare)
+
+    @cached_property
+    def spare(self) -> DeviceMesh:
+        """Where stored values lie, whole, that nothing computes with: on all devices.
+
+        On a mesh of the others, if one has all: PyTorch adds up no norms that lie on two meshes.
+        """
+        homes, ranks = self.programs.homes, len(self.cluster)
+        used = (homes[entry.value].placement.mesh for entry in self.stored if entry.value in homes)
+        found = (mesh for mesh in used if mesh.size() == ranks)
+        return next(found, DeviceMesh.of({"ranks": ranks}))
 
     def _source(self, init_seed: int | None, init: Init | None) -> Source:
         """Where the ranks' weights come from.

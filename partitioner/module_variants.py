@@ -82,7 +82,8 @@ def variant(
     options = ModuleOptions(training, program.optimizer)
     evaluation = program.training and not training
     with program.traced.captured.autocast.region(), _mode(program, evaluation=evaluation):
-        traced = trace_module(program.whole, example, options, frozenset(program.traced.stored))
+        held = {entry.names[0] for entry in program.stored}
+        traced = trace_module(program.whole, example, options, frozenset(held))
     _check_stored(program, traced)
     if training:
         traced = traced.of(program.plan.nodes)
@@ -161,10 +162,17 @@ def _searched(program: ModuleProgram, traced: ModuleGraph) -> Plan:
     graph, base = traced.graph, program.plan
     makers = {value: node.name for node in program.graph.nodes for value in node.outputs}
     here = {value: node.name for node in graph.nodes for value in node.outputs}
-    pinned = {
-        here[value]: base.nodes[makers[program.traced.stored[name]]]
-        for name, value in traced.stored.items()
-    }
+    pinned = {}
+    for name, value in traced.stored.items():
+        if name in program.traced.stored:
+            pinned[here[value]] = base.nodes[makers[program.traced.stored[name]]]
+        elif program.spare in base.groups:
+            pinned[here[value]] = NodePlan(base.groups.index(program.spare), {})
+        else:
+            raise ResultError(
+                f"evaluation reads {name}, which a training step does not, and which lies on all "
+                "devices; the plan computes nothing there: use it in training, or compile for it"
+            )
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
     strategy, mesh = _space(base, len(program.cluster))
     request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))
@@ -182,6 +190,8 @@ def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
 def _check_stored(program: ModuleProgram, traced: ModuleGraph) -> None:
     """Refuse weights of other sizes."""
     for name, value in traced.stored.items():
+        if name not in program.traced.stored:
+            continue  # nothing computes with it there
         new, old = traced.graph.types[value], program.graph.types[program.traced.stored[name]]
         if new != old:
             raise ResultError(f"{name} is {new} with these arguments, {old} in the program")

@@ -31,7 +31,6 @@ from partitioner.backends.torch.whole_values import counts, total_norm, whole_va
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.layout import Placement as Home
 from partitioner.ir.layout import Sharding
-from partitioner.ir.mesh import DeviceMesh
 
 #: Gives the whole contents of a parameter or buffer.
 Source = Callable[[str], torch.Tensor]
@@ -90,7 +89,8 @@ class RankModule(nn.Module):
         self._agreement = Agreement()
         places = whole.places
         self._places = {
-            entry.names[0]: places.get(entry.names[0]) or _everywhere(entry, places, ranks)
+            entry.names[0]: places.get(entry.names[0])
+            or Home(whole.spare, Sharding.replicate(entry.shape))
             for entry in whole.stored
         }
         self._whole = whole
@@ -352,16 +352,6 @@ def _compiling() -> Any:
     while hasattr(found, "_torchdynamo_orig_backend"):
         found = found._torchdynamo_orig_backend
     return found
-
-
-def _everywhere(entry: Stored, places: Mapping[str, Home], ranks: int) -> Home:
-    """Where a stored value lies that nothing computes with: whole on every rank.
-
-    On a mesh of the others, if one has all ranks: PyTorch adds up no norms that lie on two meshes.
-    """
-    meshes = (at.mesh for at in places.values() if len(at.mesh.devices) == ranks)
-    mesh = next(meshes, DeviceMesh.of({"ranks": ranks}))
-    return Home(mesh, Sharding.replicate(entry.shape))
 
 
 def _placements(at: Home) -> list[Placement]:

@@ -22,6 +22,7 @@ from partitioner.backends.torch.signature import Signature
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Programs
 
 c10d = torch.ops._c10d_functional
@@ -67,6 +68,7 @@ class Whole:
         signature: How the module is called.
         stored: Parameters and buffers.
         training: Whether it has a backward pass.
+        spare: Of all ranks: where stored values lie, whole, that nothing computes with.
     """
 
     programs: Programs
@@ -74,6 +76,7 @@ class Whole:
     signature: Signature
     stored: tuple[Stored, ...]
     training: bool
+    spare: DeviceMesh
 
     @property
     def places(self) -> Mapping[str, Placement]:

@@ -592,6 +592,7 @@ JOBS = {
     "changes": Job(2, refuses_what_it_would_not_notice),
     "frozen": Job(2, frozen_parameters),
     "unused": Job(2, side_modules.has_unused_parameters),
+    "heads": Job(2, side_modules.evaluates_what_is_not_trained),
     "turned": Job(2, side_modules.trains_what_lies_oddly),
     "zero3": Job(2, trains_by_zero3),
     "initialise": Job(2, initialises_from_a_seed),

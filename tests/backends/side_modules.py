@@ -108,3 +108,41 @@ def trains_what_lies_oddly(_: int) -> None:
                 update.zero_grad()
         for name, found in module.full_state_dict().items():
             torch.testing.assert_close(found, whole.state_dict()[name])
+
+
+class Heads(nn.Module):
+    """One head is trained, another one evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss, or classes."""
+        hidden = self.layer(x).relu()
+        return hidden.square().mean() if self.training else self.head(hidden) * self.scale
+
+
+def evaluates_what_is_not_trained(_: int) -> None:
+    """What only evaluation computes with is loaded and changed like all else."""
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    for options in ({"parallel": "zero3"}, {"mesh": {"dp": 2}}):
+        torch.manual_seed(0)
+        whole = Heads()
+        found = partitioner.compile(
+            whole, x, devices=2, training=True, cluster="ideal", **options
+        ).module()
+        found.eval()
+        whole.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(found(x), whole(x))
+            other = Heads().eval()
+            other.scale.fill_(3.0)
+            found.load_state_dict(other.state_dict())
+            torch.testing.assert_close(found(x), other(x))
+            found.get_parameter("head.weight").mul_(2)
+            other.head.weight.mul_(2)
+            torch.testing.assert_close(found(x), other(x))
+        found.train()
+        found(x).backward()

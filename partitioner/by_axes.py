@@ -9,14 +9,18 @@ others. No bound over a mesh follows from it but the least device seconds of all
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.decided import planned_on
 from partitioner.families import Family
 from partitioner.ir.graph import Graph
-from partitioner.levels import Layout, cheapest, decisions, layouts, search_whole
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import Plan
+from partitioner.levels import Layout, Staged, cheapest, decisions, layouts, search_whole
+from partitioner.limits import MOST_EXPLICIT
 from partitioner.second_look import Found
 from partitioner.solver import Infeasible, Solution
 from partitioner.strategies import Rules
@@ -59,6 +63,49 @@ def may_gain(found: Sequence[Found], late: Sequence[Family]) -> bool:
     return any(len(space.groups[0].axes) >= JOINT_AXES for space in (best.family, *late, *begun))
 
 
+def by_levels(
+    find: Callable[..., tuple[Staged, ...]],
+    graph: Graph,
+    rules: Rules,
+    cluster: Cluster,
+    space: Sequence[Layout],
+    request: Request,
+    deadline: float,
+    progress: Callable[[str], None],
+) -> tuple[Staged, tuple[DeviceMesh, ...], Graph, Plan, Evaluation]:
+    """The cheapest plan of a search by levels, its meshes, the graph that it is for, its figures.
+
+    Args:
+        find: `search_levels` or `search_whole`.
+        graph: The model.
+        rules: Its rules.
+        cluster: The devices.
+        space: Meshes of stages.
+        request: Its gap, seed and engine.
+        deadline: Monotonic second after which no further mesh is begun.
+        progress: Called with a line of text before each mesh.
+
+    Raises:
+        Infeasible: No plan was found that fits.
+    """
+    rivals = find(
+        graph,
+        rules,
+        cluster,
+        space,
+        deadline=deadline,
+        gap=request.gap,
+        progress=progress,
+        seed=request.seed,
+        engine=request.engine,
+    )
+    staged, meshes, figures = cheapest(rivals, cluster)
+    left, plan = planned_on(graph, cluster, *decisions(staged, meshes))
+    if len(cluster) <= MOST_EXPLICIT:
+        figures = evaluate(left, plan, cluster, rules.by_node if left is graph else None)
+    return staged, meshes, left, plan, figures
+
+
 def search_axes(
     graph: Graph,
     rules: Rules,
@@ -81,24 +128,13 @@ def search_axes(
         known_s: Cost of the best plan of the joint search.
         progress: Called with a line of text before each mesh.
     """
+    find = partial(search_whole, best_s=known_s)
     try:
-        rivals = search_whole(
-            graph,
-            rules,
-            cluster,
-            space,
-            deadline=deadline,
-            gap=request.gap,
-            progress=progress,
-            seed=request.seed,
-            engine=request.engine,
-            best_s=known_s,
+        staged, _, left, plan, figures = by_levels(
+            find, graph, rules, cluster, space, request, deadline, progress
         )
     except Infeasible:
         return ()
-    staged, meshes, _ = cheapest(rivals, cluster)
-    left, plan = planned_on(graph, cluster, *decisions(staged, meshes))
-    figures = evaluate(left, plan, cluster)
     if not figures.fits:
         return ()
     family = Family("intra", (staged.options[0].layout.mesh,), (), symmetric=False)

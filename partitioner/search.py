@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from partitioner.build import Built, build
-from partitioner.by_axes import axes_meshes, may_gain, search_axes
+from partitioner.by_axes import axes_meshes, by_levels, may_gain, search_axes
 from partitioner.collection import no_collection
 from partitioner.constraints import ConstraintError, Constraints
 from partitioner.cost_model.cluster import Cluster
@@ -22,7 +22,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.prices import DevicePrices
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cover import cover
-from partitioner.decided import certified, decided, kept_decision, planned_on
+from partitioner.decided import certified, decided, kept_decision
 from partitioner.families import (
     Family,
     SearchError,
@@ -37,7 +37,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import alternatives
 from partitioner.ir.plan import OBJECTIVES, Certificate, PlacedNode, Plan, place
-from partitioner.levels import Staged, cheapest, decisions, layouts, search_levels, search_whole
+from partitioner.levels import Staged, layouts, search_levels, search_whole
 from partitioner.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.second_look import SECOND_LOOK_S, Found, Refused, second_look
 from partitioner.solver import Infeasible, Objective, Solution, solve
@@ -258,21 +258,9 @@ def _by_levels(
             f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
         )
     deadline = time.monotonic() + request.time_limit_s
-    rivals = find(
-        graph,
-        rules,
-        cluster,
-        space,
-        deadline=deadline,
-        gap=request.gap,
-        progress=progress,
-        seed=request.seed,
-        engine=request.engine,
+    staged, meshes, left, plan, figures = by_levels(
+        find, graph, rules, cluster, space, request, deadline, progress
     )
-    staged, meshes, figures = cheapest(rivals, cluster)
-    left, plan = planned_on(graph, cluster, *decisions(staged, meshes))
-    if len(cluster) <= MOST_EXPLICIT:
-        figures = evaluate(left, plan, cluster, rules.by_node if left is graph else None)
     cost = figures.step_s
     bound = min(staged.bound_s, cost)
     met = cost - bound <= request.gap * cost

@@ -1,66 +1,36 @@
 """PyTorch modules in: a module and example inputs -> one flat functional graph of ATen operators.
 
-The only place that uses PyTorch's tracing interfaces, some of which are private (tried: 2.13).
+This and `torch_joint` alone use PyTorch's tracing interfaces, some of them private (tried: 2.13).
 """
 
 from __future__ import annotations
 
 import copy
 import io
-import operator
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._decomp import get_decompositions
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.torch_joint import Table, joint_trace, plain_trace
 from partitioner.frontends.torch_nodes import dtype_name
 
 aten = torch.ops.aten
 
 _UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
-
-#: They write running statistics unless the sixth operand is false; their schemas do not say so.
-_STATISTICS = frozenset({aten.batch_norm.default, aten.instance_norm.default})
-#: No operators, and known to write nothing themselves.
-_HARMLESS = frozenset(
-    {
-        operator.getitem,
-        torch.ops.higher_order.wrap_with_set_grad_enabled,
-        torch.ops.higher_order.wrap_with_autocast,
-    }
-)
-
-Table = Mapping[torch._ops.OpOverload, Callable[..., Any]]
-#: A trace, and the tensors that are plain attributes.
-Joint = tuple[fx.GraphModule, dict[str, torch.Tensor]]
-
-#: Losses that compare elements, as the operators that they are made of, so that they may be cut.
-_LOSSES: Mapping[Any, Callable[..., Any]] = get_decompositions(
-    [
-        *(aten.mse_loss, aten.mse_loss_backward),
-        *(aten.smooth_l1_loss, aten.smooth_l1_loss_backward),
-        *(aten.huber_loss, aten.huber_loss_backward),
-        *(aten.soft_margin_loss, aten.soft_margin_loss_backward),
-        *(aten.binary_cross_entropy, aten.binary_cross_entropy_backward),
-        aten.binary_cross_entropy_with_logits,
-    ]
-)
 
 
 class Role(StrEnum):
@@ -159,22 +129,6 @@ class Captured:
     autocast: Autocast = Autocast()
 
 
-@contextmanager
-def _plain_trace() -> Iterator[None]:
-    """A trace without what only people and interpreters of its modules need.
-
-    No node has the Python stack that made it, and no pass compiles the graph it gives to Python.
-    """
-    emitted = fx.config.do_not_emit_stack_traces
-    fx.config.do_not_emit_stack_traces = True
-    try:
-        with warnings.catch_warnings(), _use_lazy_graph_module(True):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        fx.config.do_not_emit_stack_traces = emitted
-
-
 def export_module(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ExportedProgram:
@@ -183,7 +137,7 @@ def export_module(
     Raises:
         FrontendError: It cannot be traced; says PyTorch's reason.
     """
-    with _plain_trace(), _without_graphs() as graphs:
+    with plain_trace(), _without_graphs() as graphs:
         try:
             return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         except Exception as error:
@@ -252,7 +206,7 @@ def capture(
         detach_outputs(program)
         part_gradients(program)
     try:
-        joint, attributes = _joint(program, table, training=training)
+        joint, attributes = joint_trace(program, table, training=training)
     except Exception as error:
         what = "forward and backward passes" if training else "forward pass"
         raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
@@ -281,91 +235,11 @@ def capture(
     )
 
 
-def _hold_attributes(flat: nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Make buffers of the tensors that are plain attributes of the user's modules, by name.
-
-    The next trace takes no other tensors than parameters, buffers and inputs.
-    """
-    found = {}
-    for name in program.graph_signature.lifted_tensor_constants:
-        path, _, leaf = name.rpartition(".")
-        if leaf.startswith("lifted_tensor_"):  # made in a call
-            continue
-        owner = flat.get_submodule(path)
-        found[name] = getattr(owner, leaf)
-        delattr(owner, leaf)
-        owner.register_buffer(leaf, found[name], persistent=False)
-    return found
-
-
 def _others(program: ExportedProgram) -> tuple[Any, ...]:
     """Each flat result that is no tensor; None in the place of tensors."""
     specs = program.graph_signature.output_specs
     results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     return tuple(one.value if isinstance(one, ConstantArgument) else None for one in results)
-
-
-def _joint(program: ExportedProgram, table: Table, *, training: bool) -> Joint:
-    """The trace of both passes, or of the forward pass, in which nothing is written in place.
-
-    Making it so takes a fifth of the time. So a program that writes nothing is traced without,
-    and again with it if its decompositions or its backward pass turn out to write.
-    """
-    if not _writes(program.graph_module):
-        # PyTorch asserts that nothing writes, but for copies into what is given.
-        with suppress(AssertionError):
-            joint = _traced(program, table, training=training, functional=True)
-            if not _writes(joint[0]):
-                return joint
-    return _traced(program, table, training=training, functional=False)
-
-
-def _traced(program: ExportedProgram, table: Table, *, training: bool, functional: bool) -> Joint:
-    """The joint trace; writes are taken out of it unless it is known to be functional."""
-    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-
-    args, kwargs = program.example_inputs or ((), {})
-    with ExitStack() as stack, _plain_trace(), torch.set_grad_enabled(training):
-        for part in _parts(program):
-            part.recompile()  # the program's own graph is compiled with its module
-        flat = program.module(check_guards=False)
-        for node in flat.graph.nodes:
-            node.meta.pop("from_node", None)  # copied, history and all, for each call of the trace
-        attributes = _hold_attributes(flat, program)
-        stack.enter_context(fx.traceback.preserve_node_meta())
-        # An LSTM becomes the operators that it is made of: oneDNN's kernel needs a workspace whose
-        # size no trace knows, and its backward pass ends the process if that was moved.
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        found = aot_export_joint_with_descriptors(
-            stack,
-            flat,
-            args,
-            kwargs,
-            decompositions={**_LOSSES, **table},
-            disable_functionalization=functional,
-        )
-    return found.graph_module, attributes
-
-
-def _parts(program: ExportedProgram) -> Iterator[fx.GraphModule]:
-    """Branches, and regions of other modes."""
-    for name, part in program.graph_module.named_modules():
-        if name and isinstance(part, fx.GraphModule):
-            yield part
-
-
-def _writes(module: fx.GraphModule) -> bool:
-    """Whether a graph may write in place: a call says so, or is one that cannot be asked."""
-    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
-    nodes = (node for part in parts for node in part.graph.nodes)
-    return any(node.op == "call_function" and _may_write(node) for node in nodes)
-
-
-def _may_write(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return node.target not in _HARMLESS
-    statistics = node.target in _STATISTICS and node.args[5] is not False
-    return statistics or node.target._schema.is_mutable
 
 
 def detach_outputs(program: ExportedProgram) -> None:

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from partitioner.cost_model import presets
-from partitioner.cost_model.errors import ClusterOptionError, CostError
-from partitioner.cost_model.local import local_cluster
-from partitioner.cost_model.specs import (
+from partitioner.cost_model.devices import (
     MAX_DEVICES,
     Cluster,
     DeviceSpec,
     LinkLevel,
     parse_bytes,
 )
+from partitioner.cost_model.errors import ClusterOptionError, CostError
+from partitioner.cost_model.local import local_cluster
 from partitioner.ir.checks import is_a, is_whole
 
 __all__ = [

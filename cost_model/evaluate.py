@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from partitioner.cost_model.alike import representatives
+from partitioner.cost_model.classes import representatives
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError

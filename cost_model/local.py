@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from partitioner.cost_model import presets
+from partitioner.cost_model.devices import Cluster, DeviceSpec, LinkLevel
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.specs import Cluster, DeviceSpec, LinkLevel
 
 
 def local_cluster(count: int | None, cuda: Any = None) -> Cluster:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from partitioner.cost_model.specs import DeviceSpec, LinkLevel
+from partitioner.cost_model.devices import DeviceSpec, LinkLevel
 
 _TERA = 1e12
 _GIGA = 1e9

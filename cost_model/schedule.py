@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds
-from partitioner.cost_model.held import held_bytes
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
+from partitioner.cost_model.state_bytes import held_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh

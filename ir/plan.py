@@ -50,7 +50,7 @@ class Certificate:
         bound: No plan of the searched space costs less.
         status: "optimal" (proven within the gap asked for), "feasible" (not proven within it), or
             "time_limit" (stopped before it was).
-        strategy: Kind of the plan: "single", "inter", "intra" or "hybrid" (`partitioner.split`).
+        strategy: Kind of the plan: "single", "inter", "intra" or "hybrid" (see `Plan.kind`).
         solver: What found the plan / what proved the bound.
         space: What the bound covers, in words.
         seed: Of all random choices of the search.
@@ -99,6 +99,20 @@ class Plan:
         Two plans of one digest give the same rank files; what is proven of them does not count.
         """
         return hashlib.sha256(replace(self, certificate=None).to_json().encode()).hexdigest()
+
+    @property
+    def kind(self) -> str:
+        """The word for a plan, whatever space it was found in.
+
+        "single": all on one device. "inter": whole nodes on several devices. "intra": one group
+        of several devices. "hybrid": several groups, at least one of them of several devices.
+        """
+        used = [self.groups[index] for index in {node.group for node in self.nodes.values()}]
+        shared = [group for group in used if group.axes]
+        devices = {device for group in used for device in group.devices}
+        if not shared:
+            return "single" if len(devices) <= 1 else "inter"
+        return "intra" if len(shared) == 1 and devices == set(shared[0].devices) else "hybrid"
 
     def to_json(self) -> str:
         """Canonical text: the same plan gives the same bytes."""

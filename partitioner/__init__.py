@@ -13,18 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.chain import Chain
-    from partitioner.comparison import Verification
+    from partitioner.backends.torch.by_hand.chain import Chain
+    from partitioner.compiled.module import ModuleProgram
+    from partitioner.compiled.onnx_model import Compiled, load
     from partitioner.compiler import compile
-    from partitioner.constraints import Constraints
     from partitioner.cost_model.cluster import Cluster
-    from partitioner.dump import dump_problem
     from partitioner.ir.errors import PartitionerError
     from partitioner.ir.plan import Plan
-    from partitioner.module_program import ModuleProgram
-    from partitioner.result import Compiled, load
+    from partitioner.problem.dump import dump_problem
     from partitioner.solver import Infeasible
+    from partitioner.strategies.constraints import Constraints
     from partitioner.sweeping import sweep
+    from partitioner.verify.compare import Verification
 
 __all__ = [
     "Chain",
@@ -46,18 +46,18 @@ __all__ = [
 __version__ = "0.1.0.dev0"
 
 _HOME = {
-    "Chain": "partitioner.backends.torch.chain",
+    "Chain": "partitioner.backends.torch.by_hand.chain",
     "Cluster": "partitioner.cost_model.cluster",
-    "Compiled": "partitioner.result",
-    "Constraints": "partitioner.constraints",
+    "Compiled": "partitioner.compiled.onnx_model",
+    "Constraints": "partitioner.strategies.constraints",
     "Infeasible": "partitioner.solver",
-    "ModuleProgram": "partitioner.module_program",
+    "ModuleProgram": "partitioner.compiled.module",
     "PartitionerError": "partitioner.ir.errors",
     "Plan": "partitioner.ir.plan",
-    "Verification": "partitioner.comparison",
+    "Verification": "partitioner.verify.compare",
     "compile": "partitioner.compiler",
-    "dump_problem": "partitioner.dump",
-    "load": "partitioner.result",
+    "dump_problem": "partitioner.problem.dump",
+    "load": "partitioner.compiled.onnx_model",
     "sweep": "partitioner.sweeping",
 }
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from partitioner.cli import main
+from partitioner.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,33 +8,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from partitioner.collection import no_collection
-from partitioner.constraints import Constraints
+from partitioner.compiled.onnx_model import Compiled, Source
+from partitioner.compiled.summary import facts
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.evaluate import best_single
-from partitioner.families import check_space
-from partitioner.frontends.onnx import Traced
-from partitioner.given import GivenModule, given_model
+from partitioner.frontends.model import GivenModule, given_model
+from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
-from partitioner.limits import MOST_EXPLICIT
-from partitioner.relax import relaxations, relaxed
-from partitioner.result import Compiled, Source
-from partitioner.search import Request, search
+from partitioner.no_gc import no_collection
+from partitioner.search.explicit import Request, search
+from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.what_would_fit import relaxations, relaxed
 from partitioner.solver import Infeasible, Objective
-from partitioner.strategies import Rules
-from partitioner.summary import facts
+from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.derive import Rules
+from partitioner.strategies.spaces import check_space
 
 if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-    from partitioner.module_program import ModuleProgram
-    from partitioner.search import Outcome
+    from partitioner.compiled.module import ModuleProgram
+    from partitioner.search.explicit import Outcome
 
 Progress = Callable[[str], None]
 
@@ -132,7 +132,7 @@ def compile(  # noqa: A001 - the public name
         shapes=shapes,
     )
     if isinstance(given, GivenModule):
-        from partitioner.module_compiler import compile_module
+        from partitioner.frontends.torch.trace import compile_module
 
         return compile_module(given, target, request, clock)
     with clock("reading the model"):

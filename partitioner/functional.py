@@ -5,7 +5,7 @@
 >>> hidden = comm.recv(src=1, delegate=phi)  # doctest: +SKIP
 """
 
-from partitioner.backends.torch.functional import (
+from partitioner.backends.torch.by_hand.functional import (
     allgather,
     allreduce,
     alltoall,

@@ -13,7 +13,6 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from partitioner.collection import no_collection
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
@@ -31,6 +30,7 @@ from partitioner.ir.program import (
     RankProgram,
 )
 from partitioner.ir.types import TensorType
+from partitioner.no_gc import no_collection
 
 
 @no_collection()

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partitioner import units
-from partitioner.bottleneck import WORTH, turn_of
-from partitioner.constraints import ConstraintError
 from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single
-from partitioner.families import check_mesh, check_space
 from partitioner.files import write_file
-from partitioner.given import Given, given_model
+from partitioner.frontends.model import Given, given_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.report.schema import VERSION, Point, Sweep
-from partitioner.search import Outcome, Request, search
-from partitioner.show import table
+from partitioner.report.bottleneck import WORTH, turn_of
+from partitioner.report.page.schema import VERSION, Point, Sweep
+from partitioner.report.text.show import table
+from partitioner.search.explicit import Outcome, Request, search
 from partitioner.solver import Infeasible, Objective
-from partitioner.strategies import Rules
+from partitioner.strategies.constraints import ConstraintError
+from partitioner.strategies.derive import Rules
+from partitioner.strategies.spaces import check_mesh, check_space
 
 if TYPE_CHECKING:
     import onnx
@@ -69,7 +69,7 @@ class Swept:
         Raises:
             FileError: The file cannot be written.
         """
-        from partitioner.report.page import render
+        from partitioner.report.page.page import render
 
         write_file(Path(path), render(self.data).encode())
 

@@ -18,8 +18,8 @@ from torch_jobs import run_jobs
 
 import partitioner
 from partitioner import examples
-from partitioner.cli import main
-from partitioner.constraints import Constraints
+from partitioner.cli.main import main
+from partitioner.strategies.constraints import Constraints
 
 ROOT = Path(partitioner.__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

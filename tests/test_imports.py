@@ -37,7 +37,7 @@ def loaded(code: str) -> set[str]:
 )
 def test_help_and_usage_errors_load_nothing_heavy(arguments: list[str]) -> None:
     code = f"""
-from partitioner.cli import main
+from partitioner.cli.main import main
 try:
     main({arguments!r})
 except SystemExit:
@@ -47,7 +47,7 @@ except SystemExit:
 
 
 def test_a_missing_model_is_found_out_before_anything_heavy_is_loaded() -> None:
-    found = loaded("from partitioner.cli import main\nassert main(['none.onnx']) == 1")
+    found = loaded("from partitioner.cli.main import main\nassert main(['none.onnx']) == 1")
     assert not found & {*HEAVY}
 
 

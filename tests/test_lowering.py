@@ -19,7 +19,7 @@ from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.simulator import run_lockstep
 from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.schedule import schedule
-from partitioner.frontends.onnx import load_onnx
+from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan, resolve

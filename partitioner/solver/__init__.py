@@ -10,7 +10,9 @@
 (4.0, 'optimal')
 """
 
-from partitioner.solver.milp import Status
+from partitioner.solver.joint.milp import Status
+from partitioner.solver.joint.shortage import least_shortage
+from partitioner.solver.joint.solve import solve
 from partitioner.solver.outcome import Infeasible, Solution
 from partitioner.solver.problem import (
     Choice,
@@ -22,8 +24,6 @@ from partitioner.solver.problem import (
     validate,
 )
 from partitioner.solver.referee import Objective, Outcome, brute_force, evaluate_choices
-from partitioner.solver.shortage import least_shortage
-from partitioner.solver.solve import solve
 
 __all__ = [
     "Choice",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partitioner.ir.errors import PartitionerError
-from partitioner.solver.milp import Status
+from partitioner.solver.joint.milp import Status
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def mine(folder: Path) -> list[int]:
 @pytest.mark.parametrize("half", [0, 1])
 def test_all_cases_over_gloo(half: int) -> None:
     names = list(CASES)[half::2]
-    script = Path(__file__).with_name("gloo_jobs.py")
+    script = Path(__file__).parents[1] / "jobs/gloo_jobs.py"
     reader, writer = os.pipe()  # kept open: the worker ends when its standard input closes
     try:
         done = subprocess.run(
@@ -77,7 +77,7 @@ def test_all_cases_over_gloo(half: int) -> None:
             stdin=reader,
             capture_output=True,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[1])},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])},
             timeout=200,
             check=False,
         )

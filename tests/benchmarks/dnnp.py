@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from partitioner.solver import evaluate_choices, solve
-from partitioner.solver.dnnp import read
-from partitioner.solver.dnnp_problem import to_problem, to_solution
+from partitioner.solver.formats.dnnp import read
+from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 
 #: Contiguous optimum, best value known, and whether that is proven.
 KNOWN = {

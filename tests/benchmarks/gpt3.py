@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
-from partitioner.frontends.onnx import load_onnx
+from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.search import Request, search
+from partitioner.search.explicit import Request, search
 
 BATCH, TOKENS, WIDTH, HEADS, VOCABULARY = 32, 2048, 12_288, 96, 50_257
 

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from partitioner.solver.formats.iopddl import read
 from partitioner.solver.pairwise import evaluate, solve
-from partitioner.solver.pairwise.iopddl import read
 
 
 @dataclass(frozen=True)

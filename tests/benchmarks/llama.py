@@ -19,10 +19,10 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import partitioner
+from partitioner.compiled.module import ModuleProgram
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve
-from partitioner.limits import MOST_EXPLICIT
-from partitioner.module_program import ModuleProgram
+from partitioner.search.limits import MOST_EXPLICIT
 
 #: Hidden size, layers, heads, key-value heads, intermediate size.
 SIZES = {"8b": (4096, 32, 32, 8, 14_336), "70b": (8192, 80, 64, 8, 28_672)}

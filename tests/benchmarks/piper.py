@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from partitioner.solver import Infeasible
-from partitioner.solver.piper import Instance, read
-from partitioner.solver.piper_problem import planner
-from partitioner.solver.piper_referee import PlannedStage, evaluate_plan
+from partitioner.solver.formats.piper import Instance, read
+from partitioner.solver.formats.piper_problem import planner
+from partitioner.solver.formats.piper_referee import PlannedStage, evaluate_plan
 from partitioner.solver.stages import cut_stages
 
 GIB = 2**30

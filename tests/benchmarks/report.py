@@ -11,12 +11,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import browser as headless
 import synthetic
 
-from partitioner.report.page import render
+from partitioner.report.page.page import render
 
 VIEW_MS = """
 const [tab, done] = arguments;

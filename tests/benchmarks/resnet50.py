@@ -26,9 +26,9 @@ from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.whole import open_whole
 from partitioner.backends.simulator import Simulator
 from partitioner.frontends.inputs import random_inputs
-from partitioner.frontends.onnx import Traced, load_onnx
-from partitioner.inner_values import uncut_programs
+from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.program import Compute, Programs, RankProgram
+from partitioner.verify.first_difference import uncut_programs
 
 THREADS = 2
 

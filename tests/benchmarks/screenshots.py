@@ -13,7 +13,7 @@ import time
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import browser as headless
 import torch

@@ -8,7 +8,7 @@ import pytest
 from onnx import helper
 
 from partitioner.frontends.inputs import random_inputs
-from partitioner.frontends.onnx import load_onnx
+from partitioner.frontends.onnx.load import load_onnx
 
 F32 = "float32"
 MANY = 4000

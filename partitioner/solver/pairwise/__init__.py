@@ -12,8 +12,8 @@
 ((0, 1), 8, 8, 'optimal')
 """
 
-from partitioner.solver.pairwise.hunt import PairwiseSolution
 from partitioner.solver.pairwise.problem import FORBIDDEN, Pairwise, PairwiseOutcome, evaluate
+from partitioner.solver.pairwise.progress import PairwiseSolution
 from partitioner.solver.pairwise.solve import solve
 
 __all__ = [

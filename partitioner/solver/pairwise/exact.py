@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partitioner.solver.engines import HIGHS, Engine
-from partitioner.solver.milp import OPTIONS, Milp, Row, solve_milp
+from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.joint.milp import OPTIONS, Milp, Row, solve_milp
 from partitioner.solver.pairwise.model import Floats, Model
 from partitioner.solver.pairwise.problem import Ints
 

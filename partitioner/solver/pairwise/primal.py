@@ -6,10 +6,10 @@ import numpy as np
 
 from partitioner.solver.pairwise.dive import dive
 from partitioner.solver.pairwise.dual import Dual
-from partitioner.solver.pairwise.hunt import PairwiseHunt
 from partitioner.solver.pairwise.model import CONFLICT, Flags, Floats, Model
 from partitioner.solver.pairwise.moves import Mover
 from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.progress import PairwiseHunt
 from partitioner.solver.pairwise.relax import Relaxation
 from partitioner.solver.pairwise.rows import peaks
 

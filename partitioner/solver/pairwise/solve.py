@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from partitioner.solver.engines import HIGHS, Engine
+from partitioner.solver.joint.engines import HIGHS, Engine
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.exact import columns, solve_exactly
-from partitioner.solver.pairwise.hunt import PairwiseHunt, PairwiseSolution
 from partitioner.solver.pairwise.model import Model, build, restrict
 from partitioner.solver.pairwise.primal import Primal
 from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise, evaluate
+from partitioner.solver.pairwise.progress import PairwiseHunt, PairwiseSolution
 from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.pairwise.relax import Relaxation, relax
 from partitioner.solver.pairwise.rows import peaks

@@ -1,0 +1,1 @@
+"""Communication for models split by hand: `partitioner.functional`, `partitioner.Chain`."""

@@ -1,0 +1,313 @@
+"""The command line: `partition MODEL ...`, `partition COMMAND ...`.
+
+Exit codes: 0 ok, 1 bad input, 2 usage, 3 infeasible. Results go to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from partitioner import __version__
+from partitioner.cli import pictures as cli_pictures
+from partitioner.cli.options import (
+    MODEL,
+    WRITTEN,
+    Parser,
+    aside,
+    check_kind,
+    check_model,
+    command,
+    memory,
+    mesh,
+    model_options,
+    module_options,
+    natural,
+    one_line,
+    positive,
+    progress,
+    safe,
+    warn,
+)
+from partitioner.cli.report import diff, explain, report, sweep
+from partitioner.cli.solve import evaluate_command, solve_command
+from partitioner.frontends.model_names import module_name
+from partitioner.ir.errors import PartitionerError
+
+_EPILOG = """commands on a folder that `partition MODEL` wrote:
+  partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N]
+  partition verify DIR [--seed N]
+  partition show DIR [--all]
+  partition explain DIR [NODE]
+  partition report DIR [-o FILE]
+  partition diff DIR_A DIR_B [-o FILE]
+  partition draw DIR [--dot F] [--graph F] [--timeline F] [--annotate F]
+
+on a model:
+  partition sweep MODEL --devices 1,2,4,8 [--memory SIZE,...] [--clusters NAME,...] [-o FILE]
+                        [--training] [--parallel KIND]
+  partition check FILE
+
+commands on a problem file (google/iopddl or msr-fiddle/dnn-partitioning):
+  partition solve FILE [--time-limit S] [--gap P] [-o SOLUTION]
+  partition evaluate FILE SOLUTION
+
+A model file called like a command: partition ./run
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: Arguments without the program's name; default: the process's own.
+
+    Returns:
+        The exit code.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        known = bool(args) and args[0] in _COMMANDS
+        code = _COMMANDS[args[0]](args[1:]) if known else _partition(args)
+        sys.stdout.flush()  # here, where a closed pipe is caught
+        return code
+    except PartitionerError as error:
+        print(f"partition: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("partition: interrupted", file=sys.stderr)
+        return 130
+
+
+def _partition_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="partition",
+        description="Split a model over devices: a plan, a subgraph a rank, a proof.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "model",
+        metavar="MODEL",
+        help=MODEL,
+    )
+    add(
+        "--devices",
+        type=positive,
+        metavar="N",
+        help="number of devices (default: the cluster's, or 1)",
+    )
+    add(
+        "--cluster",
+        metavar="NAME|FILE",
+        help="preset like 4xh100, 2x4xh200, 4xcpu, ideal, local; or a TOML file",
+    )
+    add("--memory", type=memory, metavar="SIZE", help="memory limit of each device, like 8GiB")
+    model_options(parser)
+    add("--mesh", type=mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: searched)")
+    add("--constraints", metavar="FILE", help="pins (TOML) or a plan (JSON) to keep")
+    add(
+        "--dump-problem",
+        type=Path,
+        metavar="FILE",
+        help="write the problem of --strategy intra or inter for other solvers, and plan nothing",
+    )
+    module_options(parser)
+    add(
+        "--recompute",
+        choices=tuple(_RECOMPUTE),
+        help="of --training: whether the backward pass may compute values again instead of keeping "
+        "them (default: auto, where memory is short)",
+    )
+    add("--plan-only", action="store_true", help="write no rank files")
+    add("--force", action="store_true", help="replace DIR if it is there")
+    add(
+        "-o", "--output", metavar="DIR", help="folder to write (default: MODEL's stem + .partition)"
+    )
+    cli_pictures.add_pictures(parser)
+    add("--json", action="store_true", help="print the facts as JSON")
+    add("-q", "--quiet", action="store_true", help="no progress and no summary")
+    add("--version", action="version", version=f"partition {__version__}")
+    return parser
+
+
+def _check_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Name a command that there is not, where the first argument can be nothing else."""
+    word = argv[0] if argv else ""
+    if not word.isalpha() or os.path.lexists(word):
+        return
+    near = difflib.get_close_matches(word, _COMMANDS, n=1)
+    two = len(argv) > 1 and not argv[1].startswith("-")
+    if near or two:
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        parser.error(f"unknown command {word!r} (there are {', '.join(_COMMANDS)}){hint}")
+
+
+def _partition(argv: Sequence[str]) -> int:
+    parser = _partition_parser()
+    _check_command(parser, argv)
+    args = parser.parse_args(argv)
+    from partitioner.files import check_target
+
+    check_kind(parser, args)
+    if args.dump_problem is not None:
+        return _dump(parser, args)
+    name = module_name(args.model) or Path(args.model).stem
+    target = Path(args.output) if args.output else Path(f"{name}.partition")
+    model = check_model(args.model)
+    check_target(target, force=args.force)
+    cli_pictures.check_pictures(parser, args, model)
+    say = progress(args.quiet)
+    say("loading the compiler")
+    from partitioner.compiled.summary import text
+    from partitioner.compiler import compile as compile_model
+
+    result = compile_model(
+        args.model,
+        devices=args.devices,
+        training=args.training,
+        optimizer=args.optimizer or "adamw",
+        parallel=args.parallel,
+        recompute=_RECOMPUTE[args.recompute or "auto"],
+        cluster=args.cluster,
+        memory=args.memory,
+        objective=args.objective,
+        strategy=args.strategy,
+        mesh=args.mesh,
+        dims=dict(args.dim),
+        shapes=dict(args.shape),
+        constraints=args.constraints,
+        time_limit_s=args.time_limit,
+        gap=args.gap,
+        solver=args.solver,
+        seed=args.seed,
+        progress=say,
+    )
+    say(f"writing {target}")
+    result.save(target, force=args.force, plan_only=args.plan_only, progress=say)
+    cli_pictures.write_pictures(result, args, say, aside)
+    if args.json:
+        print(json.dumps({**result.summary, "directory": str(target)}, indent=1, allow_nan=False))
+    elif not args.quiet:
+        print(safe(text(result.summary, result.search_s)))
+        print(f"  written to  {target}")
+    return 0
+
+
+#: What the words of --recompute mean.
+_RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
+#: Options that say what to do with a plan.
+_OF_PLANS = ("output", "plan_only", "force", "json", "dot", "graph", "timeline", "annotate")
+
+
+def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    for name in _OF_PLANS:
+        if getattr(args, name):
+            option = name.replace("_", "-")
+            parser.error(f"--dump-problem plans nothing: leave out --{option}")
+    check_model(args.model)
+    say = progress(args.quiet)
+    say("loading the compiler")
+    from partitioner.problem.dump import dump_problem
+
+    dumped = dump_problem(
+        args.model,
+        args.dump_problem,
+        args.devices,
+        strategy=args.strategy,
+        training=args.training,
+        optimizer=args.optimizer or "adamw",
+        parallel=args.parallel,
+        cluster=args.cluster,
+        memory=args.memory,
+        mesh=args.mesh,
+        dims=dict(args.dim),
+        shapes=dict(args.shape),
+        constraints=args.constraints,
+        progress=say,
+    )
+    if not args.quiet:
+        print(safe(str(dumped)))
+    return 0
+
+
+def _run(argv: Sequence[str]) -> int:
+    parser = command("run", "Run a plan, one local process a rank.", DIR=WRITTEN)
+    parser.add_argument(
+        "--inputs", metavar="in.npz", help="whole inputs by name (default: random valid ones)"
+    )
+    parser.add_argument("--outputs", metavar="out.npz", help="where to write the whole outputs")
+    parser.add_argument(
+        "--requests", type=positive, default=1, metavar="N", help="requests in flight"
+    )
+    parser.add_argument("--seed", type=natural, default=0, help="of random inputs")
+    args = parser.parse_args(argv)
+    from partitioner.run.local import run_directory
+
+    report = run_directory(
+        Path(args.dir),
+        Path(args.inputs) if args.inputs else None,
+        Path(args.outputs) if args.outputs else None,
+        requests=args.requests,
+        seed=args.seed,
+    )
+    print(safe(report))
+    return 0
+
+
+def _verify(argv: Sequence[str]) -> int:
+    parser = command("verify", "Compare all ranks with the whole model.", DIR=WRITTEN)
+    parser.add_argument("--seed", type=natural, default=0, help="of the random inputs")
+    args = parser.parse_args(argv)
+    from partitioner.verify.onnx_model import verify_directory
+
+    found = verify_directory(Path(args.dir), seed=args.seed)
+    print(safe(str(found)))
+    return 0 if found.equal else 1
+
+
+def _show(argv: Sequence[str]) -> int:
+    parser = command("show", "A plan as text.", DIR=WRITTEN)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="a line for each node, names in full, the factors of each operator, all tensors",
+    )
+    args = parser.parse_args(argv)
+    from partitioner.compiled.onnx_model import load
+    from partitioner.report.text.show import show
+
+    result = load(args.dir)
+    warn(result.warnings)
+    print(safe(show(result, everything=args.all)))
+    return 0
+
+
+_COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "run": _run,
+    "verify": _verify,
+    "show": _show,
+    "explain": explain,
+    "report": report,
+    "diff": diff,
+    "sweep": sweep,
+    "draw": cli_pictures.draw,
+    "check": cli_pictures.check,
+    "solve": solve_command,
+    "evaluate": evaluate_command,
+}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

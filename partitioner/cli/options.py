@@ -1,0 +1,283 @@
+"""What the commands' parsers share: the parser, types of options, progress."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from partitioner.frontends.model_names import module_name
+from partitioner.ir.errors import PartitionerError
+
+Item = TypeVar("Item")
+
+MODEL = "an .onnx file, an exported program (.pt2), or package.module:factory"
+WRITTEN = "folder that `partition MODEL` wrote"  #: What a command's DIR is.
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one line for a usage error, and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say it and leave."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def command(name: str, about: str, **places: str) -> Parser:
+    """The parser of ``partition NAME``.
+
+    Args:
+        name: Of the command.
+        about: What it does.
+        places: Help of each positional argument by metavar; their names are in small letters.
+    """
+    parser = Parser(prog=f"partition {name}", description=about, allow_abbrev=False)
+    for metavar, text in places.items():
+        parser.add_argument(metavar.lower(), metavar=metavar, help=text)
+    return parser
+
+
+def one_line(error: Exception) -> str:
+    """An error's message in one line."""
+    return safe(" ".join(str(error).split()))
+
+
+def safe(text: str) -> str:
+    """Text with a model's names in it, without control characters for the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.rpartition("=")
+    if not equals or not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def dim(text: str) -> tuple[str, int]:
+    """``NAME=SIZE``."""
+    name, value = _pair(text)
+    return name, count(value, text, least=0)
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """``NAME=D,D``."""
+    name, value = _pair(text)
+    return name, tuple(count(part, text, least=0) for part in value.split(","))
+
+
+def mesh(text: str) -> dict[str, int]:
+    """``dp=2,tp=2``."""
+    pairs = [_pair(part) for part in text.split(",")]
+    axes = {name: count(value, text, least=1) for name, value in pairs}
+    if len(axes) != len(pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} names an axis twice")
+    if any(not name.isidentifier() for name in axes):
+        raise argparse.ArgumentTypeError(f"{text!r}: axis names are letters, digits and _")
+    return axes
+
+
+def count(value: str, text: str, least: int = 1) -> int:
+    """A whole number of at least `least`; `text` is the option's whole value."""
+    if not value.strip().isdigit() or int(value) < least:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: {value!r} is not a whole number of at least {least}"
+        )
+    return int(value)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    return count(text, text)
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    return count(text, text, least=0)
+
+
+def memory(text: str) -> int:
+    """Bytes, like ``8GiB``."""
+    from partitioner.cost_model.devices import parse_bytes  # loads NumPy
+    from partitioner.cost_model.errors import CostError
+
+    try:
+        return parse_bytes(text)
+    except CostError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def seconds(text: str) -> float:
+    """Seconds above 0."""
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A gap, like ``1%`` or ``0.01``."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a gap like 1% or 0.01")
+    return value
+
+
+def several(of: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
+    """A list with commas, of values that `of` reads."""
+
+    def read(text: str) -> tuple[Item, ...]:
+        return tuple(of(part.strip()) for part in text.split(","))
+
+    return read
+
+
+def output_file(suffixes: Sequence[str]) -> Callable[[str], Path]:
+    """A file to write, whose name ends in one of `suffixes`."""
+
+    def read(text: str) -> Path:
+        path = Path(text)
+        if path.suffix.lower() not in suffixes:
+            raise argparse.ArgumentTypeError(f"{text!r} does not end in {' or '.join(suffixes)}")
+        return path
+
+    return read
+
+
+def model_options(parser: argparse.ArgumentParser) -> None:
+    """Options that say how a model is read and what is asked of the search."""
+    add = parser.add_argument
+    add("--objective", choices=("throughput", "latency", "memory"), default="throughput")
+    add(
+        "--strategy",
+        choices=("auto", "intra", "inter"),
+        default="auto",
+        help="shard operators, place them, or both",
+    )
+    add(
+        "--dim",
+        type=dim,
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="size of a symbolic dim",
+    )
+    add(
+        "--shape",
+        type=shape,
+        action="append",
+        default=[],
+        metavar="NAME=D,D",
+        help="shape of an input",
+    )
+    add(
+        "--time-limit",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds for the search (default 30)",
+    )
+    add(
+        "--gap",
+        type=fraction,
+        default=0.01,
+        metavar="1%",
+        help="stop at this gap to the lower bound",
+    )
+    solver_options(parser)
+
+
+def solver_options(parser: argparse.ArgumentParser) -> None:
+    """Options of every search: the MILP solver, the seed."""
+    add = parser.add_argument
+    add(
+        "--solver",
+        default="highs",
+        metavar="NAME",
+        help="MILP solver that PuLP finds: highs (default), cbc, gurobi, cplex, ...",
+    )
+    add("--seed", type=natural, default=0, metavar="N", help="of the search (default 0)")
+
+
+def module_options(parser: argparse.ArgumentParser) -> None:
+    """Options of PyTorch modules."""
+    add = parser.add_argument
+    add("--training", action="store_true", help="of a module: plan its backward pass too")
+    add(
+        "--optimizer",
+        metavar="NAME",
+        help="of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad",
+    )
+    add(
+        "--parallel",
+        metavar="KIND",
+        help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
+    )
+
+
+#: Options that are for models of one kind only.
+_OF_ONNX = ("dim", "shape", "annotate")
+_OF_MODULES = ("training", "optimizer", "parallel", "recompute")
+
+
+def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse options that a model of this kind has no use for."""
+    module = module_name(args.model) is not None
+    for name in _OF_ONNX if module else _OF_MODULES:
+        if getattr(args, name, None):
+            kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
+            parser.error(f"--{name} is for {kinds}")
+    for name in _OF_MODULES[1:]:
+        if getattr(args, name, None) and not args.training:
+            parser.error(f"--{name} is of --training")
+
+
+def check_model(text: str) -> Path | None:
+    """The file of a model; None for a factory, which has none.
+
+    Raises:
+        PartitionerError: There is no such model file.
+    """
+    if module_name(text) is not None and ":" in text:
+        return None
+    model = Path(text)
+    try:
+        if (model / "plan.json").is_file():
+            raise PartitionerError(
+                f"{model} is a partition, not a model; look at it with: partition show {model}"
+            )
+        if not model.is_file():
+            why = ": no such file" if not model.exists() else " is not a file"
+            raise PartitionerError(f"{model}{why}")
+    except OSError as error:
+        raise PartitionerError(f"{model}: {error.strerror}") from None
+    return model
+
+
+def aside(line: str) -> None:
+    """Print a remark on stderr."""
+    print(f"partition: {safe(line)}", file=sys.stderr)
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print a saved plan's warnings on stderr."""
+    for line in lines:
+        aside(f"warning: {line}")
+
+
+def progress(quiet: bool) -> Callable[[str], None]:
+    """A printer of stages on stderr; silent with -q."""
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(f"partition: {safe(text)} ...", file=sys.stderr, flush=True)
+
+    return say

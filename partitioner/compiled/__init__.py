@@ -1,0 +1,1 @@
+"""Compiled models: run, verify, save, load."""

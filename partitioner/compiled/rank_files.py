@@ -1,0 +1,121 @@
+"""The rank files of a saved compilation: of which kind they are, whether they are up to date."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from partitioner.backends.header import Header
+from partitioner.files import DirectoryError
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan
+
+if TYPE_CHECKING:
+    from partitioner.backends.launch import LocalRun
+
+
+@dataclass(frozen=True)
+class RankFiles(ABC):
+    """Rank files of a folder.
+
+    Attributes:
+        folder: A saved compilation.
+    """
+
+    folder: Path
+    suffix: ClassVar[str]
+
+    @abstractmethod
+    def headers(self) -> Sequence[Header]:
+        """What each file says about itself, in order of rank.
+
+        Raises:
+            BackendError: A file is missing or wrong, or they disagree.
+        """
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
+        """Run them on this machine, one process a rank.
+
+        Raises:
+            BackendError: An input is wrong, or a rank failed.
+        """
+
+    def check(self, plan: Plan, graph: Graph | None = None) -> None:
+        """Refuse files that are not what the folder's plan and model would give.
+
+        Args:
+            plan: What its plan.json holds.
+            graph: Its model, to compare the weights too: all of them are read.
+
+        Raises:
+            DirectoryError: There are no rank files, they were made from another plan, or they hold
+                other weights; it names the file and says what to do.
+            BackendError: A rank file is missing or wrong, or the files disagree.
+        """
+        if not (self.folder / f"rank0{self.suffix}").is_file():
+            raise DirectoryError(
+                f"{self.folder} holds a plan only; partition again without --plan-only"
+            )
+        for header in self.headers():
+            name = f"rank{header.rank}{self.suffix}"
+            if header.origin.plan != plan.digest:
+                raise DirectoryError(
+                    f"{self.folder}: {name} is not of its plan.json, which was edited; write it "
+                    f"anew: partition MODEL --constraints {self.folder / 'plan.json'} "
+                    f"-o {self.folder} --force (and the options of before)"
+                )
+            if graph is not None and header.origin.weights != graph.weights_digest:
+                raise DirectoryError(
+                    f"{self.folder}: {name} holds other weights than its model, which has "
+                    "changed since; partition it again"
+                )
+
+
+class OnnxFiles(RankFiles):
+    """``rank0.onnx``, ..."""
+
+    suffix = ".onnx"
+
+    def headers(self) -> Sequence[Header]:
+        """See `RankFiles.headers`."""
+        from partitioner.backends.onnx.load import read_directory
+
+        return read_directory(self.folder)
+
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
+        """See `RankFiles.run`."""
+        from partitioner.backends.launch import run_local
+
+        return run_local(self.folder, inputs, requests)
+
+
+class ModuleFiles(RankFiles):
+    """``rank0.pt2``, ..."""
+
+    suffix = ".pt2"
+
+    def headers(self) -> Sequence[Header]:
+        """See `RankFiles.headers`."""
+        from partitioner.backends.torch.rank_files import read_rank_files
+
+        return [file.header for file in read_rank_files(self.folder)]
+
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
+        """See `RankFiles.run`; requests are run one after the other."""
+        from partitioner.backends.torch.local import run_module_files
+
+        return run_module_files(self.folder, inputs, requests)
+
+
+def rank_files(folder: Path) -> RankFiles:
+    """The rank files of a folder, which need not be there."""
+    # A name that is too long is no file here: the reader says what is wrong with it.
+    kind = ModuleFiles if os.path.isfile(folder / "rank0.pt2") else OnnxFiles  # noqa: PTH113
+    return kind(folder)

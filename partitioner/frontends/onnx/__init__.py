@@ -1,0 +1,1 @@
+"""ONNX models: read, checked, folded, and built into graphs."""

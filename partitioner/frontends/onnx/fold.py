@@ -1,0 +1,250 @@
+"""Simplifications that leave every result as it was: constants folded, inference-only noise gone.
+
+All functions here change an onnx_ir model in place, which is how onnx_ir passes work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir
+from onnx_ir import convenience
+from onnx_ir.passes.common import (
+    CommonSubexpressionEliminationPass,
+    LiftConstantsToInitializersPass,
+)
+from onnxscript.optimizer import fold_constants_ir
+
+from partitioner.frontends.onnx.unused import remove_unused
+
+#: Largest constant made without data of its own (a repeated element, a reshaped weight), in bytes.
+MAX_VIEW_BYTES = 2**31
+#: Largest constant computed element by element, and the largest operand read for it, in elements.
+MAX_COMPUTED = 512 * 512
+MAX_OPERAND = 8192
+
+#: Ops that give another result each time: never folded, never merged.
+_RANDOM = frozenset(
+    {
+        "Bernoulli",
+        "Dropout",
+        "Multinomial",
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+    }
+)
+#: Ops whose result size depends on data but never exceeds (rank x) their operand's.
+_BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
+#: Ops that only re-arrange the elements of operand 0.
+_VIEWS = frozenset(
+    {"ConstantOfShape", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+)
+
+
+def fold(model: onnx_ir.Model) -> bool:
+    """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
+    graph = model.graph
+    changed = _fold_known(graph)
+    changed = _fold_views(graph) or changed
+    folded = fold_constants_ir(
+        model,
+        onnx_shape_inference=False,
+        input_size_limit=MAX_OPERAND,
+        output_size_limit=MAX_COMPUTED,
+        should_fold=_may_fold,
+    )
+    remove_unused(model)
+    return bool(folded.modified) or changed
+
+
+def merge_equal(model: onnx_ir.Model) -> None:
+    """Compute equal subexpressions once."""
+    if not any(node.op_type in _RANDOM for node in model.graph):
+        CommonSubexpressionEliminationPass()(model)
+        remove_unused(model)
+
+
+def remove_noise(model: onnx_ir.Model) -> None:
+    """Remove Dropout that is off, and Identity wherever the names of outputs permit."""
+    opset = model.graph.opset_imports.get("", 0)
+    for node in list(model.graph):
+        if _is(node, "Dropout") and _is_off(node, opset):
+            _as_identity(node)
+    for node in list(model.graph):
+        if _is(node, "Identity"):
+            _remove_identity(node)
+
+
+def settle_outputs(graph: onnx_ir.Graph, names: tuple[str, ...]) -> None:
+    """Make each output a node's own result under the name that it must have."""
+    taken = {value.name for node in graph for value in node.outputs}
+    taken |= {*graph.initializers, *names, *(value.name for value in graph.inputs)}
+    for index, (value, name) in enumerate(zip(list(graph.outputs), names, strict=True)):
+        producer = value.producer()
+        if producer is None or _is(producer, "Constant") or value in graph.outputs[:index]:
+            if value.name == name:
+                value.name = fresh(f"{name}_constant", taken)
+            node = onnx_ir.node("Identity", [value], name=f"Identity_{name}")
+            node.outputs[0].shape, node.outputs[0].type = value.shape, value.type
+            graph.append(node)
+            graph.outputs[index] = node.outputs[0]
+        graph.outputs[index].name = name
+
+
+def fresh(name: str, taken: set[str | None]) -> str:
+    """`name`, or `name_k` with the first k that is free; it is then taken."""
+    count, found = 0, name
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    taken.add(found)
+    return found
+
+
+def lift_constants(model: onnx_ir.Model) -> None:
+    """Make the results of Constant nodes initializers."""
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _is(node: onnx_ir.Node, op_type: str) -> bool:
+    return node.op_type == op_type and node.domain == ""
+
+
+def _may_fold(node: onnx_ir.Node) -> bool | None:
+    """False where folding is refused, None where the default limits decide."""
+    if node.domain or node.op_type in _RANDOM or node.outputs[0].is_graph_output():
+        return False
+    if node.op_type in _BOUNDED:
+        return None
+    sizes = [_numel(value) for value in node.outputs]
+    return False if any(size is None or size > MAX_COMPUTED for size in sizes) else None
+
+
+def _numel(value: onnx_ir.Value) -> int | None:
+    dims = None if value.shape is None else value.shape.dims
+    if dims is None or not all(isinstance(dim, int) for dim in dims):
+        return None
+    return math.prod(int(dim) for dim in dims if isinstance(dim, int))
+
+
+def _fold_known(graph: onnx_ir.Graph) -> bool:
+    """Make the values that shape inference knows by content (Shape and what follows) constants."""
+    known = [
+        (node, node.outputs[0].const_value)
+        for node in graph
+        if len(node.outputs) == 1
+        and not _is(node, "Constant")
+        and not node.outputs[0].is_graph_output()
+        and node.outputs[0].const_value is not None
+    ]
+    for node, tensor in known:
+        assert tensor is not None
+        _replace(graph, node, tensor)
+    return bool(known)
+
+
+def _fold_views(graph: onnx_ir.Graph) -> bool:
+    changed = False
+    for node in list(graph):
+        if node.domain == "" and node.op_type in _VIEWS:
+            tensor = _view(node)
+            if tensor is not None:
+                _replace(graph, node, tensor)
+                changed = True
+    return changed
+
+
+def _view(node: onnx_ir.Node) -> onnx_ir.LazyTensor | None:
+    """The result of a re-arranging op as a view of its constant operand; None if it must stay."""
+    result, source = node.outputs[0], node.inputs[0]
+    numel = _numel(result)
+    if numel is None or result.is_graph_output() or source is None:
+        return None
+    tensor = source.const_value
+    if (
+        tensor is None
+        or result.shape is None
+        or any(v is None or v.const_value is None for v in node.inputs)
+    ):
+        return None
+    dtype = tensor.dtype if node.op_type != "ConstantOfShape" else _fill(node).dtype
+    if numel * dtype.bitwidth > 8 * MAX_VIEW_BYTES or dtype == onnx_ir.DataType.STRING:
+        return None
+    if tensor.size > MAX_OPERAND and len(source.uses()) > 1:
+        return None  # a second copy of a weight that others read as it is
+    shape = tuple(int(dim) for dim in result.shape.dims if isinstance(dim, int))
+    arrange = _arranger(node, tensor, shape)
+    return onnx_ir.LazyTensor(
+        lambda: onnx_ir.Tensor(arrange(), dtype=dtype), dtype=dtype, shape=onnx_ir.Shape(shape)
+    )
+
+
+def _arranger(
+    node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol, shape: tuple[int, ...]
+) -> Callable[[], np.ndarray]:
+    if node.op_type == "ConstantOfShape":
+        fill = _fill(node).numpy().reshape(())
+        return lambda: np.broadcast_to(fill, shape)
+    if node.op_type == "Expand":
+        return lambda: np.broadcast_to(tensor.numpy(), shape)
+    if node.op_type == "Transpose":
+        given = node.attributes.get("perm")
+        perm = None if given is None else tuple(given.as_ints())
+        return lambda: tensor.numpy().transpose(perm)
+    return lambda: tensor.numpy().reshape(shape)
+
+
+def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
+    given = node.attributes.get("value")
+    return onnx_ir.tensor(np.zeros(1, np.float32)) if given is None else given.as_tensor()
+
+
+def _replace(graph: onnx_ir.Graph, node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol) -> None:
+    """Put an initializer of the same name in place of a node with one result."""
+    old = node.outputs[0]
+    new = onnx_ir.Value(
+        name=old.name,
+        type=onnx_ir.TensorType(tensor.dtype),
+        shape=onnx_ir.Shape(tensor.shape.numpy()),
+        const_value=tensor,
+    )
+    convenience.replace_all_uses_with(old, new)
+    graph.remove(node, safe=True)
+    graph.register_initializer(new)
+
+
+def _is_off(node: onnx_ir.Node, opset: int) -> bool:
+    """Whether a Dropout only passes its operand on (opset 7 to 11 know nothing else)."""
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        return False
+    mode = node.inputs[2] if opset >= 12 and len(node.inputs) > 2 else None
+    if mode is None:
+        return True
+    return mode.const_value is not None and not mode.const_value.numpy().any()
+
+
+def _as_identity(node: onnx_ir.Node) -> None:
+    old = node.outputs[0]
+    new = onnx_ir.node("Identity", [node.inputs[0]], name=node.name)
+    new.outputs[0].name, new.outputs[0].shape, new.outputs[0].type = old.name, old.shape, old.type
+    assert node.graph is not None
+    node.graph.insert_before(node, new)
+    convenience.replace_all_uses_with(old, new.outputs[0], replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+
+
+def _remove_identity(node: onnx_ir.Node) -> None:
+    source, result = node.inputs[0], node.outputs[0]
+    if source is None or node.graph is None:
+        return
+    if result.is_graph_output():
+        producer = source.producer()
+        if producer is None or producer.graph is not node.graph or source.is_graph_output():
+            return
+        source.name = result.name
+    convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)

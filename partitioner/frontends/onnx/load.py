@@ -1,0 +1,142 @@
+"""ONNX models in: a file or a message -> ir.Graph with static types.
+
+>>> from partitioner.frontends.onnx.load import load_onnx
+>>> load_onnx("model.onnx", dims={"batch": 8}).graph  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+import onnx_ir
+from onnx import ModelProto
+from onnx_ir.passes.common import InlinePass
+
+from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.onnx.build import build_graph
+from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declared_dims
+from partitioner.frontends.onnx.fold import lift_constants, settle_outputs
+from partitioner.frontends.onnx.read import Source, read_source
+from partitioner.frontends.onnx.shapes import make_static
+from partitioner.ir.graph import Graph, Opaque
+
+_NO_DIMS: Mapping[str, int] = MappingProxyType({})
+_NO_SHAPES: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A model as read.
+
+    Attributes:
+        graph: The model, simplified, with static types.
+        whole: The model as the user gave it, which ONNX Runtime can run for comparison: the same
+            inputs by name, the same outputs by name and order. Its IR version is one that ONNX
+            Runtime reads, its nodes (and results that these must have) are named and its outputs
+            are distinct; nothing else differs.
+        folder: Where external data files of `whole` lie (ONNX Runtime's session config entry
+            "session.model_external_initializers_file_folder_path"); None without any.
+        notes: What a user should be told, one line each.
+    """
+
+    graph: Graph
+    whole: ModelProto
+    folder: Path | None
+    notes: tuple[str, ...]
+
+
+def load_onnx(
+    model: str | Path | ModelProto,
+    dims: Mapping[str, int] = _NO_DIMS,
+    shapes: Mapping[str, tuple[int, ...]] = _NO_SHAPES,
+) -> Traced:
+    """Read a model.
+
+    Weights are not copied: those in external files are mapped when a constant is loaded.
+
+    Args:
+        model: Path of an .onnx file, or the message (without external data).
+        dims: Sizes of symbolic dims by symbol.
+        shapes: Sizes of inputs by name.
+
+    Raises:
+        FrontendError: The model is not valid or not supported, or an input dim has no size.
+    """
+    source = read_source(model)
+    where = source.where
+    read = onnx_ir.from_proto(source.proto)
+    if source.folder is not None:
+        onnx_ir.external_data.set_base_dir(read.graph, source.folder)
+    declared, binding = _bind_inputs(read, dims, shapes, where)
+    _inline(read, where)
+    make_static(read, binding.symbols, where)
+    settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
+    lift_constants(read)
+    graph = build_graph(read, source.name, declared, where)
+    return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
+
+
+def _bind_inputs(
+    model: onnx_ir.Model,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+    where: str,
+) -> tuple[Mapping[str, tuple[Declared, ...]], Binding]:
+    """Drop initializers from the inputs and give the rest static shapes."""
+    graph = model.graph
+    kept = [value for value in graph.inputs if value.name not in graph.initializers]
+    graph.inputs.clear()
+    graph.inputs.extend(kept)
+    for value in kept:
+        if not isinstance(value.type, onnx_ir.TensorType):
+            raise FrontendError(f"{where}: input {value.name!r} is not a tensor; only tensors are")
+    declared = {value.name or "": declared_dims(value) for value in kept}
+    try:
+        binding = bind_dims(declared, dims, shapes)
+    except FrontendError as error:
+        raise FrontendError(f"{where}: {error}") from error
+    for value in kept:
+        value.shape = onnx_ir.Shape(binding.shapes[value.name or ""])
+    return {name: kind for name, kind in declared.items() if kind is not None}, binding
+
+
+def _inline(model: onnx_ir.Model, where: str) -> None:
+    try:
+        if model.functions:
+            InlinePass()(model)
+    except (ValueError, RuntimeError, onnx_ir.passes.InvariantError) as error:
+        cause = error.__cause__ or error
+        raise FrontendError(f"{where}: cannot inline its functions: {one_line(cause)}") from error
+    lift_constants(model)
+
+
+def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:
+    yield from source.notes
+    if binding.symbols:
+        yield "dims: " + ", ".join(f"{name}={size}" for name, size in binding.symbols.items())
+    for node in graph.nodes:
+        if any(isinstance(value, Opaque) for value in node.attrs.values()):
+            yield f"node {node.name!r} ({node.op}) holds subgraphs and is kept whole"
+    for op, name in _unknown_ops(graph).items():
+        yield f"stock ONNX Runtime has no operator {op} ({name!r}): verify and run will fail"
+
+
+def _unknown_ops(graph: Graph) -> Mapping[str, str]:
+    """Custom operators that ONNX Runtime does not have, and the first node of each."""
+    custom: dict[str, str] = {}
+    for node in graph.nodes:
+        if "::" in node.op:
+            custom.setdefault(node.op, node.name)
+    return {op: name for op, name in custom.items() if op not in _runtime_ops()} if custom else {}
+
+
+@cache
+def _runtime_ops() -> frozenset[str]:
+    """`domain::name` of the operators that ONNX Runtime comes with."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    return frozenset(f"{schema.domain}::{schema.name}" for schema in get_all_operator_schema())

@@ -1,0 +1,1 @@
+"""PyTorch modules: traced, rewritten, and built into graphs."""

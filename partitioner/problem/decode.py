@@ -1,0 +1,86 @@
+"""From the choices of a search to a plan, and from a plan's decision to a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.offers import chosen
+from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
+from partitioner.problem.build import Built
+from partitioner.search.exact_memory import Found
+from partitioner.solver import Solution
+from partitioner.strategies.derive import Rules
+from partitioner.strategies.spaces import Family
+
+if TYPE_CHECKING:
+    from partitioner.search.explicit import Request
+
+
+def kept_decision(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:
+    """What a plan that is kept does with a node; None if it says nothing of it."""
+    decision: NodePlan | None = plan.nodes.get(node.name) if plan is not None else None
+    if plan is None or decision is None:
+        return None
+    mesh: DeviceMesh = plan.groups[decision.group]
+    rule = rules.rule(node)
+    sizes = {name: factor.size for name, factor in rule.factors.items()} if rule else {}
+    layouts = {name: cut.layout(sizes[name], mesh) for name, cut in decision.cuts.items()}
+    return place(graph, node, mesh, layouts, rule)
+
+
+def decided(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
+    """A solution as a plan, and the graph that it is for."""
+    made = built.node_plans(graph, solution.chosen)
+    order = solution.order or range(len(graph.nodes))
+    ordered = {name: made[name] for i in order if (name := graph.nodes[i].name) in made}
+    return planned_on(graph, cluster, built.groups, ordered)
+
+
+def planned_on(
+    graph: Graph, cluster: Cluster, groups: Sequence[DeviceMesh], decided: Mapping[str, NodePlan]
+) -> tuple[Graph, Plan]:
+    """Decisions in the order of the plan as a plan, and the graph that it is for."""
+    left = chosen(graph, decided) if graph.optional else graph
+    names = [name for name in decided if name in left.by_name]
+    used = sorted({decided[name].group for name in names})
+    index = {group: position for position, group in enumerate(used)}
+    nodes = {n: NodePlan(index[decided[n].group], decided[n].cuts) for n in names}
+    return left, Plan(left.digest, cluster.to_data(), tuple(groups[g] for g in used), nodes)
+
+
+def certified(
+    best: Found, found: Sequence[Found], request: Request, tried: Sequence[Family]
+) -> Plan:
+    """The best plan with its certificate.
+
+    Args:
+        best: The plan.
+        found: Plans whose bounds together bound it.
+        request: What was asked for.
+        tried: Families that the bound covers.
+    """
+    cost = best.cost(request.objective)
+    bound = min([cost, *(entry.solution.bound for entry in found)])
+    within = cost - bound <= request.gap * cost
+    return replace(
+        best.plan,
+        certificate=Certificate(
+            objective=request.objective,
+            cost=cost,
+            bound=bound,
+            status="optimal" if within else _stopped(found),
+            strategy=best.plan.kind,
+            solver=best.solution.solver,
+            space=", ".join(dict.fromkeys(map(str, tried))),
+            seed=request.seed,
+        ),
+    )
+
+
+def _stopped(found: Sequence[Found]) -> str:
+    return "time_limit" if any(f.solution.status == "time_limit" for f in found) else "feasible"

@@ -1,0 +1,90 @@
+"""Work for every device: from a plan that leaves devices idle to the nearest one that does not.
+
+The best throughput of a small model may need fewer devices than were asked for. Who asks for four
+parts gets four, and is told what fewer would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partitioner.solver import Problem
+from partitioner.solver.joint.state import State, tables
+
+#: Nodes that are tried for each idle device, those with the least load first.
+MAX_TRIES = 200
+#: Relative difference of two costs that is rounding.
+ROUNDING = 1e-12
+
+
+def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
+    """Give each idle device one node, the one whose move costs least.
+
+    Args:
+        problem: What `chosen` is a plan of.
+        chosen: One choice a node.
+
+    Returns:
+        A plan in which every device has work and memory suffices; None if there is none so near.
+    """
+    state = State(tables(problem), chosen, bytes_matter=problem.limited)
+    for device in range(problem.devices):
+        if _runs(problem, state.chosen)[device]:
+            continue
+        move = _best_move(problem, state, device)
+        if move is None:
+            return None
+        state.move(*move)
+    return tuple(state.chosen)
+
+
+def _runs(problem: Problem, chosen: Sequence[int]) -> list[int]:
+    """How many nodes load each device; communications are left out."""
+    count = [0] * problem.devices
+    for choices, pick in zip(problem.nodes, chosen, strict=True):
+        for device, seconds in enumerate(choices[pick].load_s):
+            count[device] += seconds > 0
+    return count
+
+
+def _best_move(problem: Problem, state: State, device: int) -> tuple[int, int] | None:
+    """The node and the choice of it that give the device work, and more devices than before."""
+    best: tuple[int, int] | None = None
+    least = (float("inf"), float("inf"))
+    for node, pick in _moves(problem, state.chosen, device):
+        if not state.allowed(node, pick):
+            continue
+        before = state.chosen[node]
+        state.move(node, pick)
+        cost = max(state.load), sum(state.load)
+        if state.excess_bytes() <= 0 and _less(cost, least):
+            best, least = (node, pick), cost
+        state.move(node, before)
+    return best
+
+
+def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tuple[int, int]]:
+    runs = _runs(problem, chosen)
+    nodes = sorted(
+        (choices[pick].load_s[d], node)
+        for node, (choices, pick) in enumerate(zip(problem.nodes, chosen, strict=True))
+        for d in range(problem.devices)
+        if choices[pick].load_s[d] > 0
+    )
+    for _, node in nodes[:MAX_TRIES]:
+        now = problem.nodes[node][chosen[node]].load_s
+        for pick, choice in enumerate(problem.nodes[node]):
+            idle = [
+                d
+                for d, (old, new) in enumerate(zip(now, choice.load_s, strict=True))
+                if old > 0 and new == 0 and runs[d] == 1
+            ]
+            gained = sum(new > 0 and runs[d] == 0 for d, new in enumerate(choice.load_s))
+            if choice.load_s[device] > 0 and gained > len(idle):
+                yield node, pick
+
+
+def _less(new: tuple[float, float], old: tuple[float, float]) -> bool:
+    if abs(new[0] - old[0]) > ROUNDING * old[0]:
+        return new[0] < old[0]
+    return new[1] < old[1] * (1 - ROUNDING)

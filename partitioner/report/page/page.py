@@ -1,0 +1,85 @@
+"""The page: one HTML file out of the data, the libraries and the scripts of ``web``.
+
+Nothing in it can reach a network: its policy forbids every load and every script but its own,
+by their digests. The data is a JSON text in which no character can end the element around it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from importlib import resources
+
+from partitioner.report.page.schema import Diff, Report, Sweep
+
+LIBRARIES = ("graph", "charts")
+#: In the order of their names' use at start; functions are hoisted, constants are not.
+SCRIPTS = (
+    "text",
+    "colours",
+    "selection",
+    "plan",
+    "charts-base",
+    "table",
+    "head",
+    "tabs",
+    "search",
+    "details",
+    "graph-style",
+    "graph-layout",
+    "graph-view",
+    "graph-keys",
+    "timeline-data",
+    "timeline-view",
+    "timeline-keys",
+    "memory-view",
+    "traffic-view",
+    "nodes-view",
+    "diff-page",
+    "sweep-page",
+    "main",
+)
+_ESCAPES = str.maketrans(
+    {mark: f"\\u{ord(mark):04x}" for mark in ("<", ">", "&", "\u2028", "\u2029")}
+)
+_SLOT = re.compile(r"@([a-z]+)@")
+
+
+def render(data: Report | Diff | Sweep) -> str:
+    """The HTML of a report; a figure that is not finite is a ValueError."""
+    scripts = {name: _read(f"vendor/{name}.js").strip() for name in LIBRARIES} | {"app": _app()}
+    slots = scripts | {
+        "policy": _policy(scripts.values()),
+        "style": _read("style.css"),
+        "licences": _read("LICENSES.txt").replace("<", "\u2039"),
+        "data": embedded(data),
+    }
+    return _SLOT.sub(lambda slot: slots[slot[1]], _read("page.html"))
+
+
+def embedded(data: Report | Diff | Sweep) -> str:
+    """JSON that may stand in a script element."""
+    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.translate(_ESCAPES)
+
+
+def _app() -> str:
+    """The page's own scripts in one function, so that they leave no globals but `page`."""
+    body = "\n".join(_read(f"js/{name}.js") for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\n{body}}})();'
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _read(path: str) -> str:
+    return resources.files("partitioner.report.page").joinpath("web", path).read_text("utf-8")

@@ -1,0 +1,65 @@
+"""Bytes of communications for the report, by pair of devices and by level of the cluster."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.collectives import comm_cost
+from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.traffic import moves
+from partitioner.ir.types import DTYPE_BITS
+from partitioner.report.page.schema import Link, Traffic
+
+
+def traffic(tasks: Iterable[Task], cluster: Cluster) -> Traffic:
+    """Bytes by pair of devices, and by level of the cluster.
+
+    Args:
+        tasks: Communications.
+        cluster: Devices and links.
+    """
+    exact: dict[tuple[int, int], float] = defaultdict(float)
+    for task in tasks:
+        for source, target, nbytes in moves(task):
+            exact[source, target] += nbytes
+    pairs = {pair: round(nbytes) for pair, nbytes in exact.items()}
+    rows = sorted(pairs.items())
+    return Traffic(
+        source=[source for (source, _), _ in rows],
+        target=[target for (_, target), _ in rows],
+        bytes=[nbytes for _, nbytes in rows],
+        links=list(_links(pairs, cluster)),
+    )
+
+
+def crossing_bytes(task: Task) -> int:
+    """Bytes that cross between devices."""
+    return round(sum(nbytes for _, _, nbytes in moves(task)))
+
+
+def algorithm(task: Task, cluster: Cluster) -> str:
+    """The algorithm that a communication is priced with."""
+    comm = task.comm
+    assert comm is not None
+    bits = DTYPE_BITS[comm.dtype]
+    largest = max((nbytes for _, _, nbytes in task.writes), default=0)
+    return comm_cost(comm, largest * 8 // bits, cluster).algorithm
+
+
+def _links(pairs: Mapping[tuple[int, int], int], cluster: Cluster) -> Iterator[Link]:
+    sent: dict[str, Counter[int]] = defaultdict(Counter)
+    for (source, target), nbytes in pairs.items():
+        sent[cluster.level((source, target)).name][source] += nbytes
+    for level in cluster.levels:
+        most = max(sent[level.name].values(), default=0)
+        rate = level.bandwidth_bytes_per_s
+        yield Link(
+            level=level.name,
+            bytes=most,
+            total_bytes=sum(sent[level.name].values()),
+            seconds=most / rate,
+            bandwidth_bytes_per_s=rate if math.isfinite(rate) else None,
+        )

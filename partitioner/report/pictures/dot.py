@@ -1,0 +1,113 @@
+"""A partitioned graph as Graphviz source (https://graphviz.org/doc/info/lang.html)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from partitioner.compiled.base import Planned
+from partitioner.ir.plan import PlacedNode
+from partitioner.report.pictures.edges import (
+    INPUT,
+    OUTPUT,
+    Edge,
+    Terminal,
+    comm_lines,
+    edges,
+    group_indices,
+    how_cut,
+    placed_nodes,
+)
+from partitioner.report.pictures.palette import (
+    COMM,
+    FAINT,
+    LIGHT,
+    QUIET,
+    STRONG,
+    group_colour,
+    tint,
+)
+from partitioner.report.pictures.text import shown
+
+
+def dot(result: Planned) -> str:
+    """Graphviz source: a cluster a device group, communications on the edges.
+
+    A cut node is strongly coloured and tells its cut, a replicated one is dashed. An edge that
+    needs communications is vermillion and tells their kind, bytes between devices and seconds;
+    an edge that shares them with an earlier one is dotted.
+
+    Args:
+        result: A compiled model.
+
+    Returns:
+        The text of a .dot file; the same plan gives the same text.
+    """
+    ids = _ids(result)
+    lines = ["digraph plan {", *_head(result), *_clusters(result, ids), *_terminals(result, ids)]
+    lines += [_edge(edge, ids) for edge in edges(result)]
+    return "\n".join([*lines, "}", ""])
+
+
+def _ids(result: Planned) -> dict[Terminal, str]:
+    """Identifiers that do not hang on the model's names."""
+    ids: dict[Terminal, str] = {
+        ("node", placed.node.name): f"n{index}" for index, placed in enumerate(placed_nodes(result))
+    }
+    ids.update({(INPUT, value): f"i{i}" for i, value in enumerate(result.graph.inputs)})
+    ids.update({(OUTPUT, value): f"o{i}" for i, value in enumerate(result.graph.outputs)})
+    return ids
+
+
+def _head(result: Planned) -> Iterator[str]:
+    title = f"{shown(result.graph.name)} on {shown(result.cluster.name)}"
+    yield f"  graph [label={_quoted(title)} labelloc=t fontname=Helvetica compound=true]"
+    yield "  node [shape=box style=filled fontname=Helvetica fontsize=10 margin=0.08]"
+    yield "  edge [fontname=Helvetica fontsize=9 arrowsize=0.6]"
+
+
+def _clusters(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
+    placed = placed_nodes(result)
+    for mesh, index in group_indices(result).items():
+        nodes = [node for node in placed if node.mesh == mesh]
+        if not nodes:
+            continue
+        colour = group_colour(index)
+        yield f"  subgraph cluster_{index} {{"
+        yield f"    graph [label={_quoted(f'group {index}: {mesh}')} style=filled"
+        yield f'      color="{colour}" fillcolor="{tint(colour, FAINT)}"]'
+        yield from (f"    {_node(node, ids, colour)}" for node in nodes)
+        yield "  }"
+
+
+def _node(placed: PlacedNode, ids: Mapping[Terminal, str], colour: str) -> str:
+    cut = how_cut(placed)
+    label = "\n".join(filter(None, (shown(placed.node.name), shown(placed.node.op), shown(cut))))
+    look = f'fillcolor="{tint(colour, STRONG if placed.layouts else LIGHT)}" color="{colour}"'
+    if cut == "replicated":
+        look += ' style="filled,dashed"'
+    return f"{ids['node', placed.node.name]} [label={_quoted(label)} {look}]"
+
+
+def _terminals(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
+    for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
+        for value in values:
+            label = f"{shown(value)}\n{result.graph.types[value]}"
+            look = f'shape=ellipse fillcolor=white color="{QUIET}"'
+            yield f"  {ids[kind, value]} [label={_quoted(label)} {look}]"
+
+
+def _edge(edge: Edge, ids: Mapping[Terminal, str]) -> str:
+    line = f"  {ids[edge.source]} -> {ids[edge.target]}"
+    tip = f"tooltip={_quoted(shown(edge.value))}"
+    if not edge.comms:
+        return f"{line} [{tip}]"
+    text = "\n".join(comm_lines(edge.new) if edge.new else ["(the same)"])
+    style = "bold" if edge.new else "dotted"
+    colour = f'color="{COMM}" fontcolor="{COMM}"'
+    return f"{line} [label={_quoted(text)} style={style} {colour} {tip}]"
+
+
+def _quoted(text: str) -> str:
+    """A quoted string; Graphviz would read escapes and, in labels, entities like &amp;."""
+    safe = text.replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + safe.replace("\n", "\\n") + '"'

@@ -1,0 +1,268 @@
+"""The partitioned graph as a picture of a page's size, by matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+
+from partitioner.compiled.base import Planned
+from partitioner.report.pictures.canvas import draw_file, drawable
+from partitioner.report.pictures.edges import INPUT, OUTPUT, comm_lines, group_indices
+from partitioner.report.pictures.fold import Arc, Box, End, Folded, fold
+from partitioner.report.pictures.labels import box_lines, terminal_lines
+from partitioner.report.pictures.layers import Layout, Point, arrange
+from partitioner.report.pictures.palette import (
+    COMM,
+    GROUPS,
+    INK,
+    LIGHT,
+    PAPER,
+    QUIET,
+    STRONG,
+    group_colour,
+    tint,
+)
+from partitioner.report.pictures.timeline import draw_timeline
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["MAX_BOXES", "draw_graph", "draw_timeline"]
+
+MAX_BOXES = 60  #: Larger graphs are drawn folded.
+
+_BOX_INCHES = 1.45  #: Width of a box.
+_ROW_INCHES = 0.42  #: From layer to layer.
+_BOX_SHARE = 0.58  #: Of a layer's height, that a box fills.
+_ASPECT = 1.25  #: Height over width that the picture aims at.
+_FONT, _SMALL = 6.0, 5.0  #: In points.
+_LABEL = 0.5  #: Room on the right for what edges tell, in boxes.
+_MAX_LEGEND = 24  #: Device groups in the legend.
+_CORNER_INCHES = 0.25  #: From where on a corner of an edge is round.
+_MIN_INCHES = 3.5  #: Width of the smallest picture: a column of a page.
+
+
+def draw_graph(result: Planned, path: str | Path, *, boxes: int = MAX_BOXES) -> None:
+    """Draw the partitioned graph.
+
+    A colour a device group; cut nodes strongly coloured with their cut, replicated ones dashed.
+    Edges that need communications are thick and vermillion, with kind, bytes between devices and
+    seconds where they are first needed. Graphs of more than `boxes` nodes are folded (`fold`).
+
+    Args:
+        result: A compiled model.
+        path: Where to; its suffix is .svg, .png or .pdf.
+        boxes: Most boxes to draw, inputs and outputs not counted.
+
+    Raises:
+        PictureError: Another suffix, or matplotlib is not installed.
+        FileError: The file cannot be written.
+    """
+    draw_file(path, lambda: _Picture.of(result, fold(result, boxes)).figure())
+
+
+@dataclass(frozen=True)
+class _Picture:
+    result: Planned
+    folded: Folded
+    layout: Layout
+
+    @classmethod
+    def of(cls, result: Planned, folded: Folded) -> _Picture:
+        graph = nx.DiGraph()
+        graph.add_nodes_from(end for end in folded.terminals if end[0] == INPUT)
+        graph.add_nodes_from(range(len(folded.boxes)))
+        graph.add_nodes_from(end for end in folded.terminals if end[0] == OUTPUT)
+        graph.add_edges_from(_downward(arc) for arc in folded.arcs)
+        return cls(result, folded, arrange(graph, _ASPECT * _BOX_INCHES / _ROW_INCHES))
+
+    def figure(self) -> Figure:
+        from matplotlib.figure import Figure
+
+        layout = self.layout
+        label = _LABEL if any(arc.comms for arc in self.folded.arcs) else 0.0
+        wide = max(_MIN_INCHES, (layout.width + 0.2 + label) * _BOX_INCHES)
+        figure = Figure(figsize=(wide, (layout.rows + 2.6) * _ROW_INCHES))
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        spare = (wide / _BOX_INCHES - layout.width - label) / 2
+        axes.set_xlim(-spare, layout.width + label + spare)
+        axes.set_ylim(layout.rows + 0.9, -1.7)
+        axes.axis("off")
+        for arc in self.folded.arcs:
+            self._draw_arc(axes, arc)
+        for index, box in enumerate(self.folded.boxes):
+            self._draw_box(axes, box, layout.at[index])
+        for end, values in self.folded.terminals.items():
+            self._draw_terminal(axes, values, end[0], layout.at[end])
+        self._title(figure)
+        self._legend(figure)
+        return figure
+
+    def _draw_box(self, axes: Axes, box: Box, at: Point) -> None:
+        index = group_indices(self.result)[box.mesh]
+        colour = group_colour(index)
+        dashed = box.cut == "replicated"
+        _rectangle(
+            axes,
+            at,
+            facecolor=tint(colour, STRONG if box.is_cut else LIGHT),
+            edgecolor=tint(colour, 1.0),
+            linestyle="--" if dashed else "-",
+            linewidth=0.8,
+        )
+        _two_lines(axes, at, box_lines(box, f"group {index}" if self._many_groups else ""))
+
+    @property
+    def _many_groups(self) -> bool:
+        """Colours repeat, so that boxes tell their group."""
+        return len(self.result.plan.groups) > len(GROUPS)
+
+    def _draw_terminal(self, axes: Axes, values: Sequence[str], kind: str, at: Point) -> None:
+        _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
+        about = str(self.result.graph.types[values[0]])
+        _two_lines(axes, at, terminal_lines(values, kind, about))
+
+    def _draw_arc(self, axes: Axes, arc: Arc) -> None:
+        from matplotlib.patches import FancyArrowPatch
+        from matplotlib.path import Path as Outline
+
+        edge = _downward(arc)
+        points = _clipped(self.layout.routes[edge])
+        if edge != (arc.source, arc.target):
+            points = points[::-1]
+        colour, width = (COMM, 1.3) if arc.needs_comm else (QUIET, 0.6)
+        vertices, codes = _rounded(points)
+        axes.add_patch(
+            FancyArrowPatch(
+                path=Outline(vertices, codes),
+                arrowstyle="-|>",
+                mutation_scale=5,
+                color=colour,
+                linewidth=width,
+                linestyle=":" if arc.needs_comm and not arc.comms else "-",
+                shrinkA=0,
+                shrinkB=0,
+                zorder=2 if arc.needs_comm else 1,
+                joinstyle="round",
+            )
+        )
+        if arc.comms:
+            self._label_arc(axes, "\n".join(comm_lines(arc.comms)), points)
+
+    def _label_arc(self, axes: Axes, text: str, points: Sequence[Point]) -> None:
+        (x0, y0), (x1, y1) = points[0], points[1]
+        axes.text(
+            (x0 + x1) / 2 + 0.02,
+            (y0 + y1) / 2,
+            text,
+            fontsize=_SMALL,
+            color=COMM,
+            ha="left",
+            va="center",
+            zorder=5,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
+        )
+
+    def _title(self, figure: Figure) -> None:
+        graph, cluster = self.result.graph, self.result.cluster
+        count = f"{len(graph.nodes)} nodes"
+        if len(self.folded.boxes) < len(graph.nodes):
+            count += f" in {len(self.folded.boxes)} boxes"
+        title = f"{drawable(graph.name, 40)} on {drawable(cluster.name, 40)}, {count}"
+        figure.text(
+            0.5, 1 - 0.08 / figure.get_figheight(), title, ha="center", va="top", fontsize=8
+        )
+
+    def _legend(self, figure: Figure) -> None:
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        used = {box.mesh for box in self.folded.boxes}
+        groups = [(mesh, i) for mesh, i in group_indices(self.result).items() if mesh in used]
+        entries: list[Any] = [
+            Patch(facecolor=tint(group_colour(i), STRONG), edgecolor=group_colour(i), label=name)
+            for mesh, i in groups[:_MAX_LEGEND]
+            for name in (f"{i}: {mesh}" if self._many_groups else str(mesh),)
+        ]
+        if len(groups) > _MAX_LEGEND:
+            entries.append(Patch(visible=False, label=f"and {len(groups) - _MAX_LEGEND} more"))
+        if any(box.is_cut for box in self.folded.boxes):
+            entries.append(Patch(facecolor=tint(INK, 0.35), edgecolor=INK, label="cut"))
+        if any(box.cut == "replicated" for box in self.folded.boxes):
+            pale = tint(INK, 0.1)
+            entries.append(Patch(facecolor=pale, edgecolor=INK, linestyle="--", label="replicated"))
+        if any(arc.needs_comm for arc in self.folded.arcs):
+            entries.append(Line2D([], [], color=COMM, linewidth=1.3, label="communication"))
+        columns = max(1, min(len(entries), int(figure.get_figwidth() / 1.1)))
+        figure.legend(
+            handles=entries, loc="lower center", ncols=columns, fontsize=_FONT, frameon=False
+        )
+
+
+def _downward(arc: Arc) -> tuple[End, End]:
+    """The arc as it is laid out: stretches of a plan (`fold`) may feed each other both ways."""
+    if isinstance(arc.source, int) and isinstance(arc.target, int) and arc.source > arc.target:
+        return arc.target, arc.source
+    return arc.source, arc.target
+
+
+def _rectangle(axes: Axes, at: Point, *, rounding: float = 0.04, **look: Any) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    box = FancyBboxPatch(
+        (at[0] - 0.5, at[1] - _BOX_SHARE / 2),
+        1.0,
+        _BOX_SHARE,
+        boxstyle=f"round,pad=0,rounding_size={rounding}",
+        mutation_aspect=_BOX_INCHES / _ROW_INCHES,
+        zorder=3,
+        **look,
+    )
+    axes.add_patch(box)
+
+
+def _two_lines(axes: Axes, at: Point, lines: Sequence[str]) -> None:
+    for line, shift, size, colour in zip(
+        lines, (-0.12, 0.14), (_FONT, _SMALL), (INK, "#444444"), strict=True
+    ):
+        axes.text(
+            at[0],
+            at[1] + shift,
+            line,
+            fontsize=size,
+            color=colour,
+            ha="center",
+            va="center",
+            zorder=4,
+        )
+
+
+def _clipped(points: Sequence[Point]) -> list[Point]:
+    """A route from the bottom of its first box to the top of its last."""
+    (x0, y0), (x1, y1) = points[0], points[-1]
+    return [(x0, y0 + _BOX_SHARE / 2), *points[1:-1], (x1, y1 - _BOX_SHARE / 2)]
+
+
+def _rounded(points: Sequence[Point]) -> tuple[list[Point], list[int]]:
+    """Vertices and codes of a line whose corners are round, and near the corners only."""
+    from matplotlib.path import Path as Outline
+
+    found, codes = [points[0]], [int(Outline.MOVETO)]
+    for before, here, after in zip(points, points[1:], points[2:], strict=False):
+        found += [_toward(here, before), here, _toward(here, after)]
+        codes += [int(Outline.LINETO), int(Outline.CURVE3), int(Outline.CURVE3)]
+    return [*found, points[-1]], [*codes, int(Outline.LINETO)]
+
+
+def _toward(corner: Point, other: Point) -> Point:
+    """A point from the corner towards another, at most half the way."""
+    x, y = other[0] - corner[0], other[1] - corner[1]
+    inches = math.hypot(x * _BOX_INCHES, y * _ROW_INCHES)
+    share = min(0.5, _CORNER_INCHES / inches) if inches else 0.0
+    return corner[0] + share * x, corner[1] + share * y

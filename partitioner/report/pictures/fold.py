@@ -1,0 +1,180 @@
+"""Large graphs made small enough to draw: runs of nodes that the plan treats alike become a box."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from partitioner.compiled.base import Planned
+from partitioner.cost_model.schedule import Task
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import PlacedNode
+from partitioner.report.pictures.edges import (
+    INPUT,
+    OUTPUT,
+    Edge,
+    Terminal,
+    edges,
+    how_cut,
+    placed_nodes,
+)
+
+MAX_TERMINALS = 12  #: More inputs, or outputs, are joined where they go to the same boxes.
+MAX_JOINED = 60  #: If that leaves more, all are.
+
+End = int | Terminal  #: Index of a box, or a terminal.
+Home = dict[Terminal, End]  #: Where nodes, inputs and outputs are drawn.
+
+
+@dataclass(frozen=True)
+class Box:
+    """Nodes drawn as one, all on one device group.
+
+    Attributes:
+        nodes: At least one, in the plan's order.
+        mesh: Their group.
+        cut: How they are cut, if they are cut alike (see `how_cut`).
+        is_cut: Whether any of them is cut.
+    """
+
+    nodes: tuple[PlacedNode, ...]
+    mesh: DeviceMesh
+    cut: str
+    is_cut: bool
+
+
+@dataclass(frozen=True)
+class Arc:
+    """All values from one box, input or output to another.
+
+    Attributes:
+        source: Index of a box, or a terminal that is drawn.
+        target: Likewise.
+        values: Their names, in order, each once.
+        comms: Communications that carry them and no earlier arc.
+        needs_comm: Whether any value needs communications, these or an earlier arc's.
+    """
+
+    source: End
+    target: End
+    values: tuple[str, ...]
+    comms: tuple[Task, ...]
+    needs_comm: bool
+
+
+@dataclass(frozen=True)
+class Folded:
+    """The boxes and what runs between them.
+
+    Attributes:
+        boxes: In the plan's order.
+        arcs: Between boxes and terminals.
+        terminals: Inputs and outputs that are drawn, with the values that each stands for.
+    """
+
+    boxes: tuple[Box, ...]
+    arcs: tuple[Arc, ...]
+    terminals: Mapping[Terminal, tuple[str, ...]]
+
+
+#: What must be equal for neighbours to share a box, from the gentlest folding to the hardest.
+_LEVELS: tuple[Callable[[PlacedNode], Hashable], ...] = (
+    lambda placed: (placed.mesh, how_cut(placed)),
+    lambda placed: (placed.mesh, _axes(placed)),
+    lambda placed: (placed.mesh, bool(placed.layouts)),
+    lambda placed: placed.mesh,
+)
+_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  #: Longest runs tried, before any length.
+
+
+def fold(result: Planned, limit: int) -> Folded:
+    """The gentlest folding to at most `limit` boxes.
+
+    Short runs of consecutive nodes that are cut alike are joined first, then longer ones, then
+    those cut over the same axes, cut at all, and all of one group. If the plan changes between
+    groups too often for that, a box is all that a group does in a stretch of the plan; the
+    stretches are as short as the limit allows. Nodes of different groups never share a box.
+    """
+    placed = placed_nodes(result)
+    runs = next((runs for runs in _foldings(placed) if len(runs) <= limit), None) or _stretches(
+        placed, limit
+    )
+    boxes = [_box(run) for run in runs]
+    drawn = edges(result)
+    home: Home = {("node", p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
+    terminals: dict[Terminal, tuple[str, ...]] = {}
+    for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
+        for run in _joined(kind, values, drawn, home):
+            terminals[kind, run[0]] = run
+            home.update({(kind, value): (kind, run[0]) for value in run})
+    return Folded(tuple(boxes), _arcs(drawn, home), terminals)
+
+
+def _foldings(placed: Sequence[PlacedNode]) -> Iterator[list[list[PlacedNode]]]:
+    for level in _LEVELS:
+        runs = [list(run) for _, run in itertools.groupby(placed, key=level)]
+        for length in (*_LENGTHS, len(placed)):
+            yield [run[i : i + length] for run in runs for i in range(0, len(run), length)]
+
+
+def _stretches(placed: Sequence[PlacedNode], limit: int) -> list[list[PlacedNode]]:
+    groups = len({node.mesh for node in placed})
+    length = math.ceil(len(placed) / max(1, limit // groups))
+    runs: dict[Hashable, list[PlacedNode]] = defaultdict(list)
+    for index, node in enumerate(placed):
+        runs[index // length, node.mesh].append(node)
+    return list(runs.values())
+
+
+def _axes(placed: PlacedNode) -> Hashable:
+    return tuple(sorted({axis for layout in placed.layouts.values() for axis in layout.axes}))
+
+
+def _box(run: Sequence[PlacedNode]) -> Box:
+    cuts = {how_cut(placed) for placed in run}
+    is_cut = any(placed.layouts for placed in run)
+    cut = cuts.pop() if len(cuts) == 1 else ("mixed cuts" if is_cut else "")
+    return Box(tuple(run), run[0].mesh, cut, is_cut)
+
+
+def _joined(
+    kind: str, values: Sequence[str], drawn: Sequence[Edge], home: Home
+) -> Sequence[tuple[str, ...]]:
+    """Runs of inputs, or outputs, that are drawn as one: none if they are few.
+
+    Those of the same boxes are joined and, if that leaves too many, all.
+    """
+    near: dict[str, set[End]] = {value: set() for value in values}
+    for edge in drawn:
+        for here, other in ((edge.source, edge.target), (edge.target, edge.source)):
+            if here[0] == kind and other in home:
+                near[here[1]].add(home[other])
+    if len(values) <= MAX_TERMINALS:
+        return [(value,) for value in values]
+    runs: dict[frozenset[End], list[str]] = defaultdict(list)
+    for value in values:
+        runs[frozenset(near[value])].append(value)
+    if len(runs) > MAX_JOINED:
+        return [tuple(values)]
+    return [tuple(run) for run in runs.values()]
+
+
+def _arcs(drawn: Sequence[Edge], home: Home) -> tuple[Arc, ...]:
+    found: dict[tuple[End, End], list[Edge]] = defaultdict(list)
+    for edge in drawn:
+        ends = home[edge.source], home[edge.target]
+        if ends[0] != ends[1]:
+            found[ends].append(edge)
+    return tuple(
+        Arc(
+            source,
+            target,
+            tuple(dict.fromkeys(edge.value for edge in run)),
+            tuple(task for edge in run for task in edge.new),
+            any(edge.comms for edge in run),
+        )
+        for (source, target), run in found.items()
+    )

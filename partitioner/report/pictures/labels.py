@@ -1,0 +1,58 @@
+"""What stands in a box: two lines that fit into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from partitioner.report.pictures.canvas import drawable
+from partitioner.report.pictures.fold import Box
+from partitioner.report.pictures.text import ELISION, MAX_CHARACTERS
+
+_FIRST, _SECOND = 30, 36  #: Characters of the two lines.
+
+
+def box_lines(box: Box, group: str) -> tuple[str, str]:
+    """Op and cut, and the name; of several nodes the first and the last, and their number.
+
+    Args:
+        box: The box.
+        group: Name of its device group, if that has to be told.
+    """
+    first, last, count = box.nodes[0].node, box.nodes[-1].node, len(box.nodes)
+    cut = "" if box.cut == "replicated" else drawable(box.cut, 16)
+    if count == 1:
+        op = f"{_clipped(first.op, 18)} {cut}".strip()
+        return op, _told(group, lambda room: drawable(first.name, room))
+    number = f" ({count} nodes)"
+    ops = _pair(_clipped, first.op, last.op, _FIRST - len(number)) + number
+    about = ", ".join(filter(None, (group, cut)))
+    return ops, _told(about, lambda room: _pair(drawable, first.name, last.name, room))
+
+
+def terminal_lines(values: Sequence[str], kind: str, about: str) -> tuple[str, str]:
+    """Names, and the type or the number of them.
+
+    Args:
+        values: One input or output, or several that are drawn as one.
+        kind: "input" or "output".
+        about: Type of the first.
+    """
+    if len(values) == 1:
+        return drawable(values[0], _FIRST), about
+    return _pair(drawable, values[0], values[-1], _FIRST), f"{len(values)} {kind}s"
+
+
+def _told(about: str, name: Callable[[int], str]) -> str:
+    return f"{about}: {name(_SECOND - len(about) - 2)}" if about else name(_SECOND)
+
+
+def _pair(shorten: Callable[[str, int], str], first: str, last: str, limit: int) -> str:
+    room = limit - len(" ... ")
+    pairs = (first, last), (last, first)
+    return " ... ".join(shorten(one, max(room // 2, room - len(other))) for one, other in pairs)
+
+
+def _clipped(op: str, limit: int) -> str:
+    """An op is known by its start, a name by its end."""
+    text = drawable(op, MAX_CHARACTERS)
+    return text if len(text) <= limit else text[: limit - 1] + ELISION

@@ -1,0 +1,222 @@
+"""The timeline as a picture of a column's width: what each device does when."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partitioner.compiled.base import Planned
+from partitioner.cost_model.simulate import Event, Timeline, simulate
+from partitioner.report.pictures.canvas import draw_file, drawable
+from partitioner.report.pictures.palette import (
+    BLUE,
+    COMM,
+    GREEN,
+    IDLE,
+    INK,
+    PURPLE,
+    SKY,
+    YELLOW,
+    tint,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LANES = ("compute", "comm")
+
+_WIDTH_INCHES = 3.5  #: A column of a two-column page.
+_LEFT, _ACROSS = 0.13, 0.83  #: Of the width: where the axes begin, and how wide they are.
+_COLUMNS = 4  #: Of the legend.
+_FONT = 7.0  #: In points.
+_REQUESTS = (BLUE, GREEN, SKY, PURPLE, YELLOW)  #: Compute of request 0, 1, ..., in turn.
+_SHARE = 0.55  #: Of a request's colour.
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_THIN = 1 / 150  #: Of the time axis; narrower bars that touch are drawn as one.
+_MAX_HEIGHT_INCHES = 9.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: an event, or a run of short events that touch.
+
+    Attributes:
+        device: Its device.
+        kind: "compute" or "comm".
+        request: Its request.
+        start_s: Since all devices began.
+        end_s: Likewise.
+        names: Of the events.
+    """
+
+    device: int
+    kind: str
+    request: int
+    start_s: float
+    end_s: float
+    names: tuple[str, ...]
+
+
+def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> None:
+    """Draw when each device computes, communicates and idles, as the simulator has it.
+
+    Args:
+        result: A compiled model.
+        path: Where to; its suffix is .svg, .png or .pdf.
+        requests: How many follow one another.
+
+    Raises:
+        PictureError: Another suffix, or matplotlib is not installed.
+        FileError: The file cannot be written.
+        CostError: `requests` is less than 1.
+    """
+    timeline = simulate(result.schedule, requests)
+    draw_file(path, lambda: _figure(result, timeline))
+
+
+def bars(timeline: Timeline) -> tuple[Bar, ...]:
+    """The bars to draw, by device and kind; events that take no time have none."""
+    thin = timeline.makespan_s * _THIN
+    lanes: dict[tuple[int, str], list[Bar]] = defaultdict(list)
+    for event in timeline.events:
+        lane = lanes[event.device, event.kind]
+        if event.end_s <= event.start_s:
+            continue
+        if lane and _joins(lane[-1], event, thin):
+            last = lane.pop()
+            names = (*last.names, event.name)
+            lane.append(Bar(last.device, last.kind, last.request, last.start_s, event.end_s, names))
+        else:
+            start, end = event.start_s, event.end_s
+            lane.append(Bar(event.device, event.kind, event.request, start, end, (event.name,)))
+    return tuple(bar for _, lane in sorted(lanes.items()) for bar in lane)
+
+
+def _joins(bar: Bar, event: Event, thin: float) -> bool:
+    is_thin = len(bar.names) > 1 or bar.end_s - bar.start_s < thin
+    touches = bar.end_s == event.start_s and bar.request == event.request
+    return is_thin and touches and event.end_s - event.start_s < thin
+
+
+def _figure(result: Planned, timeline: Timeline) -> Figure:
+    from matplotlib.figure import Figure
+
+    devices = len(result.cluster.devices)
+    lane = min(0.17, (_MAX_HEIGHT_INCHES - 1.2) / (2.5 * devices))
+    inner = 2.5 * devices * lane
+    entries = _legend_entries(timeline.requests)
+    below = 0.36 + 0.14 * math.ceil(len(entries) / _COLUMNS)
+    high = inner + below + 0.22
+    figure = Figure(figsize=(_WIDTH_INCHES, high))
+    axes = figure.add_axes((_LEFT, below / high, _ACROSS, inner / high))
+    unit, scale = _unit(timeline.makespan_s)
+    _lanes(axes, devices, timeline.makespan_s / scale or 1.0)
+    for bar in bars(timeline):
+        _draw_bar(axes, bar, scale)
+    _label_bars(axes, bars(timeline), timeline.makespan_s, scale)
+    axes.set_xlabel(f"time ({unit})", fontsize=_FONT, labelpad=1)
+    axes.tick_params(labelsize=_FONT, length=2)
+    _device_labels(axes, devices, lane)
+    title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
+    if timeline.requests > 1:
+        title += f", {timeline.requests} requests"
+    figure.text(0.5, 1 - 0.05 / high, title, ha="center", va="top", fontsize=_FONT + 1)
+    _legend(figure, entries)
+    return figure
+
+
+def _unit(span_s: float) -> tuple[str, float]:
+    """The largest unit of which the span has at least one."""
+    return next(((unit, scale) for unit, scale in _UNITS if span_s >= scale), _UNITS[-1])
+
+
+def _top(device: int, kind: str) -> float:
+    """Upper edge of a lane; a device's two lanes fill 2 of 2.5 units, downwards."""
+    return 2.5 * device + 0.25 + LANES.index(kind)
+
+
+def _lanes(axes: Axes, devices: int, end: float) -> None:
+    """The empty lanes: idle time is what stays of them."""
+    for device in range(devices):
+        for kind in LANES:
+            axes.broken_barh(
+                [(0, end)], (_top(device, kind) + 0.06, 0.88), facecolor=IDLE, linewidth=0
+            )
+    axes.set_xlim(0, end)
+    axes.set_ylim(2.5 * devices, 0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _draw_bar(axes: Axes, bar: Bar, scale: float) -> None:
+    look: dict[str, Any] = {"facecolor": _colour(bar.request), "edgecolor": "white"}
+    if bar.kind == "comm":
+        look = {"facecolor": tint(COMM, 0.45), "edgecolor": COMM, "hatch": "//////"}
+    axes.broken_barh(
+        [(bar.start_s / scale, (bar.end_s - bar.start_s) / scale)],
+        (_top(bar.device, bar.kind) + 0.06, 0.88),
+        linewidth=0.25,
+        gid=f"{bar.kind}-{bar.device}-{bar.request}",
+        **look,
+    )
+
+
+def _colour(request: int) -> str:
+    return tint(_REQUESTS[request % len(_REQUESTS)], _SHARE)
+
+
+def _label_bars(axes: Axes, drawn: Iterable[Bar], span_s: float, scale: float) -> None:
+    """Names of the bars that are wide enough for them."""
+    points = _ACROSS * _WIDTH_INCHES * 72
+    for bar in drawn:
+        room = int(points * (bar.end_s - bar.start_s) / span_s / (0.62 * (_FONT - 2.5)))
+        if len(bar.names) > 1 or room < 4:
+            continue
+        axes.text(
+            (bar.start_s + bar.end_s) / 2 / scale,
+            _top(bar.device, bar.kind) + 0.52,
+            drawable(bar.names[0], room),
+            fontsize=_FONT - 2.5,
+            color=INK,
+            ha="center",
+            va="center",
+        )
+
+
+def _device_labels(axes: Axes, devices: int, lane: float) -> None:
+    every = max(1, round(_FONT / 72 * 1.2 / (2.5 * lane)))
+    shown: Sequence[int] = range(0, devices, every)
+    axes.set_yticks([2.5 * device + 1.25 for device in shown])
+    axes.set_yticklabels([f"dev {device}" for device in shown], fontsize=_FONT)
+    axes.tick_params(axis="y", length=0)
+
+
+def _legend_entries(requests: int) -> list[Any]:
+    from matplotlib.patches import Patch
+
+    names = ["compute"] if requests == 1 else [f"request {i}" for i in range(min(requests, 5))]
+    entries: list[Any] = [Patch(facecolor=_colour(i), label=name) for i, name in enumerate(names)]
+    entries.append(
+        Patch(facecolor=tint(COMM, 0.45), edgecolor=COMM, hatch="//////", label="communication")
+    )
+    entries.append(Patch(facecolor=IDLE, label="idle"))
+    return entries
+
+
+def _legend(figure: Figure, entries: Sequence[Any]) -> None:
+    figure.legend(
+        handles=entries,
+        loc="lower center",
+        borderaxespad=0.1,
+        labelspacing=0.3,
+        ncols=min(len(entries), _COLUMNS),
+        fontsize=_FONT,
+        frameon=False,
+        handlelength=1.4,
+        columnspacing=1.0,
+    )

@@ -1,0 +1,1 @@
+"""Run rank files: under torchrun (`python -m partitioner.run`), or one local process a rank."""

@@ -1,0 +1,210 @@
+"""`partition run`: one local process a rank, and what was measured beside what was predicted."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from partitioner import units
+from partitioner.backends.errors import one_line
+from partitioner.compiled.folder import ResultError, load_plan, load_summary
+from partitioner.compiled.rank_files import rank_files
+from partitioner.cost_model.cluster import Cluster
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.types import numpy_dtype
+
+
+class RunError(PartitionerError, ValueError):
+    """Inputs or outputs of a run that cannot be read or written."""
+
+
+#: What NumPy raises on a file that is no .npz, or a broken one.
+_NO_NPZ = (
+    *(OSError, ValueError, AttributeError, TypeError, KeyError, EOFError, MemoryError),
+    *(RuntimeError, zipfile.BadZipFile, zlib.error),
+)
+
+
+def run_directory(
+    directory: Path,
+    inputs: Path | None,
+    outputs: Path | None,
+    *,
+    requests: int = 1,
+    seed: int = 0,
+) -> str:
+    """Run a saved compilation and report.
+
+    Args:
+        directory: What ``partition MODEL`` wrote.
+        inputs: .npz of whole inputs by name; None draws valid random ones.
+        outputs: .npz to write the whole outputs to.
+        requests: Requests in flight.
+        seed: Of the random inputs.
+
+    Returns:
+        A few lines for people.
+
+    Raises:
+        RunError: A file cannot be read or written.
+        ResultError: Not such a folder.
+        DirectoryError: It has no rank files, or they are of another plan than its plan.json.
+        BackendError: A wrong input, or a rank failed.
+    """
+    files = rank_files(directory)
+    files.check(load_plan(directory))
+    expected = prediction(directory)
+    if outputs is not None:
+        check_outputs(outputs)
+    fed = read_inputs(inputs, directory) if inputs is not None else draw_inputs(directory, seed)
+    done = files.run(fed, requests)
+    if outputs is not None:
+        write_outputs(outputs, done.outputs)
+    return report(done.seconds, requests, expected, done.outputs)
+
+
+def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, np.ndarray]) -> str:
+    """What a run took, what was predicted, and the types of its outputs; a line each."""
+    lines = [_measured(seconds, requests), *([expected] if expected else [])]
+    lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
+    return "\n".join(lines)
+
+
+def _measured(seconds: float, requests: int) -> str:
+    many = f"{requests} requests" if requests > 1 else "1 request"
+    rate = units.per_second(requests / seconds)
+    return f"measured on this machine: {many} in {units.seconds(seconds)}, {rate}"
+
+
+def prediction(directory: Path) -> str:
+    """What a saved plan should take on the cluster that it was made for, in a line.
+
+    Raises:
+        ResultError: Not such a folder.
+        PlanError: A malformed plan.
+    """
+    summary, plan = load_summary(directory), load_plan(directory)
+    latency, rate = summary["latency_s"], summary["throughput_per_s"]
+    shown = units.per_second(float("inf") if rate is None else rate)
+    count = len(Cluster.from_data(plan.cluster))
+    devices = f"{count} devices" if count > 1 else "1 device"
+    name = f"{plan.cluster.get('name')} ({devices})"
+    return f"predicted for the planned cluster {name}: latency {units.seconds(latency)}, {shown}"
+
+
+def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
+    """Arrays of an .npz file, never unpickling.
+
+    An .npz file cannot say bfloat16 or float8: an input of these may be float32 in the file, and
+    is rounded to nearest, or its raw bytes, which is what NumPy writes of an ml_dtypes array.
+
+    Args:
+        path: The file.
+        directory: Folder of rank files, which say the inputs' element types.
+
+    Raises:
+        RunError: Not an .npz file of plain arrays.
+        BackendError: The rank files cannot be read.
+    """
+    arrays = _read_arrays(path)
+    kinds = rank_files(directory).headers()[0].whole_inputs
+    return {
+        name: _from_file(array, numpy_dtype(kinds[name].dtype)) if name in kinds else array
+        for name, array in arrays.items()
+    }
+
+
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as file:
+            data = np.load(file, allow_pickle=False)
+            if isinstance(data, np.lib.npyio.NpzFile):
+                return {name: data[name] for name in data.files}
+    except OSError as error:
+        raise RunError(f"inputs {path}: {error.strerror or one_line(error)}") from None
+    except _NO_NPZ as error:
+        if _is_zip(path):
+            raise RunError(f"inputs {path}: {one_line(error)}") from None
+    raise RunError(f"inputs {path}: not an .npz file (numpy.savez of arrays by input name)")
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except ValueError:  # a name that no file can have
+        return False
+
+
+def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if not _is_foreign(dtype):
+        return array
+    if array.dtype == np.dtype((np.void, dtype.itemsize)):
+        return array.view(dtype)
+    return array.astype(dtype) if array.dtype == np.float32 else array
+
+
+def _is_foreign(dtype: np.dtype) -> bool:
+    """Whether an .npz file forgets an element type."""
+    return dtype.isbuiltin == 2  # NumPy's mark of types that another package (ml_dtypes) adds
+
+
+def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
+    """Valid random inputs of a saved compilation's model.
+
+    Raises:
+        RunError: The model, which says what is valid, is gone or has changed.
+    """
+    from partitioner.compiled.onnx_model import draw
+
+    try:
+        return draw(directory, seed)
+    except ResultError as error:
+        raise RunError(f"{error}; or give --inputs, which needs no model") from None
+
+
+def check_outputs(path: Path) -> None:
+    """Refuse before a run what `write_outputs` would refuse after it.
+
+    Raises:
+        RunError: The path is a folder, or no file can be written there.
+    """
+    try:
+        if path.is_dir():
+            raise RunError(f"outputs {path}: it is a folder; name an .npz file")
+        if path.exists() and not path.is_file():
+            raise RunError(f"outputs {path}: it is not a regular file")
+        part = _part(path)
+        part.touch()
+        part.unlink()
+    except (OSError, ValueError) as error:
+        raise RunError(f"outputs {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write whole outputs to an .npz file; nothing is left if that fails.
+
+    Outputs of bfloat16 and float8, which such a file cannot hold, are written as float32 (exact).
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    part = _part(path)
+    try:
+        with part.open("wb") as file:
+            np.savez(file, **{name: _to_file(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RunError(f"outputs {path}: {error.strerror}") from None
+
+
+def _to_file(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float32) if _is_foreign(array.dtype) else array

@@ -1,0 +1,1 @@
+"""The search over spaces of plans."""

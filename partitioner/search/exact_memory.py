@@ -1,0 +1,197 @@
+"""When no plan fits by the safe memory formula: exact liveness may let one, or a refusal."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan
+from partitioner.problem.build import Built
+from partitioner.solver import (
+    Infeasible,
+    Objective,
+    Problem,
+    Solution,
+    SolverError,
+    evaluate_choices,
+    least_shortage,
+    solve,
+)
+from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.strategies.spaces import Family
+
+#: Seconds that a refusal may take beyond the time limit: to look again, and to find its reason.
+SECOND_LOOK_S = 2.0
+#: Memory limits to search under, over the least peak by the safe formula. The first plan that
+#: fits exactly is taken, so the loosest limit comes first.
+SLACKS = (math.inf, 1.5, 1.2, 1.1)
+
+
+@dataclass(frozen=True)
+class Found:
+    """One family's best plan, the graph that it is for, and its evaluation."""
+
+    family: Family
+    graph: Graph
+    plan: Plan
+    evaluation: Evaluation
+    solution: Solution
+
+    def cost(self, objective: str) -> float:
+        """By the referee."""
+        return self.evaluation.cost(objective)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A family of which no plan fits by the safe memory formula, as far as is known."""
+
+    family: Family
+    built: Built
+    error: Infeasible
+
+
+Evaluate = Callable[[Family, Built, Solution], Found]
+Held = Callable[[Plan, int], str]
+
+
+def second_look(
+    refused: Sequence[Refused],
+    objective: Objective,
+    gap: float,
+    time_limit_s: float,
+    found: Evaluate,
+    held: Held,
+    *,
+    complete: bool,
+    seed: int = 0,
+    engine: Engine = HIGHS,
+) -> Found:
+    """A plan that exact liveness, in the graph's order of nodes, lets fit after all.
+
+    Args:
+        refused: All families that were searched.
+        objective: What is minimised.
+        gap: Relative gap at which a search stops.
+        time_limit_s: Wall-clock limit.
+        found: Evaluates a solution.
+        held: Says what a device holds under a plan.
+        complete: Whether these are all families of the request.
+        seed: Of all random choices.
+        engine: Solves the MILPs.
+
+    Raises:
+        Infeasible: There is none; the family that came nearest to fitting speaks.
+    """
+    deadline = time.monotonic() + time_limit_s
+    ask = partial(solve, gap=gap, seed=seed, engine=engine)
+    nearest = sorted(refused, key=lambda entry: _distance(entry.error))
+    for index, entry in enumerate(nearest):
+        left = (deadline - time.monotonic()) / (len(nearest) - index + 1)
+        if left > 0 and _may_fit(entry):
+            fits = _exactly(entry, objective, left, found, ask)
+            if fits is not None:
+                return fits
+    entry = nearest[0]
+    left = max(SECOND_LOOK_S / 2, deadline - time.monotonic())
+    try:
+        solution = least_shortage(entry.built.problem, objective, entry.error, left, seed, engine)
+    except Infeasible as error:
+        certain = complete and error.proven and all(n.error.proven for n in nearest[1:])
+        parts = ""
+        if error.closest is not None and error.device is not None:
+            closest = Solution(error.closest, math.inf, 0.0, "feasible", None, "")
+            plan = found(entry.family, entry.built, closest).plan
+            parts = f"; there it holds {held(plan, error.device)}"
+        alone = len(nearest) == 1
+        raise _verdict(entry.family, error, parts, certain=certain, alone=alone) from None
+    return found(entry.family, entry.built, solution)
+
+
+def _distance(error: Infeasible) -> float:
+    return math.inf if error.closest is None else error.bytes_short
+
+
+def _may_fit(entry: Refused) -> bool:
+    """Whether the nearest plan's weights alone leave room: liveness cannot make them smaller."""
+    closest, problem = entry.error.closest, entry.built.problem
+    if closest is None:
+        return True
+    try:
+        outcome = evaluate_choices(_resident(problem), closest)
+    except SolverError:
+        return True
+    return outcome.excess_bytes <= 0
+
+
+def _resident(problem: Problem) -> Problem:
+    """The problem with only those bytes counted that are held throughout."""
+    last = len(problem.nodes) - 1
+    nothing = (0.0,) * problem.devices
+    items = (
+        item if (item.first, item.last) == (0, last) else replace(item, bytes=nothing)
+        for item in problem.items
+    )
+    return replace(problem, items=tuple(items))
+
+
+def _exactly(
+    entry: Refused,
+    objective: Objective,
+    time_limit_s: float,
+    found: Evaluate,
+    ask: Callable[..., Solution],
+) -> Found | None:
+    """The first plan that fits by exact liveness: of least cost first, of least peak last."""
+    deadline = time.monotonic() + time_limit_s
+    problem = entry.built.problem
+
+    def within(limit: float, goal: Objective, seconds: float) -> Found:
+        limited = replace(problem, limit_bytes=(limit,) * problem.devices)
+        solution = ask(limited, goal, time_limit_s=seconds, reason_s=0.0)
+        return found(entry.family, entry.built, solution)
+
+    best = within(math.inf, "memory", time_limit_s / 2)
+    if not best.evaluation.fits_exactly:
+        return None
+    bound, least = 0.0, best.solution.cost
+    for slack in SLACKS if objective != "memory" else ():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            tried = within(slack * least, objective, left)
+        except Infeasible:
+            break
+        bound = bound or tried.solution.bound  # of the first search, which had no limits
+        if tried.evaluation.fits_exactly:
+            best = tried
+            break
+    if objective == "memory":
+        free = replace(_resident(problem), limit_bytes=(math.inf,) * problem.devices)
+        bound = ask(free, "memory", time_limit_s=time_limit_s / 2).bound
+    bound = min(bound, best.cost(objective))
+    return replace(best, solution=replace(best.solution, bound=bound, status="feasible"))
+
+
+def _verdict(
+    family: Family, error: Infeasible, parts: str, *, certain: bool, alone: bool
+) -> Infeasible:
+    verdict, _, what = str(error).partition(": ")
+    if error.proven and not certain:
+        verdict = "no plan was found that fits"
+    nearest = "" if alone else ", the nearest to fitting of the spaces searched"
+    return Infeasible(
+        f"{verdict}: {what}{parts}; this is {family}{nearest}, with the nodes in the model's order",
+        device=error.device,
+        position=error.position,
+        name=error.name,
+        bytes_short=error.bytes_short,
+        proven=certain,
+        closest=error.closest,
+    )

@@ -1,0 +1,166 @@
+"""One mesh of equal devices: how the whole model is best sharded over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.columns import EvenPrices
+from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
+from partitioner.ir.graph import Node
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.rule import Rule
+from partitioner.problem.build import Built, build
+from partitioner.problem.folding import Folded
+from partitioner.solver import Solution, evaluate_choices, solve
+from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.problem import Problem
+from partitioner.strategies.derive import Rules, strategies
+
+Options = Mapping[str, tuple[PlacedNode, ...]]
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The model on one mesh of equal devices.
+
+    Attributes:
+        folded: The model, repeated blocks folded.
+        even: The mesh and its stand-in, on which the strategies are.
+        built: The problem of the folded graph, each block counted once.
+        tied: The same with every block counted.
+        solution: Its best plan, with every block counted.
+    """
+
+    folded: Folded
+    even: EvenMesh
+    built: Built
+    tied: Problem
+    solution: Solution
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that each device would take with the whole model."""
+        return self.solution.cost
+
+    @cached_property
+    def picks(self) -> tuple[PlacedNode, ...]:
+        """Strategy of each node of the folded graph, on the stand-in."""
+        nodes = self.folded.graph.nodes
+        return tuple(
+            self.built.candidates[node.name][pick]
+            for node, pick in zip(nodes, self.solution.chosen, strict=True)
+        )
+
+    @cached_property
+    def loads_s(self) -> tuple[float, ...]:
+        """Seconds of each node of the folded graph, and of reducing outputs that nobody reads."""
+        choices = zip(self.built.problem.nodes, self.solution.chosen, strict=True)
+        return tuple(own[pick].load_s[0] for own, pick in choices)
+
+    @cached_property
+    def compute_s(self) -> tuple[float, ...]:
+        """Seconds of each node of the folded graph alone."""
+        return tuple(self.even.node_seconds(self.folded.graph, placed) for placed in self.picks)
+
+    @cached_property
+    def passing_bytes(self) -> float:
+        """Most bytes of values that a device holds at one time, what is resident not counted.
+
+        A stage has few of the blocks, and what they hold is passed on; in training all devices
+        run all of them, and each keeps something for the backward pass.
+        """
+        training = bool(self.folded.graph.backward)
+        problem = self.tied if training else self.built.problem
+        whole = 0, len(problem.nodes) - 1
+        by_nodes = {item for hold in problem.holds for own in hold.items for item in own}
+        resident = by_nodes | self.built.zeros  # a copy may last as long, and passes all the same
+        items = tuple(
+            replace(item, bytes=(0.0,))
+            if index in resident and (item.first, item.last) == whole
+            else item
+            for index, item in enumerate(problem.items)
+        )
+        outcome = evaluate_choices(replace(problem, items=items), self.solution.chosen)
+        return outcome.peak_bytes[0]
+
+
+@dataclass
+class Sharder:
+    """Shards one model over many meshes; strategies are derived once a stand-in."""
+
+    folded: Folded
+    cluster: Cluster
+    seed: int = 0
+    engine: Engine = HIGHS
+    _rules: Rules = field(init=False)
+    _options: dict[DeviceMesh, Options] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._rules = Rules.of(self.folded.graph)
+
+    @property
+    def rules(self) -> Rules:
+        """The rules of the folded graph."""
+        return self._rules
+
+    def rule(self, node: Node) -> Rule | None:
+        """The rule of a node of the folded graph."""
+        return self._rules.rule(node)
+
+    def shard(
+        self, mesh: DeviceMesh, stages: int, *, limited: bool, time_limit_s: float, gap: float
+    ) -> Sharded:
+        """The best sharding over a mesh.
+
+        Args:
+            mesh: Equal devices.
+            stages: Groups like it that share the model: each holds its part of the weights.
+            limited: Whether memory counts.
+            time_limit_s: Limit of the solver.
+            gap: Relative gap at which it may stop.
+
+        Raises:
+            Infeasible: Nothing fits the memory of all stages together.
+        """
+        even = EvenMesh(mesh, stand_in(mesh), self.cluster)
+        built = self._build(even)
+        tied = self.folded.tie(built).problem
+        room = float("inf")
+        if limited:
+            room = float(self.cluster.devices[even.device].memory_bytes) * stages
+        problem = replace(tied, limit_bytes=(room,))
+        solution = solve(
+            problem,
+            time_limit_s=time_limit_s,
+            gap=gap,
+            seed=self.seed,
+            reason_s=0.0,
+            engine=self.engine,
+        )
+        return Sharded(self.folded, even, built, tied, solution)
+
+    def _build(self, even: EvenMesh) -> Built:
+        graph = self.folded.graph
+        candidates = {
+            name: tuple(filter(even.admits, options))
+            for name, options in self._derived(even.model).items()
+        }
+        prices = EvenPrices(graph, even, EvenResharder(self.cluster, even=even))
+        home = DeviceMesh.single(even.model.devices[0])
+        groups = tuple(dict.fromkeys((even.model, home)))
+        return build(graph, groups, candidates, prices)
+
+    def _derived(self, model: DeviceMesh) -> Options:
+        if model not in self._options:
+            graph = self.folded.graph
+            home = DeviceMesh.single(model.devices[0])
+            found = strategies(graph, self._rules, model)
+            self._options[model] = {
+                node.name: found[node.name] or (place(graph, node, home, {}, None),)
+                for node in graph.nodes
+            }
+        return self._options[model]

@@ -1,0 +1,1 @@
+"""Problem files of other projects: read, priced as their authors do, written."""

@@ -1,0 +1,223 @@
+"""Placement instances of msr-fiddle/dnn-partitioning, and solutions as its programs print them.
+
+Tarnawski, Phanishayee, Devanur, Mahajan, Nina Paravecino: "Efficient Algorithms for Device
+Placement of DNN Graph Operators", NeurIPS 2020. A file is JSON:
+
+    {"maxFPGAs": k, "maxCPUs": l, "maxSizePerFPGA": bytes,
+     "nodes": [{"id", "fpgaLatency", "cpuLatency", "size", "colorClass", "isBackwardNode",
+                "supportedOnFpga"}, ...],
+     "edges": [{"sourceId", "destId", "cost"}, ...]}
+
+An accelerator's load is its nodes' `fpgaLatency`, the cost of each value that comes in, and the
+cost of each value that goes out, once however many devices read it. A CPU's load is its nodes'
+`cpuLatency`; it pays no transfer. The largest load counts (throughput). Nodes of one
+`colorClass` (null is a class of its own) go together, so they are one node here. Merged nodes
+are in the order of the forward pass; an edge against it is turned, which costs the same.
+Seconds are the file's unit of time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partitioner.solver.formats.json_fields import as_object, by_id, count, entries, number, parsed
+from partitioner.solver.formats.json_files import read_json
+from partitioner.solver.problem import SolverError
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one node of the file makes and nodes elsewhere read.
+
+    Attributes:
+        producer: Merged node that makes it.
+        cost_s: Seconds of moving it on or off an accelerator.
+        readers: Merged nodes that read it, ascending, without the producer.
+    """
+
+    producer: int
+    cost_s: float
+    readers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A file's content. Devices are its accelerators, then its CPUs.
+
+    Attributes:
+        accelerators: How many there are.
+        cpus: How many there are.
+        limit_bytes: Memory of an accelerator.
+        members: Ids in the file of each merged node; merged nodes are in a topological order
+            of the forward pass and the reversed backward pass, but for cycles.
+        accelerator_s: Seconds of each merged node on an accelerator; infinite if unsupported.
+        cpu_s: Seconds of each merged node on a CPU.
+        size_bytes: Of each merged node.
+        values: What merged nodes read from each other.
+    """
+
+    accelerators: int
+    cpus: int
+    limit_bytes: float
+    members: tuple[tuple[int, ...], ...]
+    accelerator_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+    size_bytes: tuple[float, ...]
+    values: tuple[Value, ...]
+
+
+def read(path: Path, data: Any = None) -> Instance:
+    """Read a file.
+
+    Args:
+        path: The file, plain or gzipped.
+        data: Its content, if it is already known.
+
+    Raises:
+        SolverError: The file cannot be read or is malformed; one line says where.
+    """
+    return parsed(path, read_json(path) if data is None else data, parse)
+
+
+def is_problem(data: Any) -> bool:
+    """Whether JSON content looks like a file of this kind."""
+    return isinstance(data, dict) and isinstance(data.get("nodes"), list) and "maxFPGAs" in data
+
+
+def parse(data: object) -> Instance:
+    """An instance from decoded JSON.
+
+    Raises:
+        SolverError: Something is missing or out of its range.
+    """
+    top = as_object(data, "the file")
+    cpus = count(top, "maxCPUs")
+    accelerators = count(top, "maxFPGAs")
+    if not accelerators + cpus:
+        raise SolverError("maxFPGAs and maxCPUs are both 0: there is no device")
+    nodes = _nodes(top)
+    cost, readers = _edges(top, nodes)
+    classes: dict[object, list[int]] = {}
+    for name, node in nodes.items():
+        colour = node.get("colorClass")
+        classes.setdefault(("alone", name) if colour is None else colour, []).append(name)
+    groups = list(classes.values())
+    of = {name: index for index, group in enumerate(groups) for name in group}
+    arcs = {(of[u], of[v]) for u, v in _forward(nodes, readers) if of[u] != of[v]}
+    order = _topological(len(groups), arcs)
+    position = {old: new for new, old in enumerate(order)}
+    members = tuple(tuple(groups[old]) for old in order)
+    instance = Instance(
+        accelerators,
+        cpus,
+        number(top, "maxSizePerFPGA", "the file"),
+        members,
+        tuple(math.fsum(_accelerator_s(nodes[n]) for n in own) for own in members),
+        tuple(math.fsum(_time(nodes[n], "cpuLatency") for n in own) for own in members),
+        tuple(math.fsum(_time(nodes[n], "size") for n in own) for own in members),
+        tuple(_values(cost, readers, {name: position[index] for name, index in of.items()})),
+    )
+    _check_devices(instance)
+    return instance
+
+
+def _time(node: Mapping[str, Any], key: str) -> float:
+    return number(node, key, f"node {node['id']}")
+
+
+def _accelerator_s(node: Mapping[str, Any]) -> float:
+    seconds = _time(node, "fpgaLatency")
+    return seconds if node.get("supportedOnFpga") else math.inf
+
+
+def _nodes(top: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    nodes = by_id(top)
+    for name, node in nodes.items():
+        if node.get("supportedOnFpga") not in (0, 1):
+            raise SolverError(
+                f"'supportedOnFpga' of node {name} is {node.get('supportedOnFpga')!r}, not 0 or 1"
+            )
+        if not isinstance(node.get("colorClass"), int | str | None):
+            raise SolverError(f"'colorClass' of node {name} is {node['colorClass']!r}")
+    return {name: {"size": 0.0, **node} for name, node in nodes.items()}
+
+
+def _edges(
+    top: Mapping[str, Any], nodes: Mapping[int, Mapping[str, Any]]
+) -> tuple[dict[int, float], dict[int, set[int]]]:
+    """Cost of each node's value, and the nodes that read it."""
+    cost: dict[int, float] = {}
+    readers: dict[int, set[int]] = defaultdict(set)
+    for edge in entries(top, "edges"):
+        u, v = edge.get("sourceId"), edge.get("destId")
+        for end in (u, v):
+            if not isinstance(end, int) or end not in nodes:
+                raise SolverError(f"the edge from {u!r} to {v!r} has no node at {end!r}")
+        assert isinstance(u, int)
+        assert isinstance(v, int)
+        paid = number(edge, "cost", f"the edge from {u} to {v}")
+        if cost.setdefault(u, paid) != paid:
+            raise SolverError(
+                f"edges from node {u} cost {cost[u]:g} and {paid:g}: one value leaves"
+            )
+        readers[u].add(v)
+    return cost, readers
+
+
+def _forward(
+    nodes: Mapping[int, Mapping[str, Any]], readers: Mapping[int, set[int]]
+) -> Iterable[tuple[int, int]]:
+    """Edges in the direction of the forward pass: those of the backward pass are turned."""
+    for u, own in readers.items():
+        for v in own:
+            back = bool(nodes[u].get("isBackwardNode")), bool(nodes[v].get("isBackwardNode"))
+            if back == (False, False):
+                yield u, v
+            elif back == (True, True):
+                yield v, u
+
+
+def _values(
+    cost: Mapping[int, float], readers: Mapping[int, set[int]], place: Mapping[int, int]
+) -> Iterable[Value]:
+    for name, own in sorted(readers.items(), key=lambda entry: (place[entry[0]], entry[0])):
+        away = sorted({place[reader] for reader in own} - {place[name]})
+        if away and cost[name]:
+            yield Value(place[name], cost[name], tuple(away))
+
+
+def _topological(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+    """An order along the arcs, smallest first; a cycle is entered at its smallest node."""
+    after: list[list[int]] = [[] for _ in range(count)]
+    waiting = [0] * count
+    for u, v in arcs:
+        after[u].append(v)
+        waiting[v] += 1
+    ready = [node for node in range(count) if not waiting[node]]
+    left = dict.fromkeys(range(count))
+    order: list[int] = []
+    while left:
+        node = heapq.heappop(ready) if ready else next(iter(left))
+        if node not in left:
+            continue
+        del left[node]
+        order.append(node)
+        for other in after[node]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, other)
+    return order
+
+
+def _check_devices(instance: Instance) -> None:
+    if instance.cpus:
+        return
+    for own, seconds in zip(instance.members, instance.accelerator_s, strict=True):
+        if math.isinf(seconds):
+            raise SolverError(f"node {own[0]} or one of its colour needs a CPU, and there is none")

@@ -1,0 +1,194 @@
+"""Pipeline planning instances of msr-fiddle/piper: what they mean, and their reader.
+
+Tarnawski, Narayanan, Phanishayee: "Piper: Multidimensional Planner for DNN Parallelization",
+NeurIPS 2021. A file is JSON:
+
+    {"maxDevices": k, "maxMemoryPerDevice": bytes, "bandwidth": bytes a second, "mbsInBatch": n,
+     "nodes": [{"id", "TMPCs": {"t": [{"id", "timePerSample", "parameterSize", "memoryUsageA",
+                "memoryUsageB", "syncTimeFw": {"u": bytes}, "syncTimeBw": {"v": bytes}}]}}],
+     "edges": [{"sourceId", "destId", "communicationCost"}]}
+
+A TMPC is a way to run a node on t devices, for instance with its activations computed again. A
+stage is a set of nodes on d times t devices: t share each node, d take turns at micro-batches.
+No edge leads back to an earlier stage, d divides the number of micro-batches, and all d sum to
+that number at most. A stage's time per sample is
+
+    (2 * (cut edges' bytes and syncs) / d + 4 * (d - 1) / d * parameters / n) / bandwidth
+    + timePerSample / d
+
+and the largest counts. A device holds memoryUsageA * y + memoryUsageB of each node, where
+y = ceil(d of this stage and all later ones / d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any
+
+from partitioner.solver.formats.json_fields import as_object, by_id, count, entries, number, parsed
+from partitioner.solver.formats.json_files import read_json
+from partitioner.solver.problem import SolverError
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to run a node on some number of devices (a TMPC).
+
+    Attributes:
+        name: Its id in the file.
+        time_s: Seconds a sample.
+        flying_bytes: Held for each micro-batch in flight.
+        resident_bytes: Held besides.
+    """
+
+    name: str
+    time_s: float
+    flying_bytes: float
+    resident_bytes: float
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A node on one number of devices.
+
+    Attributes:
+        configs: The ways to run it; at least one.
+        parameter_bytes: Of its weights on a device, the same in all ways.
+        sync_in_bytes: For each predecessor, paid if its edge is cut; the same in all ways.
+        sync_out_bytes: For each successor.
+    """
+
+    configs: tuple[Config, ...]
+    parameter_bytes: float
+    sync_in_bytes: Mapping[int, float]
+    sync_out_bytes: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A file's content; `dataclasses.replace` it for other devices or limits.
+
+    Attributes:
+        devices: How many there are.
+        limit_bytes: Memory of each.
+        bandwidth_bytes_per_s: From each device to the others.
+        microbatches: In a batch.
+        nodes: For each id, the node on each number of devices it can be on; topological order.
+        edges: (source, target) -> bytes of activations.
+    """
+
+    devices: int
+    limit_bytes: float
+    bandwidth_bytes_per_s: float
+    microbatches: int
+    nodes: Mapping[int, Mapping[int, Sharded]]
+    edges: Mapping[tuple[int, int], float]
+
+
+def read(path: Path) -> Instance:
+    """Read a file.
+
+    Raises:
+        SolverError: The file cannot be read or is malformed; one line says where.
+    """
+    return parsed(path, read_json(path), parse)
+
+
+def parse(data: object) -> Instance:
+    """An instance from decoded JSON.
+
+    Raises:
+        SolverError: Something is missing, out of its range or not supported.
+    """
+    top = as_object(data, "the file")
+    bandwidth = number(top, "bandwidth", "the file")
+    if not bandwidth:
+        raise SolverError("'bandwidth' is 0")
+    raw = by_id(top)
+    edges = _edges(top, raw)
+    before: dict[int, list[int]] = {name: [] for name in raw}
+    after: dict[int, list[int]] = {name: [] for name in raw}
+    for source, target in edges:
+        before[target].append(source)
+        after[source].append(target)
+    try:
+        order = list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        cycle = " -> ".join(map(str, error.args[1]))
+        raise SolverError(f"the edges form a cycle: {cycle}") from None
+    return Instance(
+        devices=count(top, "maxDevices"),
+        limit_bytes=number(top, "maxMemoryPerDevice", "the file"),
+        bandwidth_bytes_per_s=bandwidth,
+        microbatches=count(top, "mbsInBatch"),
+        nodes={v: _shards(v, raw[v], before[v], after[v]) for v in order},
+        edges=edges,
+    )
+
+
+def _edges(
+    top: Mapping[str, Any], nodes: Mapping[int, Mapping[str, Any]]
+) -> dict[tuple[int, int], float]:
+    edges: dict[tuple[int, int], float] = {}
+    for edge in entries(top, "edges"):
+        ends = edge.get("sourceId"), edge.get("destId")
+        for end in ends:
+            if not isinstance(end, int) or end not in nodes:
+                raise SolverError(f"the edge from {ends[0]!r} to {ends[1]!r} has no node {end!r}")
+        source, target = int(edge["sourceId"]), int(edge["destId"])
+        if (source, target) in edges:
+            raise SolverError(f"the edge from {source} to {target} appears twice")
+        where = f"the edge from {source} to {target}"
+        edges[source, target] = number(edge, "communicationCost", where)
+    return edges
+
+
+def _shards(
+    node: int, entry: Mapping[str, Any], before: Sequence[int], after: Sequence[int]
+) -> dict[int, Sharded]:
+    table = as_object(entry.get("TMPCs"), f"'TMPCs' of node {node}")
+    found: dict[int, Sharded] = {}
+    for key in table:
+        if not key.isdecimal() or int(key) < 1:
+            raise SolverError(f"node {node}: {key!r} is not a number of devices")
+        ways = [
+            (as_object(way, f"a TMPC of node {node}"), f"node {node} on {key}")
+            for way in entries(table, key)
+        ]
+        if ways:
+            found[int(key)] = _sharded(ways, before, after)
+    return dict(sorted(found.items()))
+
+
+def _sharded(
+    ways: Sequence[tuple[Mapping[str, Any], str]], before: Sequence[int], after: Sequence[int]
+) -> Sharded:
+    configs: list[Config] = []
+    shared: list[Sharded] = []
+    for way, where in ways:
+        if not isinstance(way.get("id"), str) or way["id"] in {c.name for c in configs}:
+            raise SolverError(f"{where}: {way.get('id')!r} is not the name of one TMPC")
+        sizes = [number(way, f"memoryUsage{part}", where) for part in "AB"]
+        configs.append(Config(way["id"], number(way, "timePerSample", where), *sizes))
+        shared.append(
+            Sharded(
+                (),
+                number(way, "parameterSize", where),
+                _syncs(way, "syncTimeFw", before, where),
+                _syncs(way, "syncTimeBw", after, where),
+            )
+        )
+        if shared[-1] != shared[0]:
+            raise SolverError(
+                f"{where}: TMPCs {configs[0].name!r} and {configs[-1].name!r} differ in parameters "
+                "or syncs; only time and memory may differ"
+            )
+    return replace(shared[0], configs=tuple(configs))
+
+
+def _syncs(way: Mapping[str, Any], key: str, ends: Iterable[int], where: str) -> dict[int, float]:
+    table = as_object(way.get(key), f"{key!r} of {where}")
+    return {end: number(table, str(end), f"{key!r} of {where}") for end in ends}

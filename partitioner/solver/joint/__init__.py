@@ -1,0 +1,1 @@
+"""The joint problem: shardings and placements of all nodes at once."""

@@ -1,0 +1,283 @@
+"""Exact minimum of a weighted sum of the loads by eliminating nodes one by one.
+
+    min over plans of  sum_d weight_d * load_d,     memory left aside
+
+is a sum of tables: one a node, one an edge, one for the items that several edges or holds of
+the same nodes share. Eliminating node v adds the tables that mention v, takes the minimum over
+v's choices, and leaves a table over v's neighbours (bucket elimination, the dynamic programme
+over a tree decomposition). Model graphs are narrow, so the tables stay small; when they do not,
+the caller is told to use the MILP instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.solver.joint.buckets import LARGE, Answer, Factor, eliminate, spread
+from partitioner.solver.joint.sites import Site, item_sites
+from partitioner.solver.problem import Choice, Edge, Item, Pair, Problem, SolverError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+
+#: More switches than this are not worth a try: their combinations are what makes a graph wide.
+MAX_SWITCHES = 64
+#: An item that depends on more combinations of choices than this gets a switch of its own.
+MAX_SHARED = 4096
+#: Problems of more items are wide: so many come of meshes with several axes.
+MAX_ITEMS = 20_000
+
+
+@dataclass(frozen=True)
+class _EdgeCosts:
+    """Items that an edge triggers: `items[k]`, ascending, is paid at flat pair `cells[k]`."""
+
+    edge: Edge
+    shape: tuple[int, int]
+    cells: Ints
+    items: Ints
+
+    def table(self, prices: Floats) -> Floats:
+        """What the edge costs, by the choices of its ends."""
+        size = self.shape[0] * self.shape[1]
+        flat = np.bincount(self.cells, weights=prices[self.items], minlength=size)
+        by_class: Floats = flat.astype(np.float64).reshape(self.shape)  # counts if there are none
+        for pair in self.edge.forbidden:
+            by_class[pair] = math.inf
+        return by_class[np.ix_(self.edge.out_class, self.edge.in_class)]
+
+    def among(self, wanted: npt.NDArray[np.bool_]) -> _EdgeCosts:
+        """With some of the items."""
+        kept = wanted[self.items]
+        return replace(self, cells=self.cells[kept], items=self.items[kept])
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Items that several edges or holds of the same nodes trigger, with when each is on."""
+
+    scope: tuple[int, ...]
+    items: Ints
+    on: tuple[npt.NDArray[np.bool_], ...]
+
+
+@dataclass(frozen=True)
+class _Wide:
+    """An item of too many nodes for one table: a switch of its own, and what turns it on."""
+
+    item: int
+    sites: tuple[Site, ...]
+
+
+class _Tables(NamedTuple):
+    """The costs of a problem by the nodes that they depend on."""
+
+    edges: list[_EdgeCosts]
+    shared: list[_Shared]
+    wide: list[_Wide]
+
+
+class Eliminator:
+    """A problem laid out for elimination, so that it can be solved at many prices."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sizes = [len(choices) for choices in problem.nodes]
+        self.loads = [np.array([choice.load_s for choice in own]) for own in problem.nodes]
+        shape = (len(problem.items), problem.devices)
+        self.item_load = np.array([item.load_s for item in problem.items]).reshape(shape)
+        self.item_bytes = (
+            np.array([item.bytes for item in problem.items]).reshape(shape).sum(axis=1)
+        )
+        self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
+        #: Whether the direct way is known to be too wide.
+        self.whole = problem.devices == 1 and len(problem.items) > MAX_ITEMS
+
+    @cached_property
+    def tables(self) -> _Tables:
+        """What the direct way adds up."""
+        laid = [_laid(edge) for edge in self.problem.edges]
+        private = _private(self.problem, laid)
+        edges = [costs.among(private) for costs in laid]
+        sites = item_sites(self.problem, set(np.flatnonzero(~private).tolist()))
+        kept = [e for e in edges if e.items.size or e.edge.forbidden]
+        return _Tables(kept, *_shared(self.problem, sites, self.sizes))
+
+    def min_sum(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
+        """The plan of least weighted load and its value; None if the graph is too wide.
+
+        The value is infinite if every plan takes a forbidden pair. With a `byte_price` (per byte
+        held during the whole order) plans that hold less are preferred; the value includes it.
+        """
+        share = (self.spans[:, 1] - self.spans[:, 0] + 1) / len(self.sizes)
+        prices = self.item_load @ np.array(weights) + byte_price * self.item_bytes * share
+        return self._solve(np.array(weights), prices)
+
+    def min_bytes(self, position: int) -> Answer:
+        """The plan that holds least at one position, and the mean of its bytes over the devices.
+
+        The mean is a lower bound on the largest peak; None and infinite as of `min_sum`.
+        """
+        live = (self.spans[:, 0] <= position) & (position <= self.spans[:, 1])
+        devices = self.problem.devices
+        return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
+
+    def _solve(self, weights: Floats, prices: Floats) -> Answer:
+        found = None if self.whole else self._direct(weights, prices)
+        if found is None and self.problem.devices == 1:
+            self.whole = True
+            found = self._converted(weights, prices)
+        return found
+
+    def _converted(self, weights: Floats, prices: Floats) -> Answer:
+        """Shared items as nodes of their own: dearer to lay out, and often far narrower.
+
+        Only where one device stands for all: what other problems gain by the bound, they lose in
+        time.
+        """
+        from partitioner.solver.pairwise.contract import least_cost  # they load Numba
+        from partitioner.solver.pairwise.convert import PER_SECOND, convert
+
+        problem = self.problem
+        nodes = tuple(
+            tuple(Choice((float(load @ weights),), 0, "") for load in loads) for loads in self.loads
+        )
+        items = tuple(
+            Item((float(price),), (0.0,), item.first, item.last)
+            for price, item in zip(prices, problem.items, strict=True)
+        )
+        flat = replace(
+            problem,
+            devices=1,
+            limit_bytes=(math.inf,),
+            nodes=nodes,
+            items=items,
+            interchangeable=(),
+        )
+        try:
+            converted = convert(flat)
+        except SolverError:  # a cost beyond what the format can say
+            return None
+        found = least_cost(converted.pairwise, LARGE)
+        if found is None:
+            return None
+        strategies, cost = found
+        rounding = 0.5 * (converted.pairwise.nodes + len(converted.pairwise.edges))
+        bound = max(0.0, (cost - rounding) / PER_SECOND)
+        return converted.restore(strategies), bound
+
+    def _direct(self, weights: Floats, prices: Floats) -> Answer:
+        factors = [Factor((node,), loads @ weights) for node, loads in enumerate(self.loads)]
+        tables = self.tables
+        factors += [Factor((e.edge.u, e.edge.v), e.table(prices)) for e in tables.edges]
+        for shared in tables.shared:
+            table = np.zeros([self.sizes[node] for node in shared.scope])
+            for price, on in zip(prices[shared.items], shared.on, strict=True):
+                if price:
+                    table += price * on
+            factors.append(Factor(shared.scope, table))
+        count = len(self.sizes)
+        paid = [wide for wide in tables.wide if prices[wide.item]]
+        if len(paid) > MAX_SWITCHES:
+            return None
+        for switch, wide in enumerate(paid, start=count):
+            factors.append(Factor((switch,), np.array([0.0, prices[wide.item]])))
+            factors += [
+                Factor(
+                    (*_nodes(self.problem, site), switch), _needs(_site_table(self.problem, site))
+                )
+                for site in wide.sites
+            ]
+        found = eliminate(factors, [*self.sizes, *(2 for _ in paid)])
+        return None if found is None else (found[0][:count], found[1])
+
+
+def _laid(edge: Edge) -> _EdgeCosts:
+    """All items of an edge, each once a pair."""
+    shape = _shape(edge)
+    width = shape[0] * shape[1]
+    paid = edge.items.values()
+    pairs = np.fromiter((o * shape[1] + i for o, i in edge.items), np.intp, len(paid))
+    flat = np.fromiter(itertools.chain.from_iterable(paid), np.intp)
+    counts = np.fromiter(map(len, paid), np.intp, len(paid))
+    found = np.unique(flat * width + np.repeat(pairs, counts))
+    return _EdgeCosts(edge, shape, found % width, found // width)
+
+
+def _private(problem: Problem, laid: Sequence[_EdgeCosts]) -> npt.NDArray[np.bool_]:
+    """Which items one edge alone triggers."""
+    uses = np.zeros(len(problem.items), dtype=np.intp)
+    for costs in laid:
+        uses[np.unique(costs.items)] += 1
+    private: npt.NDArray[np.bool_] = uses == 1
+    for hold in problem.holds:
+        private[[item for items in hold.items for item in items]] = False
+    return private
+
+
+def _shared(
+    problem: Problem, sites: Sequence[tuple[Site, ...]], sizes: Sequence[int]
+) -> tuple[list[_Shared], list[_Wide]]:
+    """The items of holds, and of several sites: by the nodes that they depend on, or alone."""
+    found: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
+    wide = []
+    for item, own in enumerate(sites):
+        if not own:
+            continue
+        nodes = {node for site in own for node in _nodes(problem, site)}
+        scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
+        if math.prod(sizes[node] for node in scope) > MAX_SHARED:
+            wide.append(_Wide(item, own))
+            continue
+        on = np.zeros([1] * len(scope), dtype=bool)
+        for site in own:
+            on = on | spread(_site_table(problem, site), _nodes(problem, site), scope)
+        found.setdefault(scope, {})[item] = on
+    shared = [
+        _Shared(scope, np.array(list(items), dtype=np.intp), tuple(items.values()))
+        for scope, items in found.items()
+    ]
+    return shared, wide
+
+
+def _needs(on: npt.NDArray[np.bool_]) -> Floats:
+    """A switch that is off forbids the choices that trigger its item; it is the last axis."""
+    return np.stack((np.where(on, math.inf, 0.0), np.zeros(on.shape)), axis=-1)
+
+
+def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
+    if site.edge is not None:
+        return problem.edges[site.edge].u, problem.edges[site.edge].v
+    assert site.hold is not None
+    return (problem.holds[site.hold].node,)
+
+
+def _site_table(problem: Problem, site: Site) -> npt.NDArray[np.bool_]:
+    """Which choices of the site's nodes trigger it."""
+    if site.edge is not None:
+        return _on(problem.edges[site.edge], site.pairs)
+    (node,) = _nodes(problem, site)
+    on = np.zeros(len(problem.nodes[node]), dtype=bool)
+    on[list(site.choices)] = True
+    return on
+
+
+def _on(edge: Edge, pairs: Iterable[Pair]) -> npt.NDArray[np.bool_]:
+    """Which choices of the edge's ends meet in one of the pairs."""
+    by_class = np.zeros(_shape(edge), dtype=bool)
+    by_class[tuple(zip(*pairs, strict=True))] = True
+    return by_class[np.ix_(edge.out_class, edge.in_class)]
+
+
+def _shape(edge: Edge) -> tuple[int, int]:
+    """Room for all classes, those that no choice takes too."""
+    outs, ins = zip(*edge.items, *edge.forbidden, (0, 0), strict=True)
+    return max(*edge.out_class, *outs) + 1, max(*edge.in_class, *ins) + 1

@@ -1,0 +1,224 @@
+"""Local search over plans: single nodes, runs of nodes, and kicks out of local optima.
+
+All randomness is seeded, and effort is counted in moves tried, not seconds, so that the same
+input gives the same plan; the deadline is only a guard.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from partitioner.solver.joint.state import State, Tables, tables
+from partitioner.solver.problem import Problem
+
+Score = tuple[float, float]  #: Bytes over the limits, then the smoothed goal.
+Goal = Callable[[State], Sequence[float]]  #: Values whose largest is to be small.
+Move = tuple[tuple[int, int], ...]  #: (node, new choice) that change together.
+
+#: Exponents of the norms that stand for the maximum, in turn: low ones see all busy devices.
+SMOOTH = (8.0, 32.0)
+#: The total load's weight beside the maximum: it breaks ties.
+TOTAL_WEIGHT = 1e-5
+#: A score counts as lower from this relative difference on: rounding must not make cycles.
+EPSILON = 1e-10
+#: Lengths of the runs of nodes that change group together.
+RUNS = (2, 3, 5, 8, 13, 21)
+#: Moves that a search may try.
+EFFORT = 20_000
+
+
+@dataclass
+class LocalSearch:
+    """One search from one plan.
+
+    Attributes:
+        data: The problem, laid out.
+        values: What the goal is the largest of: loads, peaks of devices, or one latency.
+        bytes_matter: Whether bytes are counted.
+        effort: Moves that may still be tried.
+        deadline: Monotonic second at which to stop at the latest.
+        rng: Source of all random choices.
+    """
+
+    data: Tables
+    values: Goal
+    bytes_matter: bool
+    effort: int
+    deadline: float
+    rng: random.Random
+    state: State = field(init=False)
+    exponent: float = field(init=False, default=SMOOTH[0])
+
+    def run(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """The best plan found from this one; never a worse one."""
+        self.state = State(self.data, chosen, bytes_matter=self.bytes_matter)
+        best, best_key = tuple(chosen), self._key()
+        self._descend(range(len(chosen)))
+        turn = 0
+        while True:
+            key = self._key()
+            if key < best_key:
+                best, best_key = tuple(self.state.chosen), key
+            elif turn:
+                self._return_to(best)
+            if self._spent():
+                return best
+            turn += 1
+            self.effort -= 1  # a problem may have no moves at all
+            self.exponent = SMOOTH[turn % len(SMOOTH)]
+            self._descend(self._kick())
+
+    def _spent(self) -> bool:
+        return self.effort <= 0 or time.monotonic() > self.deadline
+
+    def _key(self) -> tuple[float, float]:
+        """What makes a plan better in the end: it fits, then the goal, then the total load."""
+        goal = max(self.values(self.state), default=0.0)
+        return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
+
+    def _score(self) -> Score:
+        goal = _norm(self.values(self.state), self.exponent)
+        return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
+
+    def _descend(self, nodes: Iterable[int]) -> None:
+        """Take improving moves of these nodes, then of their neighbours, until there is none."""
+        score = self._score()
+        todo = list(dict.fromkeys(nodes))
+        while todo and not self._spent():
+            changed: list[int] = []
+            for move in self._moves(todo):
+                if self._spent():
+                    break
+                if (new := self._try(move, score)) is not None:
+                    score = new
+                    changed += [node for node, _ in move]
+            near = [other for node in changed for other, _ in self.data.near[node]]
+            todo = list(dict.fromkeys([*changed, *near]))
+
+    def _moves(self, nodes: Sequence[int]) -> Iterable[Move]:
+        for node in nodes:
+            for choice in range(len(self.data.load[node])):
+                if choice != self.state.chosen[node]:
+                    yield ((node, choice),)
+        for node in nodes:
+            yield from self._run_moves(node)
+
+    def _run_moves(self, node: int) -> Iterable[Move]:
+        """A run that ends at a change of group in the order moves over to the other group."""
+        for step in (1, -1):
+            before = node - step
+            if not 0 <= before < len(self.state.chosen):
+                continue
+            target = self._group(before)
+            if target == self._group(node):
+                continue
+            for length in RUNS:
+                stop = node + step * length
+                if not -1 <= stop <= len(self.state.chosen):
+                    break
+                run = range(node, stop, step)
+                move = tuple((n, self._in_group(n, target)) for n in run)
+                yield tuple((n, c) for n, c in move if c != self.state.chosen[n])
+
+    def _group(self, node: int) -> int:
+        return self.data.problem.nodes[node][self.state.chosen[node]].group
+
+    def _in_group(self, node: int, group: int) -> int:
+        """The choice of the group that is most like the present one: as many-th in its group."""
+        choices = self.data.problem.nodes[node]
+        now = self.state.chosen[node]
+        own = [p for p, choice in enumerate(choices) if choice.group == choices[now].group]
+        there = [p for p, choice in enumerate(choices) if choice.group == group]
+        if not there:
+            return now
+        return there[min(own.index(now), len(there) - 1)]
+
+    def _try(self, move: Move, score: Score) -> Score | None:
+        """Make the move if it lowers the score, and return the new score."""
+        self.effort -= 1
+        old = tuple((node, self.state.chosen[node]) for node, _ in move)
+        for done, (node, choice) in enumerate(move):
+            if not self.state.allowed(node, choice):
+                self._apply(old[:done])
+                return None
+            self.state.move(node, choice)
+        new = self._score()
+        if _lower(new, score):
+            return new
+        self._apply(old)
+        return None
+
+    def _apply(self, move: Iterable[tuple[int, int]]) -> None:
+        for node, choice in reversed(tuple(move)):
+            self.state.move(node, choice)
+
+    def _return_to(self, chosen: Sequence[int]) -> None:
+        for node, choice in enumerate(chosen):
+            if self.state.chosen[node] != choice:
+                self.state.move(node, choice)
+
+    def _kick(self) -> list[int]:
+        """Change a few random nodes, near each other in the order; return what it touched."""
+        count = len(self.state.chosen)
+        start = self.rng.randrange(count)
+        width = self.rng.choice((1, 2, 3, 5, 8))
+        group = self.data.problem.nodes[start]
+        target = self.rng.choice(group).group
+        touched = []
+        for node in range(start, min(count, start + width)):
+            choice = self._in_group(node, target)
+            if width == 1:
+                choice = self.rng.randrange(len(self.data.load[node]))
+            if choice != self.state.chosen[node] and self.state.allowed(node, choice):
+                self.state.move(node, choice)
+                touched.append(node)
+        near = [other for node in touched for other, _ in self.data.near[node]]
+        busy = max(range(len(self.state.load)), key=self.state.load.__getitem__)
+        crowd = [n for n in range(count) if self._loads(n, busy) and n not in touched]
+        return [*near, *self.rng.sample(crowd, min(len(crowd), 12)), *touched]
+
+    def _loads(self, node: int, device: int) -> bool:
+        return any(d == device for d, _ in self.data.load[node][self.state.chosen[node]])
+
+
+def loads(state: State) -> Sequence[float]:
+    """The goal of throughput: load of each device."""
+    return state.load
+
+
+def peaks(state: State) -> Sequence[float]:
+    """The goal of memory: peak bytes of each device."""
+    return state.peaks()
+
+
+def local_search(
+    problem: Problem,
+    chosen: Sequence[int],
+    *,
+    goal: Goal = loads,
+    effort: int = EFFORT,
+    deadline: float = math.inf,
+    seed: int = 0,
+) -> tuple[int, ...]:
+    """Improve a plan that takes no forbidden pair: least excess, then the goal, then total load."""
+    matter = goal is peaks or problem.limited
+    rng = random.Random(seed)  # noqa: S311 - no secret
+    return LocalSearch(tables(problem), goal, matter, effort, deadline, rng).run(chosen)
+
+
+def _norm(values: Sequence[float], exponent: float) -> float:
+    top = max(values)
+    if top <= 0 or len(values) == 1:
+        return top
+    power = math.fsum((value / top) ** exponent for value in values if value > 0)
+    return top * math.pow(power, 1 / exponent)
+
+
+def _lower(new: Score, old: Score) -> bool:
+    if new[0] != old[0]:
+        return new[0] < old[0] - EPSILON * abs(old[0])
+    return new[1] < old[1] * (1 - EPSILON)

@@ -1,0 +1,143 @@
+"""The best choice and the best bound so far, and the clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+
+from partitioner.solver.joint.milp import Status
+from partitioner.solver.pairwise.model import Model
+from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
+
+#: Bounds are sums of floats: what is taken off before they are rounded up to a whole number.
+RELATIVE, ABSOLUTE = 1e-9, 1e-6
+
+
+@dataclass(frozen=True)
+class PairwiseSolution:
+    """A choice of strategies and its certificate.
+
+    Attributes:
+        chosen: One strategy index a node; empty if none was found.
+        cost: Its exact cost; None if none was found.
+        bound: No feasible choice costs less; infinite if none is feasible.
+        status: `optimal` within the gap asked for, `feasible` (stopped by the round limit),
+            `time_limit` (with a choice or without), or `infeasible`.
+        reason: Why nothing is feasible; empty otherwise.
+        solver: What found the choice and what proved the bound.
+        seconds: Wall-clock time spent.
+        trace: (seconds, cost, bound) at every improvement; the cost is infinite before the first
+            choice.
+    """
+
+    chosen: tuple[int, ...]
+    cost: int | None
+    bound: float
+    status: Status
+    reason: str
+    solver: str
+    seconds: float
+    trace: tuple[tuple[float, float, float], ...]
+
+    @property
+    def gap(self) -> float:
+        """How far the cost may be above the best, relative to the cost; infinite without one."""
+        if self.cost is None:
+            return math.inf
+        return max(0.0, self.cost - self.bound) / self.cost if self.cost else 0.0
+
+
+@dataclass
+class PairwiseHunt:
+    """Progress on one problem.
+
+    Attributes:
+        problem: The problem.
+        gap: Relative gap at which to stop.
+        started: Monotonic second of the start.
+        deadline: Monotonic second at which to stop.
+        chosen: The best feasible choice, in the problem's strategies.
+        cost: Its cost; infinite if there is none.
+        bound: No feasible choice costs less.
+        reason: Why nothing is feasible.
+        found_by: What found the choice.
+        proved_by: What proved the bound.
+        trace: Improvements so far.
+    """
+
+    problem: Pairwise
+    gap: float
+    started: float
+    deadline: float
+    chosen: tuple[int, ...] = ()
+    cost: float = math.inf
+    bound: float = 0.0
+    reason: str = ""
+    found_by: str = "none"
+    proved_by: str = "none"
+    trace: list[tuple[float, float, float]] = field(default_factory=list)
+
+    def offer(self, model: Model, chosen: Ints, source: str) -> None:
+        """Keep a choice if it is feasible and better, by the referee's count."""
+        self.take(model.original(chosen), source)
+
+    def take(self, chosen: tuple[int, ...], source: str) -> None:
+        """The same for a choice of the problem's strategies."""
+        outcome = evaluate(self.problem, chosen)
+        if not outcome.fault and outcome.cost < self.cost:
+            self.chosen, self.cost, self.found_by = chosen, outcome.cost, source
+            self._note()
+
+    def prove(self, bound: float, source: str) -> None:
+        """Keep a bound if it is higher; costs are whole, so it is rounded up."""
+        if math.isfinite(bound):
+            bound = math.ceil(bound - RELATIVE * abs(bound) - ABSOLUTE)
+        bound = min(bound, self.cost)
+        if bound > self.bound:
+            self.bound, self.proved_by = bound, source
+            self._note()
+
+    def refute(self, reason: str, source: str) -> None:
+        """Note that nothing is feasible."""
+        self.reason, self.bound, self.proved_by = reason, math.inf, source
+
+    def _note(self) -> None:
+        self.trace.append((time.monotonic() - self.started, self.cost, self.bound))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def met(self) -> bool:
+        """Whether the gap asked for is reached, or nothing is feasible.
+
+        What `prove` takes off for rounding can never be proven: of costs above 5e8 it is whole
+        units, so a smaller gap than that counts as that.
+        """
+        gap = max(self.gap, 2 * RELATIVE)
+        return bool(self.reason) or self.cost - self.bound <= gap * self.cost < math.inf
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop."""
+        return self.met or not self.left_s
+
+    def solution(self) -> PairwiseSolution:
+        """What was found."""
+        found = bool(self.chosen) or (not self.problem.nodes and math.isfinite(self.cost))
+        status: Status = "feasible" if found and self.left_s else "time_limit"
+        if self.met:
+            status = "infeasible" if self.reason else "optimal"
+        return PairwiseSolution(
+            self.chosen,
+            int(self.cost) if found else None,
+            self.bound,
+            status,
+            self.reason,
+            f"{self.found_by} / {self.proved_by}",
+            time.monotonic() - self.started,
+            tuple(self.trace),
+        )

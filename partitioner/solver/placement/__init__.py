@@ -1,0 +1,1 @@
+"""Placement of whole nodes on devices, at scale."""

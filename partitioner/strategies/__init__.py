@@ -1,0 +1,1 @@
+"""What may be done with each node: cuts of its factors on a device group."""

@@ -1,0 +1,174 @@
+"""Well-known kinds of parallelism as constraints on a module's graph.
+
+    dp      data parallel: the batch is cut, parameters are stored and used whole
+    zero1   dp with optimizer states cut; here gradients always lie as parameters do, so it is zero2
+    zero2   dp with parameters, gradients and optimizer states cut at rest; parameters are gathered
+            once a step
+    zero3   the same, gathered for each pass anew and freed after their use
+    tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
+    dp+tp   and so on: both, each over its axis
+
+What is bound: inputs, parameters, and how parameters are used. The rest is solved. The batch is
+cut over axis "dp", weights for tensor parallelism over axis "tp".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.rule import Rule
+from partitioner.strategies.constraints import Constraints, Pin
+from partitioner.strategies.spaces import SearchError
+
+#: The batch's kinds: whether parameters are cut at rest, and whether in each pass until used.
+DATA = {"dp": (False, False), "zero1": (True, False), "zero2": (True, False), "zero3": (True, True)}
+TENSOR = "tp"
+
+
+def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
+    """Axes of a kind of parallelism: all devices on the one that it has, or the mesh given.
+
+    Raises:
+        SearchError: There is no such kind, or its axes are not the mesh's.
+    """
+    words = kind.split("+")
+    if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR}:
+        known = ", ".join((*DATA, TENSOR))
+        raise SearchError(f"parallel {kind!r} is not one of {known}, or two joined by +")
+    wanted = ["tp" if word == TENSOR else "dp" for word in words]
+    if len(set(wanted)) != len(wanted):
+        raise SearchError(f"parallel {kind!r} cuts the batch twice")
+    if mesh is None and len(wanted) == 1:
+        return {wanted[0]: devices}
+    if mesh is None or set(mesh) != set(wanted):
+        given = "none" if mesh is None else ", ".join(mesh)
+        raise SearchError(
+            f"parallel {kind!r} wants a mesh of axes {' and '.join(sorted(wanted))}; "
+            f"the mesh given has {given}"
+        )
+    return mesh
+
+
+def parallel_constraints(
+    kind: str, graph: Graph, batch: tuple[str, ...], mesh: Mapping[str, int]
+) -> Constraints:
+    """Pins of a kind of parallelism.
+
+    Args:
+        kind: See the module; checked by `parallel_mesh`.
+        graph: The graph; its stored values are the parameters.
+        batch: Graph inputs whose first dim is the batch's.
+        mesh: Sizes of the axes.
+    """
+    pins: list[Pin] = []
+    busy: dict[str, frozenset[str]] = {}
+    for word in kind.split("+"):
+        axis = "tp" if word == TENSOR else "dp"
+        own = axis_constraints(word, graph, batch, axis, mesh[axis])
+        pins += own.pins
+        busy.update(own.busy)
+    return Constraints(tuple(pins), busy=busy)
+
+
+def axis_constraints(
+    word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int
+) -> Constraints:
+    """Pins of one kind of parallelism over one axis.
+
+    Args:
+        word: One of `DATA`, or "tp".
+        graph: The graph.
+        batch: Graph inputs whose first dim is the batch's.
+        axis: Name of the axis.
+        size: Its size.
+    """
+    if word == TENSOR:
+        return Constraints(tuple(_tensor(graph, batch, axis, size)))
+    busy = {axis: frozenset(_depending(graph, batch))}
+    return Constraints(tuple(_data(word, graph, batch, axis, size)), busy=busy)
+
+
+def batch_inputs(graph: Graph, inputs: Sequence[str]) -> tuple[str, ...]:
+    """The inputs whose first dim is the batch's: of the size that most of them have."""
+    sizes = {name: graph.types[name].shape[0] for name in inputs if graph.types[name].rank}
+    common = list(sizes.values())
+    most = max(set(common), key=common.count, default=0)
+    return tuple(name for name, size in sizes.items() if size == most)
+
+
+def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
+    """Nodes that depend on the batch, but for those that write what is stored."""
+    known = set(batch)
+    for node in graph.nodes:
+        row = row_of(node)
+        if known.intersection(node.reads) and (row is None or row.in_place is None):
+            known.update(node.writes)
+            yield node.name
+
+
+def _data(word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:
+    rest, use = DATA[word]
+    for value in batch:
+        yield Pin(f"parallel {word}: batch of {value!r}", tensor=value, dim=0, axis=axis)
+    for value, uses in _uses(graph).items():
+        cut = rest and _can_cut(graph, value, size)
+        text = f"parallel {word}: parameter {value!r}"
+        yield Pin(text, tensor=value, axis=axis, side="made", cut=cut, replicate=not cut)
+        for name in uses:
+            made = graph.producers[name]
+            if made.op == "partitioner::alias":
+                kept = cut and use
+                yield Pin(text, tensor=name, axis=axis, side="made", cut=kept, replicate=not kept)
+            yield Pin(text, tensor=name, axis=axis, side="read", replicate=True)
+
+
+def _tensor(graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:
+    for value in batch:
+        yield Pin(f"parallel tp: batch of {value!r}", tensor=value, axis=axis, replicate=True)
+    for value, uses in _uses(graph).items():
+        if graph.types[value].rank < 2 or not _can_cut(graph, value, size):
+            continue
+        if any(_is_read_whole(graph, use) for use in uses):
+            continue
+        text = f"parallel tp: parameter {value!r}"
+        yield Pin(text, tensor=value, axis=axis, side="made", cut=True)
+        for name in uses:
+            yield Pin(text, tensor=name, axis=axis, side="read", cut=True)
+
+
+def _uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """Of each trained parameter, the values that are it in a pass or a view of it."""
+    found: dict[str, list[str]] = {}
+    root: dict[str, str] = {}
+    trained = {n.inputs[1] for n in graph.nodes if n.attrs.get("role") == "gradient"}
+    for node in graph.nodes:
+        row = row_of(node)
+        if row is not None and row.stored and node.outputs[0] in trained:
+            found[node.outputs[0]] = []
+            root[node.outputs[0]] = node.outputs[0]
+        elif row is not None and row.view and row.in_place is None and node.inputs[0] in root:
+            first = root[node.inputs[0]]
+            for value in node.writes:
+                root[value] = first
+                found[first].append(value)
+    for value, uses in found.items():
+        if not any(graph.producers[use].op == "partitioner::alias" for use in uses):
+            uses.append(value)
+    return {value: tuple(uses) for value, uses in found.items()}
+
+
+def _is_read_whole(graph: Graph, value: str) -> bool:
+    """Whether a node reads it that every device must give all of it, as a `torch.cond`."""
+    for node in graph.consumers[value]:
+        rule = rule_of(graph, node)
+        if not isinstance(rule, Rule):
+            return True
+        if any(v == value and d is None for v, d in zip(node.inputs, rule.operands, strict=True)):
+            return True
+    return False
+
+
+def _can_cut(graph: Graph, value: str, parts: int) -> bool:
+    return any(size % parts == 0 for size in graph.types[value].shape)

@@ -1,0 +1,1 @@
+"""The proof that all ranks together compute what the whole model does."""

@@ -1,0 +1,196 @@
+"""The first value inside a graph that the ranks compute otherwise than one device does.
+
+The same graph runs twice, on the ranks and whole on one device, both with growing sets of values
+kept, until a value differs. What runs it is a backend's; this knows only arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.schedule import schedule
+from partitioner.ir.exchange import Region
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import NodePlan, Plan, resolve
+from partitioner.ir.program import Programs
+from partitioner.ir.types import numpy_dtype
+from partitioner.lowering import lower
+from partitioner.verify.compare import TOLERANCE, Difference, FirstDifference, compare, largest
+
+#: Values of the first run; each run after it keeps twice as many.
+FIRST_VALUES = 16
+
+#: Runs programs and gives the local values that are asked for, by rank and name, as far as the
+#: backend can look at them.
+Run = Callable[[Mapping[int, Collection[str]]], Mapping[int, Mapping[str, np.ndarray]]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Programs of a graph and how they are run.
+
+    Attributes:
+        programs: The programs.
+        run: Runs them.
+    """
+
+    programs: Programs
+    run: Run
+
+    def values(self, batch: Sequence[str]) -> Mapping[int, Mapping[str, np.ndarray]]:
+        """Arrays of some values of the graph, by rank and local name."""
+        homes = [self.programs.homes[value] for value in batch]
+        keep = {
+            rank: [home.name for home in homes if rank in home.placement.mesh.devices]
+            for rank in range(len(self.programs.ranks))
+        }
+        return self.run(keep)
+
+
+def first_difference(
+    graph: Graph,
+    ranks: Side,
+    alone: Side,
+    floor: float = 0.0,
+    table: Mapping[str, float] = TOLERANCE,
+) -> FirstDifference | None:
+    """The first value, in graph order, that differs between two runs; None if none does.
+
+    Args:
+        graph: The graph of both.
+        ranks: The ranks.
+        alone: The graph whole on one device.
+        floor: Least magnitude that errors in the backward pass are relative to.
+        table: Tolerance of each element type.
+    """
+    homes = ranks.programs.homes
+    allowed = tolerances(graph, table)
+    values = [value for node in graph.nodes for value in node.writes if value in homes]
+    for batch in _growing(values):
+        got, want = ranks.values(batch), alone.values(batch)[0]
+        for value in batch:
+            home = homes[value]
+            devices = home.placement.mesh.devices
+            parts = {d: got[d][home.name] for d in devices if home.name in got.get(d, {})}
+            whole = want.get(alone.programs.homes[value].name)
+            if whole is None or len(parts) < len(devices):
+                continue
+            node = graph.producers[value]
+            scale = max(floor if node.name in graph.backward else 0.0, largest(whole))
+            wrong = {
+                at: found
+                for at, part, right in _pairs(parts, home.placement, whole)
+                if not (found := _compared(value, part, right, scale, allowed[value], table)).equal
+            }
+            if wrong:
+                worst = max(wrong.values(), key=lambda one: (one.error != one.error, one.error))
+                at = tuple(sorted({rank for held in wrong for rank in held}))
+                named = f"{node.name!r} ({node.op})"
+                return FirstDifference(worst, named, at, str(home.placement))
+    return None
+
+
+def _growing(values: list[str]) -> Iterator[list[str]]:
+    start, size = 0, FIRST_VALUES
+    while start < len(values):
+        yield values[start : start + size]
+        start, size = start + size, size * 2
+
+
+def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str, float]:
+    """Tolerance of each value: that of the coarsest type that it is computed in."""
+    found: dict[str, float] = {}
+    for node in graph.nodes:
+        row = row_of(node)
+        computes = row is None or not (row.view or row.stored)
+        read = [found.get(value, 0.0) for value in node.reads]
+        for value in node.writes:
+            found[value] = max(_tolerance(graph, value, table) if computes else 0.0, *read, 0.0)
+    return found
+
+
+def _tolerance(graph: Graph, value: str, table: Mapping[str, float]) -> float:
+    kind = np.zeros((), numpy_dtype(graph.types[value].dtype)).real.dtype
+    return table.get(kind.name, 0.0)
+
+
+def _compared(
+    value: str,
+    part: np.ndarray,
+    right: np.ndarray,
+    scale: float,
+    tolerance: float,
+    table: Mapping[str, float],
+) -> Difference:
+    """A part compared; of integers and booleans the tolerance is the share that may differ."""
+    found = compare(value, part, right, scale, table=table)
+    if found.tolerance == 0.0 and found.error == found.error:
+        tolerance *= part.size
+    return replace(found, tolerance=tolerance)
+
+
+def _pairs(
+    parts: Mapping[int, np.ndarray], placement: Placement, whole: np.ndarray
+) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
+    """Ranks, what they have, and what it should be."""
+    if placement.sharding.partial:  # its parts say something only together
+        yield tuple(sorted(parts)), join(parts, placement), whole
+        return
+    for device, region in placement.parts():
+        yield (device,), parts[device], part_of(whole, region)
+
+
+def uncut_programs(graph: Graph, *, deliver_all: bool = False) -> Programs:
+    """The graph on one rank: every value under its own name, nothing cut or sent.
+
+    Args:
+        graph: The graph.
+        deliver_all: As of `lower`.
+    """
+    cluster = resolve_cluster(None, 1)
+    nodes = {node.name: NodePlan(0) for node in graph.nodes}
+    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
+    found = schedule(graph, resolve(graph, plan), cluster)
+    return lower(graph, found, 1, deliver_all=deliver_all)
+
+
+def join(parts: Mapping[int, np.ndarray], placement: Placement) -> np.ndarray:
+    """The whole tensor from the parts of all devices of its placement."""
+    whole: dict[Region, np.ndarray] = {}
+    points = dict(placement.mesh.coords())
+    axes = [axis for axis, _ in placement.sharding.partial]
+    how = placement.sharding.partial[0][1] if axes else ""
+    merge = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+    seen: set[tuple[Region, tuple[int, ...]]] = set()
+    for device, region in placement.parts():
+        term = (region, tuple(points[device][axis] for axis in axes))
+        if term in seen:
+            continue
+        seen.add(term)
+        whole[region] = (
+            merge[how](whole[region], parts[device]) if region in whole else parts[device]
+        )
+    first = next(iter(parts.values()))
+    shape = placement.sharding.shape
+    out = np.empty((*shape, *first.shape[len(shape) :]), first.dtype)
+    for region, part in whole.items():
+        out[_index(region)] = part
+    return out
+
+
+def part_of(whole: np.ndarray, region: Region) -> np.ndarray:
+    """A region of a tensor, dense."""
+    return np.asarray(whole[_index(region)])
+
+
+def _index(region: Region) -> tuple[np.ndarray, ...]:
+    return np.ix_(
+        *(np.concatenate([np.arange(s, s + n) for s, n in (*cut, (0, 0))]) for cut in region)
+    )

@@ -1,0 +1,359 @@
+"""Proof that the ranks of a module compute what the module does.
+
+All ranks run in this process, in lock-step, on random inputs like the example inputs, and are
+compared with the module itself: results, written buffers and, in training, every gradient. A module
+with dropout draws other masks than its program does, whose masks are the same however it is cut:
+then the ranks are compared with the program on one device. If something differs, the first value
+inside the graph that does is looked for (`partitioner.verify.first_difference`).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from partitioner.backends.tensors import to_numpy
+from partitioner.backends.torch.all_ranks import AllRanks, Step
+from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.verify.compare import (
+    MEASURED,
+    TOLERANCE,
+    Difference,
+    Verification,
+    VerificationError,
+    check_memory,
+    compare,
+    largest,
+)
+from partitioner.verify.first_difference import Side, first_difference, tolerances, uncut_programs
+
+if TYPE_CHECKING:
+    from partitioner.compiled.module import ModuleProgram
+
+#: Errors of a gradient are relative to at least this share of the largest one of all parameters:
+#: gradients that are zero in exact arithmetic (of a bias before a normalisation, of an attention's
+#: key bias) are rounding errors of sums whose terms are as large as other gradients.
+GRADIENT_FLOOR = 0.1
+
+#: Ranks may differ from the module by so many times what rounding makes the module itself differ
+#: from float64: both sum in orders of their own.
+ROUNDING = 10.0
+#: But by no more than this share of a tensor's largest magnitude: less than one rank's part of two.
+MOST = 0.25
+#: Unless the tensor in float64 is at most this share of the module's: zero but for rounding.
+NOTHING = 0.01
+
+#: Modules that draw numbers in training, and stop at probability 0.
+DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+
+Values = dict[str, torch.Tensor]
+
+
+def verify_module(program: ModuleProgram, seed: int, ranks: AllRanks | None = None) -> Verification:
+    """Compare all ranks with the module.
+
+    Args:
+        program: The program.
+        seed: Of the random inputs, and of dropout.
+        ranks: Its ranks, if they come from files.
+
+    Raises:
+        VerificationError: It would not fit this machine's free memory, or the weights are fake.
+        BackendError: A rank fails.
+    """
+    _check_contents(program)
+    check_memory(program.graph)
+    with program.traced.captured.autocast.region():
+        return _verified(program, seed, ranks)
+
+
+def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Verification:
+    args, kwargs = random_arguments(program, seed)
+    ours = _Run(
+        ranks or program.all_ranks, program.fed(args, kwargs, seed), program.stored_values()
+    )
+    if program.signature.seed:
+        against = (
+            "the same program on one device (its dropout is drawn otherwise than the module's)"
+        )
+        whole = _named(program, ours.alone().step())
+    else:
+        against = "the whole module"
+        whole = _eager(program, args, kwargs)
+    found = _named(program, ours.step())
+    floor = GRADIENT_FLOOR * _largest_gradient(whole)
+    table, own = MEASURED, dict[str, float]()
+    compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
+    if not all(output.equal for output in compared):
+        own = _own_rounding(program, args, kwargs, floor)
+        table = MEASURED if own else TOLERANCE
+        compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
+    first = None
+    if not all(output.equal for output in compared):
+        first = first_difference(program.graph, ours.side, ours.alone().side, floor, table)
+    return Verification(len(program.cluster), seed, compared, first, against)
+
+
+def _check_contents(program: ModuleProgram) -> None:
+    captured = program.traced.captured
+    held = [*captured.tensors.values(), *captured.arguments]
+    for tensor in held:
+        fake = isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
+        if fake:
+            raise VerificationError(
+                "the module's weights or example inputs have no contents: nothing can be computed"
+            )
+
+
+def random_arguments(program: ModuleProgram, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments like the example inputs.
+
+    They are the example's in another order: so indices stay within what they index, shares of one
+    between 0 and 1, and what must be positive is. A row of ascending numbers stays as it is, as
+    offsets and boundaries must, and so does what is not finite, as in masks. Floats that are all
+    equal are drawn between that number and half of it, zeros between 0 and 1.
+    """
+    signature = program.signature
+    random = torch.Generator().manual_seed(seed)
+    flat = [_random(value, random) for value in signature.example]
+    args, kwargs = pytree.tree_unflatten(flat, signature.in_spec)
+    return tuple(args), dict(kwargs)
+
+
+def random_inputs(program: ModuleProgram, seed: int) -> dict[str, np.ndarray]:
+    """The same as arrays by name of the graph's inputs.
+
+    Raises:
+        VerificationError: The example inputs have no contents.
+    """
+    _check_contents(program)
+    args, kwargs = random_arguments(program, seed)
+    types = program.graph.types
+    return {
+        name: to_numpy(tensor, types[name].dtype)
+        for name, tensor in program.fed(args, kwargs, seed).items()
+    }
+
+
+def _random(value: Any, random: torch.Generator) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    held = value.detach().cpu()
+    if held.is_floating_point() or held.is_complex():
+        wide = held.to(torch.complex128 if held.is_complex() else torch.float64)
+        finite = wide.isfinite()
+        wide[finite] = _other_floats(wide[finite], random, row=held.dim() == 1)
+        return wide.to(held.dtype)
+    return _other_order(held.reshape(-1), random, row=held.dim() == 1).reshape(held.shape)
+
+
+def _other_floats(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
+    if not torch.equal(flat, flat[:1].expand_as(flat)):
+        return _other_order(flat, random, row=row and not flat.is_complex())
+    drawn = torch.rand(flat.shape, generator=random, dtype=torch.float64)
+    return torch.where(flat == 0, drawn, flat * (1 + drawn) / 2)
+
+
+def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
+    if row and torch.equal(flat, flat.sort().values):
+        return flat
+    return flat[torch.randperm(flat.numel(), generator=random)]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A program with what it is fed."""
+
+    ranks: AllRanks
+    inputs: Mapping[str, torch.Tensor]
+    stored: Mapping[str, torch.Tensor]
+
+    def step(self) -> Step:
+        return self.ranks.step(self.inputs, self.stored)
+
+    def alone(self) -> _Run:
+        """The same on one device."""
+        graph = self.ranks.graph
+        programs = uncut_programs(graph, deliver_all=True)
+        return replace(self, ranks=AllRanks(programs, graph))
+
+    @property
+    def side(self) -> Side:
+        return Side(self.ranks.programs, self._kept)
+
+    def _kept(self, keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
+        kept = self.ranks.step(self.inputs, self.stored, keep).kept
+        return {r: {name: _array(value) for name, value in of.items()} for r, of in kept.items()}
+
+
+def _named(program: ModuleProgram, step: Step) -> Values:
+    """Results, gradients and written buffers by the names that people know."""
+    late = {**step.results, **step.gradients}
+    return {name: late[value] for name, value in _compared_values(program).items()}
+
+
+def _compared_values(program: ModuleProgram) -> dict[str, str]:
+    """Values of the graph by the names that people know."""
+    traced = program.traced
+    names = zip(result_names(program), traced.results, strict=True)
+    found = {name: value for name, value in names if value}
+    found |= {f"grad:{name}": value for name, value in sorted(traced.gradients.items())}
+    found |= {f"buffer:{name}": value for name, value in sorted(traced.written.items())}
+    return found
+
+
+def _allowed(
+    program: ModuleProgram, own: Mapping[str, float], table: Mapping[str, float]
+) -> dict[str, float]:
+    """Tolerance of each compared tensor: by element type, or what the module's rounding allows."""
+    known, values = tolerances(program.graph, table), _compared_values(program)
+    return {name: max(known[value], own.get(name, 0.0)) for name, value in values.items()}
+
+
+def result_names(program: ModuleProgram) -> list[str]:
+    """``output``, ``output[0]`` or ``output['logits']`` of each flat result.
+
+    In training the first one is ``loss``.
+    """
+    spec = program.signature.out_spec
+    tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+    paths = pytree.tree_flatten_with_path(tree)[0]
+    names = [f"output{pytree.keystr(path)}" for path, _ in paths]
+    return ["loss", *names[1:]] if program.training else names
+
+
+def _eager(program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
+    """What the module itself gives; a copy runs, so that its buffers stay as they are."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
+            module = copy.deepcopy(program.whole)
+    except Exception as error:
+        why = " ".join(str(error).split())
+        raise VerificationError(f"the module cannot be copied: {why}") from error
+    module.zero_grad(set_to_none=True)
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.training):
+        flat = pytree.tree_leaves(module(*args, **kwargs))
+        if program.training:
+            flat[0].backward()
+    names = zip(result_names(program), program.traced.results, flat, strict=True)
+    found = {name: result.detach() for name, value, result in names if value}
+    held = _tensors(module)
+    for name in sorted(program.traced.gradients):
+        gradient = held[name].grad
+        found[f"grad:{name}"] = torch.zeros_like(held[name]) if gradient is None else gradient
+    found |= {f"buffer:{name}": held[name] for name in sorted(program.traced.written)}
+    return found
+
+
+def _own_rounding(
+    program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], floor: float
+) -> dict[str, float]:
+    """What the module's own rounding allows, by name: a multiple of how far it is from float64.
+
+    Measured without dropout. Empty where the module still draws numbers, or does not run in
+    float64: then nothing more is known of rounding.
+    """
+    try:
+        calm = replace(program, whole=_without_dropout(program.whole))
+        with torch.random.fork_rng(devices=[]):
+            whole, again = (_seeded(calm, args, kwargs, seed) for seed in range(2))
+        if any(not torch.equal(whole[name], again[name]) for name in whole):
+            return {}
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
+        with torch.autocast("cpu", enabled=False):
+            exact = _eager(replace(calm, whole=_widened(calm.whole)), args, kwargs)
+    except Exception:  # noqa: BLE001 - whatever it is, nothing more is known of rounding
+        return {}
+    wide = {name: _wide(tensor) for name, tensor in whole.items()}
+    none = dict.fromkeys(wide, 0.0)
+    return {
+        found.name: allowance(found.error, _array(wide[found.name]), _array(exact[found.name]))
+        for found in _compared(exact, wide, floor, none, TOLERANCE)
+    }
+
+
+def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
+    """Relative error that ranks may have.
+
+    Args:
+        error: Of float64, relative to what the module computes.
+        whole: What the module computes.
+        exact: The same in float64.
+
+    Returns:
+        A multiple of the error. No more than `MOST`, or a wrong rule would pass where a sort or a
+        threshold makes the module jump; but whatever it is where the tensor is zero but for
+        rounding. Nothing if the error is not finite.
+    """
+    if not math.isfinite(error):
+        return 0.0
+    nothing = largest(exact) <= NOTHING * largest(whole)
+    return ROUNDING * error if nothing else min(ROUNDING * error, MOST)
+
+
+def _seeded(
+    program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+) -> Values:
+    torch.manual_seed(seed)
+    return _eager(program, args, kwargs)
+
+
+def _without_dropout(module: nn.Module) -> nn.Module:
+    calm = copy.deepcopy(module)
+    for part in calm.modules():
+        if isinstance(part, DROPOUTS):
+            part.p = 0.0
+    return calm
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _widened(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module).double()
+
+
+def _tensors(module: nn.Module) -> Values:
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _largest_gradient(whole: Values) -> float:
+    gradients = (value for name, value in whole.items() if name.startswith("grad:"))
+    return max((largest(_array(gradient)) for gradient in gradients), default=0.0)
+
+
+def _compared(
+    found: Values,
+    whole: Values,
+    floor: float,
+    least: Mapping[str, float],
+    table: Mapping[str, float],
+) -> Iterator[Difference]:
+    for name, ours in found.items():
+        zero = floor if name.startswith("grad:") else 0.0
+        yield compare(name, _array(ours), _array(whole[name]), zero, least[name], table)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    if dense.is_complex():
+        dense = torch.view_as_real(dense)
+    return to_numpy(dense, dtype_name(dense.dtype))

@@ -1,0 +1,85 @@
+"""Proof that a partitioned model computes what the whole model does.
+
+All ranks run in this process over simulated communications and are compared with ONNX Runtime on
+the user's own model. If an output differs, the first value inside the graph that does is looked
+for (`partitioner.verify.first_difference`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.onnx.load import Traced
+from partitioner.ir.program import Programs
+from partitioner.verify.compare import Verification, check_memory, compare
+from partitioner.verify.first_difference import Run, Side, first_difference, uncut_programs
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Level of ONNX Runtime's graph optimizations: none, on both sides. Fusions (BatchNormalization
+#: into Conv) that a cut between two nodes breaks would change the last bits.
+_EXACT = "disable"
+
+
+def verify_directory(directory: Path, seed: int = 0) -> Verification:
+    """Verify the rank files of a saved compilation.
+
+    Raises:
+        ResultError: See `partitioner.load`.
+        DirectoryError: There are no rank files, they are of another plan, or they hold other
+            weights than the model.
+    """
+    from partitioner.compiled.onnx_model import load
+
+    return load(directory).verify_written(directory, seed)
+
+
+def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -> Verification:
+    """Compare all ranks with the whole model.
+
+    Args:
+        traced: The whole model.
+        programs: What the ranks run (for the names of their values).
+        directory: The rank files.
+        seed: Of the random inputs, which are valid ones (indices within their tables).
+
+    Raises:
+        VerificationError: Both sides together would not fit this machine's free memory.
+        BackendError: A rank fails.
+    """
+    from partitioner.backends.onnx.emit import emit_models
+    from partitioner.backends.onnx.whole import run_whole
+    from partitioner.backends.simulator import run_lockstep
+
+    check_memory(traced.graph)
+    inputs = random_inputs(traced.graph, seed)
+    whole = run_whole(traced.whole, traced.folder, inputs, optimization=_EXACT)
+    ranks = run_lockstep(directory, inputs, optimization=_EXACT)
+    outputs = tuple(
+        compare(name, ranks[ours], whole[name])
+        for name, ours in zip(whole, traced.graph.outputs, strict=True)
+    )
+    if all(output.equal for output in outputs):
+        return Verification(len(programs.ranks), seed, outputs)
+    alone = uncut_programs(traced.graph)
+    first = first_difference(
+        traced.graph,
+        Side(programs, _run(directory, inputs)),
+        Side(alone, _run(emit_models(alone, traced.graph), inputs)),
+    )
+    return Verification(len(programs.ranks), seed, outputs, first)
+
+
+def _run(source: Path | Sequence[onnx.ModelProto], inputs: Mapping[str, np.ndarray]) -> Run:
+    from partitioner.backends.simulator import Simulator
+
+    def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
+        return Simulator(source, keep=keep, optimization=_EXACT).run([inputs])[0].values
+
+    return run

@@ -1,0 +1,69 @@
+"""`partitioner.functional` on ranks of a gloo group (jobs: functional_jobs.py)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch_jobs import ROOT, run_jobs
+
+import partitioner
+from partitioner import functional as comm
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.by_hand import wire
+from partitioner.backends.torch.by_hand.labels import DTYPES, LABEL_SIZE, Label, label_of
+
+
+def test_values_gradients_and_errors_on_ranks() -> None:
+    run_jobs("functional_jobs.py")
+
+
+def test_public_names_are_sorted_and_documented() -> None:
+    assert comm.__all__ == sorted(comm.__all__)
+    page = (ROOT / "docs/reference/functional.md").read_text(encoding="utf-8")
+    for name in comm.__all__:
+        function = getattr(comm, name)
+        assert f"::: {function.__module__}.{name}\n" in page
+
+
+@pytest.mark.parametrize("name", comm.__all__)
+def test_without_a_process_group_every_function_says_what_to_call(name: str) -> None:
+    rooted = name in ("bcast", "gather", "scatter", "send")
+    arguments = (0,) if name == "recv" else (torch.ones(1), 0) if rooted else (torch.ones(1),)
+    with pytest.raises(BackendError, match=f"^{name}: no process group; call torch.distributed"):
+        getattr(comm, name)(*arguments)
+    assert issubclass(BackendError, partitioner.PartitionerError)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3), (1,) * 64], ids=len)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_a_label_survives_the_way(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, dtype=dtype)
+    label = label_of([x, x], name="alltoall", number=2**40, backward=True, root=3, reduction="max")
+    numbers = label.pack()
+    assert len(numbers) == LABEL_SIZE
+    assert Label.unpack(torch.tensor(numbers).tolist()) == label
+    assert (label.shape, DTYPES[label.dtype], label.count) == (shape, dtype, 2)
+
+
+def test_numbers_that_are_no_label() -> None:
+    with pytest.raises(BackendError, match=r"^what arrived was not sent by partitioner.functional"):
+        Label.unpack([0] * LABEL_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("backends", "near", "device"),
+    [
+        ("cpu:gloo,cuda:gloo", True, "cpu"),
+        ("cuda:nccl", True, "cuda"),
+        ("cuda:nccl", False, "cuda"),
+        ("cpu:gloo,cuda:nccl", True, "cuda"),
+        ("cpu:gloo,cuda:nccl", False, "cpu"),
+    ],
+)
+def test_where_data_lies_while_it_travels(
+    backends: str, near: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire.dist, "get_backend_config", lambda _: backends)
+    on_gpu = replace(label_of([torch.ones(1)], name="send", number=1), near=True)
+    assert wire.carrier(None, [on_gpu, replace(on_gpu, near=near)]).type == device

@@ -1,0 +1,504 @@
+"""Module programs: verified against the module, saved, loaded, run from their files."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import modules
+import numpy as np
+import pytest
+import torch
+from torch import fx, nn
+from torch.nn import functional
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.all_ranks import AllRanks
+from partitioner.backends.torch.emit import PassGraph
+from partitioner.backends.torch.local import run_module_files
+from partitioner.backends.torch.lockstep import run_lockstep
+from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
+from partitioner.compiled.folder import ResultError
+from partitioner.compiled.module import ModuleProgram
+from partitioner.compiled.rank_files import rank_files
+from partitioner.files import DirectoryError
+from partitioner.ir.errors import OptionError
+from partitioner.problem.memory_kinds import Holdings
+from partitioner.verify.compare import VerificationError
+from partitioner.verify.module import random_arguments, verify_module
+from partitioner.verify.onnx_model import verify_directory
+
+
+def compiled(module: nn.Module, example: object, **options: object) -> ModuleProgram:
+    found = partitioner.compile(module, example, cluster="2xideal", **options)
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+@pytest.fixture(scope="module")
+def inference() -> ModuleProgram:
+    return compiled(modules.classifier(), modules.batch())
+
+
+@pytest.fixture(scope="module")
+def training() -> ModuleProgram:
+    return compiled(modules.classifier(training=True), modules.batch(labels=True), training=True)
+
+
+@pytest.fixture(scope="module")
+def saved(inference: ModuleProgram, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return inference.save(tmp_path_factory.mktemp("saved") / "m.partition")
+
+
+@pytest.fixture(scope="module")
+def saved_training(training: ModuleProgram, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return training.save(tmp_path_factory.mktemp("saved") / "t.partition")
+
+
+def test_results_are_verified(inference: ModuleProgram) -> None:
+    assert inference.summary["sharded_flops_share"] > 0.9
+    found = inference.verify(seed=3)
+    assert found
+    assert [output.name for output in found.outputs] == ["output['logits']"]
+    assert str(found).startswith("equal: 2 ranks against the whole module, seed 3\n")
+
+
+def test_gradients_and_written_buffers_are_verified(training: ModuleProgram) -> None:
+    before = {name: t.clone() for name, t in training.whole.state_dict().items()}
+    drawn = torch.random.get_rng_state()
+    found = training.verify()
+    assert found
+    names = [output.name for output in found.outputs]
+    assert names[:2] == ["loss", "output[1]"]
+    grads = {f"grad:{name}" for name, _ in training.whole.named_parameters()}
+    assert grads == {name for name in names if name.startswith("grad:")}
+    assert {name for name in names if name.startswith("buffer:")} == {
+        "buffer:norm.running_mean",
+        "buffer:norm.running_var",
+        "buffer:norm.num_batches_tracked",
+    }
+    after = training.whole.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(parameter.grad is None for parameter in training.whole.parameters())
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+
+
+def test_dropout_is_compared_with_the_program_on_one_device() -> None:
+    program = compiled(
+        modules.classifier(0.5, training=True), modules.batch(labels=True), training=True
+    )
+    found = program.verify()
+    assert found
+    assert "against the same program on one device (its dropout is drawn otherwise" in str(found)
+    assert any(name.name.startswith("grad:") for name in found.outputs)
+
+
+def spoilt(part: PassGraph, operator: str, change: Callable[[fx.Node], None]) -> PassGraph:
+    """A pass whose only node of an operator was changed."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(part.module.graph, {}))
+    (node,) = (node for node in graph.nodes if str(node.target) == operator)
+    change(node)
+    return replace(part, module=fx.GraphModule(part.module, graph))
+
+
+def other_operator(node: fx.Node) -> None:
+    node.target = torch.ops.aten.amax.default
+
+
+def other_threshold(node: fx.Node) -> None:
+    node.update_arg(2, 1e9)
+
+
+def scaled_by_frequency(node: fx.Node) -> None:
+    node.update_arg(4, True)
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize(
+    ("which", "operator", "change", "where"),
+    [
+        ("forward", "aten.mean.dim", other_operator, "[tp, -] on tp=2 on 0,1, wrong on rank 1"),
+        (
+            "backward",
+            "aten.threshold_backward.default",
+            other_threshold,
+            "[tp, -] on tp=2 on 0,1, wrong on rank 1",
+        ),
+        (
+            "backward",
+            "aten.embedding_dense_backward.default",
+            scaled_by_frequency,
+            "[-, -] partial(sum:tp) on tp=2 on 0,1, wrong on ranks 0,1",
+        ),
+    ],
+)
+def test_a_wrong_program_is_found_out(
+    training: ModuleProgram,
+    saved_training: Path,
+    written: bool,
+    which: str,
+    operator: str,
+    change: Callable[[fx.Node], None],
+    where: str,
+) -> None:
+    """One rank computes something else, in the graphs that were made or in those of the files."""
+    ranks = list(training.all_ranks.ranks)
+    if written:
+        ranks = list(with_written(saved_training, ranks))
+    ranks[1] = replace(ranks[1], **{which: spoilt(getattr(ranks[1], which), operator, change)})
+    found = verify_module(training, 0, AllRanks(training.programs, training.graph, ranks))
+    assert not found
+    differ = [output.name for output in found.outputs if not output.equal]
+    assert ("loss" in differ) == (which == "forward")
+    assert any(name.startswith("grad:") for name in differ)
+    assert str(found).startswith("DIFFERENT: ")
+    name = operator.removesuffix(".default").replace("aten.", "aten::")
+    (node,) = (node for node in training.graph.nodes if node.op == name)
+    assert (
+        f"first tensor that differs: {node.outputs[0]!r} of {node.name!r} ({name}), "
+        f"{where}, relative error "
+    ) in str(found)
+
+
+@pytest.mark.parametrize(("factor", "equal"), [(1.0, True), (0.94, False)])
+def test_bfloat16_allows_what_rounding_does(factor: float, equal: bool) -> None:
+    """An error of some hundredths is found."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(8, 64)
+    program = compiled(net.to(torch.bfloat16), x.to(torch.bfloat16))
+
+    def scale(node: fx.Node) -> None:
+        with node.graph.inserting_after(node):
+            scaled = node.graph.call_function(torch.ops.aten.mul.Tensor, (node, factor))
+        node.replace_all_uses_with(scaled, lambda user: user is not scaled)
+
+    ranks = tuple(
+        replace(one, forward=spoilt(one.forward, "aten.relu.default", scale))
+        for one in program.all_ranks.ranks
+    )
+    found = verify_module(program, 0, AllRanks(program.programs, program.graph, ranks))
+    assert bool(found) == equal, str(found)
+    assert found.outputs[0].tolerance < 0.05
+    assert ("first tensor that differs: 'addmm_1'" in str(found)) != equal
+
+
+def test_what_a_device_holds_adds_up_to_its_peak(training: ModuleProgram) -> None:
+    found = Holdings.of(training.graph, training.plan, training.cluster)
+    for device, peak in training.evaluation.peak.items():
+        parts = found.at_peak(device)
+        assert sum(parts.values()) == pytest.approx(peak.bytes, abs=len(parts))
+        assert parts["parameters"] + parts["optimizer's state"] == peak.resident_bytes
+        assert parts["gradients"] > 0
+        assert " gradients" in found.text(device)
+
+
+def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> None:
+    (ids,), kwargs = random_arguments(inference, 5)
+    assert kwargs == {}
+    (example,) = modules.batch()
+    assert ids.shape == example.shape
+    assert not torch.equal(ids, example)
+    assert torch.equal(ids.reshape(-1).sort().values, example.reshape(-1).sort().values)
+
+
+def test_what_random_arguments_keep() -> None:
+    """Classes, shares, signs, masks: what a loss may be given stays what it may be given."""
+
+    class Losses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, **of: torch.Tensor) -> torch.Tensor:
+            y = self.dense(x)
+            attended = (y + of["mask"]).softmax(1)
+            losses = (
+                functional.binary_cross_entropy(y.sigmoid(), of["share"]),
+                functional.cross_entropy(y, of["classes"]),
+                functional.margin_ranking_loss(y, attended, of["signs"]),
+                (torch.bucketize(y, of["bounds"]) * y + of["scale"].log() + of["ones"]).mean(),
+            )
+            return torch.stack(losses).sum()
+
+    torch.manual_seed(0)
+    given = {
+        "x": torch.randn(4, 8),
+        "mask": torch.zeros(8, 8).fill_(-torch.inf).triu(1)[:4],
+        "share": torch.rand(4, 8),
+        "classes": torch.randint(8, (4,)),
+        "signs": torch.randn(4, 8).sign(),
+        "bounds": torch.linspace(-1, 1, 5),
+        "scale": torch.tensor(300.0),
+        "ones": torch.ones(4, 8),
+    }
+    program = compiled(Losses(), given, training=True)
+    drawn, other = (random_arguments(program, seed)[1] for seed in range(2))
+    for name, example in given.items():
+        assert drawn[name].dtype == example.dtype
+        assert torch.equal(drawn[name], other[name]) == (name == "bounds")
+        if name in ("x", "share", "classes", "signs"):
+            assert torch.equal(drawn[name].flatten().sort()[0], example.flatten().sort()[0])
+    assert torch.equal(drawn["mask"].isinf(), given["mask"].isinf())
+    for name, least, most in (("mask", 0, 1), ("ones", 0.5, 1), ("scale", 150, 300)):
+        finite = drawn[name][drawn[name].isfinite()]
+        assert least <= finite.min() <= finite.max() <= most
+    found = program.verify()
+    assert found, str(found)
+
+
+def test_structured_results_and_element_types() -> None:
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8).to(torch.bfloat16)
+
+        def forward(self, x: torch.Tensor, k: torch.Tensor, *, on: torch.Tensor) -> object:
+            y = self.dense(x)
+            return [y, {"k": k + 1, "on": on.logical_not(), "none": None}]
+
+    torch.manual_seed(0)
+    program = compiled(
+        Many(),
+        {
+            "x": torch.ones(4, 8, dtype=torch.bfloat16),
+            "k": torch.arange(4),
+            "on": torch.ones(4) > 0,
+        },
+    )
+    found = program.verify()
+    assert found, str(found)
+    assert [(output.name, output.tolerance > 0) for output in found.outputs] == [
+        ("output[0]", True),
+        ("output[1]['k']", False),
+        ("output[1]['on']", False),
+    ]
+
+
+@dataclass
+class Scored:
+    """What a module returns."""
+
+    loss: torch.Tensor
+    words: dict[str, object]
+    sizes: tuple[int, float, None]
+    scores: torch.Tensor
+
+
+torch.export.register_dataclass(Scored)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_results_that_are_no_tensors_come_back(training: bool, tmp_path: Path) -> None:
+    class Scoring(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Scored, int]:
+            scores = self.dense(x)
+            words = {"name": "dense", "ready": True, "none": None}
+            loss = scores.square().mean()
+            return loss, Scored(loss, words, (x.shape[0], 0.5, None), scores), 3
+
+    whole, x = Scoring(), torch.randn(4, 8)
+    program = compiled(whole, x, training=training)
+    folder = program.save(tmp_path / "scoring.partition")
+    for one in (program, partitioner.load(folder, whole, x)):
+        assert isinstance(one, ModuleProgram)
+        loss, found, count = one(x)
+        assert count == 3
+        assert isinstance(found, Scored)
+        assert found.words == {"name": "dense", "ready": True, "none": None}
+        assert found.sizes == (4, 0.5, None)
+        torch.testing.assert_close((loss, found.loss), (whole(x)[0], whole(x)[0]))
+        torch.testing.assert_close(found.scores, whole(x)[1].scores)
+    assert program.verify()
+
+
+def test_fake_weights_are_planned_and_not_verified(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        module = modules.Classifier().eval()
+    program = compiled(module, modules.batch())
+    with pytest.raises(VerificationError, match="weights or example inputs have no contents"):
+        program.verify()
+    folder = program.save(tmp_path / "p", plan_only=True)
+    assert not (folder / "rank0.pt2").exists()
+    assert partitioner.load(folder, module, modules.batch()).plan == program.plan
+
+
+def test_what_would_not_fit_is_refused(
+    inference: ModuleProgram, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partitioner.verify.compare.free_bytes", lambda: 1000)
+    with pytest.raises(VerificationError, match="verifying needs about"):
+        inference.verify()
+
+
+def test_the_files_of_a_program(saved: Path, saved_training: Path) -> None:
+    common = {"plan.json", "summary.json", "request.json", "timeline.json", "report.html"}
+    assert {p.name for p in saved.iterdir()} == common | {"rank0.pt2", "rank1.pt2"}
+    backward = {"rank0.backward.pt2", "rank1.backward.pt2"}
+    both = common | {"rank0.pt2", "rank1.pt2"} | backward
+    assert {p.name for p in saved_training.iterdir()} == both
+    held = sum(p.stat().st_size for p in saved.glob("rank*"))
+    file = read_rank_file(saved_training / "rank1.backward.pt2")
+    assert (file.header.rank, file.which, file.training) == (1, "backward", True)
+    assert file.stored  # parameters are arguments: no weights are in the file
+    assert held > 0
+    assert json.loads((saved / "request.json").read_text())["kind"] == "module"
+
+
+def test_a_saved_program_is_loaded_with_its_module(saved: Path, inference: ModuleProgram) -> None:
+    again = partitioner.load(saved, modules.classifier(), modules.batch())
+    assert isinstance(again, ModuleProgram)
+    assert again.plan == inference.plan
+    assert again.summary["cost"] == inference.summary["cost"]
+    assert again.verify_written(saved)
+    assert torch.equal(again(*modules.batch())["logits"], inference(*modules.batch())["logits"])
+
+
+def test_backward_files_are_verified(saved_training: Path) -> None:
+    module = modules.classifier(training=True)
+    again = partitioner.load(saved_training, module, modules.batch(labels=True))
+    found = again.verify_written(saved_training, seed=4)
+    assert found, str(found)
+    assert any(output.name == "grad:table.weight" for output in found.outputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "message"),
+    [
+        (None, None, "its module was given in Python, give it again: partitioner.load"),
+        (nn.Linear(8, 8), torch.ones(2, 8), "the module that was given is traced to another graph"),
+    ],
+)
+def test_a_module_that_is_not_there(
+    saved: Path, module: nn.Module | None, example: torch.Tensor | None, message: str
+) -> None:
+    with pytest.raises(ResultError, match=message):
+        partitioner.load(saved, module, example)
+
+
+def test_a_module_without_example_inputs(saved: Path) -> None:
+    with pytest.raises(OptionError, match="give example_inputs"):
+        partitioner.load(saved, modules.classifier())
+    with pytest.raises(OptionError, match="example_inputs are of a module: give both"):
+        partitioner.load(saved, example_inputs=modules.batch())
+
+
+def test_other_weights_than_the_files_have(saved: Path) -> None:
+    module = modules.classifier()
+    nn.init.ones_(module.up.bias)
+    again = partitioner.load(saved, module, modules.batch())
+    with pytest.raises(DirectoryError, match=r"rank0.pt2 holds other weights than its model"):
+        again.verify_written(saved)
+
+
+def test_files_of_another_plan(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    shutil.copytree(saved, folder)
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["certificate"] = None
+    for node in plan["nodes"].values():
+        node.clear()
+        node["group"] = 0
+    (folder / "plan.json").write_text(json.dumps(plan))
+    again = partitioner.load(folder, modules.classifier(), modules.batch())
+    with pytest.raises(DirectoryError, match=r"rank0.pt2 is not of its plan.json"):
+        again.verify_written(folder)
+
+
+def spoil(name: str, other: str) -> Callable[[Path], None]:
+    def run(folder: Path) -> None:
+        shutil.copyfile(folder / other, folder / name)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        (spoil("rank1.pt2", "rank0.pt2"), "rank1.pt2 is not of the plan that rank0.pt2 is of"),
+        (spoil("rank1.pt2", "plan.json"), "rank1.pt2: not an archive of torch.export.save"),
+        (lambda folder: (folder / "rank1.pt2").unlink(), "No such file"),
+    ],
+)
+def test_wrong_rank_files(
+    saved: Path, tmp_path: Path, spoilt: Callable[[Path], None], message: str
+) -> None:
+    folder = tmp_path / "p"
+    shutil.copytree(saved, folder)
+    spoilt(folder)
+    with pytest.raises(BackendError, match=message):
+        read_rank_files(folder)
+
+
+def test_passes_that_were_exchanged(saved_training: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "p"
+    shutil.copytree(saved_training, folder)
+    spoil("rank1.backward.pt2", "rank1.pt2")(folder)
+    again = partitioner.load(folder, modules.classifier(training=True), modules.batch(labels=True))
+    with pytest.raises(BackendError, match=r"backward.pt2 is the forward pass of rank 1"):
+        again.verify_written(folder)
+
+
+def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> None:
+    files = read_rank_files(saved)
+    loaded = {
+        rank: torch.export.load(saved / f"rank{rank}.pt2").module(check_guards=False)
+        for rank in range(2)
+    }
+    fed = inference.fed(modules.batch(), {}, 0)
+    feeds = {}
+    for file in files:
+        parts = file.header.inputs
+        assert all(parts[name].region is None for name in file.arguments)
+        feeds[file.header.rank] = [fed[parts[name].whole] for name in file.arguments]
+    results = run_lockstep(loaded, feeds)
+    made = {o.whole: results[0][files[0].results.index(o.value)] for o in files[0].header.outputs}
+    whole = inference(*modules.batch())["logits"]
+    (logits,) = made.values()
+    assert torch.equal(logits, whole)
+
+
+@pytest.mark.slow  # the command line runs them too
+def test_processes_run_the_files(saved: Path, inference: ModuleProgram) -> None:
+    (ids,) = modules.batch()
+    done = run_module_files(saved, {"ids": ids.numpy()}, requests=2, timeout_s=100)
+    (logits,) = done.outputs.values()
+    whole = inference(ids)["logits"].numpy()
+    np.testing.assert_allclose(logits, whole, rtol=1e-5, atol=1e-6)
+    assert done.seconds > 0
+
+
+def test_what_is_not_run_from_files(saved_training: Path, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="is of a program for training: run it under torchrun"):
+        rank_files(saved_training).run({}, 1)
+    with pytest.raises(BackendError, match=r"input 'ids' .* is missing"):
+        rank_files(saved).run({}, 1)
+    with pytest.raises(BackendError, match="requests is 0"):
+        run_module_files(saved, {}, 0)
+    program = compiled(modules.classifier(training=True), modules.batch())
+    folder = program.save(tmp_path / "p")
+    with pytest.raises(BackendError, match="writes its buffers: call eval"):
+        rank_files(folder).run({}, 1)
+
+
+def test_a_failed_save_leaves_nothing(
+    inference: ModuleProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no\nspace")
+
+    monkeypatch.setattr(torch.export, "save", fail)
+    with pytest.raises(BackendError, match=r"^rank0.pt2 cannot be exported: no space$"):
+        inference.save(tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_verify_directory_needs_the_module(saved: Path) -> None:
+    with pytest.raises(ResultError, match="was given in Python"):
+        verify_directory(saved)

@@ -1,0 +1,304 @@
+"""Results: saved and loaded again, moved or changed models, nothing left after a failure."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import partitioner
+from partitioner import examples, units
+from partitioner.cli.main import main
+from partitioner.compiled.onnx_model import Compiled, ResultError
+from partitioner.compiled.summary import text
+from partitioner.cost_model.errors import CostError
+from partitioner.files import DirectoryError, replace_directory
+from partitioner.ir.plan import PlanError
+from partitioner.report.text.show import show
+from partitioner.run.local import run_directory
+from partitioner.verify.onnx_model import verify_directory
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return examples.build("mlp", layers=2, hidden=8, batch=4)
+
+
+@pytest.fixture(scope="module")
+def compiled(model: onnx.ModelProto) -> Compiled:
+    return partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
+
+
+@pytest.fixture
+def saved(compiled: Compiled, tmp_path: Path) -> Path:
+    return compiled.save(tmp_path / "m.partition")
+
+
+def feeds() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).standard_normal((4, 8), np.float32)}
+
+
+def test_load_gives_what_was_saved(compiled: Compiled, saved: Path) -> None:
+    again = partitioner.load(saved)
+    assert again.plan == compiled.plan
+    assert again.cost == compiled.cost
+    assert again.cluster == compiled.cluster
+    assert again.evaluation == compiled.evaluation
+    assert {k: v for k, v in again.summary.items() if k != "seconds"} == compiled.summary
+    assert again.graph.digest == compiled.graph.digest
+    np.testing.assert_array_equal(again.run(feeds())["y"], compiled.run(feeds())["y"])
+    assert again.verify().equal
+
+
+def test_the_files(saved: Path) -> None:
+    names = {path.name for path in saved.iterdir() if path.suffix != ".weights"}
+    assert names == {
+        "model.onnx",
+        "plan.json",
+        "rank0.onnx",
+        "rank1.onnx",
+        "report.html",
+        "request.json",
+        "summary.json",
+        "timeline.json",
+    }
+    for path in saved.glob("*.json"):
+        json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_the_seed_and_the_seconds_are_kept_and_shown(
+    model: onnx.ModelProto, tmp_path: Path
+) -> None:
+    made = partitioner.compile(model, devices=2, seed=7)
+    certificate = made.plan.certificate
+    assert certificate is not None
+    assert (certificate.seed, certificate.folded, made.summary["seed"]) == (7, "", 7)
+    again = partitioner.load(made.save(tmp_path / "m"))
+    assert again.plan.certificate == certificate
+    assert again.seconds == made.seconds
+    assert again.search_s is not None
+    line = f", seed 7, {units.seconds(again.search_s)}"
+    assert show(again).splitlines()[1].endswith(line)
+    assert text(again.summary, again.search_s).splitlines()[-1].endswith(line)
+    assert repr(made).endswith(", seed 7>")
+    plan = replace(made.plan, certificate=replace(certificate, folded="2 layers as one"))
+    assert repr(replace(made, plan=plan)).endswith(", seed 7, folded: 2 layers as one>")
+
+
+def test_a_plan_alone(compiled: Compiled, tmp_path: Path) -> None:
+    folder = compiled.save(tmp_path / "p", plan_only=True)
+    assert not list(folder.glob("rank*"))
+    assert partitioner.load(folder).plan == compiled.plan
+
+
+def test_a_saved_plan_is_saved_again_alike(saved: Path, tmp_path: Path) -> None:
+    """Its model is found where it is: in the first folder."""
+    copy = partitioner.load(saved).save(tmp_path / "copy")
+    for name in ("plan.json", "rank0.onnx", "timeline.json"):
+        assert (copy / name).read_bytes() == (saved / name).read_bytes()
+    assert partitioner.load(copy).verify().equal
+
+
+def test_two_compilations_are_byte_equal(model: onnx.ModelProto, tmp_path: Path) -> None:
+    one, other = (
+        partitioner.compile(model, devices=3, time_limit_s=20).save(tmp_path / name)
+        for name in "ab"
+    )
+    for path in one.iterdir():
+        if path.name != "summary.json":  # has the seconds
+            assert path.read_bytes() == (other / path.name).read_bytes(), path.name
+
+
+def test_a_model_beside_the_folder_may_move_with_it(model: onnx.ModelProto, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    onnx.save(model, here / "m.onnx")
+    partitioner.compile(here / "m.onnx", devices=1).save(here / "m.partition")
+    here.rename(there)
+    assert partitioner.load(there / "m.partition").verify().equal
+    (there / "m.onnx").unlink()
+    with pytest.raises(ResultError, match=r"its model .*m\.onnx is gone; move it back"):
+        partitioner.load(there / "m.partition")
+    onnx.save(examples.build("mlp", layers=3, hidden=8, batch=4), there / "m.onnx")
+    with pytest.raises(ResultError, match=r"its model .*m\.onnx has changed since"):
+        partitioner.load(there / "m.partition")
+
+
+Break = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda d: (d / "request.json").unlink(), ResultError, "not a folder that `partition"),
+        (lambda d: (d / "plan.json").unlink(), ResultError, "no readable plan.json"),
+        (lambda d: (d / "summary.json").unlink(), ResultError, "no readable summary.json"),
+        (lambda d: (d / "plan.json").write_bytes(b"\xff"), ResultError, "no readable plan.json"),
+        (lambda d: (d / "request.json").write_text("3"), ResultError, "request.json is not a JSON"),
+        (lambda d: (d / "request.json").write_text("{"), ResultError, "request.json is not a JSON"),
+        (lambda d: (d / "request.json").write_text("{}"), ResultError, "version None, not 1"),
+        (
+            lambda d: (d / "request.json").write_text('{"version": 1}'),
+            ResultError,
+            "request.json has no model",
+        ),
+        (lambda d: (d / "plan.json").write_text("{}"), PlanError, "plan version is None"),
+    ],
+)
+def test_a_spoilt_folder(saved: Path, spoil: Break, error: type[Exception], message: str) -> None:
+    spoil(saved)
+    with pytest.raises(error, match=message):
+        partitioner.load(saved)
+
+
+def test_an_edited_plan_is_used(saved: Path) -> None:
+    text = (saved / "plan.json").read_text()
+    assert '"cuts": {"' in text
+    data = json.loads(text)
+    for node in data["nodes"].values():
+        node.pop("cuts", None)
+    (saved / "plan.json").write_text(json.dumps(data))
+    again = partitioner.load(saved)
+    assert again.evaluation.sharded_flops_share == 0
+    assert again.verify().equal
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    data = json.loads((folder / "plan.json").read_text())
+    change(data)
+    (folder / "plan.json").write_text(json.dumps(data))
+
+
+def uncut(data: dict[str, Any]) -> None:
+    for node in data["nodes"].values():
+        node.pop("cuts", None)
+
+
+def test_rank_files_of_another_plan_are_refused(saved: Path) -> None:
+    assert verify_directory(saved).equal
+    edit(saved, uncut)
+    message = rf"rank0.onnx is not of its plan.json, which was edited; .*--constraints {saved}/plan"
+    for use in (lambda: verify_directory(saved), lambda: run_directory(saved, None, None)):
+        with pytest.raises(DirectoryError, match=message):
+            use()
+    options = ["--cluster", "2xideal", "--constraints", str(saved / "plan.json"), "-q"]
+    anew = [str(saved.parent / "m.onnx"), *options, "-o", str(saved), "--force"]
+    onnx.save(examples.build("mlp", layers=2, hidden=8, batch=4), saved.parent / "m.onnx")
+    assert main(anew) == 0
+    assert verify_directory(saved).equal
+
+
+def test_a_certificate_is_not_of_the_decisions(saved: Path) -> None:
+    """What is proven of a plan changes no rank file."""
+    edit(saved, lambda data: data.update(certificate=None))
+    assert verify_directory(saved).equal
+
+
+def test_rank_files_of_other_weights_are_refused(tmp_path: Path) -> None:
+    model = examples.build("mlp", layers=2, hidden=16, batch=4)
+    onnx.save(model, tmp_path / "m.onnx")
+    folder = partitioner.compile(tmp_path / "m.onnx", devices=1).save(tmp_path / "m.partition")
+    assert verify_directory(folder).equal
+    weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    weight.raw_data = weight.raw_data[:-1] + bytes([weight.raw_data[-1] ^ 1])
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(DirectoryError, match=r"rank0\.onnx holds other weights than its model"):
+        verify_directory(folder)
+    assert partitioner.load(folder).verify().equal  # makes its own files
+
+
+def test_a_plan_alone_is_not_run(compiled: Compiled, tmp_path: Path) -> None:
+    folder = compiled.save(tmp_path / "p", plan_only=True)
+    for use in (lambda: verify_directory(folder), lambda: run_directory(folder, None, None)):
+        with pytest.raises(DirectoryError, match="holds a plan only; partition again without"):
+            use()
+
+
+def test_a_certificate_of_another_plan_is_left_out(
+    saved: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not partitioner.load(saved).warnings
+    edit(saved, lambda data: data["certificate"].update(cost=1e-9, bound=1e-9, gap=0.0))
+    again = partitioner.load(saved)
+    assert again.plan.certificate is None
+    (warning,) = again.warnings
+    assert "it says throughput cost 1e-09, but the plan costs" in warning
+    assert main(["show", str(saved)]) == 0
+    out, err = capsys.readouterr()
+    assert "bound" not in out
+    assert err == f"partition: warning: {warning}\n"
+
+
+def test_a_plan_edited_onto_a_device_that_is_not_there(saved: Path) -> None:
+    data = json.loads((saved / "plan.json").read_text())
+    data["groups"] = [{"axes": {"tp": 2}, "devices": [0, 7]}] * len(data["groups"])
+    (saved / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(CostError, match="plan uses device 7; cluster '2xideal' has 2"):
+        partitioner.load(saved)
+
+
+def test_a_folder_is_replaced_with_force_only(compiled: Compiled, saved: Path) -> None:
+    with pytest.raises(DirectoryError, match="is there already; pass --force"):
+        compiled.save(saved)
+    (saved / "stale").touch()
+    compiled.save(saved, force=True)
+    assert not (saved / "stale").exists()
+
+
+def test_what_is_not_ours_is_never_replaced(compiled: Compiled, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DirectoryError, match="is there and is not a folder"):
+        compiled.save(tmp_path / "file", force=True)
+    (tmp_path / "photos").mkdir()
+    compiled.save(tmp_path / "photos", force=True)  # an empty folder is nobody's loss
+    (tmp_path / "photos" / "plan.json").unlink()
+    with pytest.raises(DirectoryError, match="holds something else than a plan"):
+        compiled.save(tmp_path / "photos", force=True)
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    with pytest.raises(DirectoryError, match="is there and is not a folder"):
+        compiled.save(tmp_path / "link", force=True)
+    with pytest.raises(DirectoryError, match="there is no folder"):
+        compiled.save(tmp_path / "none" / "deep")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failing_write_leaves_all_as_it_was(tmp_path: Path, error: BaseException) -> None:
+    target = tmp_path / "t"
+    target.mkdir()
+    (target / "plan.json").write_text("old")
+
+    def write(folder: Path) -> None:
+        (folder / "plan.json").write_text("new")
+        raise error
+
+    kind = DirectoryError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(kind, match="No space left" if kind is DirectoryError else None):
+        replace_directory(target, write, force=True)
+    with pytest.raises(kind):
+        replace_directory(tmp_path / "new", write, force=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert (target / "plan.json").read_text() == "old"
+
+
+def test_a_failing_swap_puts_the_old_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "t"
+    target.mkdir()
+    (target / "plan.json").write_text("old")
+    rename = Path.rename
+
+    def fail(self: Path, to: Path) -> Path:
+        if to == target and self.name != "was":
+            raise OSError(5, "Input/output error")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(DirectoryError, match=r"cannot write .*: Input/output"):
+        replace_directory(target, lambda folder: (folder / "plan.json").touch(), force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert (target / "plan.json").read_text() == "old"

@@ -1,0 +1,164 @@
+"""What the summary says of a plan is what the plan does, whatever space it was found in."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+
+import partitioner
+from partitioner import examples, units
+from partitioner.compiled import split
+from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.summary import text
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import NodePlan, Plan
+from partitioner.ir.rule import Cut
+
+ONE, TWO = DeviceMesh.single(0), DeviceMesh.single(1)
+ALL, PAIR = DeviceMesh.line(4), DeviceMesh.of({"tp": 2}, (2, 3))
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return examples.build("mlp", layers=2, hidden=8, batch=4)
+
+
+def split_line(result: Compiled) -> str:
+    (line,) = (line for line in text(result.summary).splitlines() if line.startswith("  split"))
+    return line.removeprefix("  split       ")
+
+
+def replanned(model: onnx.ModelProto, devices: int, edit: dict[str, object]) -> Compiled:
+    """The plan of a model with its groups and decisions replaced, given as constraints."""
+    plan = json.loads(
+        partitioner.compile(model, devices=devices, cluster=f"{devices}xideal").plan.to_json()
+    )
+    names = list(plan["nodes"])
+    plan["groups"] = edit["groups"]
+    plan["nodes"] = dict(zip(names, edit["nodes"], strict=True))  # type: ignore[call-overload]
+    fixed = Plan.from_json(json.dumps(plan))
+    return partitioner.compile(
+        model, devices=devices, cluster=f"{devices}xideal", constraints=fixed
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "word"),
+    [
+        ([ONE], "single"),
+        ([ONE, TWO], "inter"),
+        ([ALL], "intra"),
+        ([ALL, ONE], "intra"),
+        ([PAIR], "intra"),
+        ([PAIR, ONE], "hybrid"),
+        ([ALL, PAIR], "hybrid"),
+    ],
+)
+def test_the_kind_of_a_plan(groups: list[DeviceMesh], word: str) -> None:
+    nodes = {str(index): NodePlan(index) for index in range(len(groups))}
+    assert Plan("", {}, (*groups, ALL), nodes).kind == word  # the last group is not used
+
+
+def test_facts_of_a_split() -> None:
+    cuts = {"n": Cut(("tp",))}
+    nodes = {"a": NodePlan(0), "b": NodePlan(1, cuts), "c": NodePlan(1), "d": NodePlan(1, cuts)}
+    assert split.facts(Plan("", {}, (ONE, PAIR), nodes)) == {
+        "nodes": 4,
+        "cut_nodes": 2,
+        "cut_over": ["tp=2 on 2,3"],
+        "replicated_nodes": 1,
+        "replicated_on": ["tp=2 on 2,3"],
+    }
+
+
+def test_one_device(model: onnx.ModelProto) -> None:
+    result = partitioner.compile(model, devices=1)
+    assert split_line(result) == "there is one device: nothing to split"
+    assert "single plan on 1 of 1 devices" in text(result.summary)
+
+
+def test_a_placement_given_again_as_constraints(model: onnx.ModelProto) -> None:
+    groups = [{"axes": {}, "devices": [device]} for device in (0, 1)]
+    result = replanned(model, 2, {"groups": groups, "nodes": [{"group": i} for i in (0, 0, 1)]})
+    assert split_line(result) == "whole operators placed on 2 devices; no operator is cut"
+    assert result.plan.certificate is not None
+    assert result.plan.certificate.strategy == "inter"
+
+
+def test_a_plan_that_cuts_one_operator(model: onnx.ModelProto) -> None:
+    groups = [{"axes": {}, "devices": [0]}, {"axes": {"tp": 2}, "devices": [2, 3]}]
+    nodes = [{"group": 1, "cuts": {"n": "tp"}}, {"group": 0}, {"group": 0}]
+    result = replanned(model, 4, {"groups": groups, "nodes": nodes})
+    share = units.share(result.summary["sharded_flops_share"])
+    assert 0 < result.summary["sharded_flops_share"] < 1
+    assert split_line(result) == (
+        f"1 of 3 operators cut over tp=2 on 2,3: {share} of the splittable FLOPs"
+    )
+    assert result.summary["strategy"] == "hybrid"
+
+
+def test_a_replicated_model_is_called_so(model: onnx.ModelProto) -> None:
+    groups = [{"axes": {"tp": 4}, "devices": [0, 1, 2, 3]}]
+    result = replanned(model, 4, {"groups": groups, "nodes": [{"group": 0}] * 3})
+    end = "the whole model is replicated on tp=4 on 0,1,2,3; one device would be as good"
+    assert split_line(result) == (
+        f"nothing was split: no plan within the constraints that splits was found cheaper; {end}"
+    )
+    free = {**result.summary, "pinned": False}
+    assert split.sentence(free) == (
+        f"nothing was split because communication and launches would cost more; {end}"
+    )
+
+
+def test_a_plan_far_from_its_bound_is_not_called_optimal(model: onnx.ModelProto) -> None:
+    found = {**partitioner.compile(model, devices=2).summary, "status": "optimal", "gap": 0.112}
+    assert "gap 11.2 %, within the gap asked for" in text(found)
+    assert "gap 0 %, optimal" in text({**found, "gap": 2.2e-16})
+    assert "stopped by the time limit" in text({**found, "status": "time_limit"})
+
+
+def test_equal_peaks_are_counted(model: onnx.ModelProto) -> None:
+    found = partitioner.compile(model, devices=2).summary
+    line = text({**found, "peak_bytes": [2048] * 63 + [1024]})
+    assert "peak memory 63 x 2 KiB, 1 KiB (one device" in line
+    many = text({**found, "peak_bytes": [1024, 3072] * 32})
+    assert "peak memory 1 KiB to 3 KiB on 64 devices (one device" in many
+
+
+def test_fewer_devices_are_named(model: onnx.ModelProto) -> None:
+    found = partitioner.compile(model, devices=2).summary
+    for count, words in ((1, "note: one device would do better"), (2, "note: 2 devices would")):
+        assert words in text(
+            {**found, "fewer_devices": {"devices": count, "cost": 1, "cost_here": 2}}
+        )
+
+
+def test_families_without_a_plan_share_a_line(model: onnx.ModelProto, tmp_path: Path) -> None:
+    pins = tmp_path / "pins.toml"
+    pins.write_text('[[pin]]\nop = "Gemm"\ndevice = 1\n')
+    result = partitioner.compile(model, devices=4, constraints=pins)
+    (note,) = (line for line in text(result.summary).splitlines() if "no plan in" in line)
+    assert note.count("intra (") == 2
+    assert note.endswith("pins.toml pin 1 leaves no strategy for 'layer0.out' (Gemm)")
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (units.per_second(60627.3), "60,627/s"),
+        (units.per_second(12.3456), "12.35/s"),
+        (units.per_second(float("inf")), "unlimited"),
+        (units.share(2.19e-16), "0 %"),
+        (units.share(0.0000147), "< 0.01 %"),
+        (units.share(0.1234), "12.3 %"),
+    ],
+)
+def test_numbers_for_people(shown: str, expected: str) -> None:
+    assert shown == expected
+
+
+def test_the_repr_is_a_line(model: onnx.ModelProto) -> None:
+    result = partitioner.compile(model, devices=2, cluster="2xideal", strategy="intra")
+    assert repr(result).startswith("<Compiled 'mlp' on 2xideal: intra plan by ")
+    assert len(repr(result)) < 300

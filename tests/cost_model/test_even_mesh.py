@@ -1,0 +1,128 @@
+"""Prices by formula on a stand-in against prices of every device on the real mesh."""
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import pytest
+
+from partitioner import examples
+from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
+from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.graph import Graph
+from partitioner.ir.layout import DimLayout, Placement, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import place
+from partitioner.strategies.derive import Rules, strategies
+
+CLUSTER = resolve_cluster("4x4xh100")
+SHAPES = [{"tp": 16}, {"dp": 4, "tp": 4}, {"dp": 2, "tp": 8}, {"dp": 8, "tp": 2}]
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return load_onnx(examples.build("llama", layers=1, hidden=256)).graph
+
+
+def test_a_stand_in_has_the_axes_and_their_least_primes() -> None:
+    assert stand_in(DeviceMesh.of({"dp": 128, "tp": 9})).axes == (("dp", 2), ("tp", 3))
+    assert stand_in(DeviceMesh.of({"tp": 7})).axes == (("tp", 7),)
+    assert stand_in(DeviceMesh.single(5)) == DeviceMesh.single(0)
+
+
+class Case:
+    """A mesh with the strategies of a graph on its stand-in that it admits."""
+
+    def __init__(self, graph: Graph, shape: dict[str, int]) -> None:
+        self.graph = graph
+        self.mesh = DeviceMesh.of(shape)
+        self.even = EvenMesh(self.mesh, stand_in(self.mesh), CLUSTER)
+        rules = Rules.of(graph)
+        offered = strategies(graph, rules, self.even.model)
+        self.placed = [p for own in offered.values() for p in own if self.even.admits(p)]
+
+    def layout(self, layout: DimLayout) -> DimLayout:
+        """A layout of the stand-in on the mesh."""
+        if not layout.axes:
+            return layout
+        parts = self.mesh.size(layout.axes)
+        return DimLayout.cut(layout.axes, [(sum(c) // parts,) * parts for c in layout.segments])
+
+    def real(self, at: Placement) -> Placement:
+        dims = tuple(map(self.layout, at.sharding.dims))
+        return Placement(self.mesh, Sharding(dims, at.sharding.partial))
+
+    def pairs(self) -> Iterable[tuple[str, Placement, Placement]]:
+        """Of every value: how it may be made, how it may be wanted."""
+        made: dict[str, set[Placement]] = defaultdict(set)
+        wanted: dict[str, set[Placement]] = defaultdict(set)
+        for placed in self.placed:
+            for value, at in placed.results():
+                made[value].add(at)
+            for value, at in placed.operands():
+                wanted[value].add(at)
+        for value, homes in made.items():
+            for home, want in itertools.product(homes, wanted[value]):
+                yield value, home, want
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nodes_take_what_they_take_on_the_real_mesh(graph: Graph, shape: dict[str, int]) -> None:
+    case = Case(graph, shape)
+    assert len(case.placed) > len(graph.nodes)
+    for placed in case.placed:
+        layouts = {name: case.layout(layout) for name, layout in placed.layouts.items()}
+        real = place(graph, placed.node, case.mesh, layouts, placed.rule)
+        assert real.outs == tuple(at and case.real(at) for at in placed.outs)
+        seconds = node_seconds(graph, real, CLUSTER)
+        assert set(seconds.values()) == {case.even.node_seconds(graph, placed)}
+        for (_, at), (value, there) in zip(placed.results(), real.results(), strict=True):
+            dtype = graph.types[value].dtype
+            assert set(there.local_bytes(dtype).values()) == {case.even.local_bytes(at, dtype)}
+
+
+def busiest_s(hops: Iterable[Hop]) -> float:
+    load: Counter[int] = Counter()
+    for hop in hops:
+        for priced in hop.comms:
+            load.update(priced.seconds)
+    return max(load.values(), default=0.0)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_reshards_take_what_they_take_on_the_real_mesh(graph: Graph, shape: dict[str, int]) -> None:
+    case = Case(graph, shape)
+    formula, exact = EvenResharder(CLUSTER, even=case.even), Resharder(CLUSTER)
+    kinds: Counter[str] = Counter()
+    seen: set[tuple[str, Placement, Placement]] = set()
+    for value, home, want in case.pairs():
+        dtype = graph.types[value].dtype
+        if (dtype, home, want) in seen or not formula.allows(home, want):
+            continue
+        seen.add((dtype, home, want))
+        hops = formula.hops(dtype, home, want)
+        kinds.update(str(priced.comm.kind) for hop in hops for priced in hop.comms)
+        real = exact.hops(dtype, case.real(home), case.real(want))
+        assert busiest_s(hops) == pytest.approx(busiest_s(real), rel=1e-9), (value, home, want)
+    expected = {"all_gather", "all_reduce", "reduce_scatter", "slice"}
+    assert expected <= set(kinds), kinds
+
+
+def test_a_dim_that_changes_its_axis_is_not_priced(graph: Graph) -> None:
+    case = Case(graph, {"dp": 4, "tp": 4})
+    formula = EvenResharder(CLUSTER, even=case.even)
+    by_dp, by_tp = (DimLayout.even(64, (axis,), case.even.model) for axis in ("dp", "tp"))
+    home, want = (Placement(case.even.model, Sharding((dim,))) for dim in (by_dp, by_tp))
+    assert not formula.allows(home, want)
+    with pytest.raises(ValueError, match="not priced on a large mesh"):
+        formula.hops("float32", home, want)
+
+
+def test_what_the_real_axes_do_not_divide_is_not_admitted() -> None:
+    even = EvenMesh(DeviceMesh.line(8), stand_in(DeviceMesh.line(8)), CLUSTER)
+    assert even.fits(DimLayout.even(64, ("tp",), even.model))
+    assert not even.fits(DimLayout.even(12, ("tp",), even.model))
+    assert not even.fits(DimLayout.cut(("tp",), [(3, 2)]))

@@ -1,0 +1,65 @@
+"""A model over one device's memory: four parts fit, also when measured; two do not."""
+
+import math
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+
+import partitioner
+from partitioner import examples
+from partitioner.backends.measure import measured_bytes
+from partitioner.cli.main import main
+from partitioner.frontends.inputs import random_inputs
+from partitioner.solver import Infeasible
+
+MIB = 2**20
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Some 27 MiB of weights in 8 layers."""
+    onnx.save(examples.build("mlp", layers=8, hidden=1024), tmp_path / "mlp.onnx")
+    return tmp_path / "mlp.onnx"
+
+
+@pytest.mark.parametrize("strategy", ["auto", "intra", "inter"])
+def test_four_parts_fit_and_measure_within_the_limit(model: Path, strategy: str) -> None:
+    limit = 12 * MIB
+    result = partitioner.compile(
+        model, devices=4, memory="12MiB", strategy=strategy, time_limit_s=10
+    )  # type: ignore[arg-type]
+    assert result.summary["peak_bytes_one_device"] > 2 * limit
+    assert max(result.summary["peak_bytes"]) <= limit
+    result.save(model.parent / "out")
+    inputs = random_inputs(result.graph, 0)
+    for rank in range(4):
+        measured = measured_bytes(model.parent / "out", rank, inputs)
+        assert 0 < measured.total <= limit
+        assert measured.peak <= 2 * MIB
+
+
+def test_two_parts_do_not_fit_and_the_refusal_says_by_how_much(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Infeasible) as refusal:
+        partitioner.compile(model, devices=2, memory="12MiB", time_limit_s=10)
+    error = refusal.value
+    assert error.bytes_short > 0
+    memory, devices = error.relaxations
+    enough = int(re.fullmatch(r"with --memory (\d+) \(.*MiB\)", memory)[1])  # type: ignore[index]
+    assert enough == 12 * MIB + math.ceil(error.bytes_short)
+    assert partitioner.compile(model, devices=2, memory=enough, time_limit_s=10).evaluation.fits
+    assert devices == "on 3 devices"
+    assert partitioner.compile(model, devices=3, memory="12MiB", time_limit_s=10).evaluation.fits
+    target = model.parent / "two"
+    code = main([str(model), "--devices", "2", "--memory", "12MiB", "-q", "-o", str(target)])
+    assert code == 3
+    said = capsys.readouterr().err
+    assert "bytes are short on device" in said
+    assert "at '" in said
+    assert "; it fits with --memory " in said
+    assert re.search(r"limit 12582912: [\d.]+ MiB against 12 MiB\)", said)
+    assert said.count("\n") == 1
+    assert sorted(path.name for path in model.parent.iterdir()) == ["mlp.onnx"]

@@ -1,0 +1,64 @@
+"""A module with layers placed on devices by hand, trained: 0 -> 1 -> 0."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import partitioner
+from partitioner.backends.torch.comms import COLLECTIVES
+from partitioner.compiled.module import ModuleProgram
+
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+SPLIT = {"first": 0, "second": 1, "last": 0}
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = self.second(self.first(x).tanh()).tanh()
+        return (self.last(hidden) - y).square().mean()
+
+
+@pytest.fixture(scope="module")
+def program() -> ModuleProgram:
+    torch.manual_seed(0)
+    found = partitioner.compile(
+        Layers(),
+        (torch.randn(4, 6), torch.randn(4, 1)),
+        devices=2,
+        training=True,
+        strategy="inter",
+        constraints=partitioner.Constraints.placed(SPLIT),
+    )
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+def test_layers_lie_where_they_are_placed(program: ModuleProgram) -> None:
+    for name in program.traced.stored:
+        decision = program.plan.nodes["/" + name.replace(".", "/")]
+        assert program.plan.groups[decision.group].devices == (SPLIT[name.split(".")[0]],)
+
+
+def test_gradients_are_those_of_the_module(program: ModuleProgram) -> None:
+    batch = torch.randn(4, 6), torch.randn(4, 1)
+    loss, gradients = program.gradients(*batch)
+    expected = program.whole(*batch)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    for name, parameter in program.whole.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad)
+
+
+@pytest.mark.parametrize("which", ["forward", "backward"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_only_sent_is_waited_for(program: ModuleProgram, rank: int, which: str) -> None:
+    nodes = list(program.rank(rank, which).graph.nodes)
+    sent = [node for node in nodes if node.target in COLLECTIVES]
+    assert sent
+    waits = [[user for user in node.users if user.target is WAIT] for node in sent]
+    assert all(len(found) == 1 for found in waits)
+    assert any(not wait.users for (wait,) in waits)

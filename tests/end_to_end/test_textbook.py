@@ -1,0 +1,104 @@
+"""The three textbook cases of memory: split inside, placed apart, both."""
+
+import numpy as np
+import pytest
+
+from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.ir.graph import Constant, Graph, Node
+from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.types import TensorType
+from partitioner.search.explicit import Request, search
+from partitioner.solver import Infeasible
+
+GB = 10**9
+LIMIT = 10 * GB
+
+
+def _never() -> np.ndarray:
+    raise AssertionError("planning must not read weights")
+
+
+def _weight(shape: tuple[int, ...]) -> Constant:
+    return Constant(TensorType.of("float32", shape), _never)
+
+
+def _cluster(devices: int) -> Cluster:
+    return resolve_cluster(f"{devices}xh100", devices).with_memory(LIMIT)
+
+
+def _plan(graph: Graph, devices: int, strategy: str = "auto") -> Plan:
+    outcome = search(graph, _cluster(devices), Request(strategy=strategy, time_limit_s=3))
+    assert outcome.evaluation.fits
+    return outcome.plan
+
+
+def _one_operator() -> Graph:
+    """y = x @ W with W of 16 GB."""
+    inner, outer = 40_000, 100_000
+    types = {
+        "x": TensorType.of("float32", (1, inner)),
+        "w": TensorType.of("float32", (inner, outer)),
+        "y": TensorType.of("float32", (1, outer)),
+    }
+    node = Node("op", "MatMul", ("x", "w"), ("y",))
+    weight = Constant(types["w"], _never)
+    return Graph("one", ("x",), ("y",), (node,), types, {"w": weight}, {"": 17})
+
+
+def _chain(op: str, weight: tuple[int, ...]) -> Graph:
+    """Two operators, each over its own weight and an input, one result each."""
+    types, nodes, constants = {"x": TensorType.of("float32", (1,))}, [], {}
+    value = "x"
+    for index in (0, 1):
+        types[f"w{index}"] = TensorType.of("float32", weight)
+        types[f"y{index}"] = TensorType.of("float32", (1,))
+        constants[f"w{index}"] = _weight(weight)
+        nodes.append(Node(f"op{index}", op, (value, f"w{index}"), (f"y{index}",)))
+        value = f"y{index}"
+    return Graph("chain", ("x",), (value,), tuple(nodes), types, constants, {"": 17, "custom": 1})
+
+
+def _rows(batch: int) -> Graph:
+    """Two ArgMax over a weight of `batch` rows of 9.9 GB: only the rows can be split."""
+    width = int(9.9 * GB) // 4
+    types, nodes, constants = {}, [], {}
+    for index in (0, 1):
+        types[f"w{index}"] = TensorType.of("float32", (batch, width))
+        types[f"y{index}"] = TensorType.of("int64", (batch,))
+        constants[f"w{index}"] = _weight((batch, width))
+        attrs = {"axis": 1, "keepdims": 0}
+        nodes.append(Node(f"op{index}", "ArgMax", (f"w{index}",), (f"y{index}",), attrs))
+    return Graph("rows", (), ("y0", "y1"), tuple(nodes), types, constants, {"": 17})
+
+
+def test_one_operator_too_big_is_split_inside() -> None:
+    graph = _one_operator()
+    plan = _plan(graph, 2)
+    (placed,) = resolve(graph, plan)
+    assert placed.mesh.size() == 2
+    assert placed.layouts, "the operator is cut"
+    with pytest.raises(Infeasible):
+        _plan(graph, 2, "inter")
+    with pytest.raises(Infeasible, match="short on device 0 at 'op'"):
+        _plan(graph, 1)
+
+
+def test_two_operators_are_placed_apart() -> None:
+    graph = _chain("custom::Whole", (int(9.9 * GB) // 4,))
+    devices = [placed.mesh.devices for placed in resolve(graph, _plan(graph, 2))]
+    assert sorted(devices) == [(0,), (1,)]
+    with pytest.raises(Infeasible):
+        _plan(graph, 2, "intra")
+
+
+def test_doubled_batch_on_four_devices_is_hybrid() -> None:
+    graph = _rows(2)
+    plan = _plan(graph, 4)
+    first, second = resolve(graph, plan)
+    assert first.mesh.size() == second.mesh.size() == 2
+    assert first.layouts
+    assert second.layouts
+    assert not set(first.mesh.devices) & set(second.mesh.devices)
+    for strategy in ("intra", "inter"):
+        with pytest.raises(Infeasible):
+            _plan(graph, 4, strategy)

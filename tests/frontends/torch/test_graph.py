@@ -1,0 +1,191 @@
+"""Modules as graphs: what is stored, what each pass reads, names, and what is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._functorch import aot_autograd
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.capture import capture, export_module, materialised
+from partitioner.frontends.torch.graph import ModuleGraph, module_graph
+
+
+def traced(module: nn.Module, *args: Any, training: bool = True, **kwargs: Any) -> ModuleGraph:
+    program = export_module(module, args, kwargs)
+    return module_graph(capture(module, program, {}, training=training), "M", 8)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, 8)
+        self.head = nn.Linear(8, 10, bias=False)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.ones(8), requires_grad=False)
+
+    def forward(self, ids: torch.Tensor, factor: float = 1.0) -> dict[str, torch.Tensor]:
+        x = self.embed(ids) * self.scale * factor
+        return {"loss": self.head(x).logsumexp(-1).mean(), "x": x}
+
+
+IDS = torch.arange(6).reshape(2, 3)
+
+
+def test_a_tied_weight_is_stored_once_and_has_one_gradient() -> None:
+    found = traced(Tied(), IDS)
+    assert found.stored["embed.weight"] == "embed.weight"
+    assert "head.weight" not in found.stored
+    assert set(found.gradients) == {"embed.weight"}  # unused and frozen ones have none
+    ops = [node.op for node in found.graph.nodes]
+    assert ops.count("partitioner::update") == 1
+
+
+def test_forward_comes_first_and_each_pass_has_its_alias() -> None:
+    graph = traced(Tied(), IDS).graph
+    names = [node.name for node in graph.nodes]
+    backward = [name in graph.backward for name in names]
+    assert backward == sorted(backward)
+    assert any(backward)
+    made = {v: n.name for n in graph.nodes if n.name not in graph.backward for v in n.writes}
+    for node in graph.nodes:
+        if node.name in graph.backward and node.op != "partitioner::alias":
+            crossing = [value for value in node.inputs if value in made]
+            stored = node.op == "partitioner::update"
+            assert len(crossing) <= stored, (node.name, crossing)
+    readers = {n.name: n.op for n in graph.nodes if "embed.weight" in n.reads}
+    assert sorted(readers.values()) == ["partitioner::alias"] * 2 + ["partitioner::update"]
+
+
+def test_nodes_are_named_after_their_submodules() -> None:
+    graph = traced(Tied(), IDS).graph
+    assert "/embed/embedding" in graph.by_name
+    assert "/head/mm" in graph.by_name
+    assert "/embed/weight" in graph.by_name
+
+
+def test_inference_keeps_weights_as_constants() -> None:
+    module = Tied()
+    found = traced(module, IDS, training=False)
+    assert found.stored == {}
+    assert set(found.graph.constants) == {"embed.weight", "scale"}
+    held = found.graph.constants["embed.weight"].load()
+    assert torch.equal(torch.from_numpy(held), module.embed.weight.detach())
+    assert found.inputs == ("ids",)
+
+
+def test_numbers_are_fixed_and_are_no_inputs() -> None:
+    assert traced(Tied(), IDS, 2.0).inputs == ("ids", "")
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x).sum()
+
+
+def test_running_statistics_are_written_where_they_are_stored() -> None:
+    found = traced(Normed(), torch.randn(3, 4))
+    assert set(found.written) == {
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    }
+    assert set(found.written.values()) <= set(found.graph.outputs)
+
+
+class Lambda(nn.Module):
+    def __init__(self, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.call = call
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.call(self, x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, x: m.weight * x, r"a floating scalar, not float32\[3\]"),
+        (lambda _, x: (x > 0).sum(), r"a floating scalar, not int64\[\]"),
+        (lambda _, x: x.sum(), "no parameter that requires a gradient gets one"),
+        (lambda m, _: (m.weight * torch.randperm(3)).sum(), "random operator aten::randperm"),
+        (lambda _, x: x.sum() if x.sum() > 0 else x, "torch.export cannot trace it"),
+    ],
+)
+def test_what_cannot_be_trained_is_said(call: Callable[..., Any], message: str) -> None:
+    with pytest.raises(FrontendError, match=message):
+        traced(Lambda(call), torch.randn(3))
+
+
+def test_weights_on_the_meta_device_keep_their_backward_pass() -> None:
+    with torch.device("meta"):
+        module = Tied()
+    held = materialised(module)
+    assert held is not module
+    assert held.head.weight is held.embed.weight
+    mode = held.embed.weight.fake_mode
+    with mode:
+        ids = torch.zeros(2, 3, dtype=torch.long)
+    found = traced(held, ids)
+    assert set(found.gradients) == {"embed.weight"}
+    inference = traced(held, ids, training=False)
+    with pytest.raises(FrontendError, match=r"embed\.weight has no contents: .* are fake"):
+        inference.graph.constants["embed.weight"].load()
+
+
+class Writes(nn.Module):
+    """Writes in place, in the way that is asked for."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.inner = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        if self.how == "add_":
+            x = (2 * x).add_(1)
+        if self.how == "statistics":
+            x = self.norm(x)
+        if self.how == "region":
+            with torch.no_grad():
+                more = (2 * x).add_(1)
+            x = x + more
+        if self.how == "backward":
+            x = x.cumprod(0)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("how", "times"),
+    [
+        ("", [True]),
+        ("add_", [False]),
+        ("statistics", [False]),
+        ("region", [False]),
+        ("backward", [True, False]),
+    ],
+)
+def test_only_what_writes_is_made_functional(
+    how: str, times: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    trace = aot_autograd.aot_export_joint_with_descriptors
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found.append(kwargs["disable_functionalization"])
+        return trace(*args, **kwargs)
+
+    monkeypatch.setattr(aot_autograd, "aot_export_joint_with_descriptors", noted)
+    graph = traced(Writes(how), torch.ones(2, 4)).graph
+    assert found == times
+    assert not any(node.op.partition(".")[0].endswith("_") for node in graph.nodes)

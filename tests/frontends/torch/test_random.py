@@ -1,0 +1,94 @@
+"""Random operators as uniform numbers: their distributions, and what a trace holds."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from partitioner.frontends.torch.capture import capture, export_module
+from partitioner.frontends.torch.decompositions import DECOMPOSITIONS as ALL
+from partitioner.frontends.torch.graph import module_graph
+from partitioner.frontends.torch.random import DECOMPOSITIONS
+from partitioner.ir.ops import rule_of
+from partitioner.ir.rule import Rule
+
+SIZE = (400, 500)
+
+
+def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> torch.fx.GraphModule:
+    found = make_fx(function, decomposition_table=dict(DECOMPOSITIONS))(x)
+    drawn = {str(node.target) for node in found.graph.nodes if node.op == "call_function"}
+    random = {name for name in drawn if "rand" in name or "bernoulli" in name or "normal" in name}
+    assert random == {"aten.rand.default"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "mean", "variance"),
+    [
+        (torch.rand_like, 1 / 2, 1 / 12),
+        (torch.randn_like, 0, 1),
+        (lambda x: torch.randn(x.shape), 0, 1),
+        (torch.bernoulli, 0.3, 0.21),
+        (lambda x: torch.bernoulli(x, 0.6), 0.6, 0.24),
+    ],
+    ids=["rand_like", "randn_like", "randn", "bernoulli", "bernoulli of p"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distribution(
+    function: Callable[[Tensor], Tensor], mean: float, variance: float, dtype: torch.dtype
+) -> None:
+    x = torch.full(SIZE, 0.3, dtype=dtype)
+    torch.manual_seed(2)
+    found = traced(function, x)(x)
+    assert found.shape == x.shape
+    assert found.dtype == function(x).dtype
+    assert abs(found.mean().item() - mean) < 5 * (variance / x.numel()) ** 0.5
+    assert abs(found.var().item() - variance) < 0.02
+
+
+def test_normal_numbers_have_the_right_tails() -> None:
+    torch.manual_seed(2)
+    found = traced(torch.randn_like, torch.zeros(SIZE))(torch.zeros(SIZE))
+    for bound, share in ((1, 0.3173), (2, 0.0455), (3, 0.0027)):
+        assert abs((found.abs() > bound).double().mean().item() - share) < 0.005
+
+
+def test_half_precision_draws_in_single() -> None:
+    x = torch.full(SIZE, 0.001, dtype=torch.bfloat16)
+    torch.manual_seed(2)
+    found = traced(torch.bernoulli, x)(x)
+    assert found.dtype == torch.bfloat16
+    assert 0.0005 < found.float().mean().item() < 0.0015
+
+
+class Depth(torch.nn.Module):
+    """Stochastic depth, dropped channels and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv2d(4, 4, 1) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = functional.dropout(self.first(x), 0.5)
+        x = x + branch * (torch.rand(x.shape[0], 1, 1, 1) + 0.8).floor()
+        return functional.dropout2d(self.second(x), 0.2).square().sum()
+
+
+def test_a_captured_module_draws_from_one_seed() -> None:
+    module = Depth()
+    program = export_module(module, (torch.randn(2, 4, 3, 3),), {})
+    captured = capture(module, program, ALL, training=True)
+    graph = module_graph(captured, "depth", 0).graph
+    assert "seed" in graph.inputs
+    drawn = [node for node in graph.nodes if "seed" in node.inputs]
+    assert [node.op for node in drawn] == [
+        "partitioner::dropout",
+        "partitioner::uniform",
+        "partitioner::uniform",
+    ]
+    assert len({node.attrs["index"] for node in drawn}) == 3
+    assert all(isinstance(rule_of(graph, node), Rule) for node in drawn)

@@ -1,0 +1,155 @@
+"""Ten steps of training on gloo processes against one: a script for test_module_models.py."""
+
+import copy
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch_ranks import Job, main
+
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
+
+from torch_models import Model, build
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+
+STEPS, SEED, DROPOUT = 10, 7, 0.2
+#: Least share of the FLOPs that must be split.
+SPLIT = 0.9
+#: Relative; weights are of the size of 0.1 and move by up to 0.01.
+LOSS, WEIGHTS = 1e-4, 1e-4
+MESHES: Mapping[int, Mapping[str, int] | None] = {1: None, 2: None, 4: {"dp": 2, "tp": 2}}
+
+Losses = list[float]
+State = Mapping[str, Tensor]
+
+
+@cache
+def model(name: str, dropout: float) -> Model:
+    return build(name, training=True, dropout=dropout)
+
+
+@cache
+def program(name: str, devices: int, dropout: float) -> ModuleProgram:
+    """Compiled once, before the ranks are forked; each keeps a copy."""
+    own = model(name, dropout)
+    found = partitioner.compile(
+        own.module,
+        dict(own.inputs),
+        devices=devices,
+        mesh=MESHES[devices],
+        cluster="ideal",
+        training=True,
+    )
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+def batches(own: Model) -> Iterator[dict[str, Tensor]]:
+    return (own.more_inputs(step) for step in range(STEPS))
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    """With an epsilon above rounding: the gradient of a key's bias is nothing else."""
+    return torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
+
+
+def eager(own: Model) -> tuple[Losses, State]:
+    """As PyTorch trains the module in one process."""
+    module = copy.deepcopy(own.module)
+    optimizer, losses = adamw(module), []
+    for batch in batches(own):
+        optimizer.zero_grad()
+        loss = module(**batch)[0]
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    return losses, module.state_dict()
+
+
+def one_device(name: str) -> tuple[Losses, State]:
+    """As the program of one device trains it, with the seed of each step as on ranks."""
+    own = model(name, DROPOUT)
+    optimizer, losses = adamw(own.module), []
+    for step, batch in enumerate(batches(own)):
+        found, gradients = program(name, 1, DROPOUT).gradients(**batch, seed=(SEED << 32) + step)
+        for key, parameter in own.module.named_parameters():
+            parameter.grad = gradients[key]
+        optimizer.step()
+        losses.append(float(found[0]))
+    return losses, own.module.state_dict()
+
+
+def check(rank: int, losses: Losses, state: State, expected: tuple[Losses, State]) -> None:
+    torch.testing.assert_close(losses, expected[0], rtol=LOSS, atol=0)
+    assert len(set(losses)) == STEPS
+    assert set(state) == set(expected[1])
+    for key, tensor in expected[1].items():
+        where = f"rank {rank}: {key}: "
+        torch.testing.assert_close(
+            state[key], tensor, rtol=WEIGHTS, atol=WEIGHTS / 10, msg=where.__add__
+        )
+
+
+@dataclass(frozen=True)
+class Training:
+    """A job: it trains like one process does; with dropout, like the program of one device."""
+
+    name: str
+    devices: int
+    dropout: float = 0.0
+
+    def prepare(self) -> None:
+        """Compile before the ranks are forked: once for all of them."""
+        for devices in {self.devices, 1} if self.dropout else {self.devices}:
+            program(self.name, devices, self.dropout)
+
+    def __call__(self, rank: int) -> None:
+        own = model(self.name, self.dropout)
+        compiled = program(self.name, self.devices, self.dropout)
+        assert compiled.summary["sharded_flops_share"] > SPLIT
+        module: Any = compiled.module(seed=SEED)
+        optimizer, losses = adamw(module), []
+        for batch in batches(own):
+            optimizer.zero_grad()
+            loss = module(**batch)[0]
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss))
+        expected = one_device(self.name) if self.dropout else eager(own)
+        check(rank, losses, module.full_state_dict(), expected)
+
+
+TRAININGS: Mapping[str, Training] = {
+    "gpt2_on_2": Training("gpt2", 2),
+    "gpt2_on_4": Training("gpt2", 4),
+    "llama_on_2": Training("llama", 2),
+    "llama_on_4": Training("llama", 4),
+    "bert_on_2": Training("bert", 2),
+    "bert_on_4": Training("bert", 4),
+    "vit_on_2": Training("vit", 2),
+    "vit_on_4": Training("vit", 4),
+    "t5_on_2": Training("t5", 2),
+    "t5_on_4": Training("t5", 4),
+    "mixtral_on_2": Training("mixtral", 2),
+    "mixtral_on_4": Training("mixtral", 4),
+    "resnet_on_2": Training("resnet", 2),
+    "resnet_on_4": Training("resnet", 4),
+    "convnext_on_2": Training("convnext", 2),
+    "convnext_on_4": Training("convnext", 4),
+    "unet_on_2": Training("unet", 2),
+    "unet_on_4": Training("unet", 4),
+    "gpt2_with_dropout_on_2": Training("gpt2", 2, DROPOUT),
+    "t5_with_dropout_on_4": Training("t5", 4, DROPOUT),
+}
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:]:
+        TRAININGS[wanted].prepare()
+    main({name: Job(own.devices, own) for name, own in TRAININGS.items()})

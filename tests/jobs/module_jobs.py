@@ -1,0 +1,622 @@
+"""Compiled modules trained by ranks of a gloo group: a script for test_modules.py."""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from multiprocessing import Event, Semaphore
+from typing import Any
+
+import autocast_modules
+import placed_modules
+import pytest
+import side_modules
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+from torch_ranks import Job, LeftError, main
+from trained import Batch, Gpt, Mlp
+
+import partitioner
+from partitioner.backends.errors import BackendError, CommunicationError
+from partitioner.backends.torch.initialise import Initialiser
+from partitioner.backends.torch.rank_module import RankModule
+from partitioner.compiled.module import ModuleProgram
+from partitioner.strategies.constraints import Constraints, Pin
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+STEPS = 10
+#: Weights that the plans must shard, for each module.
+SHARDED = {
+    Mlp: ("first.weight", "norm.weight", "norm.running_mean"),
+    Gpt: ("words.weight", "blocks.0.up.weight", "blocks.0.qkv.weight"),
+}
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def made(
+    kind: type[Mlp | Gpt], dropout: float = 0.0, dtype: torch.dtype = torch.float64
+) -> Mlp | Gpt:
+    """In float32 Adam makes steps of noise around 0."""
+    torch.manual_seed(0)
+    return kind(dropout).to(dtype)
+
+
+@cache
+def program(
+    kind: type[Mlp | Gpt],
+    ranks: int,
+    dropout: float = 0.0,
+    parts: bool = False,
+    dtype: torch.dtype = torch.float64,
+) -> ModuleProgram:
+    """Sharded over two axes on 4 ranks; `parts`: the batch is cut over all of them."""
+    pins = [Pin(name, tensor=name, dim=0) for name in SHARDED[kind]] if ranks > 1 else []
+    if parts:
+        pins = [
+            Pin(name, tensor=name, dim=0)
+            for name in (("x", "y") if kind is Mlp else ("ids", "labels"))
+        ]
+    module = made(kind, dropout, dtype)
+    found = partitioner.compile(
+        module,
+        kind.batch(0),
+        devices=ranks,
+        training=True,
+        cluster="ideal",
+        mesh={"dp": 2, "tp": 2} if ranks == 4 else None,
+        constraints=Constraints(tuple(pins)),
+        gap=0.5,
+    )
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    loss = result[0] if isinstance(result, tuple) else result
+    assert isinstance(loss, torch.Tensor)
+    return loss
+
+
+def train(
+    module: nn.Module, batch: Callable[[int], Batch], optimizer: Optimizer = adamw
+) -> list[float]:
+    """Losses of some steps."""
+    update = optimizer(module.parameters())
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(module(*batch(step)))
+        loss.backward()
+        update.step()
+        update.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def same(module: RankModule, whole: nn.Module) -> None:
+    """All names, and weights as of one process."""
+    expected = whole.state_dict()
+    found = module.full_state_dict()
+    assert sorted(found) == sorted(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def check_training(kind: type[Mlp | Gpt], ranks: int, optimizer: Optimizer = adamw) -> None:
+    module = program(kind, ranks).module()
+    for name in SHARDED[kind]:
+        held = module.state_dict()[name]
+        assert held.to_local().numel() < held.numel()
+    whole = made(kind)
+    losses = train(module, kind.batch, optimizer)
+    torch.testing.assert_close(
+        torch.tensor(losses), torch.tensor(train(whole, kind.batch, optimizer))
+    )
+    same(module, whole)
+
+
+def trains_mlp(_: int) -> None:
+    check_training(Mlp, dist.get_world_size())
+
+
+def trains_gpt(_: int) -> None:
+    check_training(Gpt, dist.get_world_size())
+
+
+def other_optimizers(_: int) -> None:
+    check_training(Mlp, 2, sgd)
+    check_training(Gpt, 2, lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False))
+
+
+def dropout_is_that_of_one_device(_: int) -> None:
+    """The draws follow from (seed << 32) + step, however the model is cut."""
+    many = program(Gpt, 2, dropout=0.3)
+    one = program(Gpt, 1, dropout=0.3)
+    module = many.module(seed=5)
+    for step in range(2):
+        loss = module(*Gpt.batch(step))
+        loss.backward()
+        right, gradients = one.gradients(*Gpt.batch(step), seed=(5 << 32) + step)
+        torch.testing.assert_close(loss, right)
+        for name, parameter in module.named_parameters():
+            assert isinstance(parameter.grad, DTensor)
+            torch.testing.assert_close(parameter.grad.full_tensor(), gradients[name])
+        module.zero_grad()
+    assert module.steps == 2
+    other = program(Gpt, 2, dropout=0.3).module(seed=6)
+    assert (other(*Gpt.batch(1)) - right).abs() > 1e-4
+
+
+def clips_accumulates_and_scales(_: int) -> None:
+    module, whole = program(Gpt, 2).module(), made(Gpt)
+    for one in (module, whole):
+        update = adamw(one.parameters())
+        for step in range(3):
+            first, second = one(*Gpt.batch(step)), one(*Gpt.batch(step + 10))
+            (loss_of(first) * 0.5).backward()
+            (loss_of(second) * 0.5).backward()
+            norm = nn.utils.clip_grad_norm_(one.parameters(), 0.05)
+            assert norm > 0.05
+            update.step()
+            update.zero_grad()
+    same(module, whole)
+    loss = module(*Gpt.batch(0))
+    kept = loss.grad_fn.kept
+    assert kept
+    loss.backward(retain_graph=True)
+    assert not kept  # nobody holds what was freed on the way
+    with pytest.raises(BackendError, match="second time on one step"):
+        loss.backward()
+
+
+def evaluates(_: int) -> None:
+    for kind in (Mlp, Gpt):
+        module, whole = program(kind, dist.get_world_size(), dropout=0.3).module(), made(kind)
+        train(module, kind.batch)
+        whole.load_state_dict(module.full_state_dict())
+        whole.eval()
+        module.eval()
+        for size in (4, 6):
+            batch = kind.batch(50, size)
+            torch.testing.assert_close(module(*batch), whole(*batch), rtol=1e-5, atol=1e-5)
+        same(module, whole)  # the running statistics are not written
+        module.train()
+        steps = module.steps
+        with torch.no_grad():
+            assert not loss_of(module(*kind.batch(0))).requires_grad
+        assert module.steps == steps + 1
+        module(*kind.batch(0))
+
+
+def without_gradients_the_statistics_move(_: int) -> None:
+    module, whole = program(Mlp, 2).module(), made(Mlp)
+    with torch.no_grad():
+        torch.testing.assert_close(module(*Mlp.batch(3)), whole(*Mlp.batch(3)))
+    same(module, whole)
+
+
+def sized(kind: type[Mlp | Gpt], step: int) -> Batch:
+    """Batches of several sizes."""
+    return kind.batch(step, [4, 6, 4, 6, 8][step % 5])
+
+
+def other_batch_sizes(_: int) -> None:
+    for kind in (Mlp, Gpt):
+        module, whole = program(kind, 2).module(), made(kind)
+        batch = partial(sized, kind)
+        losses = [train(one, batch) for one in (module, whole)]
+        torch.testing.assert_close(*map(torch.tensor, losses))
+        same(module, whole)
+    with pytest.raises(BackendError, match=r"^rank \d: arguments are 1 positional"):
+        module(Gpt.batch(0)[0])
+
+
+def a_batch_that_the_cuts_do_not_fit(_: int) -> None:
+    module = program(Gpt, 2, parts=True).module()
+    message = (
+        r"^rank \d: training on int64\[1,8\], int64\[1,8\]: the plan does not fit .*parts of 1,0"
+    )
+    with pytest.raises(BackendError, match=message):
+        module(*Gpt.batch(0, 1))
+
+
+def own_parts_are_the_whole_batch(rank: int) -> None:
+    found = program(Mlp, 2, parts=True)
+    module, whole = found.module(inputs="local"), made(Mlp)
+    half = slice(4 * rank, 4 * rank + 4)
+    losses = train(module, lambda s: tuple(t[half] for t in Mlp.batch(s)))
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(train(whole, Mlp.batch)))
+    same(module, whole)
+    module.eval()
+    whole.eval()
+    torch.testing.assert_close(
+        module(*(t[half] for t in Mlp.batch(90))), whole(*Mlp.batch(90)), rtol=1e-5, atol=1e-5
+    )
+    module.train()
+    size = 3 if rank else 4
+    with pytest.raises(BackendError, match=r"^rank 1: its part of input 'x' is float64\[3, 16\]"):
+        module(*Mlp.batch(0, size))
+
+
+def ranks_that_differ_say_so(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    with pytest.raises(
+        BackendError,
+        match=r"^the ranks do not do the same: rank 0: .*\[8,16\].*; rank 1: .*\[6,16\]",
+    ):
+        module(*Mlp.batch(0, 6 if rank else 8))
+    module.train(rank == 0)
+    with pytest.raises(BackendError, match=r"rank 0: training step .*; rank 1: evaluation step"):
+        module(*Mlp.batch(0))
+    module.train()
+    module(*Mlp.batch(0))  # they go on
+
+
+def loads_the_whole_model(_: int) -> None:
+    for kind in (Mlp, Gpt):
+        loads(kind)
+
+
+def loads(kind: type[Mlp | Gpt]) -> None:
+    module, whole = program(kind, 2).module(), kind().double()
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.add_(1)
+    module.load_state_dict(whole.state_dict())
+    same(module, whole)
+    found = module.state_dict()
+    assert {n: t.shape for n, t in found.items()} == {
+        n: t.shape for n, t in whole.state_dict().items()
+    }
+    module.load_state_dict(found)
+    same(module, whole)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        module.load_state_dict({**whole.state_dict(), "norm.weight": torch.ones(3)})
+
+
+def checkpoint(_: int) -> None:
+    """What 4 ranks save, 2 ranks with another plan load: weights and the optimizer's state."""
+    for kind in (Mlp, Gpt):  # the loss of Mlp does not depend on all parameters
+        checkpoint_of(kind)
+
+
+def checkpoint_of(kind: type[Mlp | Gpt]) -> None:
+    assert FOLDER is not None
+    folder = f"{FOLDER}/{kind.__name__}"
+    module = program(kind, dist.get_world_size()).module()
+    whole = made(kind)
+    update, right = adamw(module.parameters()), adamw(whole.parameters())
+    for step in range(4):
+        if step == 2 and dist.get_world_size() == 4:
+            model, moments = get_state_dict(module, update)
+            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=folder)
+            return
+        if step == 2:
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.zero_()
+            model, moments = get_state_dict(module, update)
+            state = {"model": model, "optimizer": moments}
+            dcp.load(state, checkpoint_id=folder)
+            loaded = set_state_dict(
+                module,
+                update,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+            )
+            assert not loaded.missing_keys
+            assert not loaded.unexpected_keys
+        for one, its in ((module, update), (whole, right)):
+            if one is module and step < 2 and dist.get_world_size() == 2:
+                continue
+            loss_of(one(*kind.batch(step))).backward()
+            its.step()
+            its.zero_grad()
+    same(module, whole)
+
+
+@cache
+def program_of_fakes() -> ModuleProgram:
+    """Its weights have no contents."""
+    with torch.device("meta"):
+        fake = Gpt()
+    found = partitioner.compile(
+        fake,
+        Gpt.batch(0),
+        devices=2,
+        training=True,
+        cluster="ideal",
+        constraints=Constraints((Pin("up", tensor="blocks.0.up.weight", dim=0),)),
+        gap=0.5,
+    )
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+def initialises_from_a_seed(_: int) -> None:
+    found = program_of_fakes()
+    with pytest.raises(BackendError, match=r"weights are fake: give init_seed="):
+        found.module()
+    module = found.module(init_seed=7)
+    alone = Initialiser(Gpt(), 7)
+    state = module.full_state_dict()
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, alone("words.weight" if name == "head.weight" else name))
+    whole = Gpt()
+    whole.load_state_dict(state)
+    torch.testing.assert_close(module(*Gpt.batch(0)), whole(*Gpt.batch(0)))
+    module.eval()
+    torch.testing.assert_close(module(*Gpt.batch(0, 6)), whole(*Gpt.batch(0, 6)))
+
+
+def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of changes)
+    def step(module: RankModule) -> None:
+        module(*Mlp.batch(0))
+
+    def eval_part(module: RankModule) -> None:
+        module.get_submodule("norm").eval()
+        step(module)
+
+    def hook_part(module: RankModule) -> None:
+        module.get_submodule("norm").register_forward_hook(lambda *_: None)
+        step(module)
+
+    def replaces(module: RankModule) -> None:
+        module.get_submodule("first").weight = nn.Parameter(torch.zeros(32, 16))
+        step(module)
+
+    def removes(module: RankModule) -> None:
+        del module.first
+        step(module)
+
+    def narrows(module: RankModule) -> None:
+        step(module.float())
+
+    def assigns(module: RankModule) -> None:
+        module.load_state_dict(made(Mlp).state_dict(), assign=True)
+
+    def asks_an_input(module: RankModule) -> None:
+        x, y = Mlp.batch(0)
+        module(x.requires_grad_(), y)
+
+    def steps_between(module: RankModule, optimizer: Optimizer = sgd) -> None:
+        losses = [loss_of(module(*Mlp.batch(seed))) for seed in range(2)]
+        losses[0].backward()
+        optimizer(module.parameters()).step()
+        losses[1].backward()
+
+    def steps_of_all(module: RankModule) -> None:
+        steps_between(module, partial(torch.optim.AdamW, foreach=True))
+
+    def steps_in_one(module: RankModule) -> None:
+        steps_between(module, partial(torch.optim.AdamW, fused=True))
+
+    for change, message in (
+        (eval_part, r"^rank 0: norm is in evaluation mode"),
+        (hook_part, r"norm has a hook, which would not be called"),
+        (replaces, r"first\.weight was replaced by another tensor"),
+        (removes, r"first\.\w+ was replaced by another tensor"),
+        (narrows, r"is float32 now and was float64: for another element type, compile"),
+        (assigns, r"load it without assign"),
+        (asks_an_input, r"an input requires a gradient"),
+        (steps_between, r"after a parameter that it needs was written to"),
+        (steps_of_all, r"after a parameter that it needs was written to"),
+        (steps_in_one, r"after a parameter that it needs was written to"),
+    ):
+        with pytest.raises(BackendError, match=message):
+            change(program(Mlp, 2).module())
+
+
+def frozen_parameters(_: int) -> None:
+    module, whole = program(Gpt, 2).module(), made(Gpt)
+    for one in (module, whole):
+        update = sgd(one.parameters())
+        up, down = (one.get_parameter(f"blocks.0.{name}.weight") for name in ("up", "down"))
+        for step in range(3):
+            up.requires_grad_(step != 1)
+            loss = loss_of(one(*Gpt.batch(step)))
+            down.requires_grad_(step != 2)  # its gradient comes no more
+            loss.backward()
+            down.requires_grad_(True)
+            update.step()
+            update.zero_grad()
+    same(module, whole)
+
+
+def trains_by_zero3(_: int) -> None:
+    """Where communication is free, ranks do not do alike, and hold zeros for parts of others."""
+    found = partitioner.compile(
+        made(Gpt), Gpt.batch(0), devices=2, training=True, cluster="ideal", parallel="zero3"
+    )
+    assert isinstance(found, ModuleProgram)
+    module, whole = found.module(), made(Gpt)
+    losses = [train(one, Gpt.batch, sgd) for one in (module, whole)]
+    torch.testing.assert_close(*map(torch.tensor, losses))
+    same(module, whole)
+    with torch.inference_mode():
+        for one in (module, whole):
+            one.eval()
+        torch.testing.assert_close(module(*Gpt.batch(9)), whole(*Gpt.batch(9)))
+
+
+SOON_S = 30  # without the group's timeout of 60 s, however slow the machine is
+
+
+def end() -> None:
+    """Die as a process that is killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def a_rank_dies_between_steps(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    module(*Mlp.batch(0))
+    if rank == 1:
+        end()
+    start = time.monotonic()
+    message = r"^rank 0: waiting for the other ranks before training step 1 .*: rank 1 has ended"
+    with pytest.raises(CommunicationError, match=message):
+        module(*Mlp.batch(0))
+    assert time.monotonic() - start < SOON_S
+
+
+COME = {"forward": Semaphore(0), "backward": Semaphore(0)}  # once for each rank in the pass
+
+
+def dies_in(last: str, rank: int) -> None:
+    module = program(Gpt, 4).module()
+    passes = module._passes[""]
+
+    def dies(*_: torch.Tensor) -> Sequence[torch.Tensor]:
+        for _ in range(3):
+            assert COME[last].acquire(timeout=20)
+        end()
+        return ()
+
+    if rank == 3:
+        passes._runs[last] = dies
+    else:
+        passes._runs[last].register_forward_pre_hook(lambda *_: COME[last].release())
+    start = time.monotonic()
+    message = (
+        rf"^rank {rank}: [a-z-]+ of '.+' for '/.+'( and [0-9]+ more)? "
+        rf"with ranks? .* in the {last} pass: ranks? ([0-9], )*3 ha(s|ve) ended"
+    )
+    with pytest.raises(CommunicationError, match=message):
+        loss_of(module(*Gpt.batch(0))).backward()
+    assert time.monotonic() - start < SOON_S
+
+
+def dies_in_forward(rank: int) -> None:
+    dies_in("forward", rank)
+
+
+def dies_in_backward(rank: int) -> None:
+    dies_in("backward", rank)
+
+
+MADE, WAITED = Event(), Event()  # known to both ranks, as they are forked
+
+
+def a_rank_that_raises(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    if rank == 1:
+        assert MADE.wait(20)
+        raise LeftError
+    MADE.set()
+    with pytest.raises(CommunicationError, match=r"^rank 0: .*: rank 1 has ended"):
+        module(*Mlp.batch(0))
+
+
+def a_rank_that_hangs(rank: int) -> None:
+    module = program(Mlp, 2).module()
+    module(*Mlp.batch(0))
+    passes = module._passes[""]
+    if rank == 1:
+        run = passes._runs["forward"]
+
+        def late(*arguments: torch.Tensor) -> Sequence[torch.Tensor]:
+            assert WAITED.wait(40)
+            return run(*arguments)
+
+        passes._runs["forward"] = late
+    match = r"^rank \d: .*(did not come in time, as it hangs .*timeout=|(a rank|rank 0) has ended)"
+    with pytest.raises(CommunicationError, match=match) as caught:
+        module(*Mlp.batch(0))
+    assert rank == 1 or "did not come in time" in str(caught.value)
+    WAITED.set()
+
+
+def compiled(_: int) -> None:
+    found = program(Gpt, 2, dtype=torch.float32)  # inductor's vectors of float64 lack some casts
+    for how in ("method", "function"):
+        module, whole = found.module(), made(Gpt, dtype=torch.float32)
+        if how == "method":
+            module.compile()
+            losses = train(module, Gpt.batch, sgd)
+        else:
+            losses = train(torch.compile(module), Gpt.batch, sgd)
+        right = train(whole, Gpt.batch, sgd)
+        for passes in module._passes.values():
+            assert all(not isinstance(run, torch.fx.GraphModule) for run in passes._runs.values())
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(right), rtol=1e-4, atol=1e-4)
+        same(module, whole)
+        module.eval()
+        whole.eval()
+        torch.testing.assert_close(
+            module(*Gpt.batch(9)), whole(*Gpt.batch(9)), rtol=1e-4, atol=1e-4
+        )
+
+
+class Slow(Job):
+    """A job of the slow tests."""
+
+
+FOLDER: str | None = None
+JOBS = {
+    "mlp_on_2": Job(2, trains_mlp),
+    "gpt_on_2": Job(2, trains_gpt),
+    "mlp_on_4": Job(4, trains_mlp),
+    "gpt_on_4": Job(4, trains_gpt),
+    "optimizers": Job(2, other_optimizers),
+    "dropout": Job(2, dropout_is_that_of_one_device),
+    "branches": Job(2, autocast_modules.branches_under_autocast),
+    "clipping": Job(2, clips_accumulates_and_scales),
+    "evaluation": Job(2, evaluates),
+    "no_gradients": Job(2, without_gradients_the_statistics_move),
+    "sizes": Job(2, other_batch_sizes),
+    "does_not_fit": Job(2, a_batch_that_the_cuts_do_not_fit),
+    "own_parts": Job(2, own_parts_are_the_whole_batch),
+    "differ": Job(2, ranks_that_differ_say_so),
+    "load": Job(2, loads_the_whole_model),
+    "save_on_4": Job(4, checkpoint),
+    "load_on_2": Job(2, checkpoint),
+    "dies_between": Job(2, a_rank_dies_between_steps),
+    "dies_in_forward": Job(4, dies_in_forward),
+    "dies_in_backward": Job(4, dies_in_backward),
+    "raises": Job(2, a_rank_that_raises),
+    "hangs": Job(2, a_rank_that_hangs, timeout_s=4),
+    "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
+    "changes": Job(2, refuses_what_it_would_not_notice),
+    "frozen": Job(2, frozen_parameters),
+    "unused": Job(2, side_modules.has_unused_parameters),
+    "heads": Job(2, side_modules.evaluates_what_is_not_trained),
+    "turned": Job(2, side_modules.trains_what_lies_oddly),
+    "zero3": Job(2, trains_by_zero3),
+    "initialise": Job(2, initialises_from_a_seed),
+    "placed_state": Job(2, placed_modules.holds_the_whole_state),
+    "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm),
+    "placed_resuming": Job(2, lambda _: placed_modules.resumes(f"{FOLDER}/placed")),
+    "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives),
+    "inference": Job(2, placed_modules.has_no_state_for_inference),
+    "first_names": Job(2, placed_modules.lists_parameters_by_their_first_names),
+    "rare_types": Job(2, placed_modules.carries_rare_types),
+}
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["compiled"]:
+        for kind, ranks in ((Mlp, 2), (Gpt, 2), (Mlp, 4), (Gpt, 4)):
+            program(kind, ranks)
+        for kind in (Mlp, Gpt):
+            program(kind, 2, dropout=0.3)
+            program(kind, 2, parts=True)
+        program(Gpt, 1, dropout=0.3)
+        for how in ("placed", "zero3"):
+            placed_modules.program(how)
+        autocast_modules.program()
+        side_modules.program()
+        program_of_fakes()
+    with tempfile.TemporaryDirectory() as FOLDER:
+        main(JOBS)

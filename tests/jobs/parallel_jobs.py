@@ -1,0 +1,84 @@
+"""Jobs of test_module_parallel.py: forced plans on gloo ranks, ten AdamW steps each."""
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from small_gpt import small_gpt
+from torch_ranks import Job, main
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+
+torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # its first use imports for seconds
+
+
+def program(kind: str, ranks: int, mesh: dict[str, int] | None = None) -> ModuleProgram:
+    """Compiled before the ranks are forked."""
+    model, batch = small_gpt()
+    found = partitioner.compile(
+        model, batch, devices=ranks, training=True, parallel=kind, mesh=mesh, time_limit_s=10
+    )
+    assert isinstance(found, ModuleProgram)
+    return found
+
+
+def train(compiled: ModuleProgram) -> torch.nn.Module:
+    """Ten steps beside one process's."""
+    whole = copy.deepcopy(compiled.whole)
+    module = compiled.module()
+    ours = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    theirs = torch.optim.AdamW(whole.parameters(), lr=1e-2)
+    for step in range(10):
+        torch.manual_seed(step)
+        batch = tuple(torch.randint(64, (2, 8, 16)))
+        loss, _ = module(*batch)
+        loss.backward()
+        expected, _ = whole(*batch)
+        expected.backward()
+        torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    state = module.full_state_dict()
+    for name, tensor in whole.state_dict().items():
+        if not name.endswith("k.bias"):  # softmax does not see it: its gradient is rounding
+            torch.testing.assert_close(state[name], tensor, atol=1e-4, rtol=1e-4)
+    held = [*module.parameters(), *(s for p in ours.state.values() for s in p.values())]
+    module.held = sum(_nbytes(tensor) for tensor in held if tensor.dim())
+    return module
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.numel() * local.element_size()
+
+
+def zero_holds_its_share(compiled: ModuleProgram) -> None:
+    """Parameters and both moments: half of the whole, within 5 %."""
+    module = train(compiled)
+    whole = 3 * sum(p.numel() * p.element_size() for p in small_gpt()[0].parameters())
+    assert abs(module.held / whole - 1 / 2) < 0.05, (module.held, whole)
+
+
+def job(check: Callable[[ModuleProgram], object], *given: Any) -> Job:
+    compiled = program(*given)
+
+    def run(_: int) -> None:
+        check(compiled)
+
+    return Job(len(compiled.cluster), run)
+
+
+JOBS = {
+    "data_parallel": lambda: job(train, "dp", 2),
+    "zero2": lambda: job(train, "zero2", 2),
+    "zero3_holds_its_share": lambda: job(zero_holds_its_share, "zero3", 2),
+    "tensor_parallel": lambda: job(train, "tp", 2),
+    "data_and_tensor": lambda: job(train, "dp+tp", 4, {"dp": 2, "tp": 2}),
+}
+
+if __name__ == "__main__":
+    main({name: JOBS[name]() for name in sys.argv[1:]})

@@ -1,0 +1,214 @@
+"""A module whose layers lie on one rank each, trained by a gloo group: jobs of module_jobs.py."""
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.rank_module import RankModule
+from partitioner.strategies.constraints import Constraints, Pin
+
+SPLIT = {"first": 0, "second": 1, "last": 0}
+
+
+class Layers(nn.Module):
+    """Three layers, one of them with a bias that is tied to another's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 1)
+        self.second.bias = self.first.bias
+        self.register_buffer("version", torch.tensor(3, dtype=torch.int16))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Loss."""
+        hidden = self.second(self.first(x).tanh()).tanh()
+        return (self.last(hidden) - y).square().mean()
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    return torch.randn(4, 6, generator=draw), torch.randn(4, 1, generator=draw)
+
+
+@cache
+def program(how: str) -> partitioner.ModuleProgram:
+    """Layers placed by hand, or a known kind of parallelism."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"parallel": how}
+    if how == "placed":
+        pins = partitioner.Constraints.placed(SPLIT)
+        options = {"strategy": "inter", "constraints": pins}
+    found = partitioner.compile(Layers(), batch(0), devices=2, training=True, **options)
+    assert isinstance(found, partitioner.ModuleProgram)
+    return found
+
+
+def pair(how: str = "placed") -> tuple[RankModule, Layers]:
+    """A rank's module, and the whole model on one process."""
+    torch.manual_seed(0)
+    return program(how).module(), Layers()
+
+
+def same(module: RankModule, whole: nn.Module) -> None:
+    found = module.full_state_dict()
+    expected = whole.state_dict()
+    assert sorted(found) == sorted(expected)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor)
+
+
+def holds_the_whole_state(rank: int) -> None:
+    module, whole = pair()
+    assert ("last.weight" in module.state_dict()) == (rank == 0)
+    same(module, whole)
+
+
+def clips(module: RankModule, whole: Layers, order: float) -> None:
+    for one in (module, whole):
+        for parameter in one.parameters():
+            parameter.grad = None
+        one(*batch(1)).backward()
+    limit = 0.02
+    found = module.clip_grad_norm_(limit, order)
+    expected = nn.utils.clip_grad_norm_(whole.parameters(), limit, order)
+    assert expected > limit
+    torch.testing.assert_close(found, expected, check_dtype=False)
+    for name, parameter in module.named_parameters():
+        right = whole.get_parameter(name).grad
+        torch.testing.assert_close(parameter.grad.full_tensor(), right)  # type: ignore[union-attr]
+
+
+def clips_by_the_whole_norm(rank: int) -> None:
+    for how in ("placed", "zero3"):
+        module, whole = pair(how)
+        for order in (2.0, 1.0, math.inf):
+            clips(module, whole, order)
+    with pytest.raises(BackendError, match="norm_type is 0, not from 1 to infinity"):
+        module.clip_grad_norm_(1.0, 0)
+    if rank == 1:
+        for parameter in module.parameters():
+            parameter.grad.to_local().fill_(math.nan)  # type: ignore[union-attr]
+    with pytest.raises(BackendError, match="the norm of all gradients is nan"):
+        module.clip_grad_norm_(1.0, error_if_nonfinite=True)
+
+
+def resumes(folder: str) -> None:
+    """Each rank saves the state of its own layers; they go on in new modules."""
+    module, whole = pair()
+    make = torch.optim.AdamW
+    update, right = make(module.parameters(), lr=0.1), make(whole.parameters(), lr=0.1)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    for step in range(4):
+        if step == 2:
+            model, moments = get_state_dict(module, update, options=options)
+            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=folder)
+            module, _ = pair()
+            update = make(module.parameters(), lr=0.5)
+            model, moments = get_state_dict(module, update, options=options)
+            state = {"model": model, "optimizer": moments}
+            dcp.load(state, checkpoint_id=folder)
+            set_state_dict(
+                module,
+                update,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+                options=options,
+            )
+        for one, its in ((module, update), (whole, right)):
+            one(*batch(step)).backward()
+            its.step()
+            its.zero_grad()
+    same(module, whole)
+
+
+def has_no_state_for_inference(_: int) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Linear(6, 8), torch.randn(4, 6)
+    program = partitioner.compile(net, x, devices=2, cluster="ideal")
+    assert isinstance(program, partitioner.ModuleProgram)
+    module = program.module()
+    torch.testing.assert_close(module(x), net(x))
+    for ask in (
+        module.state_dict,
+        module.full_state_dict,
+        lambda: module.load_state_dict(net.state_dict()),
+    ):
+        with pytest.raises(BackendError, match="for inference has its weights as constants"):
+            ask()
+
+
+class Rare(nn.Module):
+    """Complex numbers and short integers, summed and gathered; results nobody sends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.tensor([7.0]))
+
+    def forward(self, x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        z, j = torch.view_as_complex(x) * 2, i + 1
+        summed = z.sum(0).abs(), j.sum(0, dtype=torch.int16)
+        return z, z.conj().imag, j, *summed, x[:0] * 2, self.number
+
+
+def carries_rare_types(_: int) -> None:
+    torch.manual_seed(0)
+    given = torch.randn(4, 6, 2), torch.randint(100, (4, 6), dtype=torch.int16)
+    pins = [Pin(name, tensor=name, dim=0) for name in ("mul", "add")]
+    made = partitioner.compile(
+        Rare(), given, devices=2, cluster="ideal", constraints=Constraints(tuple(pins))
+    )
+    assert isinstance(made, partitioner.ModuleProgram)
+    code = made.rank(0).code
+    for name in ("all_reduce", "view_as_real_copy", "torch.int32", "torch.uint8"):
+        assert name in code, code
+    torch.testing.assert_close(made.module()(*given), made.whole(*given))
+
+
+class Twice(nn.Module):
+    """Layers that a list holds too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+        self.layers = nn.ModuleList([self.first, self.norm])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def lists_parameters_by_their_first_names(_: int) -> None:
+    whole = Twice()
+    made = partitioner.compile(whole, torch.randn(4, 6), devices=2, training=True, parallel="dp")
+    assert isinstance(made, partitioner.ModuleProgram)
+    assert list(dict(made.module().named_parameters())) == list(dict(whole.named_parameters()))
+
+
+def groups_end_though_the_module_lives(_: int) -> None:
+    """A thread of a group that drops a tensor while Python shuts down would abort the process."""
+    module, _ = pair()
+    module(*batch(0)).backward()
+    before = _gloo_threads()
+    dist.destroy_process_group()
+    assert len(before) == 4
+    assert len(_gloo_threads()) == 2  # PyTorch's meshes hold theirs: of this rank, and of all
+
+
+def _gloo_threads() -> list[str]:
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    return [name for name in names if name.startswith("gloo_tcp")]

@@ -1,0 +1,148 @@
+"""Modules with parameters that the loss does not use or that lie oddly, trained by a gloo group."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.rank_module import RankModule
+from partitioner.strategies.constraints import Constraints, Pin
+
+#: A result uses the first one, nothing the second.
+UNUSED = ("side.weight", "spare.weight")
+
+
+class Side(nn.Module):
+    """A layer that is trained, a frozen one, and two that the loss does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cold = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.side, self.spare = nn.Linear(8, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, str]:
+        """Loss, and what does not lead to it."""
+        hidden = self.cold(self.layer(x)).relu()
+        return hidden.square().mean(), self.side(hidden), "side"
+
+
+@cache
+def program() -> partitioner.ModuleProgram:
+    torch.manual_seed(0)
+    options = {"training": True, "cluster": "ideal", "parallel": "zero3"}
+    found = partitioner.compile(Side(), torch.randn(4, 8), devices=2, **options)
+    assert isinstance(found, partitioner.ModuleProgram)
+    return found
+
+
+def step(one: nn.Module, update: torch.optim.Optimizer) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    loss, _, name = one(x)
+    assert name == "side"
+    loss.backward()
+    for unused in UNUSED:
+        assert one.get_parameter(unused).grad is None
+    nn.utils.clip_grad_norm_(one.parameters(), 0.01)
+    update.step()
+    update.zero_grad()
+
+
+def norm(one: nn.Module) -> Tensor:
+    return nn.utils.get_total_norm([parameter.detach() for parameter in one.parameters()])
+
+
+def has_unused_parameters(_: int) -> None:
+    torch.manual_seed(0)
+    module, whole = program().module(), Side()
+    assert isinstance(module, RankModule)
+    for foreach in (False, True):
+        found = []
+        for one in (module, whole):
+            for unused in UNUSED:
+                one.get_parameter(unused).requires_grad_(True)
+            update = torch.optim.AdamW(one.parameters(), lr=0.1, foreach=foreach)
+            step(one, update)
+            found.append(get_state_dict(one, update)[1]["state"].keys())
+            step(one, update)
+        assert found[0] == found[1]
+        assert {"layer.weight", "layer.bias"} == set(found[0])
+    for name, tensor in module.full_state_dict().items():
+        torch.testing.assert_close(tensor, whole.state_dict()[name])
+    torch.testing.assert_close(norm(module).full_tensor(), norm(whole))  # type: ignore[attr-defined]
+    module.get_parameter("cold.weight").requires_grad_(True)
+    with pytest.raises(BackendError, match=r"cold\.weight requires a gradient now, but was frozen"):
+        module(torch.randn(4, 8))
+
+
+class Turned(nn.Module):
+    """A layer whose gradient comes out turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss."""
+        loss: Tensor = (x @ self.layer.weight.t() + self.layer.bias).square().mean()
+        return loss
+
+
+def trains_what_lies_oddly(_: int) -> None:
+    """Fused optimizers go through a parameter's memory and its gradient's in one order."""
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    for dim in range(2):
+        torch.manual_seed(0)
+        whole = Turned()
+        pins = (Pin("layer.weight", tensor="layer.weight", dim=dim), Pin("x", tensor="x", dim=0))
+        options = {"training": True, "cluster": "ideal", "constraints": Constraints(pins)}
+        module = partitioner.compile(whole, x, devices=2, **options).module()
+        for one in (whole, module):
+            update = torch.optim.AdamW(one.parameters(), lr=0.1, fused=True)
+            for _step in range(3):
+                one(x).backward()
+                update.step()
+                update.zero_grad()
+        for name, found in module.full_state_dict().items():
+            torch.testing.assert_close(found, whole.state_dict()[name])
+
+
+class Heads(nn.Module):
+    """One head is trained, another one evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss, or classes."""
+        hidden = self.layer(x).relu()
+        return hidden.square().mean() if self.training else self.head(hidden) * self.scale
+
+
+def evaluates_what_is_not_trained(_: int) -> None:
+    """What only evaluation computes with is loaded and changed like all else."""
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    for options in ({"parallel": "zero3"}, {"mesh": {"dp": 2}}):
+        torch.manual_seed(0)
+        whole = Heads()
+        found = partitioner.compile(
+            whole, x, devices=2, training=True, cluster="ideal", **options
+        ).module()
+        found.eval()
+        whole.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(found(x), whole(x))
+            other = Heads().eval()
+            other.scale.fill_(3.0)
+            found.load_state_dict(other.state_dict())
+            torch.testing.assert_close(found(x), other(x))
+            found.get_parameter("head.weight").mul_(2)
+            other.head.weight.mul_(2)
+            torch.testing.assert_close(found(x), other(x))
+        found.train()
+        found(x).backward()

@@ -1,0 +1,147 @@
+"""The report's data: of its schema, and in agreement with the referee."""
+
+import json
+import math
+
+import pytest
+import schema_check
+
+import partitioner
+from partitioner import examples
+from partitioner.compiled.onnx_model import Compiled
+from partitioner.report.bottleneck import bottleneck
+from partitioner.report.page.data import headline, report_data
+from partitioner.report.page.schema import Report
+
+MODELS = {
+    "mlp": {"layers": 3, "hidden": 32},
+    "llama": {"layers": 2},
+}
+CASES = [
+    "mlp inter throughput 4xh100",
+    "mlp intra throughput 4xh100",
+    "llama auto latency 4xh100",
+    "llama intra throughput 2x2xh100",
+    "mlp auto memory 2xcpu",
+    "mlp inter throughput 3xideal",
+    "mlp auto throughput 1xh100",
+]
+
+
+@pytest.fixture(scope="module", params=CASES)
+def compiled(request: pytest.FixtureRequest) -> Compiled:
+    name, strategy, objective, cluster = request.param.split()
+    model = examples.build(name, **MODELS[name])
+    return partitioner.compile(
+        model, cluster=cluster, strategy=strategy, objective=objective, time_limit_s=3
+    )
+
+
+@pytest.fixture(scope="module")
+def data(compiled: Compiled) -> Report:
+    return report_data(compiled)
+
+
+def test_it_is_of_its_schema_and_json(data: Report) -> None:
+    schema_check.check(data, Report)
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+
+
+def test_the_head_is_what_the_referee_says(compiled: Compiled, data: Report) -> None:
+    head, got = data["head"], compiled.evaluation
+    assert head["step_s"] == got.step_s
+    assert head["latency_s"] == got.latency_s
+    assert head["cost"] == compiled.cost
+    assert 0 < head["balance"] <= 1
+    assert 0 <= head["communication"] <= 1
+    assert head["limit"].endswith(".")
+    assert head["worth"].endswith(".")
+    assert "\n" not in head["limit"] + head["worth"]
+
+
+def test_the_nodes_agree_with_the_plan(compiled: Compiled, data: Report) -> None:
+    graph = compiled.graph
+    assert [row["name"] for row in data["nodes"]] == [node.name for node in graph.nodes]
+    busy = dict.fromkeys(range(len(compiled.cluster)), 0.0)
+    for row in data["nodes"]:
+        group = data["groups"][row["group"]]
+        whole = len(group["devices"]) == 1
+        assert row["kind"] == ("whole" if whole else "sharded" if row["cut"] else "replicated")
+        for tensor in (*row["inputs"], *row["outputs"]):
+            assert tensor["shape"] == list(graph.types[tensor["name"]].shape)
+            assert all(
+                part <= size for part, size in zip(tensor["local"], tensor["shape"], strict=True)
+            )
+        assert row["local_flops"] <= row["flops"] * (1 + 1e-9)
+        assert (row["options"] > 1) == (row["runner_up"] is not None)
+    timeline = data["timelines"][0]
+    for device, kind, spent in zip(
+        timeline["device"], timeline["kind"], timeline["duration_s"], strict=True
+    ):
+        busy[device] += spent
+        assert kind in (0, 1)
+    for device, spent in busy.items():
+        assert spent == pytest.approx(compiled.evaluation.load_s[device], rel=1e-6)
+
+
+def test_edges_are_those_of_the_graph_and_every_communication_is_on_one(
+    compiled: Compiled, data: Report
+) -> None:
+    graph = compiled.graph
+    expected = {
+        (graph.order[graph.producers[value].name], v, value)
+        for v, node in enumerate(graph.nodes)
+        for value in node.reads
+        if value in graph.producers
+    }
+    assert {(edge["u"], edge["v"], edge["value"]) for edge in data["edges"]} == expected
+    carried = {comm for edge in data["edges"] for comm in edge["comms"]}
+    for index, comm in enumerate(data["comms"]):
+        outside = comm["producer"] == -1 or comm["consumer"] == -1
+        assert index in carried or outside
+        assert comm["bytes"] >= 0
+
+
+def test_events_refer_to_nodes_and_communications(data: Report) -> None:
+    for timeline in data["timelines"]:
+        columns = ("device", "kind", "ref", "request", "start_s", "duration_s")
+        assert len({len(timeline[column]) for column in columns}) == 1  # type: ignore[literal-required]
+        for kind, ref in zip(timeline["kind"], timeline["ref"], strict=True):
+            assert (ref < 0) == (kind == 1)
+            assert -len(data["comms"]) <= ref < len(data["nodes"])
+        assert all(0 <= index < len(timeline["ref"]) for index in timeline["critical"])
+
+
+def test_memory_adds_up_to_the_peak(compiled: Compiled, data: Report) -> None:
+    for device, entry in enumerate(data["memory"]):
+        assert entry["peak_bytes"] == compiled.evaluation.held_bytes[device]
+        held = [
+            entry["weights_bytes"] + a + b
+            for a, b in zip(entry["activations"], entry["buffers"], strict=True)
+        ]
+        assert max(held, default=entry["weights_bytes"]) == entry["peak_bytes"]
+        live = entry["live"]
+        total = sum(live["bytes"]) + live["more_bytes"]
+        assert total == pytest.approx(entry["peak_bytes"], abs=len(live["bytes"]) + live["more"])
+        assert entry["position"] == sorted(set(entry["position"]))
+
+
+def test_traffic_adds_up_to_what_is_sent(compiled: Compiled, data: Report) -> None:
+    traffic, sent = data["traffic"], compiled.evaluation.sent_bytes
+    for device in range(len(compiled.cluster)):
+        rows = zip(traffic["source"], traffic["bytes"], strict=True)
+        mine = sum(nbytes for source, nbytes in rows if source == device)
+        assert mine == pytest.approx(sent[device], abs=len(data["comms"]) + 1)
+    assert sum(link["total_bytes"] for link in traffic["links"]) == sum(traffic["bytes"])
+
+
+def test_the_bottleneck_explains_all_of_its_time(compiled: Compiled) -> None:
+    objective = headline(compiled)["objective"]
+    found = bottleneck(
+        compiled.graph, compiled.schedule, compiled.evaluation, compiled.cluster, objective
+    )
+    assert math.fsum(found.seconds.values()) == pytest.approx(found.total_s)
+    expected = (
+        compiled.evaluation.latency_s if objective == "latency" else compiled.evaluation.step_s
+    )
+    assert found.total_s == pytest.approx(expected)

@@ -1,0 +1,123 @@
+"""Reports of real plans in headless Chromium: models with hostile names, and a small Llama."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import browser as headless
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+import partitioner
+from partitioner import examples
+from partitioner.cli.main import main
+
+pytestmark = pytest.mark.skipif(headless.binary() is None, reason="no chromium is installed")
+
+SCRIPT = "</script><script>window.hacked=1</script>"
+QUOTES = "\"'><img src=x onerror=window.hacked=2>"
+BIDI = "bidi \u202e reversed\nnext line"
+LONG = "x" * 10_000
+VIEWS = ("graph", "timeline", "memory", "traffic", "nodes")
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    driver = headless.start(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()
+
+
+def _hostile() -> onnx.ModelProto:
+    """Four MatMuls whose nodes, tensors, weights and graph have the worst names there are."""
+    names = [SCRIPT, QUOTES, BIDI, LONG]
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(rng.random((8, 8), dtype=np.float32), f"weight {name}")
+        for name in names
+    ]
+    values = [f"value {name}" for name in ("in", *names)]
+    nodes = [
+        helper.make_node("MatMul", [values[i], f"weight {name}"], [values[i + 1]], name=name)
+        for i, name in enumerate(names)
+    ]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8])
+        for name in (values[0], values[-1])
+    ]
+    graph = helper.make_graph(nodes, SCRIPT, ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def _look(driver: Chrome, page: Path) -> None:
+    driver.get("about:blank")
+    headless.complaints(driver)
+    headless.requests(driver)
+    headless.open_page(driver, page)
+    for view in VIEWS:
+        driver.find_element(By.ID, f"tab-{view}").click()
+        panel = driver.find_element(By.ID, f"panel-{view}")
+        assert panel.is_displayed()
+    assert headless.complaints(driver) == []
+    asked = [url for url in headless.requests(driver) if not url.startswith(("data:", "blob:"))]
+    assert set(asked) <= {page.as_uri(), "about:blank"}
+    assert driver.execute_script("return window.hacked") is None
+
+
+@pytest.mark.parametrize("strategy", ["inter", "intra"])
+def test_hostile_names_out_of_a_model_are_text(
+    chromium: Chrome, tmp_path: Path, strategy: str
+) -> None:
+    result = partitioner.compile(_hostile(), devices=2, strategy=strategy, cluster="2xideal")
+    page = result.report(tmp_path / f"{strategy} <b>.html")
+    _look(chromium, page)
+    assert SCRIPT in chromium.find_element(By.ID, "title").text
+    box = chromium.find_element(By.ID, "search")
+    for name, shown in ((SCRIPT, SCRIPT), (QUOTES, QUOTES), ("reversed", "\\u202e")):
+        box.clear()
+        box.send_keys(name)
+        (row,) = chromium.find_elements(By.CSS_SELECTOR, "#search-results li")
+        assert shown in row.text
+    assert chromium.execute_script("return document.querySelectorAll('img').length") == 0
+
+
+def test_hostile_folder_names_of_a_diff(chromium: Chrome, tmp_path: Path) -> None:
+    onnx.save(_hostile(), tmp_path / "m.onnx")
+    folders = [tmp_path / "<script>window.hacked=3<", tmp_path / "\"onload='x"]
+    for folder, strategy in zip(folders, ("inter", "intra"), strict=True):
+        options = ["--devices", "2", "--strategy", strategy, "--plan-only", "-q"]
+        assert main([str(tmp_path / "m.onnx"), *options, "-o", str(folder)]) == 0
+    page = tmp_path / "diff.html"
+    assert main(["diff", *map(str, folders), "-o", str(page)]) == 0
+    headless.complaints(chromium)
+    headless.open_page(chromium, page)
+    assert headless.complaints(chromium) == []
+    assert "<script>window.hacked=3<" in chromium.find_element(By.TAG_NAME, "header").text
+    assert chromium.execute_script("return window.hacked") is None
+
+
+@pytest.mark.parametrize("cluster", ["4xh100", "2x2xh100"])
+def test_a_real_plan(chromium: Chrome, tmp_path: Path, cluster: str) -> None:
+    model = examples.build("llama", layers=3)
+    result = partitioner.compile(model, cluster=cluster, strategy="auto", time_limit_s=2)
+    _look(chromium, result.report(tmp_path / "report.html"))
+    limit = chromium.find_element(By.ID, "limit").text
+    assert limit.endswith(".")
+    rows = chromium.find_element(By.ID, "nodes-count").text
+    assert str(len(result.graph.nodes)) in rows
+
+
+def test_a_notebook_cell_shows_the_report(chromium: Chrome, tmp_path: Path) -> None:
+    result = partitioner.compile(examples.build("mlp", layers=2, hidden=16), devices=2)
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!doctype html><meta charset=utf-8>{result._repr_html_()}", "utf-8")
+    headless.complaints(chromium)
+    chromium.get(cell.as_uri())
+    chromium.switch_to.frame(0)
+    headless.wait(chromium, "return document.documentElement.dataset.ready === '1'")
+    assert chromium.find_element(By.ID, "title").text == "mlp"
+    chromium.switch_to.default_content()
+    assert headless.complaints(chromium) == []

@@ -1,0 +1,190 @@
+"""explain, diff and sweep on the command line."""
+
+import json
+import re
+from pathlib import Path
+
+import onnx
+import pytest
+import schema_check
+
+from partitioner import examples, sweeping
+from partitioner.cli.main import main
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.report.page.schema import Diff, Point, Sweep
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """m.onnx, planned as inter/ and as intra/."""
+    folder = tmp_path_factory.mktemp("plans")
+    onnx.save(examples.build("mlp", layers=3, hidden=64), folder / "m.onnx")
+    for strategy in ("inter", "intra"):
+        options = ["--devices", "2", "--strategy", strategy, "--plan-only", "-q"]
+        assert main([str(folder / "m.onnx"), *options, "-o", str(folder / strategy)]) == 0
+    return folder
+
+
+def _nodes(plans: Path) -> int:
+    return len(load_onnx(plans / "m.onnx").graph.nodes)
+
+
+def _said(capsys: pytest.CaptureFixture[str], *args: object) -> str:
+    assert main([str(arg) for arg in args]) == 0
+    return capsys.readouterr().out
+
+
+def test_explain(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _said(capsys, "explain", plans / "inter")
+    assert text.startswith("inter plan on 2 of 2 devices of 2xh100\n")
+    for part in (
+        "  limit  ",
+        "  worth it?  ",
+        "time of device ",
+        "longest tasks",
+        "tightest memory",
+    ):
+        assert part in text
+
+
+def test_explain_a_node(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _said(capsys, "explain", plans / "intra", "layer1.out")
+    assert text.startswith("layer1.out (Gemm) on tp=2 on 0,1")
+    assert "factors: m = 8, k = 64, n = 64" in text
+    rows = text[text.index("strategies, all other nodes") :].splitlines()
+    assert sum(row.startswith("*") for row in rows) == 1
+    assert any("n/tp" in row for row in rows)
+    assert any("k/tp" in row for row in rows)
+
+
+def test_explain_takes_a_tensor_and_helps_with_a_typo(
+    plans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "(Gemm)" in _said(capsys, "explain", plans / "inter", "layer1.out")
+    assert main(["explain", str(plans / "inter"), "layer1.outt"]) == 1
+    error = capsys.readouterr().err
+    assert "no node or tensor 'layer1.outt'; near to it: 'layer1.out'" in error
+    assert error.count("\n") == 1
+
+
+def test_diff(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = _said(capsys, "diff", plans / "inter", plans / "intra")
+    assert "nodes moved" in text
+    assert "tp=2 on 0,1" in text
+    found = json.loads(_said(capsys, "diff", plans / "inter", plans / "intra", "--json"))
+    schema_check.check({**found, "devices": [tuple(pair) for pair in found["devices"]]}, Diff)
+    assert found["moved"]
+    assert found["same"] + len(found["moved"]) == _nodes(plans)
+    back = json.loads(_said(capsys, "diff", plans / "intra", plans / "inter", "--json"))
+    assert {row["name"] for row in back["moved"]} == {row["name"] for row in found["moved"]}
+    for one, two in zip(found["figures"], back["figures"], strict=True):
+        assert (one["before"], one["after"]) == (two["after"], two["before"])
+
+
+def test_a_plan_does_not_differ_from_itself(
+    plans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = json.loads(_said(capsys, "diff", plans / "inter", plans / "inter", "--json"))
+    assert found["moved"] == found["only_before"] == found["only_after"] == []
+    assert all(figure["before"] == figure["after"] for figure in found["figures"])
+    text = _said(capsys, "diff", plans / "inter", plans / "inter")
+    assert "0 nodes moved" in text
+
+
+def test_sweep(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ("sweep", plans / "m.onnx", "--devices", "1,2,4", "--memory", "30KiB,1GiB")
+    found = json.loads(_said(capsys, *args, "--time-limit", "3", "--json", "-q"))
+    schema_check.check(found, Sweep)
+    points = {(p["devices"], p["memory_bytes"]): p for p in found["points"]}
+    assert sorted(points) == sorted((n, m) for n in (1, 2, 4) for m in (30 * 1024, 2**30))
+    assert "bytes are short" in points[1, 30 * 1024]["why"]
+    assert points[1, 30 * 1024]["latency_s"] is None
+    assert points[1, 2**30]["speedup"] == pytest.approx(1.0)
+    front = [p for p in found["points"] if p["pareto"]]
+    assert points[1, 2**30] in front
+    for point in front:  # nothing dominates a point of the front
+        for other in found["points"]:
+            if other["latency_s"] is None or other is point:
+                continue
+            keys = ("devices", "latency_s", "step_s", "peak_bytes")
+            assert any(other[k] > point[k] for k in keys) or all(other[k] == point[k] for k in keys)
+    text = _said(capsys, *args, "--time-limit", "3", "-q")
+    assert "Pareto" in text
+    assert "bytes are short" in text
+    assert text.splitlines()[-1].startswith(("Splitting pays", "Splitting is not worth it"))
+
+
+def test_sweep_over_clusters_with_their_own_counts(
+    plans: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ("sweep", plans / "m.onnx", "--clusters", "1xcpu,2xcpu", "--json", "-q")
+    found = json.loads(_said(capsys, *args, "--time-limit", "3"))
+    assert [(p["devices"], p["cluster"]) for p in found["points"]] == [(1, "cpu"), (2, "cpu")]
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--devices", "1,x"], 2, "not a whole number"),
+        ([], 2, "give --devices"),
+        (["--devices", "2", "--clusters", "4xh100"], 2, "4"),
+        (["--devices", "2", "--clusters", "nonsense"], 2, "nonsense"),
+        (["--devices", "2", "-o", "none/x.html"], 1, "there is no folder none"),
+        (["--devices", "2", "--mesh", "tp=2", "--strategy", "inter"], 2, "with --strategy inter"),
+    ],
+)
+def test_sweeps_that_mean_nothing(
+    plans: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, message: str
+) -> None:
+    try:
+        got = main(["sweep", str(plans / "m.onnx"), "-q", *args])
+    except SystemExit as left:
+        got = int(str(left.code))
+    assert got == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def _points(*rows: tuple[int, str, float | None, float | None]) -> list[Point]:
+    """(devices, cluster, step seconds, gain over one device)."""
+    return [
+        Point(
+            devices=devices, cluster=cluster, memory_bytes=None, strategy="inter",
+            latency_s=step, throughput_per_s=None, step_s=step, peak_bytes=100,
+            devices_used=devices, gap=0.0, speedup=gain,
+            efficiency=None if gain is None else gain / devices, gain=gain, pareto=False, why="",
+        )
+        for devices, cluster, step, gain in rows
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer"),
+    [
+        ([(1, "cpu", 160.0, 1.0), (4, "h100", 1.0, 3.6)], "4 devices (h100) .* 3.6 times as good"),
+        ([(1, "h100", 1.0, 1.0)], "No split was tried"),
+        ([(1, "h100", 1.0, 1.0), (2, "h100", 1.0, 1.02)], "not worth it: the best split, 2"),
+        (
+            [(2, "h100", 1.0, None), (4, "h100", 0.5, None)],
+            "needed: .* 2 devices .* Best .*: 4",
+        ),
+        ([(65, "h100", 1.0, 1.0)], "not worth it"),
+        ([(2, "h100", None, None)], "No point of the sweep has a plan"),
+    ],
+)
+def test_the_answer_compares_with_one_device_of_the_same_cluster(
+    rows: list[tuple[int, str, float | None, float | None]], answer: str
+) -> None:
+    found = sweeping._answer(_points(*rows), "throughput")
+    assert re.search(answer.replace("(", r"\(").replace(")", r"\)"), found), found
+    assert found.endswith(".")
+
+
+def test_a_diff_of_different_models_says_so(
+    plans: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(examples.build("tiny"), tmp_path / "t.onnx")
+    assert main([str(tmp_path / "t.onnx"), "--plan-only", "-q", "-o", str(tmp_path / "t")]) == 0
+    text = _said(capsys, "diff", plans / "inter", tmp_path / "t")
+    assert "the two plans are of different models: they share no node" in text

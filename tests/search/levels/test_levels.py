@@ -1,0 +1,338 @@
+"""Plans for more devices than have a column each: stages of equal meshes, repeated blocks once."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import partitioner
+from partitioner import examples
+from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan, resolve
+from partitioner.search.explicit import Request
+from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_levels
+from partitioner.search.levels.meshes import Kind, kinds, sizes
+from partitioner.search.split_axes import axes_meshes, search_axes
+from partitioner.solver import Infeasible
+from partitioner.solver.stages import StageProblem, evaluate_cut
+from partitioner.strategies.derive import Rules
+
+
+def mlp(layers: int = 24, hidden: int = 1024, batch: int = 64) -> onnx.ModelProto:
+    return examples.build("mlp", layers=layers, hidden=hidden, batch=batch)
+
+
+def searched(graph: Graph, cluster: Cluster, strategy: str = "auto", gap: float = 0.01) -> Staged:
+    found = search_levels(
+        graph,
+        Rules.of(graph),
+        cluster,
+        layouts(cluster, strategy, None),
+        deadline=time.monotonic() + 60,
+        gap=gap,
+        progress=lambda _text: None,
+    )
+    return found[0]
+
+
+def plan_of(staged: Staged, cluster: Cluster) -> Plan:
+    meshes = groups(staged, cluster)
+    used, nodes = decisions(staged, meshes)
+    return Plan(staged.folded.whole.digest, cluster.to_data(), used, nodes)
+
+
+CASES = [
+    ("mlp", {"layers": 24, "hidden": 1024, "batch": 64}, "4x8xh100", "auto"),
+    ("mlp", {"layers": 24, "hidden": 1024, "batch": 64}, "32xideal", "intra"),
+    ("mlp", {"layers": 40, "hidden": 512, "batch": 32}, "3x6xh100", "auto"),
+    ("mlp", {"layers": 40, "hidden": 512, "batch": 32}, "4x8xh100", "inter"),
+    ("llama", {"layers": 5, "hidden": 128}, "4x8xh100", "inter"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "spec", "strategy"), CASES)
+def test_figures_by_stage_are_those_of_every_device(
+    name: str, options: Mapping[str, int], spec: str, strategy: str
+) -> None:
+    graph = load_onnx(examples.build(name, **options)).graph
+    cluster = resolve_cluster(spec)
+    staged = searched(graph, cluster, strategy)
+    plan = plan_of(staged, cluster)
+    ours = evaluation(staged, groups(staged, cluster), cluster)
+    exact = evaluate(graph, plan, cluster)
+    assert ours.compute_s == pytest.approx(exact.compute_s)
+    assert ours.comm_s == pytest.approx(exact.comm_s, abs=1e-12)
+    assert ours.sent_bytes == pytest.approx(exact.sent_bytes, abs=1)
+    assert ours.devices_used == exact.devices_used
+    assert ours.latency_s >= exact.latency_s * (1 - 1e-9)
+    assert ours.sharded_flops_share == pytest.approx(exact.sharded_flops_share)
+    for device, peak in exact.peak.items():
+        assert ours.peak[device].bytes >= peak.bytes
+        assert ours.peak[device].resident_bytes == peak.resident_bytes
+    assert staged.bound_s <= exact.step_s * (1 + 1e-9)
+
+
+def test_the_whole_way_to_rank_files_is_equal_to_the_model() -> None:
+    result = partitioner.compile(mlp(layers=12, hidden=32, batch=32), cluster="3x6xh100")
+    assert result.evaluation.devices_used > 1
+    assert result.evaluation == evaluate(result.graph, result.plan, result.cluster)
+    assert result.verify()
+
+
+def test_an_intra_plan_of_many_devices_is_equal_to_the_model() -> None:
+    result = partitioner.compile(
+        mlp(layers=8, hidden=64, batch=36), cluster="18xideal", strategy="intra"
+    )
+    assert result.evaluation.sharded_flops_share > 0.9
+    assert result.verify()
+
+
+def test_more_devices_take_no_longer_stages() -> None:
+    graph = load_onnx(mlp(layers=64, hidden=1024, batch=256)).graph
+    steps = []
+    for nodes in (4, 16, 64):
+        cluster = resolve_cluster(f"{nodes}x8xh100")
+        staged = searched(graph, cluster)
+        steps.append(staged.cut.load_s)
+        assert staged.bound_s <= staged.cut.load_s
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_a_thousand_devices_get_a_plan_alone() -> None:
+    result = partitioner.compile(mlp(layers=64, hidden=256, batch=64), cluster="128x8xh100")
+    certificate = result.plan.certificate
+    assert certificate is not None
+    assert certificate.bound <= certificate.cost
+    assert certificate.folded == "62 of 64 blocks of 2 nodes alike" or certificate.folded
+    assert len(result.summary["load_s"]) == 1024
+    assert any("1024 devices" in note for note in result.summary["notes"])
+    with pytest.raises(partitioner.PartitionerError, match="made for up to 64 devices"):
+        assert result.programs
+
+
+def test_memory_is_kept_stage_by_stage() -> None:
+    graph = load_onnx(mlp(layers=32, hidden=1024, batch=32)).graph
+    weights = 32 * 1024 * 1024 * 4
+    cluster = resolve_cluster("4x8xh100").with_memory(weights // 8)
+    staged = searched(graph, cluster)
+    exact = evaluate(graph, plan_of(staged, cluster), cluster)
+    assert exact.fits
+    with pytest.raises(Infeasible):
+        searched(graph, cluster.with_memory(weights // 200))
+
+
+def two_kinds(fast: int, slow: int) -> Cluster:
+    """Devices of two speeds on one switch."""
+    base = resolve_cluster(f"{fast + slow}xh100")
+    spec = base.devices[0]
+    rates = {dtype: rate / 4 for dtype, rate in spec.peak_flops_per_s.items()}
+    lazy = replace(
+        spec,
+        name="slow",
+        peak_flops_per_s=rates,
+        memory_bytes_per_s=spec.memory_bytes_per_s / 4,
+        launch_s=spec.launch_s * 4,
+    )
+    return replace(base, name="mixed", devices=(spec,) * fast + (lazy,) * slow)
+
+
+@pytest.mark.slow
+def test_faster_devices_get_more_work() -> None:
+    cluster = two_kinds(12, 12)
+    assert kinds(cluster) == (Kind(0, 12), Kind(12, 12))
+    graph = load_onnx(mlp(layers=80, hidden=2048, batch=512)).graph
+    staged = searched(graph, cluster)
+    figures = evaluate(graph, plan_of(staged, cluster), cluster)
+    flops = [figures.compute_s[d] * (1 if d < 12 else 0.25) for d in range(24)]
+    fast, slow = sum(flops[:12]), sum(flops[12:])
+    assert slow > 0
+    assert 2.5 < fast / slow < 5.5
+    assert staged.bound_s <= figures.step_s
+
+
+def test_stage_sizes_divide_one_another_and_lie_alike() -> None:
+    for spec in ("3x8xh100", "128x8xh100", "5x6xh100", "24xh100"):
+        cluster = resolve_cluster(spec)
+        (kind,) = kinds(cluster)
+        found = sizes(kind, cluster)
+        assert found[0] == 1
+        assert found[-1] == len(cluster)
+        assert all(b % a == 0 for a, b in pairwise(found))
+    odd = resolve_cluster("3x8xh100")
+    assert 6 not in sizes(Kind(0, 24), odd)
+    assert sizes(Kind(4, 20), odd) == (1, 2, 4, 20)
+
+
+@pytest.mark.parametrize("spec", ["4x8xh100", "32xideal"])
+def test_the_cut_is_what_the_cutter_says(spec: str) -> None:
+    cluster = resolve_cluster(spec)
+    graph = load_onnx(mlp(layers=20, hidden=256, batch=32)).graph
+    staged = searched(graph, cluster)
+    options = tuple({id(o): o.stage for o in staged.options}.values())
+    problem = StageProblem(options, pools=_pools(cluster), in_flight=False)
+    index = {id(option): k for k, option in enumerate(options)}
+    stages = tuple(
+        replace(stage, option=index[id(option.stage)])
+        for stage, option in zip(staged.cut.stages, staged.options, strict=True)
+    )
+    outcome = evaluate_cut(problem, stages)
+    assert not outcome.faults
+    assert math.isclose(max(outcome.load_s), staged.cut.load_s)
+
+
+def _pools(cluster: Cluster) -> tuple[object, ...]:
+    from partitioner.solver.stages import Pool
+
+    return (Pool(len(cluster), float(cluster.devices[0].memory_bytes)),)
+
+
+def opaque_model() -> onnx.ModelProto:
+    """Layers around an op that has no rule."""
+    nodes, weights = [], []
+    before = "x"
+    for i in range(12):
+        weights.append(numpy_helper.from_array(np.ones((64, 64), np.float32), f"w{i}"))
+        nodes.append(helper.make_node("MatMul", [before, f"w{i}"], [f"m{i}"]))
+        nodes.append(helper.make_node("Relu", [f"m{i}"], [f"r{i}"]))
+        before = f"r{i}"
+        if i == 5:
+            nodes.append(helper.make_node("Det", ["cube"], ["d"]))
+            nodes.append(helper.make_node("Mul", [before, "d"], ["scaled"]))
+            before = "scaled"
+    graph = helper.make_graph(
+        nodes,
+        "opaque",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, (36, 64)),
+            helper.make_tensor_value_info("cube", TensorProto.FLOAT, (3, 3)),
+        ],
+        [helper.make_tensor_value_info(before, TensorProto.FLOAT, (36, 64))],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def test_ops_without_a_rule_stay_on_one_device() -> None:
+    result = partitioner.compile(opaque_model(), cluster="18xideal", strategy="intra")
+    whole = [group for group in result.plan.groups if not group.axes]
+    assert len(whole) == 1
+    assert result.verify()
+
+
+def test_objectives_that_need_every_device_are_refused_by_name() -> None:
+    with pytest.raises(partitioner.PartitionerError, match="objective latency on 128 devices"):
+        partitioner.compile(mlp(2, 8, 8), cluster="16x8xh100", objective="latency")
+
+
+def test_a_refusal_names_the_memory_at_which_a_plan_fits() -> None:
+    model = mlp(layers=32, hidden=1024, batch=32)
+    with pytest.raises(Infeasible, match="it fits with --memory") as caught:
+        partitioner.compile(model, cluster="4x8xh100", memory="1MiB")
+    way, *_ = caught.value.relaxations
+    limit = int(way.split()[2])
+    result = partitioner.compile(model, cluster="4x8xh100", memory=limit)
+    assert max(result.evaluation.held_bytes.values()) <= limit
+    with pytest.raises(Infeasible):
+        partitioner.compile(model, cluster="4x8xh100", memory=limit * 3 // 4)
+
+
+def test_one_stage_of_several_kinds_is_refused_by_name() -> None:
+    with pytest.raises(partitioner.PartitionerError, match="--mesh on devices of several kinds"):
+        partitioner.compile(mlp(4, 32, 24), cluster=two_kinds(12, 12), mesh={"tp": 24})
+
+
+@pytest.mark.parametrize("cluster", [resolve_cluster("4x8xh100"), two_kinds(4, 20)])
+def test_what_would_fit_is_a_memory_that_fits(cluster: Cluster) -> None:
+    model = mlp(12, 64, 48)
+    with pytest.raises(Infeasible, match=r"a device short .* it fits with --memory") as caught:
+        partitioner.compile(model, cluster=cluster.with_memory(20_000))
+    way = caught.value.relaxations[0]
+    enough = int(way.split()[2])
+    assert partitioner.compile(model, cluster=cluster.with_memory(enough)).evaluation.fits
+
+
+def test_more_devices_than_an_objective_is_planned_for_are_no_way_out() -> None:
+    with pytest.raises(Infeasible, match="it fits with --memory"):
+        partitioner.compile(
+            mlp(12, 64, 48), devices=8, objective="memory", memory=1000, time_limit_s=2
+        )
+
+
+def test_lines_of_a_mesh_lie_alike_in_the_innermost_level() -> None:
+    cluster = resolve_cluster("3x8xh100")
+    found = [layout.mesh for layout in layouts(cluster, "auto", None)]
+    minors = {mesh.axes[1][1] for mesh in found if len(mesh.axes) > 1}
+    assert 3 not in minors
+    assert {2, 4, 8} <= minors
+
+
+def test_what_a_thousand_devices_hold_is_counted_once() -> None:
+    graph = load_onnx(mlp(64, 256, 64)).graph
+    cluster = resolve_cluster("128x8xh100")
+    staged = searched(graph, cluster)
+    figures = evaluation(staged, groups(staged, cluster), cluster)
+    assert figures.held_bytes is figures.held_bytes
+    assert figures.over_bytes is figures.over_bytes
+
+
+def test_three_axes_win_where_weights_must_be_cut_and_values_need_not_be_whole() -> None:
+    """A chain of matrices on two nodes, cut four ways in a node: two by two sends less."""
+    graph = load_onnx(examples.build("mlp", layers=16, hidden=2048, batch=8192)).graph
+    tight = resolve_cluster("2x4xl4").with_memory(150_000_000)
+    request = Request(time_limit_s=60)
+    meshes = axes_meshes(tight, request)
+    assert [len(layout.mesh.axes) for layout in meshes] == [2, 2, 3]
+    costs = []
+    for space in (meshes[:2], meshes):
+        (found,) = search_axes(
+            graph, Rules.of(graph), tight, space, request, time.monotonic() + 60, math.inf, quiet
+        )
+        assert found.solution.bound <= found.evaluation.step_s == found.solution.cost
+        assert found.evaluation.fits
+        costs.append(found.evaluation.step_s)
+    assert found.family.groups[0].axes == (("dp", 2), ("zero", 2), ("tp", 2))
+    assert costs[1] < 0.97 * costs[0]
+
+
+def quiet(_text: str) -> None:
+    """Say nothing."""
+
+
+def test_meshes_of_three_axes_are_searched_where_they_can_be() -> None:
+    cluster = resolve_cluster("2x4xl4")
+    assert axes_meshes(cluster, Request(mesh={"a": 2, "b": 2, "c": 2}))
+    assert not axes_meshes(cluster, Request(mesh={"a": 2, "b": 4}))
+    assert not axes_meshes(cluster, Request(objective="latency"))
+    assert not axes_meshes(cluster, Request(strategy="inter"))
+    assert not axes_meshes(resolve_cluster("4xl4"), Request())
+    assert not axes_meshes(resolve_cluster("2x4xl4"), Request(mesh={"tp": 8}))
+    shapes = [layout.mesh.axes for layout in layouts(resolve_cluster("4x8xl4"), "intra", None)]
+    assert [axes for axes in shapes if len(axes) > 2] == [
+        (("dp", 4), ("zero", 4), ("tp", 2)),
+        (("dp", 4), ("zero", 2), ("tp", 4)),
+    ]
+
+
+@pytest.mark.slow
+def test_a_mesh_of_three_axes_above_sixteen_devices_when_asked_for() -> None:
+    model = examples.build("mlp", layers=6, hidden=64, batch=64)
+    result = partitioner.compile(
+        model, cluster="4x8xideal", mesh={"a": 4, "b": 2, "c": 4}, time_limit_s=10
+    )
+    assert [mesh.axes for mesh in result.plan.groups] == [(("a", 4), ("b", 2), ("c", 4))]
+    certificate = result.plan.certificate
+    assert certificate is not None
+    assert certificate.bound <= certificate.cost
+    nodes = resolve(result.graph, result.plan)
+    cuts = (layout for placed in nodes for layout in placed.layouts.values())
+    assert {axis for layout in cuts for axis in layout.axes} == {"a", "b", "c"}
+    assert result.verify().equal

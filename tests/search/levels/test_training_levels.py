@@ -1,0 +1,422 @@
+"""Training graphs on many devices: forward, backward and updates fold as one, memory is kept."""
+
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.reshard import Resharder
+from partitioner.frontends.torch.capture import capture, export_module
+from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.graph import ModuleGraph, module_graph
+from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.offers import alternatives, chosen, originals
+from partitioner.ir.ops import row_of
+from partitioner.ir.plan import Plan
+from partitioner.problem.build import Built, build
+from partitioner.problem.folding import Folded, fold
+from partitioner.problem.memory_kinds import planned_parts
+from partitioner.search.explicit import SearchError
+from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_whole
+from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
+from partitioner.search.levels.mesh_sharder import Sharder
+from partitioner.search.levels.one_column import minimised
+from partitioner.search.levels.one_mesh import ranked
+from partitioner.solver import Infeasible, evaluate_choices
+from partitioner.solver.joint.engines import HIGHS
+from partitioner.solver.problem import Problem
+from partitioner.strategies.derive import Rules, strategies
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Block(nn.Module):
+    """A residual block of two matrices."""
+
+    def __init__(self, width: int, act: Activation) -> None:
+        super().__init__()
+        self.act = act
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.act(self.up(x)))
+
+
+class Stack(nn.Module):
+    """Blocks, a head and a loss."""
+
+    def __init__(self, layers: int, width: int, act: Activation = torch.relu) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width, act) for _ in range(layers))
+        self.head = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x).square().mean()
+
+
+def traced(layers: int, width: int, batch: int) -> ModuleGraph:
+    module, args = Stack(layers, width), (torch.zeros(batch, width),)
+    captured = capture(module, export_module(module, args, {}), DECOMPOSITIONS, training=True)
+    return module_graph(captured, "stack", state_bytes=8)
+
+
+def graph_of(layers: int, width: int, batch: int) -> Graph:
+    return traced(layers, width, batch).graph
+
+
+@pytest.fixture(scope="module")
+def small() -> Folded:
+    graph = graph_of(layers=12, width=32, batch=64)
+    return fold(graph, Rules.of(graph))
+
+
+@pytest.fixture(scope="module")
+def offering() -> Folded:
+    graph = traced(layers=12, width=32, batch=64).offered
+    return fold(graph, Rules.of(graph))
+
+
+def test_a_block_is_that_of_all_passes(small: Folded) -> None:
+    passes = sorted((run.start, run.reverse) for run in small.runs)
+    assert [reverse for _, reverse in passes] in ([False, True], [True, False])
+    assert len({run.count for run in small.runs}) == 1
+    assert small.runs[0].count >= 8
+    assert len(small.graph.nodes) < len(small.whole.nodes) / 2
+    for node, place in zip(small.whole.nodes, small.places, strict=True):
+        stand_in = small.graph.nodes[place]
+        assert stand_in.op == node.op
+        assert (stand_in.name in small.graph.backward) == (node.name in small.whole.backward)
+
+
+def test_the_folded_graph_does_not_grow_with_the_layers(small: Folded, offering: Folded) -> None:
+    more = traced(layers=14, width=32, batch=64)
+    for graph, folded in ((more.graph, small), (more.offered, offering)):
+        assert len(fold(graph, Rules.of(graph)).graph.nodes) == len(folded.graph.nodes)
+
+
+def test_offers_fold_with_their_blocks(offering: Folded) -> None:
+    assert offering.runs[0].count >= 8
+    assert offering.graph.optional < offering.whole.optional
+    for node, place in zip(offering.whole.nodes, offering.places, strict=True):
+        stand_in = offering.graph.nodes[place]
+        assert (stand_in.name in offering.graph.optional) == (node.name in offering.whole.optional)
+    assert originals(offering.graph)
+    for copy, first in originals(offering.graph).items():
+        assert offering.graph.by_name[copy].op == offering.graph.by_name[first].op
+        assert first not in offering.graph.backward
+
+
+@pytest.mark.parametrize(
+    ("mesh", "offers"),
+    [
+        (DeviceMesh.line(4), False),
+        (DeviceMesh.of({"dp": 2, "tp": 2}), False),
+        (DeviceMesh.line(4), True),
+        pytest.param(DeviceMesh.of({"dp": 2, "tp": 2}), True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_choice_costs_the_same_folded_and_whole(
+    small: Folded, offering: Folded, mesh: DeviceMesh, offers: bool
+) -> None:
+    folded = offering if offers else small
+    cluster = resolve_cluster("1x4xh100")
+    built, whole = (problem_of(graph, mesh, cluster) for graph in (folded.graph, folded.whole))
+    tied = folded.tie(built).problem
+    rng = random.Random(7)
+    for turn in range(8):
+        picks = drawn(tied, rng)
+        cheap = evaluate_choices(tied, picks)
+        dear = evaluate_choices(whole.problem, folded.unfold(picks))
+        assert cheap.load_s == pytest.approx(dear.load_s, rel=1e-9)
+        assert cheap.peak_bytes == pytest.approx(dear.peak_bytes, rel=1e-9)
+        if turn < 2 and not offers:  # the referee; a part of the communications is hidden here
+            nodes = whole.node_plans(folded.whole, folded.unfold(picks))
+            plan = Plan(folded.whole.digest, {}, whole.groups, nodes)
+            loads = evaluate(folded.whole, plan, cluster).load_s
+            assert dear.load_s == pytest.approx(tuple(loads.values()), rel=1e-9)
+
+
+def problem_of(graph: Graph, mesh: DeviceMesh, cluster: Cluster) -> Built:
+    """All that may be done with each node."""
+    found = strategies(graph, Rules.of(graph), mesh)
+    candidates = {n.name: tuple(alternatives(graph, n, found[n.name])) for n in graph.nodes}
+    return build(graph, (mesh,), candidates, DevicePrices(graph, cluster, Resharder(cluster)))
+
+
+def drawn(problem: Problem, rng: random.Random) -> list[int]:
+    """A random plan: node after node, among what the nodes before allow."""
+    edges = defaultdict(list)
+    for edge in problem.edges:
+        edges[edge.v].append(edge)
+    chosen: list[int] = []
+    for node, choices in enumerate(problem.nodes):
+        allowed = [
+            pick
+            for pick in range(len(choices))
+            if all(
+                (edge.out_class[chosen[edge.u]], edge.in_class[pick]) not in edge.forbidden
+                for edge in edges[node]
+            )
+        ]
+        chosen.append(rng.choice(allowed))
+    return chosen
+
+
+def searched(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mapping[str, int] = MappingProxyType({"dp": 4, "tp": 8}),
+    **options: Any,
+) -> tuple[Staged, ...]:
+    return search_whole(
+        graph,
+        Rules.of(graph),
+        cluster,
+        layouts(cluster, "intra", mesh),
+        deadline=time.monotonic() + 120,
+        gap=0.02,
+        progress=lambda _text: None,
+        **options,
+    )
+
+
+def plan_of(staged: Staged, cluster: Cluster) -> Plan:
+    used, nodes = decisions(staged, groups(staged, cluster))
+    left = chosen(staged.folded.whole, nodes)
+    return Plan(left.digest, cluster.to_data(), used, nodes)
+
+
+@pytest.fixture(scope="module")
+def model() -> ModuleGraph:
+    return traced(layers=6, width=256, batch=1024)
+
+
+@pytest.fixture(scope="module")
+def large(model: ModuleGraph) -> Graph:
+    return model.graph
+
+
+def test_figures_are_those_of_every_device(large: Graph) -> None:
+    cluster = resolve_cluster("4x8xh100")
+    for staged in searched(large, cluster):
+        exact = evaluate(large, plan_of(staged, cluster), cluster)
+        ours = evaluation(staged, groups(staged, cluster), cluster)
+        assert staged.cut.load_s == pytest.approx(exact.step_s)
+        assert ours.compute_s == pytest.approx(exact.compute_s)
+        assert ours.comm_s == pytest.approx(exact.comm_s, abs=1e-12)
+        resident = max(peak.resident_bytes for peak in exact.peak.values())
+        assert ours.peak[0].resident_bytes == resident
+        assert ours.peak[0].bytes >= max(peak.bytes for peak in exact.peak.values())
+        assert staged.bound_s <= exact.step_s
+
+
+def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
+    """A copy of the first stored value may be there from the first node to the last."""
+    sharder = AxisSharder(Sharder(small, resolve_cluster("4x8xh100")), time.monotonic() + 60)
+    sharded = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)[0].best
+    tied, chance, last = sharded.tied, random.Random(0), len(sharded.tied.nodes) - 1
+    for _ in range(4):
+        drawn = tuple(
+            tuple(replace(choice, load_s=(chance.random(),)) for choice in choices)
+            for choices in tied.nodes
+        )
+        free = replace(tied, nodes=drawn, limit_bytes=(math.inf,))
+        found = minimised(free, 60, 0.5, 1, HIGHS, 1)
+        assert found is not None
+        held = {i for hold in tied.holds for i in hold.items[found.chosen[hold.node]]}
+        whole = {i for i, item in enumerate(tied.items) if (item.first, item.last) == (0, last)}
+        for edge in tied.edges:
+            pair = edge.out_class[found.chosen[edge.u]], edge.in_class[found.chosen[edge.v]]
+            held |= sharded.built.zeros.intersection(edge.items.get(pair, ()))
+        resident = sum(tied.items[i].bytes[0] for i in held & whole)
+        outcome = evaluate_choices(tied, found.chosen)
+        everything = outcome.peak_bytes[0]
+        every = small.tie(sharded.built)
+        parts = planned_parts(small.graph, every, found.chosen, outcome.peak_position[0])
+        assert sum(parts.values()) == pytest.approx(everything, abs=len(tied.items))
+        other = replace(sharded, solution=replace(sharded.solution, chosen=found.chosen))
+        assert other.passing_bytes + resident == pytest.approx(everything)
+
+
+def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -> None:
+    cluster = resolve_cluster("4x8xh100")
+    states = [node.outputs[0] for node in large.nodes if node.op == "partitioner::state"]
+    stored = sum(large.types[value].nbytes * 3 for value in states)  # with two moments each
+    tight = cluster.with_memory(stored)  # and what gradients and activations take besides
+    (less, *_) = searched(large, tight)
+    exact = evaluate(large, plan_of(less, tight), tight)
+    assert exact.fits
+    assert exact.peak[0].resident_bytes < stored / 2
+    with pytest.raises(
+        Infeasible, match=r"bytes are short on each device at .*; there it holds "
+    ) as why:
+        searched(large, cluster.with_memory(stored // 200))
+    for kind in ("gradients", "activations", "optimizer's state", "parameters"):
+        assert f"iB {kind}" in str(why.value)
+    assert 0 < why.value.bytes_short < stored / 10  # of a plan that cuts what it can
+
+
+def test_the_search_says_where_memory_binds_and_yields_there(model: ModuleGraph) -> None:
+    cluster, mesh = resolve_cluster("4x8xh100"), {"dp": 32}
+    roomy, *_ = searched(model.graph, cluster, mesh, yields=True)
+    assert not roomy.tight
+    least = roomy.cut.load_s
+    peak = evaluation(roomy, groups(roomy, cluster), cluster).peak[0].bytes
+    tight = cluster.with_memory(peak * 3 // 4)
+    left, *_ = searched(model.graph, tight, mesh, yields=True)
+    assert left.tight
+    assert left.cut.load_s > least
+    full, *_ = searched(model.graph, tight, mesh)
+    assert least < full.cut.load_s <= left.cut.load_s
+    short = cluster.with_memory(peak // 100)
+    with pytest.raises(Infeasible):
+        searched(model.graph, short, mesh, yields=True)
+    with pytest.raises(Infeasible):
+        searched(model.offered, short, mesh, best_s=1.0)
+
+
+@pytest.mark.slow
+def test_where_memory_binds_less_is_kept_though_all_of_it_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("partitioner.search.explicit.EXPLICIT", 2)
+    torch.manual_seed(0)
+    module, x = Stack(8, 256, nn.functional.gelu), torch.randn(2048, 256)
+    options: dict[str, Any] = {"training": True, "optimizer": "sgd", "mesh": {"dp": 4}}
+    options |= {"cluster": "4xl4", "memory": 77_000_000}
+    kept = partitioner.compile(module, x, recompute=False, **options)
+    found = partitioner.compile(module, x, **options)
+    assert found.cost < 0.97 * kept.cost
+    for program in (kept, found):
+        assert max(program.summary["peak_bytes"]) <= 77_000_000
+    assert "memory forbids the cheapest plan that keeps all values" in found.summary["notes"]
+    assert any(name.endswith("/again") for name in found.plan.nodes)
+    assert found.cost == evaluate(found.graph, found.plan, found.cluster).step_s
+    assert found.verify()
+    monkeypatch.setattr("partitioner.compiler._cheaper", lambda *_: None)
+    assert partitioner.compile(module, x, **options).plan.nodes == kept.plan.nodes
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_computed_again() -> None:
+    """With everything kept this takes 209 MB of a device."""
+    model = traced(layers=8, width=256, batch=65_536)
+    tight = resolve_cluster("4x8xh100").with_memory(150_000_000)
+    staged, *_ = searched(model.offered, tight)
+    plan = plan_of(staged, tight)
+    left = chosen(model.offered, plan.nodes)
+    again = model.offered.optional.intersection(left.by_name)
+    assert again
+    assert again < model.offered.optional  # some are kept after all
+    exact = evaluate(left, plan, tight)
+    assert exact.fits
+    ours = evaluation(staged, groups(staged, tight), tight)
+    assert staged.cut.load_s == pytest.approx(exact.step_s)
+    assert ours.load_s == pytest.approx(exact.load_s)
+    assert staged.bound_s <= exact.step_s
+
+
+@pytest.mark.slow
+def test_where_everything_fits_nothing_is_computed_again(model: ModuleGraph) -> None:
+    roomy = resolve_cluster("4x8xh100")
+    staged, *_ = searched(model.offered, roomy)
+    plan = plan_of(staged, roomy)
+    left = chosen(model.offered, plan.nodes)
+    nodes = (left.by_name[name] for name in model.offered.optional.intersection(left.by_name))
+    assert all((row := row_of(node)) is not None and row.view for node in nodes)
+
+
+@pytest.mark.slow
+def test_a_plan_by_levels_computes_what_the_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partitioner.search.explicit.EXPLICIT", 2)
+    torch.manual_seed(0)
+    module, x = Stack(8, 16), torch.randn(512, 16)
+    options: dict[str, Any] = {"training": True, "optimizer": "sgd", "mesh": {"dp": 2, "tp": 2}}
+    options |= {"devices": 4, "cluster": "ideal", "time_limit_s": 8}
+    kept = partitioner.compile(module, x, recompute=False, **options)
+    limit = max(kept.summary["peak_bytes"]) // 2
+    found = partitioner.compile(module, x, recompute=True, memory=limit, **options)
+    assert found.plan.certificate is not None
+    assert "blocks of" in found.plan.certificate.folded
+    assert max(found.summary["peak_bytes"]) <= limit
+    assert any(name.endswith("/again") for name in found.plan.nodes)
+    assert any("are computed again" in note for note in found.summary["notes"])
+    assert found.verify()
+
+
+def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
+    cluster = resolve_cluster("4x8xh100")
+    folded = fold(large, Rules.of(large))
+    sharder = AxisSharder(Sharder(folded, cluster), time.monotonic() + 120)
+    (job,) = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
+    states = [p for p in job.best.picks if p.node.op == "partitioner::state"]
+    assert states
+    for placed in states:
+        ((_, at),) = placed.results()
+        assert at.sharding.axes == {"dp", "tp"}
+    first = job.best.cost_s
+    assert sharder.improve(job).cost_s <= first
+    best, room = job.best, job.room("tp")
+    job.step("tp", room)
+    assert job.best is best  # the problem of the last search
+    job.step("tp", 2 * room)
+    assert job.best is not best
+    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].found is None  # 1,024 samples
+
+
+def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:
+    with torch.device("meta"):
+        module = Stack(6, 256)
+    result = partitioner.compile(
+        module, torch.zeros(1024, 256), cluster="16x8xh100", training=True, time_limit_s=5
+    )
+    certificate = result.plan.certificate
+    assert certificate is not None
+    assert certificate.folded.endswith("blocks of 32 nodes alike")
+    assert certificate.bound <= certificate.cost
+    assert [mesh.size() for mesh in result.plan.groups] == [128]
+
+
+def test_training_is_not_placed_operator_by_operator() -> None:
+    module, x = Stack(6, 256), torch.zeros(1024, 256)
+    with pytest.raises(SearchError, match="one group of all devices"):
+        partitioner.compile(module, x, cluster="4x8xh100", training=True, strategy="inter")
+
+
+def test_one_axis_comes_first() -> None:
+    cluster = resolve_cluster("4x8xh100")
+    shapes = [str(layout) for layout in ranked(layouts(cluster, "intra", None), cluster)]
+    assert shapes[:2] == ["tp=32", "dp=8 tp=4"]
+    assert set(shapes[:4]) == {"dp=16 tp=2", "dp=8 tp=4", "dp=4 tp=8", "tp=32"}
+    assert set(shapes[4:]) == {"dp=4 zero=4 tp=2", "dp=4 zero=2 tp=4"}
+
+
+def test_a_split_mesh_begins_with_the_plan_of_the_whole_one(small: Folded) -> None:
+    cluster = resolve_cluster("4x8xh100")
+    sharder = AxisSharder(Sharder(small, cluster), time.monotonic() + 60, planned=True)
+    (coarse,) = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)
+    fine = sharder.refined(coarse, DeviceMesh.of({"dp": 4, "zero": 2, "tp": 4}))
+    assert fine is not None
+    assert fine.best.cost_s <= coarse.best.cost_s * (1 + 1e-9)
+
+
+def test_the_weight_side_ends_where_weights_are_used(small: Folded) -> None:
+    ops = {small.graph.by_name[name].op for name in weight_side(small.graph)}
+    assert ops == {"partitioner::state", "partitioner::alias", "partitioner::update", "aten::t"}

@@ -1,0 +1,143 @@
+"""The search: families, the certificate, requests that name nothing."""
+
+import pytest
+from cost_cases import flat
+from whole_plans import build
+
+import partitioner
+from partitioner import examples
+from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.plan import Plan, resolve
+from partitioner.search.explicit import Outcome, Request, search
+from partitioner.solver import Infeasible, Objective
+from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
+from partitioner.strategies.spaces import SearchError, families
+
+MLP = load_onnx(examples.build("mlp", layers=2, hidden=16, batch=4)).graph
+
+
+def found(graph: Graph = MLP, cluster: Cluster | None = None, **options: object) -> Outcome:
+    request = Request(time_limit_s=5, **options)  # type: ignore[arg-type]
+    return search(graph, cluster or flat(4), request)
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency", "memory"])
+def test_the_certificate_is_what_the_referee_says(objective: Objective) -> None:
+    outcome = found(objective=objective)
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    again = evaluate(MLP, outcome.plan, flat(4))
+    assert certificate.cost == again.cost(objective) == outcome.evaluation.cost(objective)
+    assert certificate.bound <= certificate.cost
+    assert certificate.objective == objective
+    rivals = [
+        entry.cost(objective)
+        for entry in outcome.found
+        if objective != "throughput" or entry.evaluation.devices_used == 4
+    ]
+    assert certificate.cost == min(rivals)
+
+
+def test_every_family_is_searched_and_named() -> None:
+    outcome = found()
+    spaces = [str(family) for family in families("auto", 4)]
+    assert sorted(spaces) == [
+        "hybrid (2 x tp=2)",
+        "inter (4 x one device)",
+        "intra (dp=2 tp=2)",
+        "intra (tp=4)",
+    ]
+    assert {str(entry.family) for entry in outcome.found} == {*spaces}
+    assert outcome.plan.certificate is not None
+    assert all(space in outcome.plan.certificate.space for space in spaces)
+
+
+def test_throughput_gives_every_device_work() -> None:
+    assert found(cluster=resolve_cluster(None, 3)).evaluation.devices_used == 3
+
+
+def test_a_mesh_of_the_users_choice() -> None:
+    outcome = found(mesh={"rows": 2, "tp": 2}, strategy="intra", cluster=resolve_cluster("4xideal"))
+    assert {placed.mesh.names for placed in resolve(MLP, outcome.plan)} == {("rows", "tp")}
+
+
+def test_one_device_is_a_plan_too() -> None:
+    outcome = found(cluster=flat(1))
+    assert [entry.family.name for entry in outcome.found] == ["single"]
+    assert {placed.mesh.devices for placed in resolve(MLP, outcome.plan)} == {(0,)}
+
+
+def test_groups_that_run_nothing_are_left_out() -> None:
+    plan = found(strategy="inter", objective="latency").plan
+    assert {node.group for node in plan.nodes.values()} == set(range(len(plan.groups)))
+
+
+def test_the_same_search_gives_the_same_bytes() -> None:
+    plan = found().plan
+    assert plan.to_json() == found().plan.to_json()
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_ops_without_a_rule_do_not_keep_the_rest_from_being_cut() -> None:
+    nodes = [
+        Node("a", "Relu", ("x",), ("h",)),
+        Node("odd", "custom::Op", ("h",), ("i",)),
+        Node("b", "Relu", ("i",), ("y",)),
+    ]
+    graph = build(nodes, dict.fromkeys("xhiy", (4096, 4096)), ["x"], ["y"])
+    outcome = found(graph, resolve_cluster("2xideal"), strategy="intra")
+    by_name = {placed.node.name: placed for placed in resolve(graph, outcome.plan)}
+    assert by_name["odd"].mesh.devices == (0,)
+    assert {by_name[name].mesh.size() for name in "ab"} == {2}
+    assert outcome.evaluation.devices_used == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "all"}, "strategy 'all' is not auto, intra or inter"),
+        ({"mesh": {"dp": 2, "tp": 3}}, r"mesh dp\(2\) \* tp\(3\) = 6 != 4 devices"),
+        ({"mesh": {"tp": 4}, "strategy": "inter"}, "leave it out with --strategy inter"),
+    ],
+)
+def test_a_request_that_names_no_space(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SearchError, match=message):
+        found(**options)
+
+
+def test_what_does_not_fit_is_infeasible() -> None:
+    with pytest.raises(Infeasible, match="short on device"):
+        found(cluster=flat(2).with_memory(64))
+
+
+def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
+    model = examples.build("mlp", hidden=8)
+    with pytest.raises(CostError, match="has 2 devices, not 3"):
+        partitioner.compile(model, devices=3, cluster=resolve_cluster("2xh100"))
+    with pytest.raises(CostError, match="at most 16384"):
+        partitioner.compile(model, devices=10**8)
+
+
+def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
+    outcome = search(MLP, flat(4), Request(time_limit_s=1e-9))
+    assert [str(entry.family) for entry in outcome.found] == ["intra (tp=4)"]
+    left = {str(family): str(error) for family, error in outcome.failed}
+    assert set(left) == {"inter (4 x one device)", "intra (dp=2 tp=2)", "hybrid (2 x tp=2)"}
+    assert set(left.values()) == {"not searched within 1e-09 s"}
+    assert outcome.plan.certificate is not None
+    assert outcome.plan.certificate.space == "intra (tp=4)"
+
+
+def test_of_contradictory_pins_the_family_that_got_furthest_speaks() -> None:
+    first, last = MLP.nodes[0], MLP.nodes[-1]
+    pins = (
+        Pin("first", nodes=(first.name,), device=0),  # leaves intra plans nothing
+        Pin("this", nodes=(last.name,), device=0),
+        Pin("that", nodes=(last.name,), device=1),
+    )
+    with pytest.raises(ConstraintError, match=f"that leaves no strategy for '{last.name}'"):
+        found(constraints=Constraints(pins))

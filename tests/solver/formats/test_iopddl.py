@@ -1,0 +1,197 @@
+"""The contest's format and the commands on it: round trips, and one line for anything wrong."""
+
+import gzip
+import json
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pairwise_cases import instance, optimum, second_opinion
+
+from partitioner.cli.main import main
+from partitioner.solver.formats.iopddl import (
+    parse,
+    read,
+    read_solution,
+    write,
+    write_solution,
+)
+from partitioner.solver.formats.json_files import FormatError
+from partitioner.solver.pairwise import evaluate
+
+EXAMPLE: dict[str, Any] = {
+    "nodes": {"intervals": [[0, 2], [1, 3]], "costs": [[5, 1], [6, 1]], "usages": [[1, 3], [1, 3]]},
+    "edges": {"nodes": [[0, 1]], "costs": [[0, 2, 2, 0]]},
+    "usage_limit": 4,
+}
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_problem_comes_back_as_it_was_written(tmp_path: Path, name: str, seed: int) -> None:
+    problem = instance(seed)
+    write(problem, tmp_path / name)
+    again = read(tmp_path / name)
+    assert again.limit == problem.limit
+    for field in ("offsets", "costs", "usages", "intervals", "edges", "edge_offsets", "edge_costs"):
+        assert np.array_equal(getattr(again, field), getattr(problem, field))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_referee_agrees_with_a_second_one(seed: int) -> None:
+    problem = instance(seed)
+    draw = np.random.default_rng(seed)
+    for _ in range(5):
+        chosen = tuple(draw.integers(0, problem.sizes).tolist())
+        outcome = evaluate(problem, chosen)
+        found = outcome.cost, outcome.peak_usage, not outcome.fault
+        assert found == second_opinion(problem, chosen)
+
+
+@pytest.mark.parametrize("wrapped", ["[1, 0]", '{"solution": [1, 0]}', '{"strategies": [1, 0]}'])
+def test_solutions_are_read_alone_or_in_an_object(tmp_path: Path, wrapped: str) -> None:
+    (tmp_path / "s.json").write_text(wrapped)
+    assert read_solution(tmp_path / "s.json") == [1, 0]
+    write_solution((1, 0), tmp_path / "t.json")
+    assert read_solution(tmp_path / "t.json") == [1, 0]
+
+
+def changed(where: str, value: object) -> dict[str, Any]:
+    data = json.loads(json.dumps(EXAMPLE))
+    owner, _, name = where.rpartition(".")
+    (data[owner] if owner else data)[name] = value
+    return {"problem": data}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], 'no "problem" object'),
+        ({"problem": 3}, 'no "problem" object'),
+        (changed("nodes", []), '"nodes" is [], not an object'),
+        (changed("nodes.costs", 7), '"costs" is 7, not a list'),
+        (changed("nodes.costs", [[5, 1], 6]), 'entry 1 of "costs" is 6, not a list'),
+        (changed("nodes.costs", [[5, 1], []]), "node 1 has not as many usages as costs"),
+        (changed("nodes.costs", [[5, 1.5], [6, 1]]), '"costs" has 1.5, not a whole number'),
+        (changed("nodes.costs", [[5, True], [6, 1]]), '"costs" has true, not a whole number'),
+        (changed("nodes.costs", [[5, "x"], [6, 1]]), '"costs" has "x", not a whole number'),
+        (changed("nodes.costs", [[5, -1], [6, 1]]), "cost -1 is negative"),
+        (changed("nodes.costs", [[5, 10**40], [6, 1]]), "a huge number, more than 64 bits"),
+        (changed("nodes.usages", [[1, 3]]), "1 usages for 2 nodes"),
+        (changed("nodes.usages", [[1, 3], [-1, 3]]), "usage -1 is negative"),
+        (changed("nodes.intervals", [[0, 2], [3, 1]]), "interval [3, 1) of node 1 is not one"),
+        (changed("nodes.intervals", [[0, 2], [3]]), 'entry 1 of "intervals" has 1 numbers, not 2'),
+        (changed("nodes.intervals", [[0, 2]]), "intervals of shape (1, 2) for 2 nodes"),
+        (changed("edges.nodes", [[0, 2]]), "edge 0 joins nodes [0, 2], not within 2 nodes"),
+        (changed("edges.nodes", [[0, 1, 1]]), 'entry 0 of "nodes" has 3 numbers, not 2'),
+        (changed("edges.nodes", []), "edges of shape (0, 2) for 2 offsets"),
+        (changed("edges.costs", [[0, 2, 2]]), "edge 0 has 3 costs for 2 x 2 strategies"),
+        (changed("usage_limit", 1.5), '"usage_limit" is 1.5, not a whole number'),
+        (changed("usage_limit", -1), "usage limit -1 is negative"),
+    ],
+)
+def test_what_is_wrong_with_a_problem(tmp_path: Path, data: object, words: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    assert words in str(caught.value)
+    assert str(caught.value).count(str(path)) == 1
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not JSON"),
+        (b"\xff\xfe{", "not JSON"),
+        (b'{"problem": ', "not JSON"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"problem": ' + b"9" * 10_000 + b"}", "not JSON"),
+        (gzip.compress(b"{}", mtime=0)[:-9], "broken gzip file"),
+        (gzip.compress(b"{}" * 99, mtime=0)[:10] + b"\x07" * 20, "broken gzip file"),
+        (gzip.compress(b"not json", mtime=0), "not JSON"),
+    ],
+)
+def test_hostile_files(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(content)
+    for reader in (read, read_solution):
+        with pytest.raises(FormatError, match=words) as caught:
+            reader(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_packed_file_may_not_grow_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partitioner.solver.formats.json_files.MAX_BYTES", 10_000)
+    packer = zlib.compressobj(wbits=31)
+    (tmp_path / "p.gz").write_bytes(packer.compress(b" " * 10**6) + packer.flush())
+    with pytest.raises(FormatError, match="more than 10000 bytes"):
+        read(tmp_path / "p.gz")
+
+
+@pytest.mark.parametrize("text", ["3", "{}", "[1, true]", '[1, "0"]', '{"solution": {}}'])
+def test_what_is_no_solution(tmp_path: Path, text: str) -> None:
+    (tmp_path / "s.json").write_text(text)
+    with pytest.raises(FormatError, match="not a list of strategy indices"):
+        read_solution(tmp_path / "s.json")
+
+
+def test_solve_and_evaluate_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem, target = tmp_path / "p.json", tmp_path / "s.json"
+    problem.write_text(json.dumps({"problem": EXAMPLE}))
+    best = optimum(parse({"problem": EXAMPLE}))
+    assert main(["solve", str(problem), "-o", str(target), "--time-limit", "60"]) == 0
+    out = capsys.readouterr().out
+    assert f"cost       {best}\nbound      {best}\ngap        0.0000%\nstatus     optimal" in out
+    assert re.search(r"\nseconds    \d+\.\d\nsolver     [\w ]+ / [\w ]+\n", out)
+    assert main(["evaluate", str(problem), str(target)]) == 0
+    assert capsys.readouterr().out == f"cost        {best}\npeak usage  4 (limit 4)\nfeasible\n"
+    assert main(["solve", str(problem), "--json", "--seed", "2"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["cost"], facts["status"], facts["reason"]) == (best, "optimal", None)
+
+
+def test_infeasible_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem, solution = tmp_path / "p.json", tmp_path / "s.json"
+    problem.write_text(json.dumps(changed("usage_limit", 1)))
+    solution.write_text("[0, 0]")
+    assert main(["solve", str(problem), "-o", str(solution)]) == 3
+    line = "status     infeasible: at time 1 the least usage is 2, above the limit 1\n"
+    assert line in capsys.readouterr().out
+    assert json.loads(solution.read_text()) == [0, 0]
+    assert main(["evaluate", str(problem), str(solution)]) == 1
+    assert "infeasible: usage 2 at time 1 > limit 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["solve", "none.json"], "none.json: No such file or directory"),
+        (["solve", "kind.json"], "no known kind of problem"),
+        (["solve", "kind.json", "-o", "no/s.json"], "there is no folder no"),
+        (["evaluate", "p.json", "short.json"], "1 strategies for 2 nodes"),
+    ],
+)
+def test_one_line_for_what_is_wrong(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kind.json").write_text("{}")
+    Path("p.json").write_text(json.dumps({"problem": EXAMPLE}))
+    Path("short.json").write_text("[0]")
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1

@@ -1,0 +1,241 @@
+"""msr-fiddle/piper files: read, planned as well as can be, priced as their authors do, refused."""
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from piper_files import Json, all_plans, piper, price
+
+from partitioner.solver import Infeasible, SolverError
+from partitioner.solver.formats.piper import Config, Sharded, parse, read
+from partitioner.solver.formats.piper_arrays import fast_and_small
+from partitioner.solver.formats.piper_problem import enumerate_downsets, planner
+from partitioner.solver.formats.piper_referee import (
+    PlannedStage,
+    _held_bytes,
+    _time_s,
+    evaluate_plan,
+)
+from partitioner.solver.stages import cut_stages
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_plan_is_as_good_as_any(seed: int) -> None:
+    data = piper(seed)
+    best = min(price(data, plan) for plan in all_plans(data))
+    instance = parse(data)
+    planned = planner(instance)
+    if math.isinf(best):
+        with pytest.raises(Infeasible):
+            cut_stages(planned.problem)
+        return
+    cut = cut_stages(planned.problem)
+    plan = planned.plan(cut)
+    outcome = evaluate_plan(instance, plan)
+    assert not outcome.faults
+    assert max(outcome.time_s) == pytest.approx(cut.load_s, rel=1e-12)
+    stated = [(dict(s.configs), s.data_degree, s.tensor_degree) for s in plan]
+    assert price(data, stated) == pytest.approx(max(outcome.time_s), rel=1e-12)
+    assert cut.load_s == cut.bound_s == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_stage_is_priced_as_the_referee_does(seed: int) -> None:
+    instance = parse(piper(seed, 4))
+    planned = planner(instance)
+    for index, option in enumerate(planned.problem.options):
+        for way, i, j in zip(*np.nonzero(np.isfinite(option.load_s)), strict=True):
+            stage = planned._stage(planned.downsets[j] - planned.downsets[i], index, way)
+            assert _time_s(instance, stage) == pytest.approx(option.load_s[way, i, j], rel=1e-12)
+            for many in (1, 3):
+                held = option.resident_bytes[way, i, j] + option.flying_bytes[way, i, j] * many
+                assert _held_bytes(instance, stage, many) == pytest.approx(held, rel=1e-12)
+
+
+def test_the_random_files_are_varied() -> None:
+    """Brute force is a test only if plans differ: some have stages, degrees and small ways."""
+    plans = []
+    for seed in range(24):
+        planned = planner(parse(piper(seed)))
+        try:
+            plans.append(planned.plan(cut_stages(planned.problem)))
+        except Infeasible:
+            continue
+    assert 14 < len(plans) < 24, len(plans)
+    assert any(len(plan) > 1 for plan in plans)
+    stages = [stage for plan in plans for stage in plan]
+    assert any(stage.data_degree > 1 for stage in stages)
+    assert any(stage.tensor_degree > 1 for stage in stages)
+    assert any({"plain", "small"} <= set(stage.configs.values()) for stage in stages)
+
+
+def test_the_referee_agrees_on_any_plan() -> None:
+    allowed = 0
+    for seed in range(8):
+        data = piper(seed)
+        instance = parse(data)
+        for plan in list(all_plans(data))[::11]:
+            stages = [PlannedStage(own, d, t) for own, d, t in plan]
+            outcome, wanted = evaluate_plan(instance, stages), price(data, plan)
+            assert bool(outcome.faults) == math.isinf(wanted)
+            if not outcome.faults:
+                assert max(outcome.time_s) == pytest.approx(wanted, rel=1e-12)
+                allowed += 1
+    assert allowed > 20
+
+
+def test_every_broken_rule_is_named() -> None:
+    data = piper(0) | {"maxDevices": 3, "mbsInBatch": 4, "maxMemoryPerDevice": 1.0}
+    data["edges"] = [{"sourceId": 0, "destId": 7, "communicationCost": 1.0}]
+    for node in data["nodes"]:
+        for ways in node["TMPCs"].values():
+            for way in ways:
+                way |= {"syncTimeFw": {"0": 0.0}, "syncTimeBw": {"7": 0.0}}
+    instance = parse(data)
+    plain = dict.fromkeys((0, 7, 14), "plain")
+    (over,) = evaluate_plan(instance, [PlannedStage(plain, 1, 1)]).faults
+    assert over.startswith("stage 0 holds ")
+    assert over.endswith(" bytes of 1")
+    back = PlannedStage({0: "plain"}, 4, 1)
+    first = PlannedStage({7: "plain", 14: "plain"}, 2, 1)
+    assert evaluate_plan(instance, [first, back]).faults == (
+        "edge from 0 to 7 leads back",
+        "6 devices are taken, there are 3",
+        "data degrees sum to 6, over 4 micro-batches",
+    )
+    twice = PlannedStage({0: "plain", 7: "none"}, 3, 1)
+    assert evaluate_plan(instance, [first, twice]).faults == (
+        "stage 1: data degree 3 does not divide 4 micro-batches",
+        "node 7 is in stages 0 and 1",
+        "node 7 on 1 devices has no 'none'",
+        "edge from 0 to 7 leads back",
+        "5 devices are taken, there are 3",
+        "data degrees sum to 5, over 4 micro-batches",
+    )
+    assert evaluate_plan(instance, [first]).faults == (
+        "the stages do not hold the instance's nodes",
+    )
+
+
+def test_downsets_hold_what_their_nodes_need() -> None:
+    data = piper(0) | {"edges": []}
+    assert len(enumerate_downsets(parse(data))) == 8
+    data["edges"] = [{"sourceId": 0, "destId": 14, "communicationCost": 1.0}]
+    for node in data["nodes"]:
+        for ways in node["TMPCs"].values():
+            for way in ways:
+                way |= {"syncTimeFw": {"0": 0.0}, "syncTimeBw": {"14": 0.0}}
+    found = enumerate_downsets(parse(data))
+    assert found[0] == frozenset()
+    assert found[-1] == {0, 7, 14}
+    assert set(found) == {frozenset(s) for s in ([], [0], [7], [0, 7], [0, 14], [0, 7, 14])}
+
+
+def _sharded(*configs: tuple[str, float, float, float]) -> Sharded:
+    return Sharded(tuple(Config(*config) for config in configs), 0.0, {}, {})
+
+
+def test_ways_that_another_beats_are_left_out() -> None:
+    both = _sharded(("small", 2.0, 1.0, 5.0), ("fast", 1.0, 4.0, 3.0), ("bad", 3.0, 2.0, 5.0))
+    assert [config.name for config in fast_and_small(0, both)] == ["fast", "small"]
+    # 1 micro-batch is always in flight: 1 + 6 bytes are no less than 4 + 3
+    same = _sharded(("fast", 1.0, 4.0, 3.0), ("later", 2.0, 4.0, 4.0))
+    assert [config.name for config in fast_and_small(0, same)] == ["fast"]
+    three = _sharded(("a", 1.0, 5.0, 5.0), ("b", 2.0, 4.0, 5.0), ("c", 3.0, 3.0, 5.0))
+    with pytest.raises(SolverError, match=r"node 4 has more than two ways .*: 'a', 'b', 'c'"):
+        fast_and_small(4, three)
+
+
+def test_graphs_that_are_too_wide_or_too_varied_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    instance = parse(piper(1))
+    with pytest.raises(SolverError, match="no number of devices holds any node"):
+        planner(replace(instance, devices=0))
+    monkeypatch.setattr("partitioner.solver.formats.piper_arrays.MOST_WAYS", 2)
+    with pytest.raises(
+        SolverError, match=r"nodes on 1 devices differ too much .*, 2 are supported"
+    ):
+        planner(instance)
+    monkeypatch.setattr("partitioner.solver.formats.piper_problem.MOST_DOWNSETS", 3)
+    with pytest.raises(SolverError, match="the graph has more than 3 downsets"):
+        planner(instance)
+
+
+def _way(data: Json, key: str, value: object) -> None:
+    data["nodes"][0]["TMPCs"]["1"][1][key] = value
+
+
+def _edge(**changed: object) -> Callable[[Json], None]:
+    return lambda data: data["edges"].append(
+        {"sourceId": 0, "destId": 7, "communicationCost": 1.0} | changed
+    )
+
+
+def _set(key: str, value: Any) -> Callable[[Json], None]:
+    return lambda data: data.__setitem__(key, value)
+
+
+FAULTS: dict[str, Callable[[Json], None]] = {
+    "'nodes' is not a list": _set("nodes", 3),
+    "there are no nodes": _set("nodes", []),
+    "'bandwidth' is 0": _set("bandwidth", 0),
+    "'maxDevices' is 1.5, not a whole number": _set("maxDevices", 1.5),
+    "'mbsInBatch' of the file is None": _set("mbsInBatch", None),
+    "'maxMemoryPerDevice' of the file is -1": _set("maxMemoryPerDevice", -1),
+    "a node's id is 'x', not an integer": lambda data: data["nodes"][0].update(id="x"),
+    "node 0 appears twice": lambda data: data["nodes"].append(data["nodes"][0]),
+    "'TMPCs' of node 0 is a list, not an object": lambda data: data["nodes"][0].update(TMPCs=[]),
+    "node 0: 'one' is not a number of devices": (
+        lambda data: data["nodes"][0]["TMPCs"].update(one=[])
+    ),
+    r"1\[0\] is a int, not an object": lambda data: data["nodes"][0]["TMPCs"].update({"1": [3]}),
+    "node 0 on 1: 'plain' is not the name of one TMPC": lambda data: _way(data, "id", "plain"),
+    "'timePerSample' of node 0 on 1 is nan": lambda data: _way(data, "timePerSample", math.nan),
+    "'memoryUsageA' of node 0 on 1 is '3'": lambda data: _way(data, "memoryUsageA", "3"),
+    "node 0 on 1: TMPCs 'plain' and 'small' differ in parameters or syncs": (
+        lambda data: _way(data, "parameterSize", 99.0)
+    ),
+    "'syncTimeBw' of node 0 on 1 is a NoneType": lambda data: _way(data, "syncTimeBw", None),
+    "'7' of 'syncTimeBw' of node 0 on 1 is None": lambda data: _way(data, "syncTimeBw", {}),
+    "the edge from 0 to 99 has no node 99": _edge(destId=99),
+    "the edge from 0 to 7 appears twice": _edge(),
+    "the edges form a cycle: ": _edge(sourceId=7, destId=0),
+    "'communicationCost' of the edge from 0 to 14 is inf": _edge(
+        destId=14, communicationCost=math.inf
+    ),
+}
+
+
+@pytest.mark.parametrize("message", FAULTS)
+def test_a_malformed_file_is_refused_in_one_line(message: str) -> None:
+    data = piper(0)
+    data["nodes"].sort(key=lambda node: node["id"])
+    data["edges"] = []
+    _edge()(data)
+    for node in data["nodes"]:
+        for ways in node["TMPCs"].values():
+            for way in ways:
+                way |= {"syncTimeFw": {"0": 0.0}, "syncTimeBw": {"7": 0.0}}
+    parse(copy.deepcopy(data))
+    FAULTS[message](data)
+    with pytest.raises(SolverError, match=message) as error:
+        parse(data)
+    assert "\n" not in str(error.value)
+
+
+def test_files_are_read_and_errors_name_them(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(piper(0)))
+    bad.write_text("[]")
+    assert read(good) == parse(piper(0))
+    with pytest.raises(SolverError, match=r"bad\.json: the file is a list, not an object"):
+        read(bad)
+    with pytest.raises(SolverError, match=r"none\.json: No such file or directory"):
+        read(tmp_path / "none.json")

@@ -1,0 +1,226 @@
+"""Strategies: layouts travel through data movement, pointwise ops follow, nothing is empty."""
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from whole_plans import build, weight
+
+from partitioner import examples
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import PlacedNode
+from partitioner.strategies.derive import Rules, axis_sets, strategies
+
+PAIR = DeviceMesh.line(2)
+TRIO = DeviceMesh.line(3)
+GRID = DeviceMesh.of({"dp": 2, "tp": 2})
+Found = Mapping[str, tuple[PlacedNode, ...]]
+
+
+Speeds = Mapping[int, float]
+
+
+def found(graph: Graph, mesh: DeviceMesh, speeds: Speeds | None = None) -> Found:
+    return strategies(graph, Rules.of(graph), mesh, speeds)
+
+
+def _reach(options: Found, steps: tuple[tuple[str, str], ...]) -> set[Placement]:
+    """Placements of the last value that cut strategies of all nodes hand on without reshards.
+
+    Steps are (node, value that it makes), each read by the next one's node.
+    """
+    reached: set[Placement] | None = None
+    before = ""
+    for name, value in steps:
+        fits = [
+            placed
+            for placed in options[name]
+            if placed.layouts and (reached is None or dict(placed.operands())[before] in reached)
+        ]
+        reached = {dict(placed.results())[value] for placed in fits}
+        before = value
+    return reached or set()
+
+
+def qkv(
+    heads: int = 4, size: int = 3, axis_mesh: DeviceMesh = PAIR, speeds: Speeds | None = None
+) -> Found:
+    """x @ W_qkv -> Split -> Reshape to heads -> q @ k^T."""
+    width, rows = heads * size, 5
+    nodes = [
+        Node("fused", "MatMul", ("x", "w"), ("f",)),
+        Node("split", "Split", ("f", "sizes"), ("q", "k", "v"), {"axis": -1}),
+        *(Node(f"heads_{n}", "Reshape", (n, "shape"), (f"{n}h",)) for n in ("q", "k", "v")),
+        Node("qt", "Transpose", ("qh",), ("qt",), {"perm": (1, 0, 2)}),
+        Node("kt", "Transpose", ("kh",), ("kt",), {"perm": (1, 2, 0)}),
+        Node("scores", "MatMul", ("qt", "kt"), ("s",)),
+        Node("flat", "Reshape", ("vh", "back"), ("y",)),
+    ]
+    shapes = {
+        "x": (rows, 6),
+        "f": (rows, 3 * width),
+        **dict.fromkeys(("q", "k", "v", "y"), (rows, width)),
+        **dict.fromkeys(("qh", "kh", "vh"), (rows, heads, size)),
+        "qt": (heads, rows, size),
+        "kt": (heads, size, rows),
+        "s": (heads, rows, rows),
+    }
+    constants = {
+        "w": weight(6, 3 * width),
+        "sizes": np.array([width] * 3),
+        "shape": np.array([rows, heads, size]),
+        "back": np.array([rows, width]),
+    }
+    return found(build(nodes, shapes, ["x"], ["s", "y"], constants), axis_mesh, speeds)
+
+
+def test_fused_projection_splits_into_heads() -> None:
+    options = qkv()
+    for value in "qk":
+        heads = _reach(
+            options,
+            (("fused", "f"), ("split", value), (f"heads_{value}", f"{value}h"), (f"{value}t",) * 2),
+        )
+        assert any(
+            at.sharding.dims[0].sizes() == (2, 2) for at in heads if at.sharding.dims[0].axes
+        )
+    cut = next(p for p in options["scores"] if any(a.sharding.dims[0].axes for _, a in p.results()))
+    assert all(at.sharding.dims[0].axes for _, at in cut.operands())
+    fused = {dict(p.results())["f"].sharding.dims[1] for p in options["fused"]}
+    assert any(len(layout.segments) == 3 for layout in fused), "q, k and v are cut each"
+
+
+@pytest.mark.parametrize(("mesh", "sizes"), [(PAIR, (48, 32)), (TRIO, (32, 32, 16))], ids=str)
+def test_five_heads_of_sixteen(mesh: DeviceMesh, sizes: tuple[int, ...]) -> None:
+    """Cut between heads, q, k and v alike: 48 and 32, not 40 and 40."""
+    options = qkv(5, 16, mesh)
+    fused = {dict(p.results())["f"].sharding.dims[1].segments for p in options["fused"]}
+    assert (sizes,) * 3 in fused
+    for value in "qk":
+        steps = (("fused", "f"), ("split", value), (f"heads_{value}", f"{value}h"))
+        heads = _reach(options, (*steps, (f"{value}t", f"{value}t")))
+        assert any(at.sharding.dims[0].sizes() == tuple(s // 16 for s in sizes) for at in heads)
+
+
+def _fused_cuts(options: Found, axis: str) -> set[tuple[tuple[int, ...], ...]]:
+    """Segments of the cuts of a fused projection's columns."""
+    return {
+        placed.layouts["n"].segments
+        for placed in options["fused"]
+        if "n" in placed.layouts and placed.layouts["n"].axes == (axis,)
+    }
+
+
+@pytest.mark.parametrize(("mesh", "axis"), [(PAIR, "tp"), (GRID, "dp")], ids=str)
+def test_every_balanced_cut_stays_and_has_one_by_speed(mesh: DeviceMesh, axis: str) -> None:
+    """Also where few cuts are kept: the finest of each kind."""
+    half = mesh.size() // 2
+    speeds = {device: 3.0 if device < half else 1.0 for device in mesh.devices}
+    balanced = _fused_cuts(qkv(8, 16, mesh), axis)
+    by_speed = {tuple((a + b // 2, b - b // 2) for a, b in cuts) for cuts in balanced}
+    assert len(balanced) >= 2
+    assert balanced | by_speed <= _fused_cuts(qkv(8, 16, mesh, speeds), axis)
+
+
+def test_heads_by_speed() -> None:
+    """Eight heads at speeds 3:1 are six and two, in q, k and v alike; four and four stay."""
+    options = qkv(8, 16, PAIR, {0: 3.0, 1: 1.0})
+    assert {((96, 32),) * 3, ((64, 64),) * 3} <= _fused_cuts(options, "tp")
+    for value in "qk":
+        steps = (("fused", "f"), ("split", value), (f"heads_{value}", f"{value}h"))
+        heads = _reach(options, (*steps, (f"{value}t", f"{value}t")))
+        assert {(6, 2), (4, 4)} <= {at.sharding.dims[0].sizes() for at in heads}
+
+
+def test_equal_speeds_offer_what_no_speeds_do() -> None:
+    assert qkv(5, 16, GRID, dict.fromkeys(range(4), 7e8)) == qkv(5, 16, GRID)
+
+
+def test_concat_of_shards_reaches_the_next_op() -> None:
+    nodes = [
+        Node("a", "MatMul", ("x", "wa"), ("ha",)),
+        Node("b", "MatMul", ("x", "wb"), ("hb",)),
+        Node("join", "Concat", ("ha", "hb"), ("h",), {"axis": -1}),
+        Node("act", "Relu", ("h",), ("r",)),
+        Node("out", "MatMul", ("r", "wo"), ("y",)),
+    ]
+    shapes = {"x": (2, 3), "ha": (2, 4), "hb": (2, 6), "h": (2, 10), "r": (2, 10), "y": (2, 4)}
+    weights = {"wa": weight(3, 4), "wb": weight(3, 6), "wo": weight(10, 4)}
+    options = found(build(nodes, shapes, ["x"], ["y"], weights), PAIR)
+    for start in ("a", "b"):
+        steps = ((start, f"h{start}"), ("join", "h"), ("act", "r"), ("out", "y"))
+        ends = _reach(options, steps)
+        assert any(at.sharding.partial for at in ends), "the last product reduces over the segments"
+
+
+def test_pointwise_ops_follow() -> None:
+    """Relu has the layouts that its neighbours give it, and no other."""
+    nodes = [Node("mm", "MatMul", ("x", "w"), ("h",)), Node("act", "Relu", ("h",), ("y",))]
+    wide = {"x": (1, 4), "h": (1, 6), "y": (1, 6)}
+    options = found(build(nodes, wide, ["x"], ["y"], {"w": weight(4, 6)}), PAIR)
+    made = {dict(p.results())["h"].sharding.without_partial() for p in options["mm"]}
+    taken = {dict(p.operands())["h"].sharding for p in options["act"]}
+    assert taken == made
+    assert len(taken) == 2
+
+
+def test_pointwise_ops_alone_cut_themselves() -> None:
+    nodes = [Node("a", "Relu", ("x",), ("h",)), Node("b", "Neg", ("h",), ("y",))]
+    options = found(build(nodes, dict.fromkeys("xhy", (4, 6)), ["x"], ["y"]), PAIR)
+    for name in "ab":
+        assert [str(p.outs[0].sharding) for p in options[name] if p.outs[0]] == [
+            "[-, -]",
+            "[tp, -]",
+            "[-, tp]",
+        ]
+
+
+def test_ops_without_a_rule_have_single_devices_only() -> None:
+    graph = build([Node("odd", "custom::Op", ("x",), ("y",))], {"x": (4,), "y": (4,)}, ["x"], ["y"])
+    assert found(graph, PAIR)["odd"] == ()
+    (alone,) = found(graph, DeviceMesh.single(3))["odd"]
+    assert alone.mesh.devices == (3,)
+    assert list(Rules.of(graph).opaque) == ["odd"]
+    assert Rules.of(graph).rule(graph.nodes[0]) is None
+
+
+def test_a_single_device_has_one_strategy() -> None:
+    graph = load_onnx(examples.build("tiny", size=4)).graph
+    options = found(graph, DeviceMesh.single(1))
+    assert {len(placed) for placed in options.values()} == {1}
+    assert not any(placed.layouts for (placed,) in options.values())
+
+
+@pytest.mark.parametrize("mesh", [PAIR, TRIO, DeviceMesh.line(4), GRID], ids=str)
+@pytest.mark.parametrize("name", ["tiny", "llama"])
+def test_distinct_uncut_first_and_nothing_empty(name: str, mesh: DeviceMesh) -> None:
+    sizes = {"tiny": {"size": 5, "channels": 3}, "llama": {"layers": 1, "hidden": 24, "seq": 3}}
+    heads = {"heads": 6, "kv_heads": 3} if name == "llama" else {}
+    graph = load_onnx(examples.build(name, **sizes[name], **heads)).graph
+    for options in found(graph, mesh).values():
+        assert not options[0].layouts
+        assert len({(placed.ins, placed.outs) for placed in options}) == len(options)
+        for placed, (_, point) in itertools.product(options, mesh.coords()):
+            for layout in placed.layouts.values():
+                assert layout.local_size(mesh, point) > 0
+
+
+def test_axis_sets() -> None:
+    assert axis_sets(GRID) == (("dp",), ("tp",), ("dp", "tp"))
+    assert axis_sets(DeviceMesh.single(0)) == ()
+
+
+def test_two_axes_cut_two_factors_or_one() -> None:
+    node = Node("mm", "MatMul", ("x", "w"), ("y",))
+    graph = build([node], {"x": (8, 8), "y": (8, 8)}, ["x"], ["y"], {"w": weight(8, 8)})
+    cuts = {
+        tuple(sorted((name, "*".join(layout.axes)) for name, layout in placed.layouts.items()))
+        for placed in found(graph, GRID)["mm"]
+    }
+    assert len(cuts) == 1 + 3 * 3 + 3 * 2  # none; one factor over dp, tp or both; two factors
+    assert (("k", "tp"), ("m", "dp")) in cuts
+    assert (("n", "dp*tp"),) in cuts

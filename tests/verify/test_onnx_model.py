@@ -1,0 +1,119 @@
+"""Verification: equal means equal, and a planted fault is found and named."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+import partitioner
+from partitioner import examples
+from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import run_local
+from partitioner.cli.main import main
+from partitioner.verify.compare import VerificationError, compare
+from partitioner.verify.onnx_model import verify_directory
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """An mlp cut over two devices, on disk with its weights inside the rank files."""
+    onnx.save(examples.build("mlp", hidden=16), tmp_path / "mlp.onnx")
+    result = partitioner.compile(
+        tmp_path / "mlp.onnx", devices=2, strategy="inter", cluster="2xideal"
+    )
+    return result.save(tmp_path / "out")
+
+
+def _spoil(path: Path, name: str) -> None:
+    """Change one element of one weight of a rank file."""
+    model = onnx.load(path)
+    (tensor,) = (t for t in model.graph.initializer if t.name == name)
+    array = numpy_helper.to_array(tensor).copy()
+    array.flat[0] += 1
+    tensor.CopyFrom(numpy_helper.from_array(array, name))
+    onnx.save(model, path)
+
+
+def _holder(folder: Path, name: str) -> Path:
+    ranks = sorted(folder.glob("rank*.onnx"))
+    return next(r for r in ranks if name in {t.name for t in onnx.load(r).graph.initializer})
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_wrong_weight_is_found_and_the_first_tensor_named(saved: Path, layer: int) -> None:
+    assert verify_directory(saved).equal
+    result = partitioner.load(saved)
+    node = [node for node in result.graph.nodes if node.op in ("Gemm", "MatMul")][layer]
+    weight = next(value for value in node.inputs if value in result.graph.constants)
+    _spoil(_holder(saved, weight), weight)
+    found = verify_directory(saved)
+    assert not found.equal
+    assert found.first is not None
+    assert found.first.tensor.name == node.outputs[0]
+    assert repr(node.name) in found.first.node
+    home = result.programs.homes[node.outputs[0]]
+    assert found.first.ranks == home.placement.mesh.devices
+    assert found.first.placement == str(home.placement)
+
+
+def test_the_command_says_so_and_exits_1(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(saved)]) == 0
+    assert "equal: 2 ranks" in capsys.readouterr().out
+    result = partitioner.load(saved)
+    weight = next(v for v in result.graph.nodes[0].inputs if v in result.graph.constants)
+    _spoil(_holder(saved, weight), weight)
+    assert main(["verify", str(saved)]) == 1
+    said = capsys.readouterr().out
+    assert "DIFFERENT" in said
+    assert "first tensor that differs" in said
+
+
+def test_compare_by_type() -> None:
+    one = np.array([1.0, 100.0], np.float32)
+    assert compare("x", one, one.copy()).identical
+    assert compare("x", one + np.float32(1e-3), one).equal
+    assert not compare("x", one + np.float32(1), one).equal
+    whole = np.array([1, 2], np.int64)
+    assert not compare("i", whole + 1, whole).equal
+    assert not compare("i", whole.astype(np.int32), whole).equal
+    large = np.array([2**60], np.int64)
+    assert not compare("i", large + 1, large).equal
+    nan = np.array([np.nan, 1], np.float32)
+    assert compare("n", nan, nan.copy()).equal
+    assert not compare("n", np.array([0, 1], np.float32), nan).equal
+    assert not compare("n", np.array([np.inf, 1], np.float32), one).equal
+
+
+def test_too_little_memory_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partitioner.verify.compare.free_bytes", lambda: 1000)
+    with pytest.raises(VerificationError, match=r"needs about .* are free"):
+        verify_directory(saved)
+
+
+def test_rank_files_of_two_plans_are_refused(saved: Path) -> None:
+    other = saved.parent / "other"
+    partitioner.compile(
+        saved.parent / "mlp.onnx", devices=2, strategy="intra", cluster="2xideal"
+    ).save(other)
+    (saved / "rank1.onnx").write_bytes((other / "rank1.onnx").read_bytes())
+    assert main(["verify", str(saved)]) == 1
+    with pytest.raises(
+        BackendError, match=r"rank1\.onnx is not of the plan that rank0\.onnx is of"
+    ):
+        run_local(saved, {"x": np.zeros((8, 16), np.float32)})
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_both_sides_run_with_as_many_threads(threads: int, zoo: Callable[[str], Path]) -> None:
+    """DenseNet's last layer has other bits with one thread than with two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result = partitioner.compile(zoo("densenet121"), devices=1)
+        assert all(output.identical for output in result.verify(seed=1).outputs)
+    finally:
+        torch.set_num_threads(before)

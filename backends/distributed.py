@@ -16,15 +16,10 @@ import torch
 import torch.distributed as dist
 
 from partitioner.backends.ledger import Ledger, Message
-from partitioner.backends.onnx.executor import round_of
+from partitioner.backends.onnx.executor import round_of, write_parts
 from partitioner.backends.onnx.steps import Cut, RankModel
 from partitioner.backends.process_group import Group, Groups
-from partitioner.backends.regions import (
-    box_view,
-    read_region,
-    region_shape,
-    write_region,
-)
+from partitioner.backends.regions import box_view, read_region, region_shape, write_region
 from partitioner.backends.tensors import REDUCIBLE, combine, torch_dtype
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
@@ -51,7 +46,7 @@ class DistributedCommunicator:
 
     Args:
         model: The rank's file.
-        groups: Made with the rank sets of all its cuts (`rank_sets`).
+        groups: Made with `rank_sets(model)`.
     """
 
     def __init__(self, model: RankModel, groups: Groups) -> None:
@@ -131,14 +126,15 @@ class DistributedCommunicator:
             work, buffer = self._arriving.pop(message)
             work.wait()
             parts.append((transfer.write, buffer))
-        _unpack(cut, parts, target)
+        write_parts(cut, parts, target)
 
     def _expect(self, message: Message, like: torch.Tensor) -> None:
         """Post the receive of the next data from a rank: ranks match data in the order sent."""
-        assert message.cut.target is not None
-        kind = torch_dtype(message.cut.comm.dtype)
-        shape = region_shape(message.transfer.write)
-        buffer = torch.empty(shape, dtype=kind, device=like.device)
+        buffer = torch.empty(
+            region_shape(message.transfer.write),
+            dtype=torch_dtype(message.cut.comm.dtype),
+            device=like.device,
+        )
         source = message.transfer.source
         group = self._groups.mail(source, self._rank)
         self._arriving[message] = dist.irecv(_bytes(buffer), source, group=group), buffer
@@ -185,11 +181,11 @@ class DistributedCommunicator:
         for work in works:
             work.wait()
         if target is not None:
-            _unpack(cut, parts, target)
+            write_parts(cut, parts, target)
 
 
 def rank_sets(model: RankModel) -> list[tuple[int, ...]]:
-    """Ranks of the communications within a round: each set wants a process group."""
+    """Ranks of the communications within a round: each set needs a process group."""
     cuts = (step for step in model.steps if isinstance(step, Cut))
     return sorted({cut.active for cut in cuts if not cut.pipelined})
 
@@ -221,8 +217,8 @@ def _broadcast(
         part = target.new_empty(region_shape(transfer.write))
     dist.broadcast(_bytes(part), transfer.source, group=group)
     if target is not None:
-        own = next(t for t in _moving(cut) if t.target == cut.rank)
-        write_region(target, own.write, part)
+        arriving = next(t for t in _moving(cut) if t.target == cut.rank)
+        write_region(target, arriving.write, part)
 
 
 def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
@@ -262,16 +258,3 @@ def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _unpack(cut: Cut, parts: list[tuple[Region, torch.Tensor]], target: torch.Tensor) -> None:
-    """Write parts into the target; reduce those of one region in ascending order of rank."""
-    if not cut.reduces:
-        for write, part in parts:
-            write_region(target, write, part)
-        return
-    together: dict[Region, list[torch.Tensor]] = {}
-    for write, part in parts:
-        together.setdefault(write, []).append(part)
-    for write, terms in together.items():
-        write_region(target, write, combine(terms, cut.comm.reduce))

@@ -1,4 +1,4 @@
-"""In which order data for later rounds comes from each rank.
+"""The order in which data for later rounds comes from each rank.
 
 Ranks match point-to-point data by its order alone. A sender posts in order of (round, seq); with
 several requests in flight the receiver may want it in another order, so it posts its receives in
@@ -26,23 +26,17 @@ class Message:
 
 
 class Ledger:
-    """What one rank will receive for later rounds.
-
-    Args:
-        cuts: Of the rank, in order.
-        rank: The rank.
-        requests: How many requests the run has.
-    """
+    """The messages that a rank will receive for later rounds of a run of several requests."""
 
     def __init__(self, cuts: Sequence[Cut], rank: int, requests: int) -> None:
-        self._of: dict[tuple[int, int], list[Message]] = defaultdict(list)
+        self._messages: dict[tuple[int, int], list[Message]] = defaultdict(list)
         arriving: dict[int, list[Message]] = defaultdict(list)
         for cut in cuts:
             for request in range(requests) if cut.pipelined else ():
                 for transfer in cut.comm.transfers:
                     if transfer.target == rank and transfer.numel:
                         message = Message(cut, request, transfer)
-                        self._of[cut.comm.seq, request].append(message)
+                        self._messages[cut.comm.seq, request].append(message)
                         arriving[transfer.source].append(message)
 
         def sent_at(message: Message) -> tuple[int, int]:
@@ -55,11 +49,11 @@ class Ledger:
         self._waiting = {message for messages in arriving.values() for message in messages}
 
     def messages(self, cut: Cut, request: int) -> Sequence[Message]:
-        """What a cut of a request receives, local copies included."""
-        return self._of[cut.comm.seq, request]
+        """The messages of a cut of a request, local copies included."""
+        return self._messages[cut.comm.seq, request]
 
     def take_until(self, message: Message) -> Iterator[Message]:
-        """What its sender posts before a message, and that itself; each only once."""
+        """The messages that its sender posts before this one, and this one; each only once."""
         queue = self._queues[message.transfer.source]
         while message in self._waiting:
             first = queue.popleft()

@@ -18,14 +18,14 @@ Group = Any  #: `dist.ProcessGroup`; torch exports no type for "not a member".
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of one run.
+    """The groups of a run.
 
     Attributes:
         control: All ranks, on gloo: for small Python objects.
         up: All ranks: point-to-point data to higher ranks for a later round.
         down: The same to lower ranks. Two groups, because on NCCL a send waits in one queue with
             receives from the same rank, and two ranks that both send first would wait for ever.
-        of: Group of the ranks that take part in a communication, by those ranks.
+        of: Groups of the ranks that take part in a communication, by those ranks.
     """
 
     control: Group
@@ -38,17 +38,17 @@ class Groups:
         return self.up if source < target else self.down
 
 
-def make_groups(wanted: Iterable[tuple[int, ...]], device: torch.device) -> Groups:
-    """Make the groups that any rank wants, in the same order everywhere, and connect them.
+def make_groups(rank_sets: Iterable[tuple[int, ...]], device: torch.device) -> Groups:
+    """Make the groups that any rank needs, in the same order everywhere, and connect them.
 
     Args:
-        wanted: Rank sets of this rank's communications.
+        rank_sets: Of this rank's communications.
         device: Where data lies; gloo carries the CPU's, NCCL the GPUs'.
     """
     control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, sorted(set(wanted)), group=control)
-    union: list[tuple[int, ...]] = sorted({ranks for some in gathered for ranks in some})
+    dist.all_gather_object(gathered, sorted(set(rank_sets)), group=control)
+    union: list[tuple[int, ...]] = sorted({ranks for sets in gathered for ranks in sets})
     backend = "nccl" if device.type == "cuda" else "gloo"
     up, down = (dist.new_group(backend=backend, timeout=TIMEOUT) for _ in range(2))
     groups = {

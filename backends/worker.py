@@ -42,29 +42,29 @@ _RUNNERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a rank ended; the least `order` is the cause of the others."""
+    """The reason why a rank ended; the least `order` is the cause of the others."""
 
     order: int
     message: str
 
 
 def main(folder: Path) -> int:
-    """Run all ranks of a job; 0 if all succeed."""
+    """Run all ranks of a job; 0 if all succeed, else 1."""
     job = json.loads((folder / "job.json").read_text())
     importlib.import_module(_RUNNERS[job["backend"]])  # once, for all ranks
     listener = socket.create_server(("127.0.0.1", 0))
     ranks = {_fork(rank, folder, job, listener): rank for rank in range(job["ranks"])}
     failures = _watch(ranks, folder)
-    if _given_up():
+    if _input_closed():
         shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
     elif failures:
-        worst = min(failures, key=lambda failure: failure.order)
-        (folder / "failure.txt").write_text(worst.message)
+        cause = min(failures, key=lambda failure: failure.order)
+        (folder / "failure.txt").write_text(cause.message)
     return 1 if failures else 0
 
 
-def _given_up(wait_s: float = 0.0) -> bool:
-    """Whether standard input was closed."""
+def _input_closed(wait_s: float = 0.0) -> bool:
+    """Whether standard input was closed: nobody wants the run any more."""
     return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 
@@ -73,7 +73,7 @@ def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
     failures: list[_Failure] = []
     deadline = float("inf")
     while ranks:
-        if _given_up(_POLL_S) or time.monotonic() > deadline:
+        if _input_closed(_POLL_S) or time.monotonic() > deadline:
             _kill(ranks)
             return failures or [_Failure(9, "the run was given up")]
         for pid in list(ranks):

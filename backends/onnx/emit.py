@@ -7,6 +7,7 @@ A file holds the rank's nodes and constants, and its communications as nodes of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,17 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Origin
-from partitioner.backends.onnx.header import DOMAIN, write_header
+from partitioner.backends.onnx.header import DOMAIN, ORIGIN_KEY, PHASE_KEY, write_header
 from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
-from partitioner.backends.onnx.weights import FileStore, InlineStore, Store
+from partitioner.backends.onnx.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
 
 #: The newest that ONNX Runtime 1.31 reads without multi-device annotations.
 IR_VERSION = 10
-#: Keys of a node's metadata.
-PHASE_KEY = f"{DOMAIN}.phase"
-ORIGIN_KEY = f"{DOMAIN}.origin"
 _NO_ORIGIN = Origin()
 
 
@@ -38,16 +36,16 @@ def emit(programs: Programs, graph: Graph, directory: Path, origin: Origin = _NO
         programs: What each rank runs.
         graph: Where the constants come from; they are read one at a time.
         directory: An existing folder.
-        origin: What they are made from, for readers that must tell whether they are up to date.
+        origin: The plan and the weights behind them, for readers that refuse outdated files.
 
     Raises:
-        ProgramError: The programs would deadlock or read what is not made.
+        ProgramError: The programs would deadlock or read a value before it is made.
         BackendError: A program cannot be written.
     """
     programs.check()
     for program in programs.ranks:
-        with FileStore(directory / f"rank{program.rank}.weights") as store:
-            model = _build(program, programs, graph, store, origin)
+        with closing(WeightFile(directory / f"rank{program.rank}.weights")) as weights:
+            model = _build(program, programs, graph, weights.tensor, origin)
         (directory / f"rank{program.rank}.onnx").write_bytes(model.SerializeToString())
 
 
@@ -55,7 +53,7 @@ def emit_models(programs: Programs, graph: Graph) -> tuple[ModelProto, ...]:
     """The rank files as messages with all constants inside: small models, without a folder."""
     programs.check()
     return tuple(
-        _build(program, programs, graph, InlineStore(), _NO_ORIGIN) for program in programs.ranks
+        _build(program, programs, graph, inline_tensor, _NO_ORIGIN) for program in programs.ranks
     )
 
 
@@ -74,21 +72,16 @@ def _build(
         _add_idle(body)
     comms = [node for node in body.node if node.domain == DOMAIN]
     functions = {node.op_type: node for node in comms}
+    opsets = sorted(graph.opsets.items()) + ([(DOMAIN, 1)] if comms else [])
     model = helper.make_model(
         body,
         producer_name=DOMAIN,
         ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid(*pair) for pair in _opsets(graph, bool(comms))],
+        opset_imports=[helper.make_opsetid(*pair) for pair in opsets],
         functions=[stub(name, node, opset) for name, node in sorted(functions.items())],
     )
     write_header(model, program, programs, len(comms), origin)
     return model
-
-
-def _opsets(graph: Graph, communicates: bool) -> Iterator[tuple[str, int]]:
-    yield from sorted(graph.opsets.items())
-    if communicates:
-        yield DOMAIN, 1
 
 
 def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[TensorProto]:
@@ -97,7 +90,7 @@ def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[Ten
     for name, part in program.constants.items():
         kind = program.types[name]
         if part.zero:
-            yield store.tensor(name, kind, None)
+            yield store(name, kind, None)
             continue
         array = cut(graph.constants[part.whole].load(), part.region)
         if array.shape != kind.shape:
@@ -105,12 +98,16 @@ def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[Ten
                 f"rank {program.rank}: {name!r} is {kind}, but its part of {part.whole!r} has shape"
                 f" {array.shape}"
             )
-        yield store.tensor(name, kind, array)
+        yield store(name, kind, array)
 
 
 def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opset: int) -> None:
     if isinstance(step, Compute):
-        _add_node(body, _local_node(step), step.phase, step.origin)
+        node = node_proto(step.node, dict(step.renames))
+        # Operands and results have local names; `renames` is for the bodies inside only.
+        node.input[:] = step.node.inputs
+        node.output[:] = step.node.outputs
+        _add_node(body, node, step.phase, step.origin)
     elif step.kind is CommKind.SLICE:
         nodes, literals = slice_nodes(step, program, opset)
         body.initializer.extend(literals)
@@ -133,14 +130,6 @@ def _sent_name(comm: Comm, program: RankProgram) -> str:
     return name
 
 
-def _local_node(step: Compute) -> NodeProto:
-    """A node with local names; `renames` is for the bodies inside it only."""
-    proto = node_proto(step.node, dict(step.renames))
-    proto.input[:] = step.node.inputs
-    proto.output[:] = step.node.outputs
-    return proto
-
-
 def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> None:
     if phase:
         node.metadata_props.add(key=PHASE_KEY, value=str(phase))
@@ -150,7 +139,7 @@ def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> Non
 
 
 def _outputs(body: GraphProto, program: RankProgram) -> list[ValueInfoProto]:
-    """What is delivered and what is sent; on a rank that does neither, what no node reads."""
+    """Values that are delivered or sent; on a rank that does neither, those that no node reads."""
     types = {output.value: program.types[output.value] for output in program.outputs}
     for node in body.node:
         if node.domain == DOMAIN and node.output[0] not in program.types:

@@ -60,7 +60,7 @@ def slice_nodes(
     Raises:
         BackendError: The slice wants a part of another rank, or not one part that fills the target.
     """
-    transfer = _own_transfer(comm, program)
+    transfer = _local_transfer(comm, program)
     build = _Builder(f"{DOMAIN}.slice{comm.seq}", opset)
     single, several = _split(transfer, program.types[comm.source].shape)
     value, left = comm.source, len(several) + bool(single)
@@ -76,20 +76,20 @@ def slice_nodes(
     return build.nodes, build.literals
 
 
-def _own_transfer(comm: Comm, program: RankProgram) -> Transfer:
-    own = [t for t in comm.transfers if program.rank in (t.source, t.target)]
-    if len(own) != 1 or own[0].source != own[0].target:
+def _local_transfer(comm: Comm, program: RankProgram) -> Transfer:
+    local = [t for t in comm.transfers if program.rank in (t.source, t.target)]
+    if len(local) != 1 or local[0].source != local[0].target:
         raise BackendError(
             f"slice {comm.seq} on rank {program.rank} must be one transfer to itself,"
-            f" not {len(own)} transfers"
+            f" not {len(local)} transfers"
         )
     target = program.types[comm.target]
-    if not is_whole(own[0].write, target.shape):
+    if not is_whole(local[0].write, target.shape):
         raise BackendError(
             f"slice {comm.seq} on rank {program.rank} fills only a part of {comm.target!r},"
             f" which is {target}"
         )
-    return own[0]
+    return local[0]
 
 
 def _split(

@@ -43,7 +43,7 @@ def comm_node(
             the tensor that leaves.
         opset: Version of the default domain.
     """
-    own = tuple(t for t in comm.transfers if rank in (t.source, t.target))
+    local = tuple(t for t in comm.transfers if rank in (t.source, t.target))
     attributes: dict[str, Any] = {
         "seq": comm.seq,
         "kind": comm.kind.value,
@@ -54,7 +54,7 @@ def comm_node(
         "reduce": comm.reduce,
         "phase": comm.phase,
         "target_phase": comm.target_phase,
-        "transfers": dump_transfers(own),
+        "transfers": dump_transfers(local),
         "why": comm.why,
     }
     if source is not None:
@@ -103,11 +103,11 @@ def stub_name(kind: CommKind, reads: bool, writes: bool) -> str:
 
 
 def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
-    """The function behind a communication node, for nodes of the same name.
+    """The function behind communication nodes of this name.
 
     Args:
         name: Function name.
-        node: One node that calls it.
+        node: A node that calls it.
         opset: Version of the default domain; a function must import the model's own.
     """
     sends_only = all(attribute.name != "target_shape" for attribute in node.attribute)

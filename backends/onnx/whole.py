@@ -1,4 +1,4 @@
-"""The whole model in one ONNX Runtime session: what partitioned runs are compared with."""
+"""The whole model in one ONNX Runtime session, to compare partitioned runs with."""
 
 from __future__ import annotations
 

@@ -34,11 +34,11 @@ def programs() -> Programs:
 
 def test_weights_packed_copies_and_peak(tmp_path: Path) -> None:
     emit(programs(), hand.graph({"W": hand.random(N, N)}), tmp_path)
-    found = measured_bytes(tmp_path, 1, {"x": hand.random(N, N)})
-    assert found.weights == TENSOR
-    assert TENSOR <= found.held <= 1.2 * TENSOR  # MatMul packs its constant operand
-    assert 2 * TENSOR <= found.peak <= 2.2 * TENSOR  # x and p; the all-reduce is in place
-    assert found.total == max(found.weights, found.held) + found.peak
+    measured = measured_bytes(tmp_path, 1, {"x": hand.random(N, N)})
+    assert measured.weights == TENSOR
+    assert TENSOR <= measured.sessions <= 1.2 * TENSOR  # MatMul packs its constant operand
+    assert 2 * TENSOR <= measured.peak <= 2.2 * TENSOR  # x and p; the all-reduce is in place
+    assert measured.total == max(measured.weights, measured.sessions) + measured.peak
 
 
 def test_no_such_rank(tmp_path: Path) -> None:

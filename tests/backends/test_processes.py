@@ -69,15 +69,16 @@ def mine(folder: Path) -> list[int]:
 @pytest.mark.parametrize("half", [0, 1])
 def test_all_cases_over_gloo(half: int) -> None:
     names = list(CASES)[half::2]
-    script = Path(__file__).parents[1] / "jobs/gloo_jobs.py"
+    tests = Path(__file__).parents[1]
+    search_path = f"{tests.parent}:{tests / 'helpers'}"
     reader, writer = os.pipe()  # kept open: the worker ends when its standard input closes
     try:
         done = subprocess.run(
-            [sys.executable, script, *names],
+            [sys.executable, tests / "jobs/gloo_jobs.py", *names],
             stdin=reader,
             capture_output=True,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path},
             timeout=200,
             check=False,
         )

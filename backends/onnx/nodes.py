@@ -98,7 +98,8 @@ def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]
         _rename_outer(body, rename)
         return helper.make_attribute(key, body)
     if isinstance(value, Opaque) and value.kind == "AttributeProto":
-        return AttributeProto.FromString(value.data)
+        attribute: AttributeProto = AttributeProto.FromString(value.data)
+        return attribute
     if isinstance(value, Opaque):
         raise IRError(
             f"attribute {key!r} is opaque data of kind {value.kind!r}, which ONNX does not have"

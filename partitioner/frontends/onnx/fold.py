@@ -1,4 +1,4 @@
-"""Simplifications that leave every result as it was: constants folded, inference-only noise gone.
+"""Simplifications that leave every result as it was: constants folded, inactive nodes removed.
 
 All functions here change an onnx_ir model in place, which is how onnx_ir passes work.
 """
@@ -17,6 +17,7 @@ from onnx_ir.passes.common import (
 )
 from onnxscript.optimizer import fold_constants_ir
 
+from partitioner.frontends.onnx.names import fresh
 from partitioner.frontends.onnx.unused import remove_unused
 
 #: Largest constant made without data of its own (a repeated element, a reshaped weight), in bytes.
@@ -26,17 +27,10 @@ MAX_COMPUTED = 512 * 512
 MAX_OPERAND = 8192
 
 #: Ops that give another result each time: never folded, never merged.
-_RANDOM = frozenset(
-    {
-        "Bernoulli",
-        "Dropout",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
+_RANDOM = frozenset((
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+))  # fmt: skip
 #: Ops whose result size depends on data but never exceeds (rank x) their operand's.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 #: Ops that only re-arrange the elements of operand 0.
@@ -47,10 +41,9 @@ _VIEWS = frozenset(
 
 def fold(model: onnx_ir.Model) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
-    graph = model.graph
-    changed = _fold_known(graph)
-    changed = _fold_views(graph) or changed
-    folded = fold_constants_ir(
+    changed = _fold_known(model.graph)
+    changed = _fold_views(model.graph) or changed
+    result = fold_constants_ir(
         model,
         onnx_shape_inference=False,
         input_size_limit=MAX_OPERAND,
@@ -58,7 +51,7 @@ def fold(model: onnx_ir.Model) -> bool:
         should_fold=_may_fold,
     )
     remove_unused(model)
-    return bool(folded.modified) or changed
+    return bool(result.modified) or changed
 
 
 def merge_equal(model: onnx_ir.Model) -> None:
@@ -95,16 +88,6 @@ def settle_outputs(graph: onnx_ir.Graph, names: tuple[str, ...]) -> None:
         graph.outputs[index].name = name
 
 
-def fresh(name: str, taken: set[str | None]) -> str:
-    """`name`, or `name_k` with the first k that is free; it is then taken."""
-    count, found = 0, name
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found
-
-
 def lift_constants(model: onnx_ir.Model) -> None:
     """Make the results of Constant nodes initializers."""
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -133,28 +116,24 @@ def _numel(value: onnx_ir.Value) -> int | None:
 
 def _fold_known(graph: onnx_ir.Graph) -> bool:
     """Make the values that shape inference knows by content (Shape and what follows) constants."""
-    known = [
-        (node, node.outputs[0].const_value)
-        for node in graph
-        if len(node.outputs) == 1
-        and not _is(node, "Constant")
-        and not node.outputs[0].is_graph_output()
-        and node.outputs[0].const_value is not None
-    ]
-    for node, tensor in known:
-        assert tensor is not None
-        _replace(graph, node, tensor)
-    return bool(known)
+    changed = False
+    for node in list(graph):
+        if len(node.outputs) != 1 or _is(node, "Constant"):
+            continue
+        tensor = node.outputs[0].const_value
+        if tensor is not None and not node.outputs[0].is_graph_output():
+            _replace(graph, node, tensor)
+            changed = True
+    return changed
 
 
 def _fold_views(graph: onnx_ir.Graph) -> bool:
     changed = False
     for node in list(graph):
-        if node.domain == "" and node.op_type in _VIEWS:
-            tensor = _view(node)
-            if tensor is not None:
-                _replace(graph, node, tensor)
-                changed = True
+        tensor = _view(node) if node.domain == "" and node.op_type in _VIEWS else None
+        if tensor is not None:
+            _replace(graph, node, tensor)
+            changed = True
     return changed
 
 
@@ -192,15 +171,15 @@ def _arranger(
     if node.op_type == "Expand":
         return lambda: np.broadcast_to(tensor.numpy(), shape)
     if node.op_type == "Transpose":
-        given = node.attributes.get("perm")
-        perm = None if given is None else tuple(given.as_ints())
+        attribute = node.attributes.get("perm")
+        perm = None if attribute is None else tuple(attribute.as_ints())
         return lambda: tensor.numpy().transpose(perm)
     return lambda: tensor.numpy().reshape(shape)
 
 
 def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
-    given = node.attributes.get("value")
-    return onnx_ir.tensor(np.zeros(1, np.float32)) if given is None else given.as_tensor()
+    value = node.attributes.get("value")
+    return onnx_ir.tensor(np.zeros(1, np.float32)) if value is None else value.as_tensor()
 
 
 def _replace(graph: onnx_ir.Graph, node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol) -> None:

@@ -1,4 +1,4 @@
-"""Loops whose shapes differ from turn to turn: shape inference takes all for the first turn's."""
+"""Loops whose shapes differ from iteration to iteration: inference knows the first one's only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partitioner.frontends.onnx.dims import agree, declared_dims, text
 
 
 def check_loops(graph: onnx_ir.Graph, where: str) -> None:
-    """Refuse the loops, at any depth, whose inferred shapes may not be the true ones.
+    """Refuse loops, at any depth, whose inferred shapes may not be the true ones.
 
     Raises:
         FrontendError: Names the loop, and the value that changes shape or depends on data.

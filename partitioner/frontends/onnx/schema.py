@@ -10,27 +10,29 @@ import onnx_ir
 from onnx import TensorProto, TypeProto
 from onnx_ir import serde
 
+from partitioner.frontends.onnx.bodies import bodies
+
 #: Largest constant operand handed over, in elements: sizes, axes, scales.
 _MAX_OPERAND = 1024
 
 
 def infer_by_schema(graph: onnx_ir.Graph) -> bool:
-    """Fill in missing result types, in place and in order; True if any was found."""
-    found = False
+    """Fill in missing result types, in place and in order; True if any was inferred."""
+    inferred = False
     for node in graph:
-        if any(value.name and not is_static(value) for value in node.outputs):
-            found = _infer_node(node, graph.opset_imports.get(node.domain)) or found
-    return found
+        if any(value.name and not _is_static(value) for value in node.outputs):
+            inferred = _infer_node(node, graph.opset_imports.get(node.domain)) or inferred
+    return inferred
 
 
-def is_static(value: onnx_ir.Value) -> bool:
+def _is_static(value: onnx_ir.Value) -> bool:
     """Whether element type and all sizes are known."""
     return value.dtype is not None and value.shape is not None and value.shape.is_static()
 
 
 def _infer_node(node: onnx_ir.Node, opset: int | None) -> bool:
     inputs = [value for value in node.inputs if value is not None]
-    if opset is None or not all(is_static(value) for value in inputs) or _holds_graphs(node):
+    if opset is None or not all(map(_is_static, inputs)) or next(bodies(node), None) is not None:
         return False
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
@@ -42,12 +44,7 @@ def _infer_node(node: onnx_ir.Node, opset: int | None) -> bool:
         )
     except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):
         return False  # stays dynamic, and is then refused by name
-    return sum(_take(value, types.get(value.name or "")) for value in node.outputs) > 0
-
-
-def _holds_graphs(node: onnx_ir.Node) -> bool:
-    kinds = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
-    return any(attribute.type in kinds for attribute in node.attributes.values())
+    return sum(_set_type(value, types.get(value.name or "")) for value in node.outputs) > 0
 
 
 def _type(value: onnx_ir.Value) -> TypeProto:
@@ -62,12 +59,12 @@ def _data(value: onnx_ir.Value) -> TensorProto | None:
     return serde.serialize_tensor(tensor)
 
 
-def _take(value: onnx_ir.Value, kind: TypeProto | None) -> bool:
-    if kind is None or is_static(value) or not kind.HasField("tensor_type"):
+def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
+    if proto is None or _is_static(value) or not proto.HasField("tensor_type"):
         return False
-    shape = serde.deserialize_type_proto_for_shape(kind)
+    shape = serde.deserialize_type_proto_for_shape(proto)
     if shape is None or not shape.is_static():
         return False
     value.shape = shape
-    value.type = serde.deserialize_type_proto_for_type(kind)
+    value.type = serde.deserialize_type_proto_for_type(proto)
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import onnx_ir
 from onnx_shape_inference import infer_symbolic_shapes
@@ -25,7 +25,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     Args:
         model: Its graph inputs have static shapes, its functions are inlined.
         symbols: Sizes of the inputs' symbols; they also close dims that the model declares.
-        where: What error messages call the model.
+        where: The model's name in error messages.
 
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
@@ -33,10 +33,9 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     declared = _forget_declared(model.graph)
     for _ in range(_MAX_TURNS):
         _infer(model, where)
-        found = infer_by_schema(model.graph)
-        _check_declared(model.graph, declared, where)
-        found = _fill_declared(model.graph, declared, symbols) or found
-        if not fold(model) and not found:
+        changed = infer_by_schema(model.graph)
+        changed = _apply_declared(model.graph, declared, symbols, where) or changed
+        if not fold(model) and not changed:
             break
     lift_constants(model)
     remove_noise(model)
@@ -67,42 +66,35 @@ def _infer(model: onnx_ir.Model, where: str) -> None:
         raise FrontendError(f"{where}: shapes do not fit: {one_line(error)}") from error
 
 
-def _computed(
-    graph: onnx_ir.Graph, declared: Shapes
-) -> Iterator[tuple[onnx_ir.Node, onnx_ir.Value]]:
+def _apply_declared(
+    graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int], where: str
+) -> bool:
+    """Take declared dims where inference found none (custom ops); True if any was taken.
+
+    Raises:
+        FrontendError: A declared shape contradicts the inferred one.
+    """
+    changed = False
     for node in graph:
         for value in node.outputs:
-            if value.name in declared:
-                yield node, value
-
-
-def _check_declared(graph: onnx_ir.Graph, declared: Shapes, where: str) -> None:
-    for node, value in _computed(graph, declared):
-        found, said = declared_dims(value), declared[value.name or ""]
-        if found is not None and not agree(found, said):
-            raise FrontendError(
-                f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
-                f"declared {text(said)} but works out as {text(found)}; "
-                "correct or remove its declaration"
-            )
-
-
-def _fill_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int]) -> bool:
-    """Take declared dims where inference found none (custom ops); True if any was taken."""
-    filled = False
-    for _, value in _computed(graph, declared):
-        said = declared[value.name or ""]
-        found = declared_dims(value) or (None,) * len(said)
-        dims = [
-            dim if isinstance(dim, int) else evaluate(other, symbols)
-            for dim, other in zip(found, said, strict=True)
-        ]
-        if any(isinstance(new, int) and new != old for new, old in zip(dims, found, strict=True)):
-            value.shape = onnx_ir.Shape(
-                [new if new is not None else old for new, old in zip(dims, found, strict=True)]
-            )
-            filled = True
-    return filled
+            said, inferred = declared.get(value.name or ""), declared_dims(value)
+            if said is None:
+                continue
+            if inferred is None:
+                inferred = (None,) * len(said)
+            elif not agree(inferred, said):
+                raise FrontendError(
+                    f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
+                    f"declared {text(said)} but works out as {text(inferred)}; "
+                    "correct or remove its declaration"
+                )
+            pairs = zip(inferred, said, strict=True)
+            sizes = [a if isinstance(a, int) else evaluate(b, symbols) for a, b in pairs]
+            dims = [a if size is None else size for a, size in zip(inferred, sizes, strict=True)]
+            if dims != list(inferred):
+                value.shape = onnx_ir.Shape(dims)
+                changed = True
+    return changed
 
 
 def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:

@@ -12,23 +12,16 @@ from collections.abc import Iterable
 
 import onnx
 import onnx_ir
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
 
-from partitioner.frontends.onnx.checks import nested_graphs
+from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.checks import nested_graphs, node_lists
 
 #: Ops that ONNX Runtime runs without any of their last optional results.
-_INDEPENDENT = frozenset(
-    {
-        "Dropout",
-        "GRU",
-        "LSTM",
-        "LayerNormalization",
-        "MaxPool",
-        "RNN",
-        "SoftmaxCrossEntropyLoss",
-        "Unique",
-    }
-)
+_INDEPENDENT = frozenset((
+    "Dropout", "GRU", "LSTM", "LayerNormalization", "MaxPool", "RNN", "SoftmaxCrossEntropyLoss",
+    "Unique",
+))  # fmt: skip
 #: First opset in which an attribute, not the number of results, tells BatchNormalization's mode.
 _NORM_MODE = 14
 
@@ -48,14 +41,13 @@ def remove_unused(model: onnx_ir.Model) -> None:
 def name_results(proto: ModelProto) -> None:
     """Name the absent results that their op needs, and drop absent ones at the end, in place."""
     taken = _names(proto)
-    opsets = {entry.domain: entry.version for entry in proto.opset_import}
-    _name_in(proto.graph, opsets.get("", 0), taken)
-    for function in proto.functions:
-        own = {entry.domain: entry.version for entry in function.opset_import}
-        body = GraphProto(node=function.node)
-        _name_in(body, own.get("", 0), taken)
-        function.ClearField("node")
-        function.node.extend(body.node)
+    for holder in (proto, *proto.functions):
+        opset = {entry.domain: entry.version for entry in holder.opset_import}.get("", 0)
+        nodes = holder.graph.node if isinstance(holder, ModelProto) else holder.node
+        for inner in (nodes, *(body.node for body in nested_graphs(nodes))):
+            for node in inner:
+                if node.domain == "" and "" in node.output and onnx.defs.has(node.op_type, opset):
+                    _name_absent(node, onnx.defs.get_schema(node.op_type, opset), taken)
 
 
 def _remove_nodes(graph: onnx_ir.Graph, opset: int) -> None:
@@ -67,7 +59,7 @@ def _remove_nodes(graph: onnx_ir.Graph, opset: int) -> None:
         node.resize_inputs(_last(value is not None for value in node.inputs))
         if node.domain == "" and _independent(node, opset):
             node.resize_outputs(_last(_is_read(value, outputs) for value in node.outputs))
-        for body in _bodies(node):
+        for body in bodies(node):
             _remove_nodes(body, opset)
 
 
@@ -87,30 +79,14 @@ def _independent(node: onnx_ir.Node, opset: int) -> bool:
     return opset >= _NORM_MODE and (mode is None or mode.as_int() == 0)
 
 
-def _bodies(node: onnx_ir.Node) -> Iterable[onnx_ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == onnx_ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == onnx_ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
-
-
 def _names(proto: ModelProto) -> set[str]:
     """Every value name of the model, at any depth."""
     functions = [node for function in proto.functions for node in function.node]
-    main = proto.graph
-    taken = {name for function in proto.functions for name in function.input}
-    for graph in (main, *nested_graphs(main.node), *nested_graphs(functions)):
-        taken |= {value.name for value in (*graph.input, *graph.initializer)}
-        taken |= {name for node in graph.node for name in node.output}
-    return taken | {name for node in functions for name in node.output}
-
-
-def _name_in(graph: GraphProto, opset: int, taken: set[str]) -> None:
-    for body in (graph, *nested_graphs(graph.node)):
-        for node in body.node:
-            if node.domain == "" and "" in node.output and onnx.defs.has(node.op_type, opset):
-                _name_absent(node, onnx.defs.get_schema(node.op_type, opset), taken)
+    names = {name for nodes in node_lists(proto) for node in nodes for name in node.output}
+    names.update(name for function in proto.functions for name in function.input)
+    for graph in (proto.graph, *nested_graphs(proto.graph.node), *nested_graphs(functions)):
+        names.update(value.name for value in (*graph.input, *graph.initializer))
+    return names
 
 
 def _name_absent(node: NodeProto, schema: onnx.defs.OpSchema, taken: set[str]) -> None:
@@ -120,7 +96,11 @@ def _name_absent(node: NodeProto, schema: onnx.defs.OpSchema, taken: set[str]) -
     del node.output[count:]
     for index, name in enumerate(node.output):
         if not name and (needed[index] or node.op_type in {"Attention", "BatchNormalization"}):
-            node.output[index] = _fresh(f"{node.op_type}_unread", taken)
+            count = 0
+            while f"{node.op_type}_unread_{count}" in taken:
+                count += 1
+            node.output[index] = f"{node.op_type}_unread_{count}"
+            taken.add(node.output[index])
 
 
 def _needs(node: NodeProto, schema: onnx.defs.OpSchema, index: int) -> bool:
@@ -128,11 +108,3 @@ def _needs(node: NodeProto, schema: onnx.defs.OpSchema, index: int) -> bool:
     if any(a.name == "training_mode" and a.i for a in node.attribute):
         return node.op_type == "BatchNormalization"
     return schema.outputs[min(index, len(schema.outputs) - 1)].option != _OPTIONAL
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    count = 0
-    while f"{name}_{count}" in taken:
-        count += 1
-    taken.add(f"{name}_{count}")
-    return f"{name}_{count}"

@@ -2,12 +2,16 @@
 
 Data that is not reduced travels as bytes, so that every element type does. Sums and the like use
 the library's all-reduce where it takes the type; else parts are exchanged and combined here, in
-ascending order of rank. Data for a later round is posted without waiting.
+ascending order of rank.
+
+Data for a later round is posted without waiting. Ranks match point-to-point data by its order
+alone: a sender posts in order of (round, seq); with several requests in flight the receiver may
+want it in another order, so it posts its receives in the sender's order, which it can compute.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.ledger import Ledger, Message
 from partitioner.backends.onnx.executor import round_of, write_parts
 from partitioner.backends.onnx.steps import Cut, RankModel
 from partitioner.backends.process_group import Group, Groups
@@ -41,6 +44,15 @@ class _Sent:
     due: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """A transfer of a request to this rank for a later round; each is an object of its own."""
+
+    cut: Cut
+    request: int
+    transfer: Transfer
+
+
 class DistributedCommunicator:
     """One rank's side of all communications: a `Communicator`.
 
@@ -54,15 +66,30 @@ class DistributedCommunicator:
         self._groups = groups
         self._cuts = tuple(step for step in model.steps if isinstance(step, Cut))
         self._requests = 0
-        self._ledger = Ledger((), 0, 0)
-        self._arriving: dict[Message, tuple[Any, torch.Tensor]] = {}
+        #: Messages by (seq, request), and by source in the order in which it sends them.
+        self._messages: dict[tuple[int, int], list[_Message]] = {}
+        self._queues: dict[int, deque[_Message]] = {}
+        self._arriving: dict[_Message, tuple[Any, torch.Tensor]] = {}
         self._sources: dict[tuple[int, int], torch.Tensor] = {}
         self._sent: deque[_Sent] = deque()
 
     def begin(self, requests: int) -> None:
-        """Forget the last run and note in which order the other ranks will send."""
+        """Forget the last run and compute in which order the other ranks will send."""
+        messages = [
+            _Message(cut, request, transfer)
+            for cut in self._cuts
+            if cut.pipelined
+            for request in range(requests)
+            for transfer in _moving(cut)
+            if transfer.target == self._rank
+        ]
         self._requests = requests
-        self._ledger = Ledger(self._cuts, self._rank, requests)
+        self._messages = defaultdict(list)
+        for message in messages:
+            self._messages[message.cut.comm.seq, message.request].append(message)
+        self._queues = defaultdict(deque)
+        for message in sorted(messages, key=self._sent_at):
+            self._queues[message.transfer.source].append(message)
         self._arriving.clear()
         self._sources.clear()
 
@@ -111,24 +138,28 @@ class DistributedCommunicator:
                 waiting.append(sent)
         self._sent = waiting
 
+    def _sent_at(self, message: _Message) -> tuple[int, int]:
+        comm = message.cut.comm
+        return round_of(comm.phase, message.request, self._requests), comm.seq
+
     def _collect(
         self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor
     ) -> None:
         parts: list[tuple[Region, torch.Tensor]] = []
-        for message in self._ledger.messages(cut, request):
+        for message in self._messages[cut.comm.seq, request]:
             transfer = message.transfer
             if transfer.source == self._rank:
                 assert source is not None
                 parts.append((transfer.write, _packed(source, transfer.read)))
                 continue
-            for earlier in self._ledger.take_until(message):
-                self._expect(earlier, target)
+            while message not in self._arriving:
+                self._expect(self._queues[transfer.source].popleft(), target)
             work, buffer = self._arriving.pop(message)
             work.wait()
             parts.append((transfer.write, buffer))
         write_parts(cut, parts, target)
 
-    def _expect(self, message: Message, like: torch.Tensor) -> None:
+    def _expect(self, message: _Message, like: torch.Tensor) -> None:
         """Post the receive of the next data from a rank: ranks match data in the order sent."""
         buffer = torch.empty(
             region_shape(message.transfer.write),

@@ -17,8 +17,8 @@ from onnx_ir.passes.common import (
 )
 from onnxscript.optimizer import fold_constants_ir
 
-from partitioner.frontends.onnx.names import fresh
-from partitioner.frontends.onnx.unused import remove_unused
+from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.names import fresh, last_present
 
 #: Largest constant made without data of its own (a repeated element, a reshaped weight), in bytes.
 MAX_VIEW_BYTES = 2**31
@@ -37,6 +37,13 @@ _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 _VIEWS = frozenset(
     {"ConstantOfShape", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
+#: Ops that ONNX Runtime runs without any of their last optional results (see `names`).
+_INDEPENDENT = frozenset((
+    "Dropout", "GRU", "LSTM", "LayerNormalization", "MaxPool", "RNN", "SoftmaxCrossEntropyLoss",
+    "Unique",
+))  # fmt: skip
+#: First opset in which an attribute, not the number of results, tells BatchNormalization's mode.
+_NORM_MODE = 14
 
 
 def fold(model: onnx_ir.Model) -> bool:
@@ -50,7 +57,7 @@ def fold(model: onnx_ir.Model) -> bool:
         output_size_limit=MAX_COMPUTED,
         should_fold=_may_fold,
     )
-    remove_unused(model)
+    _remove_unused(model)
     return bool(result.modified) or changed
 
 
@@ -58,11 +65,11 @@ def merge_equal(model: onnx_ir.Model) -> None:
     """Compute equal subexpressions once."""
     if not any(node.op_type in _RANDOM for node in model.graph):
         CommonSubexpressionEliminationPass()(model)
-        remove_unused(model)
+        _remove_unused(model)
 
 
-def remove_noise(model: onnx_ir.Model) -> None:
-    """Remove Dropout that is off, and Identity wherever the names of outputs permit."""
+def remove_identities(model: onnx_ir.Model) -> None:
+    """Remove Dropout that is off, and Identity where the names of outputs permit."""
     opset = model.graph.opset_imports.get("", 0)
     for node in list(model.graph):
         if _is(node, "Dropout") and _is_off(node, opset):
@@ -70,6 +77,16 @@ def remove_noise(model: onnx_ir.Model) -> None:
     for node in list(model.graph):
         if _is(node, "Identity"):
             _remove_identity(node)
+
+
+def _remove_unused(model: onnx_ir.Model) -> None:
+    """Remove nodes and initializers that nobody reads, in place; no other result loses its name."""
+    graph = model.graph
+    _remove_nodes(graph, graph.opset_imports.get("", 0))
+    kept = {*graph.inputs, *graph.outputs}
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and value not in kept:
+            del graph.initializers[name]
 
 
 def settle_outputs(graph: onnx_ir.Graph, names: tuple[str, ...]) -> None:
@@ -108,10 +125,9 @@ def _may_fold(node: onnx_ir.Node) -> bool | None:
 
 
 def _numel(value: onnx_ir.Value) -> int | None:
-    dims = None if value.shape is None else value.shape.dims
-    if dims is None or not all(isinstance(dim, int) for dim in dims):
+    if value.shape is None or not value.shape.is_static():
         return None
-    return math.prod(int(dim) for dim in dims if isinstance(dim, int))
+    return math.prod(value.shape.numpy())
 
 
 def _fold_known(graph: onnx_ir.Graph) -> bool:
@@ -140,22 +156,19 @@ def _fold_views(graph: onnx_ir.Graph) -> bool:
 def _view(node: onnx_ir.Node) -> onnx_ir.LazyTensor | None:
     """The result of a re-arranging op as a view of its constant operand; None if it must stay."""
     result, source = node.outputs[0], node.inputs[0]
-    numel = _numel(result)
-    if numel is None or result.is_graph_output() or source is None:
+    if source is None or result.shape is None or result.is_graph_output():
         return None
-    tensor = source.const_value
-    if (
-        tensor is None
-        or result.shape is None
-        or any(v is None or v.const_value is None for v in node.inputs)
-    ):
+    tensor, numel = source.const_value, _numel(result)
+    if tensor is None or numel is None:
+        return None
+    if any(value is None or value.const_value is None for value in node.inputs):
         return None
     dtype = tensor.dtype if node.op_type != "ConstantOfShape" else _fill(node).dtype
     if numel * dtype.bitwidth > 8 * MAX_VIEW_BYTES or dtype == onnx_ir.DataType.STRING:
         return None
     if tensor.size > MAX_OPERAND and len(source.uses()) > 1:
         return None  # a second copy of a weight that others read as it is
-    shape = tuple(int(dim) for dim in result.shape.dims if isinstance(dim, int))
+    shape = result.shape.numpy()
     arrange = _arranger(node, tensor, shape)
     return onnx_ir.LazyTensor(
         lambda: onnx_ir.Tensor(arrange(), dtype=dtype), dtype=dtype, shape=onnx_ir.Shape(shape)
@@ -227,3 +240,27 @@ def _remove_identity(node: onnx_ir.Node) -> None:
         source.name = result.name
     convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
     node.graph.remove(node, safe=True)
+
+
+def _remove_nodes(graph: onnx_ir.Graph, opset: int) -> None:
+    outputs = frozenset(graph.outputs)
+    for node in reversed(graph):
+        if not any(_is_read(value, outputs) for value in node.outputs):
+            graph.remove(node, safe=True)
+            continue
+        node.resize_inputs(last_present(value is not None for value in node.inputs))
+        if node.domain == "" and _independent(node, opset):
+            node.resize_outputs(last_present(_is_read(value, outputs) for value in node.outputs))
+        for body in bodies(node):
+            _remove_nodes(body, opset)
+
+
+def _is_read(value: onnx_ir.Value, outputs: frozenset[onnx_ir.Value]) -> bool:
+    return bool(value.uses()) or value in outputs
+
+
+def _independent(node: onnx_ir.Node, opset: int) -> bool:
+    if node.op_type != "BatchNormalization":
+        return node.op_type in _INDEPENDENT
+    mode = node.attributes.get("training_mode")
+    return opset >= _NORM_MODE and (mode is None or mode.as_int() == 0)

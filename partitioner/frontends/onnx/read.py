@@ -12,8 +12,7 @@ from onnx import ModelProto
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.checks import check_model, nested_graphs, node_lists
-from partitioner.frontends.onnx.names import distinct_outputs, name_nodes
-from partitioner.frontends.onnx.unused import name_results
+from partitioner.frontends.onnx.names import distinct_outputs, name_nodes, name_results
 from partitioner.ir.checks import is_a
 
 #: A protobuf message holds at most 2 GiB; larger models keep their weights in files beside it.

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,6 +144,13 @@ def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
+
+
+def save_results(folder: Path, rank: int, outputs: Iterable[np.ndarray], seconds: float) -> None:
+    """Leave the results of a rank in the folder of its job."""
+    save_arrays(folder / f"outputs-{rank}.npz", outputs)
+    if rank == 0:
+        (folder / "seconds.json").write_text(json.dumps(seconds))
 
 
 def _collect(folder: Path, headers: Sequence[Header]) -> LocalRun:

@@ -1,11 +1,12 @@
-"""Process groups of torch.distributed: made up front, in one order, on all ranks."""
+"""Process groups of torch.distributed, made up front in one order, and timing across ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.distributed as dist
 TIMEOUT = timedelta(minutes=30)
 
 Group = Any  #: `dist.ProcessGroup`; torch exports no type for "not a member".
+_ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,22 @@ def make_groups(rank_sets: Iterable[tuple[int, ...]], device: torch.device) -> G
     for group in (up, down, *(group for ranks, group in groups.items() if member in ranks)):
         dist.all_reduce(torch.zeros(1, device=device), group=group)  # connect before data flows
     return Groups(control, up, down, groups)
+
+
+def timed(
+    serve: Callable[[int], _ResultT], requests: int, group: Group = None
+) -> tuple[_ResultT, float]:
+    """Serve one request to warm up, then all of them; their results and the slowest rank's seconds.
+
+    Args:
+        serve: Runs this number of requests.
+        requests: At least 1.
+        group: All ranks, on gloo; None for the default group.
+    """
+    serve(1)
+    dist.barrier(group=group)
+    start = time.perf_counter()
+    results = serve(requests)
+    seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+    return results, seconds.item()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +11,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.arrays import load_arrays, save_arrays
+from partitioner.backends.arrays import load_arrays
 from partitioner.backends.distributed import DistributedCommunicator, rank_sets
+from partitioner.backends.launch import save_results
 from partitioner.backends.onnx.executor import Done, Executor
 from partitioner.backends.onnx.load import load_rank
 from partitioner.backends.onnx.sessions import CPU, SessionConfig
-from partitioner.backends.process_group import make_groups
+from partitioner.backends.process_group import make_groups, timed
 from partitioner.backends.tensors import from_numpy, to_numpy
 
 
@@ -48,30 +47,22 @@ class RankProcess:
     def run(
         self, inputs: Mapping[str, np.ndarray], requests: int
     ) -> tuple[dict[str, np.ndarray], float]:
-        """Run the same request once to warm up, then `requests` times, several in flight.
+        """Local output values of requests with the same local inputs, several of them in flight.
 
-        Args:
-            inputs: Local inputs.
-            requests: At least 1.
-
-        Returns:
-            Local output values, and the seconds of all requests together on the slowest rank.
+        The seconds are of all requests together on the slowest rank, after one to warm up.
         """
         feed = {
             name: from_numpy(array, self.model.types[name].dtype).to(self.device)
             for name, array in inputs.items()
         }
-        self._serve([feed])
-        dist.barrier(group=self.groups.control)
-        start = time.perf_counter()
-        values = self._serve([feed] * requests)
-        seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX, group=self.groups.control)
+        values, seconds = timed(
+            lambda number: self._serve([feed] * number), requests, self.groups.control
+        )
         outputs = {
             output.value: to_numpy(values[output.value], self.model.types[output.value].dtype)
             for output in self.model.header.outputs
         }
-        return outputs, seconds.item()
+        return outputs, seconds
 
     def _serve(self, feeds: list[dict[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
         last: Mapping[str, torch.Tensor] = {}
@@ -91,6 +82,4 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     dtypes = [process.model.types[name].dtype for name in names]
     inputs = load_arrays(folder / f"inputs-{rank}.npz", dtypes)
     outputs, seconds = process.run(dict(zip(names, inputs, strict=True)), job["requests"])
-    save_arrays(folder / f"outputs-{rank}.npz", outputs.values())
-    if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps(seconds))
+    save_results(folder, rank, outputs.values(), seconds)

@@ -20,26 +20,26 @@ def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
         BackendError: Something is missing, unknown or of another type; says what and what is right.
     """
     types = header.whole_inputs
-    for name, kind in header.whole_outputs.items():
-        check_dtype(f"output {name!r}", kind.dtype)
-    for name, kind in types.items():
-        check_dtype(f"input {name!r}", kind.dtype)
+    for name, type_ in header.whole_outputs.items():
+        check_dtype(f"output {name!r}", type_.dtype)
+    for name, type_ in types.items():
+        check_dtype(f"input {name!r}", type_.dtype)
         if name not in inputs:
-            raise BackendError(f"input {name!r} ({kind}) is missing; given: {_names(inputs)}")
+            raise BackendError(f"input {name!r} ({type_}) is missing; given: {_names(inputs)}")
     for name, array in inputs.items():
         if name not in types:
             raise BackendError(f"input {name!r} is not one of the model's: {_names(types)}")
-        kind = types[name]
+        type_ = types[name]
         if not isinstance(array, np.ndarray | np.generic):
             raise BackendError(
                 f"input {name!r} is a {type(array).__name__}, not a NumPy array; "
                 "numpy.asarray(...) makes one"
             )
-        if tuple(array.shape) != kind.shape:
-            raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {kind.shape}")
-        if array.dtype != numpy_dtype(kind.dtype):
+        if tuple(array.shape) != type_.shape:
+            raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {type_.shape}")
+        if array.dtype != numpy_dtype(type_.dtype):
             raise BackendError(
-                f"input {name!r} holds {array.dtype.name} elements, not {kind.dtype}"
+                f"input {name!r} holds {array.dtype.name} elements, not {type_.dtype}"
             )
 
 
@@ -76,8 +76,8 @@ def assemble(
         parts: Local output values by rank and local name.
     """
     wholes = {
-        name: np.empty(kind.shape, numpy_dtype(kind.dtype))
-        for name, kind in headers[0].whole_outputs.items()
+        name: np.empty(type_.shape, numpy_dtype(type_.dtype))
+        for name, type_ in headers[0].whole_outputs.items()
     }
     for header in headers:
         for output in header.outputs:

@@ -88,7 +88,11 @@ class DistributedCommunicator:
         for message in messages:
             self._messages[message.cut.comm.seq, message.request].append(message)
         self._queues = defaultdict(deque)
-        for message in sorted(messages, key=self._sent_at):
+        in_order = sorted(
+            messages,
+            key=lambda m: (round_of(m.cut.comm.phase, m.request, requests), m.cut.comm.seq),
+        )
+        for message in in_order:
             self._queues[message.transfer.source].append(message)
         self._arriving.clear()
         self._sources.clear()
@@ -137,10 +141,6 @@ class DistributedCommunicator:
             elif not sent.work.is_completed():
                 waiting.append(sent)
         self._sent = waiting
-
-    def _sent_at(self, message: _Message) -> tuple[int, int]:
-        comm = message.cut.comm
-        return round_of(comm.phase, message.request, self._requests), comm.seq
 
     def _collect(
         self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor

@@ -51,12 +51,12 @@ def run_local(
     optimization: str = "all",
     timeout_s: float | None = None,
 ) -> LocalRun:
-    """Run requests with the same inputs, several of them in flight.
+    """Run requests with the same whole inputs on a folder of rank files, several in flight.
 
     Args:
-        directory: Folder of rank files.
-        inputs: Whole inputs by name.
-        requests: Their number.
+        directory: The folder.
+        inputs: By name.
+        requests: At least 1.
         optimization: ONNX Runtime's level, see `SessionConfig`.
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
@@ -78,17 +78,13 @@ def run_ranks(
     job: Mapping[str, Any],
     timeout_s: float | None = None,
 ) -> LocalRun:
-    """Run a job of `partitioner.backends.worker` with a process a rank.
+    """Run a job of `partitioner.backends.worker` with a process a rank, as `run_local` does.
 
     Args:
         headers: Of all ranks.
         inputs: Whole inputs by name, which fit the headers.
-        job: For `run_files` of the backend.
+        job: Arguments of the backend's `run_files`.
         timeout_s: Seconds after which the run is given up; None waits for ever.
-
-    Raises:
-        BackendError: A rank raised or was killed, or the time is up. No process and no temporary
-            file is left, also on any other exception.
     """
     with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
         folder = Path(name)

@@ -52,13 +52,7 @@ def measured_bytes(
     *,
     optimization: str = "all",
 ) -> MeasuredBytes:
-    """Run one request in lock-step and measure one rank.
-
-    Args:
-        directory: Folder of rank files.
-        rank: The rank to measure.
-        inputs: Whole inputs by name.
-        optimization: ONNX Runtime's level, see `SessionConfig`.
+    """Bytes that a rank takes in a lock-step run of a folder of rank files.
 
     Raises:
         BackendError: No such rank, a wrong file or input, or no profile was written.

@@ -54,12 +54,7 @@ def run_lockstep(
     *,
     optimization: str = "basic",
 ) -> dict[str, np.ndarray]:
-    """Run one request on all ranks.
-
-    Args:
-        source: A folder of rank files, or their messages in order of rank.
-        inputs: Whole inputs by name.
-        optimization: See `SessionConfig`; at "basic" cutting a model changes no bit.
+    """Whole outputs of one request on all ranks; see `Simulator`.
 
     Raises:
         BackendError: A file or an input is wrong, ONNX Runtime fails, or the ranks deadlock.
@@ -73,7 +68,7 @@ class Simulator:
     Args:
         source: A folder of rank files, or their messages in order of rank.
         keep: Local values to return beside the outputs, by rank.
-        optimization: See `SessionConfig`.
+        optimization: See `SessionConfig`; at "basic" cutting a model changes no bit.
         configs: Per rank, in place of `optimization`.
         observers: Per rank, see `Executor`.
     """
@@ -101,10 +96,7 @@ class Simulator:
         self.headers = tuple(executor.model.header for executor in self.executors)
 
     def run(self, requests: Sequence[Mapping[str, np.ndarray]]) -> tuple[Lockstep, ...]:
-        """Run requests, in flight together if several; the results of each.
-
-        Args:
-            requests: Whole inputs by name.
+        """Results of requests, given by their whole inputs and in flight together if several.
 
         Raises:
             BackendError: An input is wrong, ONNX Runtime fails, or the ranks deadlock.

@@ -67,12 +67,11 @@ def dtype_word(dtype: torch.dtype) -> str:
 
 def from_numpy(array: np.ndarray, dtype: str) -> torch.Tensor:
     """A CPU tensor on the array's memory (copied if read-only or not contiguous)."""
-    kind = torch_dtype(dtype)
     dense = np.require(array, requirements=["C", "W"])
     if dense.nbytes == 0:
-        return torch.empty(array.shape, dtype=kind)
+        return torch.empty(array.shape, dtype=torch_dtype(dtype))
     raw = torch.from_numpy(dense.reshape(-1).view(np.uint8))
-    return raw.view(kind).reshape(array.shape)
+    return raw.view(torch_dtype(dtype)).reshape(array.shape)
 
 
 def to_numpy(tensor: torch.Tensor, dtype: str) -> np.ndarray:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,10 @@ def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
     deadline = float("inf")
     while ranks:
         if _input_closed(_POLL_S) or time.monotonic() > deadline:
-            _kill(ranks)
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+            for pid in ranks:
+                os.waitpid(pid, 0)
             return failures or [_Failure(9, "the run was given up")]
         for pid in list(ranks):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -84,13 +87,6 @@ def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
                     failures.append(_failure(rank, status, folder))
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
     return failures
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        os.waitpid(pid, 0)
 
 
 def _failure(rank: int, status: int, folder: Path) -> _Failure:
@@ -111,7 +107,8 @@ def _fork(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.sock
     if pid:
         return pid
     try:
-        _die_with_parent()
+        if sys.platform == "linux":  # die with the parent
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _run_rank(rank, folder, job, listener)
     except BaseException as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
         message = one_line(error)
@@ -120,11 +117,6 @@ def _fork(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.sock
         (folder / f"error-{rank}.json").write_text(json.dumps(report))
         os._exit(1)
     os._exit(0)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.socket) -> None:

@@ -19,10 +19,7 @@ Steps = Sequence[Segment | Cut]
 
 
 def check_agreement(files: Sequence[Steps]) -> None:
-    """Compare the communications of all ranks.
-
-    Args:
-        files: Steps of each rank's file, by rank; they need not be linked.
+    """Compare the communications in the steps of each rank's file, in order of rank.
 
     Raises:
         BackendError: A communication is missing in the file of a rank that takes part, two files

@@ -32,11 +32,7 @@ _NO_ORIGIN = Origin()
 def emit(programs: Programs, graph: Graph, directory: Path, origin: Origin = _NO_ORIGIN) -> None:
     """Write `rank0.onnx`, ... and, for ranks with large constants, `rank0.weights`, ...
 
-    Args:
-        programs: What each rank runs.
-        graph: Where the constants come from; they are read one at a time.
-        directory: An existing folder.
-        origin: The plan and the weights behind them, for readers that refuse outdated files.
+    Constants of the graph are read one at a time.
 
     Raises:
         ProgramError: The programs would deadlock or read a value before it is made.
@@ -68,8 +64,11 @@ def _build(
     body.input.extend(value_info(name, program.types[name]) for name in program.inputs)
     body.output.extend(_outputs(body, program))
     body.value_info.extend(_inner_values(body, program))
-    if not body.node:
-        _add_idle(body)
+    if not body.node:  # stock ONNX Runtime does not load a file without any
+        idle = tensor_proto("", np.zeros((), np.int64), "int64")
+        name = f"{DOMAIN}.idle"
+        body.node.append(helper.make_node("Constant", [], [name], name=name, value=idle))
+        body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, ()))
     comms = [node for node in body.node if node.domain == DOMAIN]
     functions = {node.op_type: node for node in comms}
     opsets = sorted(graph.opsets.items()) + ([(DOMAIN, 1)] if comms else [])
@@ -88,17 +87,17 @@ def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[Ten
     for name, array in program.literals.items():
         yield tensor_proto(name, np.asarray(array), program.types[name].dtype)
     for name, part in program.constants.items():
-        kind = program.types[name]
+        type_ = program.types[name]
         if part.zero:
-            yield store(name, kind, None)
+            yield store(name, type_, None)
             continue
         array = cut(graph.constants[part.whole].load(), part.region)
-        if array.shape != kind.shape:
+        if array.shape != type_.shape:
             raise BackendError(
-                f"rank {program.rank}: {name!r} is {kind}, but its part of {part.whole!r} has shape"
-                f" {array.shape}"
+                f"rank {program.rank}: {name!r} is {type_}, "
+                f"but its part of {part.whole!r} has shape {array.shape}"
             )
-        yield store(name, kind, array)
+        yield store(name, type_, array)
 
 
 def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opset: int) -> None:
@@ -113,21 +112,8 @@ def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opse
         body.initializer.extend(literals)
         for node in nodes:
             _add_node(body, node, step.phase, step.why)
-    else:
-        reads, writes = program.rank in step.sources(), program.rank in step.targets()
-        if reads or writes:
-            source = program.types[step.source] if reads else None
-            target = program.types[step.target] if writes else None
-            result = step.target if writes else _sent_name(step, program)
-            body.node.append(comm_node(step, program.rank, source, target, result, opset))
-
-
-def _sent_name(comm: Comm, program: RankProgram) -> str:
-    """Name of the graph output of a tensor that leaves; none of the program's own."""
-    name = f"{DOMAIN}.sent{comm.seq}"
-    while name in program.types:
-        name += "'"
-    return name
+    elif program.rank in step.sources() | step.targets():
+        body.node.append(comm_node(step, program, opset))
 
 
 def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> None:
@@ -148,7 +134,7 @@ def _outputs(body: GraphProto, program: RankProgram) -> list[ValueInfoProto]:
         read = {name for node in body.node for name in node.input}
         made = [name for node in body.node for name in node.output]
         types = {n: program.types[n] for n in made if n in program.types and n not in read}
-    return [value_info(name, kind) for name, kind in types.items()]
+    return [value_info(name, type_) for name, type_ in types.items()]
 
 
 def _inner_values(body: GraphProto, program: RankProgram) -> Iterator[ValueInfoProto]:
@@ -157,11 +143,3 @@ def _inner_values(body: GraphProto, program: RankProgram) -> Iterator[ValueInfoP
         for name in node.output:
             if name and name not in outer and name in program.types:
                 yield value_info(name, program.types[name])
-
-
-def _add_idle(body: GraphProto) -> None:
-    """Give a rank without nodes one: stock ONNX Runtime does not load a file without any."""
-    idle = tensor_proto("", np.zeros((), np.int64), "int64")
-    name = f"{DOMAIN}.idle"
-    body.node.append(helper.make_node("Constant", [], [name], name=name, value=idle))
-    body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, ()))

@@ -84,12 +84,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Done:
-    """A request is done on a rank.
-
-    Attributes:
-        request: Its index.
-        values: Outputs and the values to keep, by local name.
-    """
+    """A request is done on a rank; `values` are outputs and those to keep, by local name."""
 
     request: int
     values: Mapping[str, torch.Tensor]
@@ -150,18 +145,15 @@ class Executor:
             if isinstance(step := model.steps[action.index], Segment)
         }
         self._constants = {
-            name: from_numpy(model.constant(name), kind.dtype).to(config.device)
-            for name, kind in constants_outside(model).items()
+            name: from_numpy(model.constant(name), type_.dtype).to(config.device)
+            for name, type_ in constants_outside(model).items()
         }
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
         self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
     def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
-        """Run requests, one a feed.
-
-        Args:
-            feeds: Local inputs of each request, contiguous, on the device.
+        """Run requests, given by their local inputs, which are contiguous and on the device.
 
         Yields:
             `Waiting` before each receive, `Done` after each request.
@@ -208,8 +200,8 @@ class Executor:
                 self.communicator.receive(step, request, target)
             values[step.comm.target] = target
 
-    def _empty(self, kind: TensorType) -> torch.Tensor:
-        return torch.empty(kind.shape, dtype=torch_dtype(kind.dtype), device=self.config.device)
+    def _empty(self, type_: TensorType) -> torch.Tensor:
+        return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
 
     def _compute(self, index: int, segment: Segment, values: Values) -> None:
         session, types = self.sessions[index], self.model.types
@@ -229,12 +221,12 @@ class Executor:
             ) from error
 
     def _memory(
-        self, tensor: torch.Tensor, kind: TensorType
+        self, tensor: torch.Tensor, type_: TensorType
     ) -> tuple[str, int, int, tuple[int, ...], int]:
         """Arguments of ONNX Runtime's binding: device, its index, element type, sizes, address."""
         device = tensor.device
         address = tensor.data_ptr() or self._nowhere.data_ptr()
-        return device.type, device.index or 0, onnx_dtype(kind.dtype), kind.shape, address
+        return device.type, device.index or 0, onnx_dtype(type_.dtype), type_.shape, address
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:

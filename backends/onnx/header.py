@@ -42,11 +42,7 @@ def write_header(
 
 
 def read_header(model: ModelProto, where: str) -> Header:
-    """The description in a rank file.
-
-    Args:
-        model: The file's message.
-        where: What to call it in errors.
+    """The description in a rank file, which errors call `where`.
 
     Raises:
         BackendError: It is no rank file, or one of another version.

@@ -71,10 +71,10 @@ def _shared(header: Header) -> tuple[object, ...]:
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
-    """One rank file.
+    """A rank file, or its message with all constants inside, as steps.
 
     Args:
-        source: The file, or its message (all constants inside).
+        source: The file or message.
         keep: Local values to have after a run, beside the outputs.
 
     Raises:
@@ -188,20 +188,20 @@ def _check_bounds(
     transfers: Iterable[Transfer], rank: int, source: TensorType | None, target: TensorType | None
 ) -> None:
     for transfer in transfers:
-        for end, region, kind in (
+        for end, region, type_ in (
             (transfer.source, transfer.read, source),
             (transfer.target, transfer.write, target),
         ):
-            if end == rank and not (kind is not None and fits(region, kind.shape)):
-                raise ValueError(f"region {region} is not within {kind or 'a local tensor'}")
+            if end == rank and not (type_ is not None and fits(region, type_.shape)):
+                raise ValueError(f"region {region} is not within {type_ or 'a local tensor'}")
 
 
 def _types(graph: GraphProto) -> dict[str, TensorType]:
     types: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.output, *graph.value_info):
-        kind = value.type.tensor_type
-        sizes = (dim.dim_value for dim in kind.shape.dim)
-        types[value.name] = TensorType.of(from_onnx_dtype(kind.elem_type), sizes)
+        proto = value.type.tensor_type
+        sizes = (dim.dim_value for dim in proto.shape.dim)
+        types[value.name] = TensorType.of(from_onnx_dtype(proto.elem_type), sizes)
     for tensor in graph.initializer:
         types[tensor.name] = TensorType.of(from_onnx_dtype(tensor.data_type), tensor.dims)
     return types
@@ -210,7 +210,10 @@ def _types(graph: GraphProto) -> dict[str, TensorType]:
 def _link(model: RankModel) -> Iterator[Segment | Cut]:
     """Give each segment its inputs, outputs and constants."""
     delivered = (*(output.value for output in model.header.outputs), *model.keep)
-    reads_of = [_reads(step) for step in model.steps]
+    reads_of = [
+        step.reads if isinstance(step, Cut) else tuple(dict.fromkeys(_free(step.nodes, set())))
+        for step in model.steps
+    ]
     last_read = {name: index for index, reads in enumerate(reads_of) for name in reads}
     last_read |= dict.fromkeys(delivered, len(model.steps))
     made = dict.fromkeys(model.header.inputs, 0)  # the phase in which each value is made
@@ -247,10 +250,6 @@ def _values(step: Segment | Cut) -> tuple[str, ...]:
     if isinstance(step, Cut):
         return (*step.reads, *step.writes)
     return (*step.inputs, *step.outputs)
-
-
-def _reads(step: Segment | Cut) -> tuple[str, ...]:
-    return step.reads if isinstance(step, Cut) else tuple(dict.fromkeys(_free(step.nodes, set())))
 
 
 def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:

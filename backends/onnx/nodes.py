@@ -57,9 +57,9 @@ def tensor_proto(name: str, array: np.ndarray, dtype: str) -> TensorProto:
     return proto
 
 
-def value_info(name: str, kind: TensorType) -> ValueInfoProto:
+def value_info(name: str, type_: TensorType) -> ValueInfoProto:
     """Name, element type and sizes of a value (sizes only: symbols are not written)."""
-    return helper.make_tensor_value_info(name, onnx_dtype(kind.dtype), kind.shape)
+    return helper.make_tensor_value_info(name, onnx_dtype(type_.dtype), type_.shape)
 
 
 def attribute_graphs(attribute: AttributeProto) -> Sequence[GraphProto]:

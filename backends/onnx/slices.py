@@ -67,10 +67,10 @@ def slice_nodes(
     if single:
         left -= 1
         value = build.slice(value, build.fresh() if left else comm.target, single)
-    for axis, intervals in several.items():
+    for dim, intervals in several.items():
         left -= 1
-        pieces = [build.slice(value, build.fresh(), {axis: interval}) for interval in intervals]
-        value = build.add("Concat", pieces, build.fresh() if left else comm.target, axis=axis)
+        pieces = [build.slice(value, build.fresh(), {dim: interval}) for interval in intervals]
+        value = build.add("Concat", pieces, build.fresh() if left else comm.target, axis=dim)
     if value != comm.target:
         build.add("Identity", [value], comm.target)
     return build.nodes, build.literals
@@ -95,13 +95,13 @@ def _local_transfer(comm: Comm, program: RankProgram) -> Transfer:
 def _split(
     transfer: Transfer, shape: tuple[int, ...]
 ) -> tuple[dict[int, Interval], dict[int, tuple[Interval, ...]]]:
-    """Axes that keep one interval (less than all), and axes that keep several."""
+    """Dims that keep one interval (less than all), and dims that keep several."""
     single: dict[int, Interval] = {}
     several: dict[int, tuple[Interval, ...]] = {}
-    for axis, (intervals, size) in enumerate(zip(transfer.read, shape, strict=True)):
+    for dim, (intervals, size) in enumerate(zip(transfer.read, shape, strict=True)):
         kept = tuple(interval for interval in intervals if interval[1]) or ((0, 0),)
         if len(kept) > 1:
-            several[axis] = kept
+            several[dim] = kept
         elif kept[0] != (0, size):
-            single[axis] = kept[0]
+            single[dim] = kept[0]
     return single, several

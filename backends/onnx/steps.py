@@ -117,7 +117,7 @@ class RankModel:
         folder: Where its external weights lie; None if it has none.
         steps: In order.
         types: Types of the values that cross steps.
-        keep: Values that a caller asked for beside the outputs.
+        keep: Values to have after a run beside the outputs.
     """
 
     header: Header

@@ -22,15 +22,15 @@ _ALIGNMENT = 4096
 Store = Callable[[str, TensorType, np.ndarray | None], TensorProto]
 
 
-def inline_tensor(name: str, kind: TensorType, array: np.ndarray | None) -> TensorProto:
+def inline_tensor(name: str, type_: TensorType, array: np.ndarray | None) -> TensorProto:
     """A constant with its bytes inside the message (at most 2 GB): a `Store`."""
     if array is not None:
-        return tensor_proto(name, array, kind.dtype)
+        return tensor_proto(name, array, type_.dtype)
     return TensorProto(
         name=name,
-        data_type=onnx_dtype(kind.dtype),
-        dims=kind.shape,
-        raw_data=bytes(kind.nbytes),
+        data_type=onnx_dtype(type_.dtype),
+        dims=type_.shape,
+        raw_data=bytes(type_.nbytes),
     )
 
 
@@ -48,30 +48,30 @@ class WeightFile:
             self._file.truncate(self._end)
             self._file.close()
 
-    def tensor(self, name: str, kind: TensorType, array: np.ndarray | None) -> TensorProto:
+    def tensor(self, name: str, type_: TensorType, array: np.ndarray | None) -> TensorProto:
         """A constant that refers to the file if it is large: a `Store`. Zeros become a hole."""
-        if kind.nbytes < EXTERNAL_BYTES:
-            return inline_tensor(name, kind, array)
+        if type_.nbytes < EXTERNAL_BYTES:
+            return inline_tensor(name, type_, array)
         if self._file is None:
             self._file = self._path.open("wb")
         offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
         if array is not None:
             self._file.seek(offset)
-            self._file.write(_raw(name, kind, array))
-        self._end = offset + kind.nbytes
+            self._file.write(_raw(name, type_, array))
+        self._end = offset + type_.nbytes
         proto = TensorProto(
             name=name,
-            data_type=onnx_dtype(kind.dtype),
-            dims=kind.shape,
+            data_type=onnx_dtype(type_.dtype),
+            dims=type_.shape,
             data_location=TensorProto.EXTERNAL,
         )
-        entries = (("location", self._path.name), ("offset", offset), ("length", kind.nbytes))
+        entries = (("location", self._path.name), ("offset", offset), ("length", type_.nbytes))
         for key, value in entries:
             proto.external_data.add(key=key, value=str(value))
         return proto
 
 
-def _raw(name: str, kind: TensorType, array: np.ndarray) -> memoryview | bytes:
-    if kind.dtype in ("int4", "uint4"):  # packed in pairs
-        return tensor_proto(name, array, kind.dtype).raw_data
+def _raw(name: str, type_: TensorType, array: np.ndarray) -> memoryview | bytes:
+    if type_.dtype in ("int4", "uint4"):  # packed in pairs
+        return tensor_proto(name, array, type_.dtype).raw_data
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -59,13 +59,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Annotated:
-    """An annotated file.
+    """An annotated file: the number of its annotated nodes, and of the devices they are for.
 
-    Attributes:
-        path: The file.
-        nodes: Number of nodes annotated.
-        devices: Number of devices that they are annotated for.
-        left_out: What could not be said, in the plan's order.
+    `left_out` is what could not be said, in the plan's order.
     """
 
     path: Path
@@ -221,8 +217,8 @@ def _add_specs(
             yield LeftOut(node.name, tensor, "the node reads it in two layouts")
             continue
         try:
-            kind = graph.types[values[tensor]]
-            config.sharding_spec.append(sharding_spec(tensor, kind, *places))
+            type_ = graph.types[values[tensor]]
+            config.sharding_spec.append(sharding_spec(tensor, type_, *places))
         except NotInStandardError as error:
             yield LeftOut(node.name, tensor, str(error))
 
@@ -232,8 +228,8 @@ def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | N
     made = {name for node in model.graph.node for name in node.output}
     known = {*made, *(t.name for t in model.graph.initializer), *graph.inputs}
     return {
-        name: tuple(dim.symbol or dim.size for dim in kind.dims)
-        for name, kind in graph.types.items()
+        name: tuple(dim.symbol or dim.size for dim in type_.dims)
+        for name, type_ in graph.types.items()
         if name in known
     }
 

@@ -43,7 +43,7 @@ def run_directory(
     Args:
         directory: Written by ``partition MODEL``.
         inputs: .npz of whole inputs by name; None draws valid random ones.
-        outputs: .npz to write the whole outputs to.
+        outputs: .npz to write the whole outputs to; None writes none.
         requests: Requests in flight.
         seed: Of the random inputs.
 

@@ -40,7 +40,10 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     """
     declared = _forget_declared(model.graph)
     for _ in range(_MAX_TURNS):
-        _infer(model, where)
+        try:
+            infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+        except ValueError as error:  # also ShapeInferenceError and OpUsageError
+            raise FrontendError(f"{where}: shapes do not fit: {one_line(error)}") from error
         changed = _infer_by_schema(model.graph)
         changed = _apply_declared(model.graph, declared, symbols, where) or changed
         if not fold(model) and not changed:
@@ -65,13 +68,6 @@ def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:
                 declared[value.name] = dims
                 value.shape = None
     return declared
-
-
-def _infer(model: onnx_ir.Model, where: str) -> None:
-    try:
-        infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
-    except ValueError as error:  # also ShapeInferenceError and OpUsageError
-        raise FrontendError(f"{where}: shapes do not fit: {one_line(error)}") from error
 
 
 def _infer_by_schema(graph: onnx_ir.Graph) -> bool:

@@ -16,20 +16,20 @@ TENSOR = N * N * 4
 
 def programs() -> Programs:
     """Two ranks: y = (x @ w) summed over both."""
-    kind = hand.f32(N, N)
+    type_ = hand.f32(N, N)
     comm = Comm(0, CommKind.ALL_REDUCE, (0, 1), "p", "y", "float32", reduce="sum")
     ranks = tuple(
         hand.rank(
             number,
             [hand.op("MatMul", "x w", "p"), comm],
-            dict.fromkeys("xwpy", kind),
+            dict.fromkeys("xwpy", type_),
             {"x": Part("x", None)},
             {"w": Part("W", None)},
             outputs=[Output("y", f"y{number}", None)],
         )
         for number in range(2)
     )
-    return Programs(ranks, {"x": kind}, {"y0": kind, "y1": kind})
+    return Programs(ranks, {"x": type_}, {"y0": type_, "y1": type_})
 
 
 def test_weights_packed_copies_and_peak(tmp_path: Path) -> None:

@@ -114,8 +114,8 @@ def test_llama_turns_positions() -> None:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     tokens = np.array([[3, 1, 4, 1, 5, 9, 2, 6]])
     swapped = tokens[:, [1, 0, 2, 3, 4, 5, 6, 7]]
-    one, other = (session.run(None, {"input_ids": ids})[0][0, -1] for ids in (tokens, swapped))
-    assert np.abs(one - other).max() > 1e-4  # without rotary embeddings they would be equal
+    first, second = (session.run(None, {"input_ids": ids})[0][0, -1] for ids in (tokens, swapped))
+    assert np.abs(first - second).max() > 1e-4  # without rotary embeddings they would be equal
 
 
 @pytest.mark.parametrize(

@@ -170,8 +170,8 @@ def _partition(argv: Sequence[str]) -> int:
     cli_pictures.check_pictures(parser, args, model)
     say = progress(args.quiet)
     say("loading the compiler")
-    from partitioner.compiled.summary import text
     from partitioner.compiler import compile as compile_model
+    from partitioner.report.summary import text
 
     result = compile_model(
         args.model,

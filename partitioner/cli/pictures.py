@@ -20,8 +20,8 @@ from partitioner.cli.options import (
 from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
-    from partitioner.compiled.base import Planned
     from partitioner.compiled.onnx_model import Compiled
+    from partitioner.report.planned import Planned
 
 Say = Callable[[str], None]
 

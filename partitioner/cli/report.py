@@ -37,7 +37,7 @@ def explain(argv: Sequence[str]) -> int:
     parser = command("explain", about, DIR=WRITTEN)
     parser.add_argument("node", metavar="NODE", nargs="?", help="name of a node, or of a tensor")
     args = parser.parse_args(argv)
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
     from partitioner.report.text.explain import explain as explained
     from partitioner.report.text.explain import explain_node
 
@@ -61,7 +61,7 @@ def report(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     _check(args.output, ())
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
 
     folder = Path(args.dir)
     target = args.output or folder / "report.html"
@@ -82,13 +82,13 @@ def diff(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)
     _check(args.output, ())
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
     from partitioner.report.text.diff import diff as compare
     from partitioner.report.text.diff import diff_text
 
     before, after = load(args.dir_a), load(args.dir_b)
     warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
-    _check(args.output, (before.model_path, after.model_path))
+    _check(args.output, (before.model.path, after.model.path))
     found = compare(before, after, (args.dir_a, args.dir_b))
     print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)), flush=True)
     _write(args.output, found)

@@ -14,7 +14,7 @@ import partitioner
 from partitioner import examples, units
 from partitioner.cli.main import main
 from partitioner.compiled.onnx_model import Compiled, ResultError
-from partitioner.compiled.summary import text
+from partitioner.report.summary import text
 from partitioner.cost_model.errors import CostError
 from partitioner.files import DirectoryError, replace_directory
 from partitioner.ir.plan import PlanError

@@ -8,9 +8,9 @@ import pytest
 
 import partitioner
 from partitioner import examples, units
-from partitioner.compiled import split
+from partitioner.report import split
 from partitioner.compiled.onnx_model import Compiled
-from partitioner.compiled.summary import text
+from partitioner.report.summary import text
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.rule import Cut

@@ -137,7 +137,11 @@ def _write_timeline(result: Planned, path: Path, args: argparse.Namespace) -> Se
 def _write_annotated(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.annotations.write import annotate
 
-    return tuple(annotate(_onnx(result), path).lines())
+    compiled = _onnx(result)
+    annotated = annotate(
+        compiled.traced, compiled.schedule, compiled.cluster, path, model_path=compiled.model_path
+    )
+    return tuple(annotated.lines())
 
 
 def _onnx(result: Planned) -> Compiled:
@@ -186,9 +190,9 @@ def check(argv: Sequence[str]) -> int:
     about = "Check a model's multi-device annotations."
     parser = command("check", about, FILE="an .onnx file with annotations")
     args = parser.parse_args(argv)
-    from partitioner.annotations.report import check_model
+    from partitioner.annotations.report import check_annotations
 
-    found = check_model(Path(args.file))
-    for line in str(found).splitlines():
+    result = check_annotations(Path(args.file))
+    for line in str(result).splitlines():
         print(safe(line))
-    return 1 if found.problems else 0
+    return 1 if result.problems else 0

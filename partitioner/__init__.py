@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.by_hand.chain import Chain
-    from partitioner.compiled.module import ModuleProgram
     from partitioner.compiled.base import Compiled
+    from partitioner.compiled.module import ModuleProgram
     from partitioner.compiled.reload import load
     from partitioner.compiler import compile, dump_problem
     from partitioner.cost_model.cluster import Cluster

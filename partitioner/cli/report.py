@@ -20,7 +20,9 @@ from partitioner.cli.options import (
     output_file,
     positive,
     progress,
+    read_options,
     safe,
+    search_options,
     several,
     warn,
 )
@@ -131,27 +133,17 @@ def sweep(argv: Sequence[str]) -> int:
     say("loading the compiler")
     from partitioner.sweeping import sweep as search_all
 
-    found = search_all(
+    swept = search_all(
         args.model,
         devices=args.devices or (),
         clusters=args.clusters or (None,),
         memory=args.memory or (None,),
         meshes=args.mesh,
-        training=args.training,
-        optimizer=args.optimizer or "adamw",
-        parallel=args.parallel,
-        objective=args.objective,
-        strategy=args.strategy,
-        dims=dict(args.dim),
-        shapes=dict(args.shape),
-        time_limit_s=args.time_limit,
-        gap=args.gap,
-        solver=args.solver,
-        seed=args.seed,
-        progress=say,
+        **read_options(args, say),
+        **search_options(args),
     )
-    print(json.dumps(found.data, indent=1) if args.json else safe(str(found)), flush=True)
-    _write(args.output, found.data)
+    print(json.dumps(swept.data, indent=1) if args.json else safe(str(swept)), flush=True)
+    _write(args.output, swept.data)
     return 0
 
 

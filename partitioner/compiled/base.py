@@ -48,12 +48,8 @@ class Model(ABC):
     """A model that is planned: its graph, and how ranks of it are emitted and read back.
 
     Attributes:
-        graph: The traced graph.
-        name: For people and file names.
-        path: The model's file, which nothing may overwrite; None if there is none.
         files: Reader of its rank files.
         delivers_all: Whether every rank delivers all results whole.
-        delivered: Those results.
     """
 
     files: ClassVar[type[RankFiles]]
@@ -61,19 +57,23 @@ class Model(ABC):
 
     @property
     @abstractmethod
-    def graph(self) -> Graph: ...
+    def graph(self) -> Graph:
+        """The traced graph."""
 
     @property
     @abstractmethod
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The model's name, for people and file names."""
 
     @property
     @abstractmethod
-    def path(self) -> Path | None: ...
+    def path(self) -> Path | None:
+        """The model's file, which nothing may overwrite; None if there is none."""
 
     @property
     @abstractmethod
-    def delivered(self) -> frozenset[str]: ...
+    def delivered(self) -> frozenset[str]:
+        """Values of the graph that every rank delivers whole."""
 
     @abstractmethod
     def write_request(self, folder: Path, final: Path) -> None:

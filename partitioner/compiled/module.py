@@ -28,8 +28,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
-from partitioner.verify.compare import Verification
-from partitioner.verify.module import verify_module
+from partitioner.verify.compare import Verification, check_memory
+from partitioner.verify.module import check_contents, verify_module
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
@@ -84,15 +84,11 @@ class ModuleModel(Model):
 
     def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:
         """See `Model.emit`."""
-        return ModuleRanks(self.module, AllRanks(programs, self.graph), plan)
+        return ModuleRanks(self.module, programs, plan=plan)
 
     def read(self, programs: Programs, folder: Path) -> ModuleRanks:
         """See `Model.read`."""
-        from partitioner.backends.torch.rank_files import with_written
-
-        emitted = AllRanks(programs, self.graph)
-        written = with_written(folder, emitted.ranks)
-        return ModuleRanks(self.module, AllRanks(programs, self.graph, written))
+        return ModuleRanks(self.module, programs, read_from=folder)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +97,26 @@ class ModuleRanks(Ranks):
 
     Attributes:
         module: The module and its trace.
-        all_ranks: The ranks' graphs, which run in this process.
+        programs: What the ranks run.
         plan: What they are made from; None for files that were read.
+        read_from: Folder of the files that were read.
     """
 
     module: TracedModule
-    all_ranks: AllRanks
+    programs: Programs
     plan: Plan | None = None
+    read_from: Path | None = None
+
+    @cached_property
+    def all_ranks(self) -> AllRanks:
+        """The ranks' graphs, which run in this process."""
+        from partitioner.backends.torch.rank_files import with_written
+
+        emitted = AllRanks(self.programs, self.module.graph)
+        if self.read_from is None:
+            return emitted
+        written = with_written(self.read_from, emitted.ranks)
+        return AllRanks(self.programs, self.module.graph, written)
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """A call of the module on all ranks, in training with its backward pass.
@@ -133,11 +142,13 @@ class ModuleRanks(Ranks):
                 f"{', '.join(sorted(names)) or 'none'}"
             )
         results = self.step(*signature.call(tensors), seed=0).results
-        types = self.all_ranks.programs.outputs
+        types = self.programs.outputs
         return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
 
     def verify(self, seed: int) -> Verification:
         """See `Ranks.verify`."""
+        check_contents(self.module)
+        check_memory(self.module.graph)
         return verify_module(self.module, self.all_ranks, seed)
 
     def write(self, folder: Path) -> None:
@@ -146,7 +157,7 @@ class ModuleRanks(Ranks):
 
         assert self.plan is not None
         mark = origin(self.plan, self.module.graph)
-        write_ranks(folder, self.all_ranks.programs, self.all_ranks.ranks, mark)
+        write_ranks(folder, self.programs, self.all_ranks.ranks, mark)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -169,6 +180,11 @@ class ModuleProgram(Compiled):
     def training(self) -> bool:
         """Whether the program has a backward pass."""
         return self.model.module.options.training
+
+    @property
+    def whole(self) -> nn.Module:
+        """The module itself."""
+        return self.model.module.module
 
     @property
     def traced(self) -> ModuleGraph:
@@ -315,7 +331,7 @@ class ModuleProgram(Compiled):
         from partitioner.backends.torch.initialise import Initialiser, without_contents
 
         if init_seed is not None or init is not None:
-            return Initialiser(self.model.module.module, init_seed or 0, init)
+            return Initialiser(self.whole, init_seed or 0, init)
         tensors = self.traced.captured.tensors
         fake = [e.names[0] for e in self.stored if without_contents(tensors[e.names[0]])]
         fake += [name for name in self.traced.fixed if without_contents(tensors[name])]

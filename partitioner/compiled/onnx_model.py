@@ -18,6 +18,7 @@ from partitioner.compiled.base import Model, Ranks, origin
 from partitioner.compiled.folder import OnnxRequest
 from partitioner.compiled.rank_files import OnnxFiles
 from partitioner.frontends.onnx.load import Traced
+from partitioner.ir.checks import is_a
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
@@ -121,7 +122,7 @@ class OnnxRanks(Ranks):
 
     @cached_property
     def folder(self) -> Path:
-        """The files that were read, or a private folder with new ones that goes with this object."""
+        """The files that were read, or new ones in a private folder that goes with this object."""
         if self.read_from is not None:
             return self.read_from
         folder = Path(tempfile.mkdtemp(prefix="partitioner-"))
@@ -147,7 +148,7 @@ class OnnxRanks(Ranks):
         """See `Ranks.run`."""
         from partitioner.backends.simulator import run_lockstep
 
-        if not isinstance(inputs, Mapping):
+        if not is_a(inputs, Mapping):
             names = ", ".join(map(repr, self.traced.graph.inputs))
             raise BackendError(
                 f"inputs is a {type(inputs).__name__}, not a dict of arrays by name ({names})"

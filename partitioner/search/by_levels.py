@@ -89,7 +89,14 @@ class StagesSpace:
         Raises:
             Infeasible: No plan was found that fits.
         """
-        best = cheapest_staged(self.graph, self.rules, self.cluster, self.layouts, budget)
+        best = cheapest_staged(
+            self.graph,
+            self.rules,
+            self.cluster,
+            self.layouts,
+            budget,
+            one_stage=bool(self.graph.backward),
+        )
         staged = best.staged
         status: Status = "feasible" if staged.in_time else "time_limit"
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
@@ -109,16 +116,30 @@ class StagesSpace:
 
 
 def cheapest_staged(
-    graph: Graph, rules: Rules, cluster: Cluster, meshes: Sequence[Layout], budget: Budget
+    graph: Graph,
+    rules: Rules,
+    cluster: Cluster,
+    meshes: Sequence[Layout],
+    budget: Budget,
+    *,
+    one_stage: bool,
 ) -> StagedPlan:
-    """The cheapest plan by levels; a training graph is one stage of all devices.
+    """The cheapest plan by levels.
+
+    Args:
+        graph: The model.
+        rules: Its rules.
+        cluster: The devices.
+        meshes: Meshes of stages; of all devices if there is to be one stage.
+        budget: What the search may spend.
+        one_stage: Whether all devices share every operator, as in training.
 
     Raises:
         Infeasible: No plan was found that fits.
     """
     search = (
         partial(search_whole, yields=budget.defers_memory, best_s=budget.best_s)
-        if graph.backward
+        if one_stage
         else search_levels
     )
     rivals = search(

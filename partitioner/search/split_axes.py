@@ -53,7 +53,9 @@ class SplitAxesSpace:
         if not may_gain(others):
             return SpaceResult()
         try:
-            best = cheapest_staged(self.graph, self.rules, self.cluster, self.meshes, budget)
+            best = cheapest_staged(
+                self.graph, self.rules, self.cluster, self.meshes, budget, one_stage=True
+            )
         except Infeasible:
             return SpaceResult()
         if not best.evaluation.fits:

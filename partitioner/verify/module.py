@@ -32,7 +32,6 @@ from partitioner.verify.compare import (
     Difference,
     Verification,
     VerificationError,
-    check_memory,
     compare,
     largest,
 )
@@ -69,11 +68,8 @@ def verify_module(module: TracedModule, ranks: AllRanks, seed: int) -> Verificat
         seed: Of the random inputs, and of dropout.
 
     Raises:
-        VerificationError: It would not fit this machine's free memory, or the weights are fake.
         BackendError: A rank fails.
     """
-    _check_contents(module)
-    check_memory(module.graph)
     with module.traced.captured.autocast.region():
         return _verified(module, ranks, seed)
 
@@ -104,7 +100,12 @@ def _verified(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
     return Verification(len(ranks.ranks), seed, compared, first, against)
 
 
-def _check_contents(module: TracedModule) -> None:
+def check_contents(module: TracedModule) -> None:
+    """Refuse modules that nothing can be computed with here.
+
+    Raises:
+        VerificationError: The weights or example inputs are fake.
+    """
     captured = module.traced.captured
     held = [*captured.tensors.values(), *captured.arguments]
     for tensor in held:
@@ -136,7 +137,7 @@ def random_inputs(module: TracedModule, seed: int) -> dict[str, np.ndarray]:
     Raises:
         VerificationError: The example inputs have no contents.
     """
-    _check_contents(module)
+    check_contents(module)
     args, kwargs = random_arguments(module, seed)
     types = module.graph.types
     return {

@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from searching import search
+
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.search.explicit import Request, search
+from partitioner.search.request import Request
 
 BATCH, TOKENS, WIDTH, HEADS, VOCABULARY = 32, 2048, 12_288, 96, 50_257
 

@@ -19,7 +19,7 @@ Break = Callable[[ModelProto], object]
 def model() -> ModelProto:
     """Two stages: on devices 0, 1 cut by "n", then on 2, 3 cut by "m"; 4 devices."""
     result = drawn_plans.hybrid()
-    return annotated_model(result.traced, result.schedule, result.cluster)[0]
+    return annotated_model(result.model.traced, result.schedule, result.cluster)[0]
 
 
 def lines(model: ModelProto) -> list[str]:

@@ -22,7 +22,7 @@ from partitioner.annotations.write import (
     annotate,
     annotated_model,
 )
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 from partitioner.files import FileError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.layout import DimLayout, Placement, Sharding
@@ -31,13 +31,13 @@ from partitioner.ir.types import Dim, TensorType
 
 
 def annotated(result: Compiled) -> tuple[ModelProto, tuple[LeftOut, ...]]:
-    return annotated_model(result.traced, result.schedule, result.cluster)
+    return annotated_model(result.model.traced, result.schedule, result.cluster)
 
 
 def written(result: Compiled, path: Path) -> Annotated:
     """The annotations in a file, valid by our own check."""
     annotated = annotate(
-        result.traced, result.schedule, result.cluster, path, model_path=result.model_path
+        result.model.traced, result.schedule, result.cluster, path, model_path=result.model.path
     )
     assert check_annotations(path).problems == ()
     return annotated
@@ -97,7 +97,7 @@ def said_and_meant(result: Compiled, model: ModelProto) -> Iterator[tuple[str, o
 
 def runs_alike(result: Compiled, path: Path) -> None:
     feeds = random_inputs(result.graph, 0)
-    whole = ort.InferenceSession(result.traced.whole.SerializeToString())
+    whole = ort.InferenceSession(result.model.traced.whole.SerializeToString())
     for expected, output in zip(
         whole.run(None, feeds), ort.InferenceSession(path).run(None, feeds), strict=True
     ):
@@ -155,8 +155,8 @@ def test_the_models_own_content_is_not_touched() -> None:
     for node in model.graph.node:
         node.ClearField("device_configurations")
     model.ClearField("configuration")
-    model.ir_version = result.traced.whole.ir_version
-    assert model == result.traced.whole
+    model.ir_version = result.model.traced.whole.ir_version
+    assert model == result.model.traced.whole
 
 
 def test_annotating_again_replaces_ours_and_keeps_others() -> None:

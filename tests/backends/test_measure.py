@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import rank_programs as hand
+from measured import measured_bytes
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.measure import measured_bytes
 from partitioner.backends.onnx.emit import emit
 from partitioner.ir.program import Comm, CommKind, Output, Part, Programs
 

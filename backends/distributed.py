@@ -54,7 +54,7 @@ class _Message:
 
 
 class DistributedCommunicator:
-    """One rank's side of all communications: a `Communicator`.
+    """A rank's side of all communications: a `Communicator`.
 
     Args:
         model: The rank's file.

@@ -12,7 +12,7 @@ import numpy as np
 from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Interval
 
-#: A NumPy array or a torch tensor: both index and assign by slices alike.
+#: A NumPy array or a torch tensor: both index and assign by slices in the same way.
 ArrayT = TypeVar("ArrayT", bound=Any)
 Index = tuple[slice | EllipsisType, ...]
 

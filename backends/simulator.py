@@ -188,7 +188,7 @@ def _feeds(
 
 
 class _Mailbox:
-    """One rank's side of the mail between ranks: a `Communicator`."""
+    """A rank's side of the mail between ranks: a `Communicator`."""
 
     def __init__(self, mail: dict[_Key, torch.Tensor], rank: int) -> None:
         self._mail = mail

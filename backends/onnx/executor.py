@@ -48,7 +48,7 @@ class Communicator(Protocol):
 
 
 class Role(IntEnum):
-    """What a rank does at a step, in this order if both."""
+    """A rank's roles in a step, in the order in which it does them."""
 
     COMPUTE = 0
     SEND = 1

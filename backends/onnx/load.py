@@ -106,9 +106,10 @@ def _read_file(path: Path) -> tuple[ModelProto, Header]:
 
 
 def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:
-    """Segments (not linked yet) and cuts in file order, which is the one global order.
+    """Segments (not linked yet) and cuts in file order.
 
-    Tools that re-sort or drop nodes are found out.
+    Raises:
+        BackendError: A tool has re-sorted or dropped nodes: the global order is broken.
     """
     steps = tuple(_split(proto.graph.node, header.rank))
     cuts = [step for step in steps if isinstance(step, Cut)]
@@ -268,7 +269,7 @@ def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
 
 
 def constants_outside(model: RankModel) -> Mapping[str, TensorType]:
-    """Constants that are sent, delivered or asked for: the runtime itself reads them."""
+    """Constants that are sent, delivered or kept: the runtime itself reads them."""
     names = [name for step in model.steps if isinstance(step, Cut) for name in _values(step)]
     names += [output.value for output in model.header.outputs] + list(model.keep)
     return {name: model.types[name] for name in names if name in model.constants}

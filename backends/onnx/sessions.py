@@ -33,7 +33,7 @@ class SessionConfig:
     Attributes:
         optimization: "disable", "basic" (cutting changes no bit), "extended" or "all".
         threads: Of one operator.
-        device: Where values live; "cuda" wants ONNX Runtime's CUDA provider.
+        device: Where values live; "cuda" needs ONNX Runtime's CUDA provider.
         shared_arena: Whether the CPU sessions of this process share one allocator, so that their
             peaks do not add. It lives as long as the process.
         profile: Folder for one profile file a session; None for none.

@@ -58,7 +58,7 @@ def slice_nodes(
     """Nodes and literals that make `comm.target` from `comm.source` on one rank.
 
     Raises:
-        BackendError: The slice wants a part of another rank, or not one part that fills the target.
+        BackendError: The slice reads a part of another rank, or not one part that fills the target.
     """
     transfer = _local_transfer(comm, program)
     build = _Builder(f"{DOMAIN}.slice{comm.seq}", opset)

@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Cut:
-    """One rank's side of a communication.
+    """A rank's side of a communication.
 
     Attributes:
         rank: The rank.

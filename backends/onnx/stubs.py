@@ -24,7 +24,7 @@ _ATTRIBUTES = (
 
 
 def comm_node(comm: Comm, program: RankProgram, opset: int) -> NodeProto:
-    """One rank's side of a communication in which it takes part.
+    """The node of a communication in a file of a rank that takes part.
 
     The node's result is the value that the rank writes or, if it only sends, the tensor that
     leaves, under a name that none of the program's values has.

@@ -70,7 +70,7 @@ class Annotated:
     left_out: tuple[LeftOut, ...]
 
     def lines(self) -> Iterator[str]:
-        """What was left out, one line a reason, with the names of the first few."""
+        """A line for each reason why something was left out, with the names of the first few."""
         by_reason: dict[str, list[str]] = defaultdict(list)
         for item in self.left_out:
             name = f"{item.tensor!r} of {item.node!r}" if item.tensor else repr(item.node)

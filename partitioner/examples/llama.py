@@ -176,7 +176,7 @@ def _branch_weight(b: Builder, sizes: _Sizes, name: str, fan_in: int) -> str:
 
 
 def _rotary_tables(b: Builder, sizes: _Sizes) -> None:
-    """Add cos and sin of every position and pair, (seq, head), both halves alike."""
+    """Add cos and sin of every position and pair, (seq, head), both halves equal."""
     pairs = np.arange(0, sizes.head, 2) / sizes.head
     angles = np.outer(np.arange(sizes.seq), _ROPE_BASE**-pairs)
     both = np.concatenate([angles, angles], axis=1)

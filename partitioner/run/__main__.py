@@ -119,7 +119,7 @@ def _scattered(
 
 
 def _fail(error: Exception) -> NoReturn:
-    """One line on stderr and exit code 1; torchrun stops the other ranks.
+    """Print a line on stderr and exit with 1; torchrun stops the other ranks.
 
     Rank 0's own mistakes speak at once. What may only echo another rank's end waits first, so
     that in most runs one rank speaks.

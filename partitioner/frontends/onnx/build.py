@@ -80,7 +80,7 @@ def _with_symbols(type_: TensorType, declared: tuple[Declared, ...]) -> TensorTy
     pairs = zip(type_.dims, declared, strict=True)
     return TensorType(
         type_.dtype,
-        tuple(Dim(dim.size, said if isinstance(said, str) else None) for dim, said in pairs),
+        tuple(Dim(dim.size, name if isinstance(name, str) else None) for dim, name in pairs),
     )
 
 

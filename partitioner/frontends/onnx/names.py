@@ -1,7 +1,7 @@
 """Names of nodes and results: each node has one, each output is a value of its own.
 
 ONNX lets a node leave optional results out, but ONNX Runtime does not let every op do so: its
-Attention wants both present results or none where there are past keys, its BatchNormalization and
+Attention needs both present results or none where there are past keys, its BatchNormalization and
 Split crash on a result without a name. So absent results are named where the op needs them.
 """
 

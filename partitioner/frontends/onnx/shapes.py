@@ -135,18 +135,18 @@ def _apply_declared(
     changed = False
     for node in graph:
         for value in node.outputs:
-            said, inferred = declared.get(value.name or ""), declared_dims(value)
-            if said is None:
+            stated, inferred = declared.get(value.name or ""), declared_dims(value)
+            if stated is None:
                 continue
             if inferred is None:
-                inferred = (None,) * len(said)
-            elif not agree(inferred, said):
+                inferred = (None,) * len(stated)
+            elif not agree(inferred, stated):
                 raise FrontendError(
                     f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
-                    f"declared {text(said)} but works out as {text(inferred)}; "
+                    f"declared {text(stated)} but works out as {text(inferred)}; "
                     "correct or remove its declaration"
                 )
-            pairs = zip(inferred, said, strict=True)
+            pairs = zip(inferred, stated, strict=True)
             sizes = [a if isinstance(a, int) else evaluate(b, symbols) for a, b in pairs]
             dims = [a if size is None else size for a, size in zip(inferred, sizes, strict=True)]
             if dims != list(inferred):

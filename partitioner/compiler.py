@@ -1,9 +1,10 @@
-"""`compile`: a model in, a planned and lowered program out; and `dump_problem`."""
+"""`compile` plans a model and lowers the plan to programs; `dump_problem` writes its problem."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,28 +14,31 @@ from typing_extensions import Unpack
 
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
-from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
-from partitioner.cost_model.errors import ClusterOptionError
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.files import check_file, refuse_to_replace
-from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
-from partitioner.ir.checks import is_a
+from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
-from partitioner.ir.plan import Plan
 from partitioner.no_gc import no_collection
-from partitioner.options import CompileOptions, DumpOptions, request_of, takes
+from partitioner.options import (
+    CompileOptions,
+    DumpOptions,
+    opening,
+    request_of,
+    takes,
+    target_cluster,
+)
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.summary import facts
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Outcome
-from partitioner.search.request import Budget, Request, Say
-from partitioner.search.what_would_fit import relaxations, relaxed
+from partitioner.search.request import Budget, Request, Say, silent
+from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
-from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError, check_space, families
 
@@ -45,7 +49,8 @@ if TYPE_CHECKING:
     from partitioner.compiled.module import ModuleProgram
     from partitioner.frontends.torch.trace import TracedModule
 
-#: A graph that offers to compute values of the forward pass again, with the request for it.
+#: Gives a graph that offers to compute values of the forward pass again, with the request for
+#: it; None if nothing can be offered.
 Offers = Callable[[], tuple[Graph, Request] | None]
 
 
@@ -114,18 +119,18 @@ def compile(  # noqa: A001 - the public name
 
     Raises:
         PartitionerError: The model or the constraints are wrong; `OptionError` for an option that
-            means nothing or contradicts another, `Infeasible` if no plan fits the devices' memory.
+            has no meaning or contradicts another, `Infeasible` if no plan fits the devices' memory.
 
     >>> import partitioner
     >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
-    clock = Clock(options.get("progress") or _silent)
-    cluster = target_cluster(options.get("cluster"), devices, options.get("memory"))
-    request = request_of(options, constraints_of(options.get("constraints")))
+    clock = Clock(options.get("progress") or silent)
+    cluster = target_cluster(options, devices)
+    request = request_of(options)
     # A mesh of another size is refused before anything is read.
     check_space(request.strategy, len(cluster), request.mesh)
-    opened = open_input(model, example_inputs, options, request)
+    opened = open_model(model, example_inputs, **opening(options))
     if isinstance(opened, ModuleInput):
         return _compile_module(opened, cluster, request, clock)
     with clock("reading the model"):
@@ -152,9 +157,9 @@ def _compile_module(
         graph = traced.traced.offered
         return (graph, spaces.on(graph)) if graph.optional else None
 
-    free = opened.training and request.recompute == "auto" and request.constraints.plan is None
+    may_offer = opened.training and request.recompute == "auto" and request.constraints.plan is None
     outcome, summary = plan_graph(
-        traced.graph, (), cluster, spaces.on(traced.graph), clock, offers if free else None
+        traced.graph, (), cluster, spaces.on(traced.graph), clock, offers if may_offer else None
     )
     model = ModuleModel(traced.on(outcome.graph), opened.source)
     program = ModuleProgram.of(
@@ -168,7 +173,7 @@ def _first_graph(module: TracedModule, request: Request) -> TracedModule:
     """The module with the graph that is planned first.
 
     Raises:
-        OptionError: Values may be computed again, and a plan says which are.
+        OptionError: Recomputation is asked for, and a plan fixes it already.
     """
     plan = request.constraints.plan
     if plan is None:
@@ -180,10 +185,10 @@ def _first_graph(module: TracedModule, request: Request) -> TracedModule:
 
 
 def _lower(result: Compiled, clock: Clock) -> None:
-    """Lower a plan now rather than on first use, where there are programs at all."""
+    """Lower a plan now rather than on first use, where the cluster is small enough for programs."""
     if len(result.cluster) <= MOST_EXPLICIT:
         with clock("lowering"):
-            result.programs  # noqa: B018 - made on first use
+            result.programs  # noqa: B018 - computed on first use
 
 
 @takes(DumpOptions)
@@ -197,7 +202,7 @@ def dump_problem(
 
     Args:
         model: As of `compile`.
-        path: File to write; gzipped if its name ends in `.gz`. One that is there is replaced.
+        path: File to write, gzipped if its name ends in `.gz`; an existing one is replaced.
         devices: Number of devices (default: the cluster's, or 1).
         **options: As of `compile`, but: strategy is "intra" for the sharding problem in the format
             of google/iopddl, or "inter" for the placement problem in that of
@@ -210,13 +215,13 @@ def dump_problem(
     strategy = options["strategy"]
     if strategy == "auto":
         raise SearchError("a problem file holds one problem: give strategy intra or inter")
-    say = options.get("progress") or _silent
+    say = options.get("progress") or silent
     target = Path(path)
     check_file(target)
-    cluster = target_cluster(options.get("cluster"), devices, options.get("memory"))
-    request = request_of(options, constraints_of(options.get("constraints")))
+    cluster = target_cluster(options, devices)
+    request = request_of(options)
     families(strategy, len(cluster), request.mesh)  # refuses before anything is read
-    opened = open_input(model, options.get("example_inputs"), options, request)
+    opened = open_model(model, options.get("example_inputs"), **opening(options))
     if opened.path is not None:
         refuse_to_replace(opened.path, target)
     spaces = request.over(len(cluster), training=opened.training)
@@ -232,32 +237,6 @@ def dump_problem(
     return replace(dumped, notes=(dumped.notes[0], one_axis, *dumped.notes[1:]))
 
 
-def open_input(
-    model: object, example_inputs: Any, options: Mapping[str, Any], request: Request
-) -> OnnxInput | ModuleInput:
-    """The model with what is asked of its trace, by the arguments of `compile`.
-
-    Raises:
-        PartitionerError: It cannot be had, or options contradict each other or the model.
-    """
-    training = options.get("training", False)
-    of_modules = ("parallel", request.parallel), ("recompute", request.recompute is True)
-    opened = open_model(
-        model,
-        example_inputs,
-        training=training,
-        optimizer=options.get("optimizer", "adamw"),
-        dims=options.get("dims"),
-        shapes=options.get("shapes"),
-        of_modules=[word for word, given in of_modules if given],
-    )
-    if request.recompute is True and not training:
-        raise OptionError("recompute is for training: inference keeps nothing")
-    if request.parallel is not None and not training:
-        raise OptionError("parallel is for training; give constraints for inference")
-    return opened
-
-
 def plan_graph(
     graph: Graph,
     notes: tuple[str, ...],
@@ -266,16 +245,16 @@ def plan_graph(
     clock: Clock,
     offers: Offers | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """The best plan of a traced graph, and the facts of it.
+    """The best plan of a traced graph, and the facts of its summary.
 
     Args:
         graph: The graph.
-        notes: Of the front end.
+        notes: Notes of the front end.
         cluster: The devices.
-        request: What is asked for.
-        clock: Says what is going on.
-        offers: Gives a graph with offers, and the request for it, to plan if nothing fits, or by
-            levels where memory binds; gives None if there is nothing to offer.
+        request: The request.
+        clock: Times the stages.
+        offers: Called where no plan of `graph` fits or, by levels, memory forbids a cheaper one;
+            the better of the two graphs' plans is returned.
 
     Raises:
         PartitionerError: As `compile`.
@@ -283,98 +262,90 @@ def plan_graph(
     with clock("deriving strategies"):
         rules = Rules.of(graph)
     with clock("searching"):
-        budget = Budget.of(request, clock.say)
         planned = None
         if offers is not None:
-            planned = _plan_with_offers(graph, rules, cluster, request, budget, offers)
+            planned = _plan_with_offers(graph, rules, cluster, request, clock.say, offers)
         if planned is None:
-            planned = _plan_as_it_is(graph, rules, cluster, request, Budget.of(request, clock.say))
+            planned = _plan_without_offers(graph, rules, cluster, request, clock.say)
     outcome, rules = planned.outcome, planned.rules
-    said = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
+    notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
-        known = rules.by_node if outcome.graph is planned.graph else None
-        _, single = best_single(outcome.graph, cluster, request.objective, known)
-    pinned = request.constraints.bound
-    return outcome, facts(outcome, single, len(cluster), said, pinned=pinned)
+        known_rules = rules.by_node if outcome.graph is planned.graph else None
+        _, single = best_single(outcome.graph, cluster, request.objective, known_rules)
+    return outcome, facts(outcome, single, len(cluster), notes, pinned=request.constraints.bound)
 
 
 @dataclass(frozen=True)
 class _Planned:
-    """A planned graph with its rules, and notes of how it came about."""
+    """The outcome of a graph's search, its rules, and notes on recomputation."""
 
     graph: Graph
     rules: Rules
     outcome: Outcome
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
 
 def _plan_with_offers(
-    graph: Graph, rules: Rules, cluster: Cluster, request: Request, budget: Budget, offers: Offers
+    graph: Graph, rules: Rules, cluster: Cluster, request: Request, say: Say, offers: Offers
 ) -> _Planned | None:
     """The better plan of a graph and of the same graph with offers, where memory binds.
 
-    Returns:
-        None if memory binds and the offers help nothing: the search of the graph was left early.
-
-    Raises:
-        PartitionerError: As `compile`.
+    None if memory binds and the offers gain nothing: the search of the graph was then cut short.
     """
     outcome = None
+    budget = replace(Budget.of(request, say), defers_memory=True)
     try:
-        deferring = replace(budget, defers_memory=True)
-        outcome = find_plan(graph, cluster, request, deferring, rules)
+        outcome = find_plan(graph, cluster, request, budget, rules)
     except Infeasible:
         note = "no plan that keeps all values for the backward pass was found to fit"
     else:
         if not outcome.memory_binds:
-            return _Planned(graph, rules, outcome)
+            return _Planned(graph, rules, outcome, ())
         note = "memory forbids the cheapest plan that keeps all values"
-    budget.say("allowing values to be computed again")
+    say("allowing values to be computed again")
     offered = offers()
     if offered is None:
         return None
-    other_graph, other_request = offered
-    other_rules = Rules.of(other_graph)
+    offering, request = offered
+    rules = Rules.of(offering)
     if outcome is None:
-        whole = Budget.of(other_request, budget.say)
-        planned = _plan_as_it_is(other_graph, other_rules, cluster, other_request, whole)
-        return replace(planned, notes=(note, *_recompute_notes(other_graph, planned.outcome)))
+        planned = _plan_without_offers(offering, rules, cluster, request, say)
+        return replace(planned, notes=(note, *planned.notes))
     best_s = outcome.evaluation.step_s
     left_s = max(request.time_limit_s / 2, budget.left_s)
     cheaper = replace(budget, deadline=time.monotonic() + left_s, best_s=best_s)
     try:
-        other = find_plan(other_graph, cluster, other_request, cheaper, other_rules)
+        outcome = find_plan(offering, cluster, request, cheaper, rules)
     except Infeasible:
         return None
-    if other.evaluation.step_s >= best_s:
+    if outcome.evaluation.step_s >= best_s:
         return None
-    notes = (note, *_recompute_notes(other_graph, other))
-    return _Planned(other_graph, other_rules, other, notes)
+    return _Planned(offering, rules, outcome, (note, *_recompute_notes(offering, outcome)))
 
 
-def _plan_as_it_is(
-    graph: Graph, rules: Rules, cluster: Cluster, request: Request, budget: Budget
+def _plan_without_offers(
+    graph: Graph, rules: Rules, cluster: Cluster, request: Request, say: Say
 ) -> _Planned:
     """The best plan of a graph.
 
     Raises:
-        Infeasible: No plan fits; the error says what would.
+        Infeasible: No plan fits; the error names what would.
     """
     try:
-        outcome = find_plan(graph, cluster, request, budget, rules)
+        outcome = find_plan(graph, cluster, request, Budget.of(request, say), rules)
     except Infeasible as error:
-        budget.say("looking for what would fit")
-        raise relaxed(error, relaxations(graph, cluster, request, error, rules)) from None
+        say("looking for what would fit")
+        raise relaxed(error, graph, cluster, request, rules) from None
     return _Planned(graph, rules, outcome, _recompute_notes(graph, outcome))
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Says which stage of a compilation begins, and keeps how long each took.
+    """Announces the stages of a compilation and keeps their seconds.
 
     Attributes:
-        say: Receives the name of each stage.
-        seconds: Of each finished stage.
+        say: Receives the name of each stage as it begins.
+        seconds: Seconds of each finished stage.
     """
 
     say: Say
@@ -382,52 +353,13 @@ class Clock:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """A stage: it ends with the block."""
+        """Time a block as a stage."""
         self.say(stage)
         start = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[stage] = time.perf_counter() - start
-
-
-def target_cluster(
-    cluster: str | Path | Cluster | None, devices: int | None, memory: int | str | None
-) -> Cluster:
-    """The cluster that `compile`'s arguments ask for.
-
-    Raises:
-        CostError: There is no such cluster, or the arguments contradict each other.
-    """
-    count = 1 if cluster is None and devices is None else devices
-    if not isinstance(cluster, Cluster):
-        target = resolve_cluster(cluster, count)
-    elif devices in (None, len(cluster)):
-        target = cluster
-    else:
-        raise ClusterOptionError(
-            f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"
-        )
-    return target if memory is None else target.with_memory(parse_bytes(memory))
-
-
-def constraints_of(constraints: Constraints | Plan | str | Path | None) -> Constraints:
-    """The constraints in `compile`'s argument.
-
-    Raises:
-        PartitionerError: It is none, or its file cannot be read.
-    """
-    if constraints is None:
-        return Constraints()
-    if isinstance(constraints, Constraints):
-        return constraints
-    if isinstance(constraints, Plan):
-        return Constraints(plan=constraints)
-    if not is_a(constraints, str, Path):
-        raise OptionError(
-            f"constraints is {constraints!r}; give Constraints, a Plan, or a file of either"
-        )
-    return Constraints.read(Path(constraints))
 
 
 def _size_notes(cluster: Cluster) -> tuple[str, ...]:
@@ -441,25 +373,21 @@ def _size_notes(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _recompute_notes(graph: Graph, outcome: Outcome) -> tuple[str, ...]:
-    """How many operators are computed again, where that was offered."""
+    """The number of operators that are computed again, where that was offered."""
     if not graph.optional:
         return ()
-    there = [node for node in outcome.graph.nodes if node.name in graph.optional]
-    count = sum(1 for node in there if (row := row_of(node)) is None or not row.view)
+    repeated = [node for node in outcome.graph.nodes if node.name in graph.optional]
+    count = sum(1 for node in repeated if (row := row_of(node)) is None or not row.view)
     return (f"{count} operators of the forward pass are computed again in the backward pass",)
 
 
 def _opaque_notes(rules: Rules) -> tuple[str, ...]:
-    """One line a reason, with the nodes it keeps whole."""
-    by_reason: dict[str, list[str]] = {}
+    """One line for each reason that keeps nodes whole."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
     for name, why in rules.opaque.items():
-        by_reason.setdefault(why, []).append(name)
+        by_reason[why].append(name)
     notes = []
     for why, names in by_reason.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         notes.append(f"kept whole on one device: {', '.join(names[:3])}{more}: {why}")
     return tuple(notes)
-
-
-def _silent(_text: str) -> None:
-    """Say nothing."""

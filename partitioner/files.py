@@ -1,11 +1,12 @@
-"""Writing a file, or a folder, whole or not at all."""
+"""Files and folders that are written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,18 +20,18 @@ class FileError(PartitionerError, ValueError):
 
 
 class DirectoryError(PartitionerError, ValueError):
-    """A folder that cannot be written, or whose files are not of one another."""
+    """A folder that cannot be written, or whose files do not belong together."""
 
 
 class ResultError(PartitionerError, ValueError):
-    """A folder that is not a saved compilation, or a result without what was asked of it."""
+    """A folder that is no saved compilation, or a compilation that lacks what a call needs."""
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Put `data` into a file; one that is there is replaced in one step, a link stays a link.
+    """Write a file in one step: an existing one is replaced, a link stays a link.
 
     Raises:
-        FileError: It cannot be written; what was there stays.
+        FileError: The file cannot be written; an existing one is unchanged.
     """
     write_files({path: data})
 
@@ -39,10 +40,10 @@ def write_files(contents: Mapping[Path, bytes | Path]) -> None:
     """Write files that belong together; none is put in place before all are complete.
 
     Args:
-        contents: For each file its bytes, or a file to copy. They are put in place in this order.
+        contents: Bytes of each file, or a file to copy; put in place in this order.
 
     Raises:
-        FileError: One cannot be written.
+        FileError: A file cannot be written.
     """
     drafts: dict[Path, Path] = {}
     path = Path()
@@ -73,59 +74,64 @@ def _fill(file: BinaryIO, content: bytes | Path) -> None:
 
 
 def _umask() -> int:
-    """Rights that new files do not get; it can only be read by setting it."""
+    """The process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextmanager
+def _refusing(error: type[FileError | DirectoryError], path: Path) -> Iterator[None]:
+    """Turn errors of the operating system, and names that no file can have, into refusals."""
+    try:
+        yield
+    except (FileError, DirectoryError):
+        raise
+    except OSError as reason:
+        raise error(f"cannot write {path}: {reason.strerror or reason}") from None
+    except ValueError as reason:
+        raise error(f"cannot write {path}: {reason}") from None
 
 
 def check_file(path: Path) -> None:
     """Refuse early what `write_file` would refuse.
 
     Raises:
-        FileError: There is no such folder, it cannot be written into, the path is a folder, or no
-            file can be called so.
+        FileError: The folder does not exist or is not writable, the path is a folder, or no file
+            can have that name.
     """
-    try:
-        _check_file(path)
-    except FileError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-        raise FileError(f"cannot write {path}: {_reason(error)}") from None
-
-
-def _check_file(path: Path) -> None:
-    final = _final(path)
-    if final.is_symlink():
-        raise FileError(f"cannot write {path}: it is a link that leads to itself")
-    folder = final.parent if path.is_symlink() else path.parent
-    if not folder.is_dir():
-        raise FileError(f"cannot write {path}: there is no folder {folder}")
-    try:
-        final.lstat()
-    except FileNotFoundError:
-        pass
-    else:
-        if not final.is_file():
-            raise FileError(f"cannot write {path}: it is there and is not a file")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise FileError(f"cannot write {path}: the folder {folder} is not writable")
+    with _refusing(FileError, path):
+        final = _final(path)
+        if final.is_symlink():
+            raise FileError(f"cannot write {path}: it is a link that leads to itself")
+        folder = final.parent if path.is_symlink() else path.parent
+        if not folder.is_dir():
+            raise FileError(f"cannot write {path}: there is no folder {folder}")
+        try:
+            final.lstat()
+        except FileNotFoundError:
+            pass
+        else:
+            if not final.is_file():
+                raise FileError(f"cannot write {path}: it is there and is not a file")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise FileError(f"cannot write {path}: the folder {folder} is not writable")
 
 
 def _final(path: Path) -> Path:
-    """Where a path leads, through links, whether or not there is a file."""
+    """The path with all links followed; the file need not exist."""
     return Path(os.path.realpath(path))
 
 
 def refuse_to_replace(source: Path, path: Path) -> None:
-    """A result never replaces what it was made from.
+    """Refuse to replace the model that a result was made from.
 
     Raises:
-        FileError: The two are one file.
+        FileError: Both paths are the same file.
     """
     try:
         same = path.samefile(source)
-    except (OSError, ValueError):  # one of them is not there
+    except (OSError, ValueError):  # one of them does not exist
         return
     if same:
         raise FileError(f"cannot write {path}: it is the model itself; name another file")
@@ -137,16 +143,14 @@ def replace_directory(target: Path, write: Callable[[Path], None], *, force: boo
     Args:
         target: Folder to make.
         write: Fills the folder that it is given; if it raises, nothing is left behind.
-        force: Replace a folder that is there already.
+        force: Replace an existing folder.
 
     Raises:
-        DirectoryError: `target` is there (without `force`), is a file, or cannot be made.
+        DirectoryError: `target` exists (without `force`), is a file, or cannot be made.
     """
     check_target(target, force=force)
-    try:
+    with _refusing(DirectoryError, target):
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except (OSError, ValueError) as error:
-        raise DirectoryError(f"cannot write {target}: {_reason(error)}") from None
     try:
         draft.chmod(0o755)
         write(draft)
@@ -161,48 +165,36 @@ def check_target(target: Path, *, force: bool) -> None:
     """Refuse early what `replace_directory` would refuse.
 
     Raises:
-        DirectoryError: See `replace_directory`. Only folders that look like one of ours, or
-            empty ones, are replaced.
+        DirectoryError: See `replace_directory`. Only empty folders, and folders with a plan, are
+            replaced.
     """
-    try:
-        _check_target(target, force)
-    except DirectoryError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a name that no folder can have
-        raise DirectoryError(f"cannot write {target}: {_reason(error)}") from None
-
-
-def _reason(error: OSError | ValueError) -> object:
-    return error.strerror if isinstance(error, OSError) else error
-
-
-def _check_target(target: Path, force: bool) -> None:
-    if not target.parent.is_dir():
-        raise DirectoryError(f"cannot write {target}: there is no folder {target.parent}")
-    if not target.exists():
-        return
-    if not target.is_dir() or target.is_symlink():
-        raise DirectoryError(f"cannot write {target}: it is there and is not a folder")
-    if not force:
-        raise DirectoryError(
-            f"{target} is there already; pass --force (Python: force=True) to replace it, "
-            "or name another folder"
-        )
-    if any(target.iterdir()) and not (target / "plan.json").is_file():
-        raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
+    with _refusing(DirectoryError, target):
+        if not target.parent.is_dir():
+            raise DirectoryError(f"cannot write {target}: there is no folder {target.parent}")
+        if not target.exists():
+            return
+        if not target.is_dir() or target.is_symlink():
+            raise DirectoryError(f"cannot write {target}: it is there and is not a folder")
+        if not force:
+            raise DirectoryError(
+                f"{target} is there already; pass --force (Python: force=True) to replace it, "
+                "or name another folder"
+            )
+        if any(target.iterdir()) and not (target / "plan.json").is_file():
+            raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
 
 
 def _swap(draft: Path, target: Path) -> None:
-    if target.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-        try:
-            target.rename(old / "was")
-            draft.rename(target)
-        except OSError:
-            if not target.exists() and (old / "was").exists():
-                (old / "was").rename(target)
-            raise
-        finally:
-            shutil.rmtree(old, ignore_errors=True)
-    else:
+    if not target.exists():
         draft.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    try:
+        target.rename(old / "was")
+        draft.rename(target)
+    except OSError:
+        if not target.exists() and (old / "was").exists():
+            (old / "was").rename(target)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The garbage collector, told to wait."""
+"""A pause of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Many small objects that all stay: collecting garbage would visit them again and again."""
-    was = gc.isenabled()
+    """Collect no garbage: graphs are many small objects that stay, visited at every collection."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if was_enabled:
             gc.enable()

@@ -9,7 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar, cast
 
-from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
+from partitioner.cost_model.errors import ClusterOptionError
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Plan
 from partitioner.search.request import Recompute, Request, Say
 from partitioner.solver import Objective
@@ -19,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ModelOptions(TypedDict, total=False):
-    """How a model is read or traced."""
+    """Options of reading or tracing a model."""
 
     training: bool
     optimizer: str
@@ -30,7 +33,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 class SearchOptions(TypedDict, total=False):
-    """What is asked of a search."""
+    """Options of a search."""
 
     objective: Objective
     strategy: str
@@ -41,7 +44,7 @@ class SearchOptions(TypedDict, total=False):
 
 
 class TargetOptions(TypedDict, total=False):
-    """The devices, and what is pinned on them."""
+    """The devices, and the constraints of a plan on them."""
 
     cluster: str | Path | Cluster | None
     memory: int | str | None
@@ -50,27 +53,27 @@ class TargetOptions(TypedDict, total=False):
 
 
 class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
-    """Of `compile`."""
+    """Options of `compile`."""
 
     recompute: Recompute
 
 
 class DumpOptions(ModelOptions, TargetOptions, total=False):
-    """Of `dump_problem`."""
+    """Options of `dump_problem`."""
 
     strategy: Required[str]
     example_inputs: Any
 
 
 class SweepOptions(ModelOptions, SearchOptions, total=False):
-    """Of `sweep`."""
+    """Options of `sweep`."""
 
     clusters: Iterable[str | None]
     memory: Iterable[int | str | None]
     meshes: Iterable[Mapping[str, int]]
 
 
-#: Defaults that are not None and no field of `Request`.
+#: Defaults, where they are not None.
 _DEFAULTS: Mapping[str, Any] = {
     **{field.name: field.default for field in fields(Request)},
     "training": False,
@@ -82,10 +85,10 @@ _DEFAULTS: Mapping[str, Any] = {
 
 
 def takes(options: type) -> Callable[[Function], Function]:
-    """Give a function with ``**options`` the signature that lists them; others are refused.
+    """Give a function with ``**options`` a signature that lists them, and refuse all others.
 
     Args:
-        options: The TypedDict of the function's keyword arguments.
+        options: The TypedDict of the keyword arguments.
     """
 
     def decorate(function: Function) -> Function:
@@ -112,12 +115,51 @@ def takes(options: type) -> Callable[[Function], Function]:
     return decorate
 
 
-def request_of(options: Mapping[str, Any], constraints: Constraints) -> Request:
-    """The request in keyword arguments.
+def opening(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of `open_model` among the options of a public function."""
+    names = {*ModelOptions.__annotations__, "recompute"} - {"progress"}
+    return {name: value for name, value in options.items() if name in names}
+
+
+def request_of(options: Mapping[str, Any]) -> Request:
+    """The request that options make.
 
     Raises:
-        OptionError: A value means nothing.
+        OptionError: A value has no meaning.
+        PartitionerError: The file of constraints cannot be read.
     """
+    constraints = _constraints(options.get("constraints"))
     names = {field.name for field in fields(Request)} - {"constraints"}
-    given = {name: options[name] for name in names if name in options}
-    return Request(constraints=constraints, **given)
+    values = {name: value for name, value in options.items() if name in names}
+    return Request(constraints=constraints, **values)
+
+
+def _constraints(constraints: Constraints | Plan | str | Path | None) -> Constraints:
+    if constraints is None:
+        return Constraints()
+    if isinstance(constraints, Constraints):
+        return constraints
+    if isinstance(constraints, Plan):
+        return Constraints(plan=constraints)
+    if not is_a(constraints, str, Path):
+        raise OptionError(
+            f"constraints is {constraints!r}; give Constraints, a Plan, or a file of either"
+        )
+    return Constraints.read(Path(constraints))
+
+
+def target_cluster(options: Mapping[str, Any], devices: int | None) -> Cluster:
+    """The cluster that options name, with so many devices (default: the cluster's, or 1).
+
+    Raises:
+        CostError: There is no such cluster, or it has another number of devices.
+    """
+    cluster, memory = options.get("cluster"), options.get("memory")
+    if not isinstance(cluster, Cluster):
+        count = 1 if cluster is None and devices is None else devices
+        cluster = resolve_cluster(cluster, count)
+    elif devices not in (None, len(cluster)):
+        raise ClusterOptionError(
+            f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"
+        )
+    return cluster if memory is None else cluster.with_memory(parse_bytes(memory))

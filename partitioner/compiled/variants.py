@@ -175,8 +175,7 @@ def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
     strategy, mesh = _space(base, len(program.cluster))
     request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))
-    budget = Budget.of(request, lambda _text: None)
-    return find_plan(graph, program.cluster, request, budget).plan
+    return find_plan(graph, program.cluster, request, Budget.of(request)).plan
 
 
 def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:

@@ -6,13 +6,11 @@ PyTorch is loaded for modules only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from typing_extensions import TypeIs
 
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.frontends.torch.options import ModuleOptions
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxInput:
-    """An ONNX model.
+    """An ONNX model, read when its graph is first needed.
 
     Attributes:
         model: Its path, or the model itself.
@@ -44,7 +42,7 @@ class OnnxInput:
 
     @property
     def path(self) -> Path | None:
-        """The model's file, if it came from one."""
+        """The model's file; None for a model in memory."""
         return Path(self.model) if isinstance(self.model, str | Path) else None
 
     @property
@@ -54,7 +52,7 @@ class OnnxInput:
 
     @cached_property
     def traced(self) -> Traced:
-        """The model, read.
+        """The model as read.
 
         Raises:
             FrontendError: It cannot be read.
@@ -63,19 +61,19 @@ class OnnxInput:
 
     @property
     def graph(self) -> Graph:
-        """Its graph."""
+        """The graph of the model."""
         return self.traced.graph
 
 
 @dataclass(frozen=True)
 class ModuleInput:
-    """A PyTorch module.
+    """A PyTorch module, traced when its graph is first needed.
 
     Attributes:
         module: The module.
         example: Arguments to trace it with.
-        source: Where it came from.
-        options: How it is traced.
+        source: The file or factory that gives the module again.
+        options: Options of the trace.
     """
 
     module: nn.Module
@@ -90,7 +88,7 @@ class ModuleInput:
 
     @property
     def path(self) -> Path | None:
-        """The exported program's file, if the module came from one."""
+        """The exported program's file; None without one."""
         return self.source.file
 
     @property
@@ -100,7 +98,7 @@ class ModuleInput:
 
     @cached_property
     def traced(self) -> TracedModule:
-        """The module, traced.
+        """The module as traced.
 
         Raises:
             FrontendError: It cannot be traced.
@@ -111,55 +109,54 @@ class ModuleInput:
 
     @property
     def graph(self) -> Graph:
-        """Its graph."""
+        """The graph of the module."""
         return self.traced.graph
 
 
 def open_model(
-    model: object,
+    model: Any,
     example_inputs: Any = None,
     *,
     training: bool = False,
     optimizer: str = "adamw",
+    parallel: str | None = None,
+    recompute: bool | str = "auto",
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-    of_modules: Sequence[str] = (),
 ) -> OnnxInput | ModuleInput:
-    """A model with the options of its kind, all arguments as of `partitioner.compile`.
+    """Open a model with the options of its kind; all arguments are those of `partitioner.compile`.
 
     A factory is called, an exported program is read; an ONNX model is not read yet.
 
-    Args:
-        model: The model.
-        example_inputs: For a module itself.
-        training: For a module.
-        optimizer: For training.
-        dims: For an ONNX model.
-        shapes: For an ONNX model.
-        of_modules: Names of options that were given and that only modules have.
-
     Raises:
-        PartitionerError: It cannot be had, or an argument is for models of the other kind.
+        PartitionerError: The model does not exist or is no model, an option is for models of the
+            other kind, or options contradict each other.
     """
     opened = _open_module(model, example_inputs)
-    if opened is not None:
-        if dims or shapes:
-            raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-        return ModuleInput(*opened, ModuleOptions(training, optimizer))
-    assert not is_module(model)
-    words = [*(("training",) if training else ()), *of_modules]
-    words += ["example_inputs"] if example_inputs is not None else []
-    for word in words:
-        raise OptionError(f"{word} is for PyTorch modules; the model is {_described(model)}")
-    onnx_model: Any = model
-    return OnnxInput(onnx_model, dims or {}, shapes or {})
+    if opened is None:
+        of_modules = {
+            "training": training,
+            "parallel": parallel,
+            "recompute": recompute is True,
+            "example_inputs": example_inputs is not None,
+        }
+        for name in (name for name, value in of_modules.items() if value):
+            raise OptionError(f"{name} is for PyTorch modules; the model is {_described(model)}")
+        return OnnxInput(model, dims or {}, shapes or {})
+    if dims or shapes:
+        raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
+    module_input = ModuleInput(*opened, ModuleOptions(training, optimizer))
+    if recompute is True and not training:
+        raise OptionError("recompute is for training: inference keeps nothing")
+    if parallel is not None and not training:
+        raise OptionError("parallel is for training; give constraints for inference")
+    return module_input
 
 
-def _open_module(
-    model: object, example_inputs: Any
-) -> tuple[nn.Module, Example, ModuleSource] | None:
+def _open_module(model: Any, example_inputs: Any) -> tuple[nn.Module, Example, ModuleSource] | None:
     """The module, its example inputs and its source; None for an ONNX model."""
-    if is_module(model):
+    torch = sys.modules.get("torch")  # without PyTorch loaded, nothing is a module
+    if torch is not None and isinstance(model, torch.nn.Module):
         return model, Example.of(example_inputs), ModuleSource()
     source = ModuleSource.of(model)
     if source is None:
@@ -167,12 +164,6 @@ def _open_module(
     if example_inputs is not None:
         raise OptionError(f"example_inputs: {_described(model)} has its own")
     return *source.open(), source
-
-
-def is_module(model: object) -> TypeIs[nn.Module]:
-    """Whether a model is a PyTorch module; loads no PyTorch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def _described(model: object) -> str:

@@ -1,4 +1,4 @@
-"""Plans of stages whose devices execute identical work: large clusters (see `search.levels`)."""
+"""Large clusters: plans of stages whose devices execute identical work (see `search.levels`)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class StagedPlan:
     Attributes:
         staged: Its stages.
         meshes: The devices of each stage.
-        graph: The graph that it is for.
+        graph: The graph that the plan is for.
         plan: The plan.
-        evaluation: Its figures.
+        evaluation: The plan's evaluation.
     """
 
     staged: Staged
@@ -65,7 +65,7 @@ class StagesSpace:
         """The space that a request names.
 
         Raises:
-            SearchError: It names none.
+            SearchError: The request names none.
         """
         meshes = layouts(cluster, request.strategy, request.mesh)
         if graph.backward:
@@ -127,11 +127,11 @@ def cheapest_staged(
     """The cheapest plan by levels.
 
     Args:
-        graph: The model.
+        graph: The graph.
         rules: Its rules.
         cluster: The devices.
-        meshes: Meshes of stages; of all devices if there is to be one stage.
-        budget: What the search may spend.
+        meshes: Meshes of stages; each of all devices with `one_stage`.
+        budget: The budget.
         one_stage: Whether all devices share every operator, as in training.
 
     Raises:

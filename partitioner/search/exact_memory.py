@@ -1,4 +1,4 @@
-"""When no plan fits by the safe memory formula: exact liveness may let one, or a refusal."""
+"""A second look at spaces where no plan fits by the safe memory formula: by exact liveness."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from partitioner.solver import (
 )
 from partitioner.strategies.spaces import Family
 
-#: Seconds that a refusal may take beyond the time limit: to look again, and to find its reason.
+#: Seconds beyond the time limit for the second look, and for the reason of a refusal.
 SECOND_LOOK_S = 2.0
 #: Memory limits to search under, over the least peak by the safe formula. The first plan that
 #: fits exactly is taken, so the loosest limit comes first.
 SLACKS = (math.inf, 1.5, 1.2, 1.1)
-
 
 #: Turns a solution of a space's problem into a plan with its evaluation.
 Evaluate = Callable[[Family, Built, Solution], Candidate]
@@ -44,26 +43,26 @@ def second_look(
     *,
     complete: bool,
 ) -> Candidate:
-    """A plan that exact liveness, in the graph's order of nodes, lets fit after all.
+    """A plan that fits by exact liveness, in the graph's order of nodes.
 
     Args:
         refused: All spaces that were searched.
-        request: What was asked for.
-        time_limit_s: Wall-clock limit.
+        request: The request.
+        time_limit_s: Wall-clock limit in seconds.
         evaluated: Evaluates a solution.
-        holdings: Says what a device holds under a plan.
+        holdings: In words, the bytes that a device holds under a plan.
         complete: Whether these are all spaces of the request.
 
     Raises:
-        Infeasible: There is none; the space that came nearest to fitting speaks.
+        Infeasible: There is none; the error is that of the space nearest to fitting.
     """
     deadline = time.monotonic() + time_limit_s
-    ask = partial(solve, gap=request.gap, seed=request.seed, engine=request.engine)
+    solve_within = partial(solve, gap=request.gap, seed=request.seed, engine=request.engine)
     nearest = sorted(refused, key=lambda space: _distance(space.error))
     for index, space in enumerate(nearest):
         left_s = (deadline - time.monotonic()) / (len(nearest) - index + 1)
         if left_s > 0 and _may_fit(space):
-            fitting = _exactly(space, request.objective, left_s, evaluated, ask)
+            fitting = _exactly(space, request.objective, left_s, evaluated, solve_within)
             if fitting is not None:
                 return fitting
     first = nearest[0]
@@ -94,19 +93,18 @@ def _distance(error: Infeasible) -> float:
 
 
 def _may_fit(space: Refused) -> bool:
-    """Whether the nearest plan's weights alone leave room: liveness cannot make them smaller."""
+    """Whether the nearest plan's weights alone fit: liveness cannot make them smaller."""
     closest, problem = space.error.closest, space.built.problem
     if closest is None:
         return True
     try:
-        outcome = evaluate_choices(_resident(problem), closest)
+        return evaluate_choices(_resident(problem), closest).excess_bytes <= 0
     except SolverError:
         return True
-    return outcome.excess_bytes <= 0
 
 
 def _resident(problem: Problem) -> Problem:
-    """The problem with only those bytes counted that are held throughout."""
+    """The problem with only those bytes that are held throughout, such as weights."""
     last = len(problem.nodes) - 1
     nothing = (0.0,) * problem.devices
     items = (
@@ -121,36 +119,36 @@ def _exactly(
     objective: Objective,
     time_limit_s: float,
     evaluated: Evaluate,
-    ask: Callable[..., Solution],
+    solve_within: Callable[..., Solution],
 ) -> Candidate | None:
-    """The first plan that fits by exact liveness: of least cost first, of least peak last."""
+    """A plan that fits by exact liveness: the cheapest within `SLACKS`, else the smallest."""
     deadline = time.monotonic() + time_limit_s
     problem = space.built.problem
 
     def within(limit: float, goal: Objective, seconds: float) -> Candidate:
         limited = replace(problem, limit_bytes=(limit,) * problem.devices)
-        solution = ask(limited, goal, time_limit_s=seconds, reason_s=0.0)
+        solution = solve_within(limited, goal, time_limit_s=seconds, reason_s=0.0)
         return evaluated(space.space, space.built, solution)
 
     best = within(math.inf, "memory", time_limit_s / 2)
     if not best.evaluation.fits_exactly:
         return None
-    bound, least = 0.0, best.solution.cost
+    bound, least_peak = 0.0, best.solution.cost
     for slack in SLACKS if objective != "memory" else ():
-        left = deadline - time.monotonic()
-        if left <= 0:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
             break
         try:
-            tried = within(slack * least, objective, left)
+            plan = within(slack * least_peak, objective, left_s)
         except Infeasible:
             break
-        bound = bound or tried.solution.bound  # of the first search, which had no limits
-        if tried.evaluation.fits_exactly:
-            best = tried
+        bound = bound or plan.solution.bound  # of the first search, which has no limits
+        if plan.evaluation.fits_exactly:
+            best = plan
             break
     if objective == "memory":
-        free = replace(_resident(problem), limit_bytes=(math.inf,) * problem.devices)
-        bound = ask(free, "memory", time_limit_s=time_limit_s / 2).bound
+        unlimited = replace(_resident(problem), limit_bytes=(math.inf,) * problem.devices)
+        bound = solve_within(unlimited, "memory", time_limit_s=time_limit_s / 2).bound
     bound = min(bound, best.cost(objective))
     return replace(best, solution=replace(best.solution, bound=bound, status="feasible"))
 
@@ -158,16 +156,11 @@ def _exactly(
 def _verdict(
     family: Family, error: Infeasible, parts: str, *, certain: bool, alone: bool
 ) -> Infeasible:
-    verdict, _, what = str(error).partition(": ")
+    verdict, _, shortage = str(error).partition(": ")
     if error.proven and not certain:
         verdict = "no plan was found that fits"
     nearest = "" if alone else ", the nearest to fitting of the spaces searched"
+    where = f"this is {family}{nearest}, with the nodes in the model's order"
     return Infeasible(
-        f"{verdict}: {what}{parts}; this is {family}{nearest}, with the nodes in the model's order",
-        device=error.device,
-        position=error.position,
-        name=error.name,
-        bytes_short=error.bytes_short,
-        proven=certain,
-        closest=error.closest,
+        f"{verdict}: {shortage}{parts}; {where}", **{**vars(error), "proven": certain}
     )

@@ -29,7 +29,7 @@ from partitioner.strategies.speeds import device_speeds
 
 @dataclass(frozen=True)
 class JointSearch:
-    """A graph, devices and a request: the data that all joint problems of a search share."""
+    """The graph, devices and request that all joint problems of a search share."""
 
     graph: Graph
     cluster: Cluster
@@ -39,7 +39,7 @@ class JointSearch:
 
     @cached_property
     def speeds(self) -> Mapping[int, float] | None:
-        """Speed of every device on this graph; None if they are equal."""
+        """The speed of every device on this graph; None if all are equal."""
         return device_speeds(self.graph, self.rules, self.cluster)
 
     def candidate(self, family: Family, built: Built, solution: Solution) -> Candidate:
@@ -49,11 +49,11 @@ class JointSearch:
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster, rules), solution)
 
     def holdings(self, plan: Plan, device: int) -> str:
-        """The bytes by kind that a device holds where it is fullest, in words."""
+        """In words, the bytes by kind that a device holds at its peak."""
         return Holdings.of(self.graph, plan, self.cluster).text(device)
 
     def least_load_s(self, options: Mapping[str, Sequence[PlacedNode]]) -> float:
-        """A bound on the busiest device's load: the least device-seconds of each node, shared."""
+        """A bound on the busiest device's load: each node's least device-seconds, shared evenly."""
         least = (
             min(sum(node_seconds(self.graph, p, self.cluster).values()) for p in placed)
             for placed in options.values()
@@ -63,8 +63,8 @@ class JointSearch:
     def options(self, family: Family) -> dict[str, tuple[PlacedNode, ...]]:
         """The strategies of each node that honour the constraints, on all groups.
 
-        A node that takes either operand has one strategy for each; an optional node may also be
-        left out.
+        A node that takes either of two operands has one strategy for each; an optional node may
+        also be left out.
 
         Raises:
             ConstraintError: A node is left without any.
@@ -94,8 +94,9 @@ class JointSearch:
         """The joint problem of a space."""
         meshes = (placed.mesh for some in options.values() for placed in some)
         groups = tuple(dict.fromkeys((*family.groups, *family.homes, *meshes)))
-        free = not self.request.constraints.bound and self.cluster.is_uniform
-        interchangeable = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
+        pinned = self.request.constraints.bound
+        symmetric = family.symmetric and not pinned and self.cluster.is_uniform
+        interchangeable = (tuple(range(len(family.groups))),) if symmetric else ()
         prices = DevicePrices(self.graph, self.cluster, self.resharder)
         return build(self.graph, groups, options, prices, interchangeable)
 
@@ -110,7 +111,7 @@ class JointSpace:
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan and, if that leaves devices idle, the nearest that does not.
 
-        There is none if the work alone shows that no plan of the space beats `budget.best_s`.
+        No plan if the work alone shows that none of the space beats `budget.best_s`.
         """
         request, name = self.shared.request, str(self.family)
         if budget.left_s <= 0 and any(result.plans or result.refused for result in others):
@@ -150,11 +151,11 @@ class JointSpace:
 def first_problem(
     graph: Graph, cluster: Cluster, request: Request, rules: Rules | None = None
 ) -> tuple[Family, Built]:
-    """The first search space of a request, as the solver's problem.
+    """The first space of a request, as the solver's problem.
 
     Raises:
         ConstraintError: The pins leave a node without a strategy.
-        SearchError: The request names no search space.
+        SearchError: The request names no space.
     """
     family, *_ = families(request.strategy, len(cluster), request.mesh)
     request.constraints.check(graph, len(cluster))

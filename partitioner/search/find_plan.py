@@ -2,13 +2,14 @@
 
 Small clusters: every space (all devices as a mesh, every device alone, equal sub-meshes) becomes
 one joint problem (`search.explicit`), and meshes of three axes are searched one axis at a time
-(`search.split_axes`). Large clusters: stages of equal meshes (`search.by_levels`). The bound of the
-certificate is the least bound of the spaces, so that it covers them all.
+(`search.split_axes`). Large clusters: stages of equal meshes (`search.by_levels`). The certificate
+has the least bound of the spaces, so that it covers them all.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -35,11 +36,11 @@ class Space(Protocol):
         """Find its best plan.
 
         Args:
-            budget: What this space may spend, and the cost of the best plan known.
+            budget: The budget of this space, with the cost of the best known plan.
             others: Results of the spaces searched before it.
 
         Raises:
-            Infeasible: No plan fits, and a second look would be of no use.
+            Infeasible: No plan fits, and exact liveness cannot change that.
         """
         ...
 
@@ -53,32 +54,28 @@ def find_plan(
     Args:
         graph: The graph.
         cluster: The devices.
-        request: What is asked for.
-        budget: What the whole search may spend.
-        rules: Rules of the graph's nodes.
+        request: The request.
+        budget: The budget of the whole search.
+        rules: Rules of the graph's nodes, if they are known.
 
     Raises:
         Infeasible: No space has a plan within the memory limits.
         ConstraintError: The pins leave a node without a strategy in every space.
         SearchError: The request names no search space.
     """
-    check_space(request.strategy, len(cluster), request.mesh)
-    request.constraints.check(graph, len(cluster))
-    known = rules or Rules.of(graph)
-    if is_large(graph, len(cluster)) and not _explicit_only(request):
-        stages = StagesSpace.of(graph, known, cluster, request)
-        return winner(_searched((stages,), request, cluster, budget), request, len(cluster))
-    return _explicit(graph, cluster, request, budget, known)
-
-
-def is_large(graph: Graph, devices: int) -> bool:
-    """Whether so many devices are planned by levels if they can be."""
-    many = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
-    return many and devices > 1
+    devices = len(cluster)
+    check_space(request.strategy, devices, request.mesh)
+    request.constraints.check(graph, devices)
+    rules = rules or Rules.of(graph)
+    large = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
+    if devices > 1 and large and not _explicit_only(request):
+        stages = StagesSpace.of(graph, rules, cluster, request)
+        return winner(_searched([stages], request, cluster, budget), request, devices)
+    return _explicit(graph, cluster, request, budget, rules)
 
 
 def _explicit_only(request: Request) -> str:
-    """The part of a request that needs a column for every device; "" if there is none."""
+    """The part of a request that needs a column for every device; "" if none does."""
     if request.objective != "throughput":
         return f"objective {request.objective}"
     return "constraints" if request.constraints.bound else ""
@@ -120,16 +117,15 @@ def _explicit(
 
 
 def _searched(
-    spaces: tuple[Space, ...] | list[Space], request: Request, cluster: Cluster, budget: Budget
+    spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
 ) -> list[SpaceResult]:
-    """The results of the spaces, each with its share of the time and the best cost so far."""
+    """The results of the spaces, each searched with its share of the time and the best cost."""
     results: list[SpaceResult] = []
     for index, space in enumerate(spaces):
         plans = [plan for result in results for plan in result.plans]
         best_s = math.inf
         if plans:
             best_s = best_of(plans, request.objective, len(cluster)).cost(request.objective)
-        share = budget.share(len(spaces) - index)
-        part = replace(share, best_s=min(budget.best_s, best_s))
-        results.append(space.search(part, tuple(results)))
+        share = replace(budget.share(len(spaces) - index), best_s=min(budget.best_s, best_s))
+        results.append(space.search(share, tuple(results)))
     return results

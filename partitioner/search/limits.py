@@ -1,9 +1,8 @@
-"""How many devices are treated one by one."""
+"""Sizes up to which each device is planned and listed by itself."""
 
-#: Up to so many devices each has a column of its own in the problem, if it can be had otherwise.
+#: Most devices with a column each in the joint problem, where levels could be searched instead.
 EXPLICIT = 16
-#: The same for nodes times devices.
+#: Most nodes times devices of such a problem.
 EXPLICIT_NODES = 10_000
-#: Up to so many devices each has one where a request needs it, and each has a program and a
-#: timeline.
+#: Most devices with a column each where a request needs that, and with programs and timelines.
 MOST_EXPLICIT = 64

@@ -16,7 +16,7 @@ from partitioner.strategies.spaces import Family
 
 
 class OutOfTime(PartitionerError):  # noqa: N818 - a verdict
-    """A space was not searched: the time limit was over."""
+    """A space was not searched because the time limit was over."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Candidate:
     """The best plan of one space.
 
     Attributes:
-        space: Where it was found.
-        graph: The graph that it is for: the one searched, less the optional nodes it leaves out.
-        plan: Without a certificate.
-        evaluation: By the referee.
-        solution: With the bound on all plans of the space.
+        space: The space.
+        graph: The graph of the plan: the one searched, less the optional nodes that it leaves out.
+        plan: The plan, without a certificate.
+        evaluation: The referee's evaluation.
+        solution: The solution, with the bound on all plans of the space.
         bounds_space: Whether that bound covers the space; else it covers this plan alone.
     """
 
@@ -40,13 +40,13 @@ class Candidate:
     bounds_space: bool = True
 
     def cost(self, objective: str) -> float:
-        """By the referee."""
+        """The cost by the referee."""
         return self.evaluation.cost(objective)
 
 
 @dataclass(frozen=True)
 class Refused:
-    """A space of which no plan fits by the safe memory formula, as far as is known."""
+    """A space without a known plan that fits by the safe memory formula."""
 
     space: Family
     built: Built
@@ -59,10 +59,10 @@ class SpaceResult:
 
     Attributes:
         plans: Its best plan and, where that leaves devices idle, the best that does not; empty
-            where no plan of the space is as good as one that is known.
+            where no plan of the space is as good as a known one.
         searched: In words, the space that the plans' bound covers; "" if it was not searched.
         refused: The space as the solver refused it, for a second look.
-        failed: Why spaces, or parts of this one, are without a plan or were not searched.
+        failed: Reasons why spaces, or parts of this one, have no plan or were not searched.
         folded: In words, the repeated blocks that were planned once.
         memory_binds: Whether memory forbids a plan that costs less by more than the gap.
     """
@@ -77,14 +77,14 @@ class SpaceResult:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The winner, and what else was seen.
+    """The best plan of all spaces, and the outcome of each.
 
     Attributes:
-        graph: The graph that the plan is for: the one searched, less what the plan leaves out.
+        graph: The graph of the plan: the one searched, less what the plan leaves out.
         plan: The best plan, with its certificate.
-        evaluation: Of the best plan.
+        evaluation: Its evaluation.
         candidates: The best plan of each space that has one.
-        failed: Why, for each space without a plan.
+        failed: The reason for each space without a plan.
         memory_binds: Whether memory forbids a plan that costs less by more than the gap; known
             by levels only.
     """
@@ -101,8 +101,8 @@ def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Ou
     """The best plan of all spaces, with a certificate over those that its bound covers.
 
     Args:
-        results: Of the spaces; at least one has a plan.
-        request: What was asked for.
+        results: Results of the spaces; at least one has a plan.
+        request: The request.
         devices: Number of devices of the cluster.
     """
     candidates = [plan for result in results for plan in result.plans]
@@ -111,13 +111,26 @@ def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Ou
     spaces = [result.searched for result in results if result.searched]
     if not best.bounds_space:
         spaces.append(str(best.space))
-    folded = next(r.folded for r in results if any(plan is best for plan in r.plans))
-    plan = certified(best, covered, request, spaces, folded)
+    cost = best.cost(request.objective)
+    bound = min([cost, *(candidate.solution.bound for candidate in covered)])
+    out_of_time = any(candidate.solution.status == "time_limit" for candidate in covered)
+    unproven = "time_limit" if out_of_time else "feasible"
+    certificate = Certificate(
+        objective=request.objective,
+        cost=cost,
+        bound=bound,
+        status="optimal" if cost - bound <= request.gap * cost else unproven,
+        strategy=best.plan.kind,
+        solver=best.solution.solver,
+        space=", ".join(dict.fromkeys(spaces)),
+        seed=request.seed,
+        folded=next(r.folded for r in results if any(plan is best for plan in r.plans)),
+    )
     refused = [(r.refused.space, r.refused.error) for r in results if r.refused is not None]
     failed = [failure for result in results for failure in result.failed]
     return Outcome(
         best.graph,
-        plan,
+        replace(best.plan, certificate=certificate),
         best.evaluation,
         tuple(candidates),
         (*refused, *failed),
@@ -133,39 +146,3 @@ def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Ca
         return idle, candidate.cost(objective)
 
     return min(candidates, key=rank)
-
-
-def certified(
-    best: Candidate,
-    covered: Sequence[Candidate],
-    request: Request,
-    spaces: Sequence[str],
-    folded: str = "",
-) -> Plan:
-    """The best plan with its certificate.
-
-    Args:
-        best: The plan.
-        covered: Plans whose bounds together bound it.
-        request: What was asked for.
-        spaces: In words, what the bound covers.
-        folded: In words, the repeated blocks that were planned once.
-    """
-    cost = best.cost(request.objective)
-    bound = min([cost, *(candidate.solution.bound for candidate in covered)])
-    out_of_time = any(candidate.solution.status == "time_limit" for candidate in covered)
-    unproven = "time_limit" if out_of_time else "feasible"
-    return replace(
-        best.plan,
-        certificate=Certificate(
-            objective=request.objective,
-            cost=cost,
-            bound=bound,
-            status="optimal" if cost - bound <= request.gap * cost else unproven,
-            strategy=best.plan.kind,
-            solver=best.solution.solver,
-            space=", ".join(dict.fromkeys(spaces)),
-            seed=request.seed,
-            folded=folded,
-        ),
-    )

@@ -1,4 +1,4 @@
-"""What is asked of the search, and what it may spend."""
+"""The request of a search, and its budget."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ from partitioner.strategies.spaces import SearchError, check_mesh, check_strateg
 
 #: Whether the backward pass may compute values of the forward pass again.
 Recompute = bool | Literal["auto"]
-#: The least time that a space is searched for.
+#: Least seconds that a space is searched for.
 LEAST_S = 0.2
 #: Receives a line of text at each stage of a compilation.
 Say = Callable[[str], None]
 
 
+def silent(_text: str) -> None:
+    """Drop the line."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """What is asked of the search.
+    """The options of a search, as `partitioner.compile` describes them.
 
     Attributes:
         objective: "throughput", "latency" or "memory".
@@ -39,14 +43,14 @@ class Request:
         parallel: Kind of parallelism, see `strategies.parallel`; None for the cheapest plan.
         recompute: Whether a training plan may compute values of the forward pass again. "auto":
             where no plan that keeps them all fits or, by levels, memory forbids a cheaper one.
-        time_limit_s: Of the whole search, in seconds; above 0 and finite.
+        time_limit_s: Limit of the whole search, in seconds; above 0 and finite.
         gap: Relative gap at which the search of a space stops; at least 0 and below 1.
         solver: Name of the MILP solver, see `solver.joint.engines`.
-        seed: Of all random choices; at least 0.
+        seed: Seed of all random choices; at least 0.
 
     Raises:
         OptionError: A value is none of these.
-        EngineError: There is no such solver on this machine.
+        EngineError: The solver is not known, or not installed.
     """
 
     objective: Objective = "throughput"
@@ -83,20 +87,20 @@ class Request:
         return find(self.solver)
 
     def over(self, devices: int, *, training: bool) -> Request:
-        """The request with the search space that training and its kind of parallelism have.
+        """The request with the strategy and mesh that training and `parallel` ask for.
 
         Raises:
-            SearchError: The kind of parallelism and the mesh or strategy contradict each other.
+            SearchError: `parallel` contradicts the mesh or the strategy.
         """
         if self.parallel is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
-        spaces = replace(self, strategy="intra") if training and self.strategy == "auto" else self
+        request = replace(self, strategy="intra") if training and self.strategy == "auto" else self
         if self.parallel is None or devices == 1:
-            return spaces
-        return replace(spaces, mesh=parallel_mesh(self.parallel, devices, self.mesh))
+            return request
+        return replace(request, mesh=parallel_mesh(self.parallel, devices, self.mesh))
 
     def on(self, graph: Graph) -> Request:
-        """The request with its kind of parallelism as constraints on a graph (after `over`)."""
+        """The request with `parallel` as constraints on a graph; called after `over`."""
         if self.parallel is None or self.mesh is None:
             return self
         batch = batch_inputs(graph, graph.inputs)
@@ -107,12 +111,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search may spend, and the cost that it must beat.
+    """The deadline and settings of a search, and the cost that it must beat.
 
     Attributes:
         deadline: Monotonic second at which the search ends.
-        gap: Relative gap at which the search of a space stops.
-        seed: Of all random choices.
+        gap: As of `Request`.
+        seed: As of `Request`.
         engine: MILP solver.
         say: Receives a line of text before each part of the search.
         best_s: Cost of a known plan, which is to be beaten; infinite if there is none.
@@ -129,8 +133,8 @@ class Budget:
     defers_memory: bool = False
 
     @classmethod
-    def of(cls, request: Request, say: Say) -> Budget:
-        """The budget of a request that begins now."""
+    def of(cls, request: Request, say: Say = silent) -> Budget:
+        """The budget of a request whose search begins now."""
         deadline = time.monotonic() + request.time_limit_s
         return cls(deadline, request.gap, request.seed, request.engine, say)
 
@@ -140,7 +144,10 @@ class Budget:
         return self.deadline - time.monotonic()
 
     def share(self, spaces: int) -> Budget:
-        """The budget of one of so many spaces that are still to be searched."""
+        """One of so many equal shares of the time left, or of `LEAST_S` where less is left.
+
+        After the deadline it is the budget itself.
+        """
         left_s = self.left_s
         if left_s <= 0:
             return self

@@ -2,8 +2,8 @@
 
 Their joint problems are too large: strategies multiply over axes. So where the joint problems of
 simpler meshes leave something to gain, all meshes of several axes are searched as those of a large
-cluster are (`levels.search_whole`), and the plan that comes out competes with the others. No bound
-over a mesh follows from it but the least device seconds of all nodes.
+cluster are (`levels.search_whole`), and the resulting plan competes with the others. The only bound
+over a mesh that follows is the least device seconds of all nodes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from partitioner.solver import Infeasible, Solution
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import Family
 
-#: The joint search takes meshes of so many axes, if no other is asked for.
+#: Most axes of the meshes that joint problems search.
 JOINT_AXES = 2
 SOLVER = "search of one axis at a time / device seconds of the nodes"
 
 
 def axes_meshes(cluster: Cluster, request: Request) -> tuple[Layout, ...]:
-    """The meshes of several axes; none if there is none of three, or they cannot be searched so.
+    """The meshes of several axes; none if none has three, or the request needs joint problems.
 
-    All devices must be alike and nothing pinned, and the objective is throughput.
+    Devices must be equal, the objective throughput, and nothing pinned.
     """
-    free = request.objective == "throughput" and not request.constraints.bound
-    if not free or request.strategy == "inter":
+    joint = request.objective != "throughput" or request.constraints.bound
+    if joint or request.strategy == "inter":
         return ()
     meshes = layouts(cluster, "intra", request.mesh)
     several = tuple(layout for layout in meshes if len(layout.mesh.axes) >= JOINT_AXES)
@@ -49,7 +49,7 @@ class SplitAxesSpace:
     meshes: tuple[Layout, ...]
 
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
-        """The best plan; none if none was found that fits, or the joint search leaves no gain."""
+        """The best plan; none if none is found to fit, or the joint problems leave no gain."""
         if not may_gain(others):
             return SpaceResult()
         try:
@@ -71,10 +71,10 @@ class SplitAxesSpace:
 
 
 def may_gain(others: Sequence[SpaceResult]) -> bool:
-    """Whether to search the meshes of several axes anew.
+    """Whether to search the meshes of several axes axis by axis.
 
-    They are if no plan is known, if the best plan is on one of them, or if the joint search of
-    one was not through. Where one axis is best, three are no better.
+    They are if no plan is known, if the best plan is on one of them, or if the joint problem of
+    one is not solved. Where one axis is best, three are no better.
     """
     plans = [plan for result in others for plan in result.plans]
     if not plans:

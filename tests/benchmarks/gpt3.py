@@ -113,7 +113,7 @@ def cluster_of(devices: int) -> Cluster:
 def row(graph: Graph, case: Case, request: Request) -> str:
     cluster = cluster_of(case.devices)
     cpu, wall = time.process_time(), time.perf_counter()
-    budget = Budget.of(request, lambda _text: None)
+    budget = Budget.of(request)
     outcome = find_plan(graph, cluster, request, budget)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     certificate = outcome.plan.certificate

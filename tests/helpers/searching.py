@@ -1,4 +1,4 @@
-"""A whole search in one call."""
+"""A search without a budget of its own."""
 
 from typing import Any
 
@@ -10,6 +10,5 @@ from partitioner.search.request import Budget, Request
 
 
 def search(graph: Graph, cluster: Cluster, request: Request, **budget: Any) -> Outcome:
-    """The best plan by a request, silently; `budget` replaces parts of the request's own."""
-    silent = Budget.of(request, lambda _text: None)
-    return find_plan(graph, cluster, request, Budget(**{**vars(silent), **budget}))
+    """The outcome of a request; keyword arguments replace fields of its budget."""
+    return find_plan(graph, cluster, request, Budget(**{**vars(Budget.of(request)), **budget}))

@@ -1,4 +1,4 @@
-"""How a module is traced; loads no PyTorch."""
+"""Options of a module's trace; loads no PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from partitioner.ir.errors import OptionError
 
-#: Bytes that each optimizer keeps of an element of a parameter, beside it and its gradient.
+#: Bytes of state that each optimizer keeps for one element of a parameter.
 OPTIMIZERS: Mapping[str, int] = {
     "adamw": 8,
     "adam": 8,
@@ -20,14 +20,14 @@ OPTIMIZERS: Mapping[str, int] = {
 
 @dataclass(frozen=True)
 class ModuleOptions:
-    """How a module is traced.
+    """Options of a module's trace.
 
     Attributes:
-        training: Whether its program has a backward pass.
-        optimizer: One of `OPTIMIZERS`, whose memory is counted in training.
+        training: Whether the program has a backward pass.
+        optimizer: One of `OPTIMIZERS`, whose state is counted in training.
 
     Raises:
-        OptionError: There is no such optimizer.
+        OptionError: The optimizer is none of `OPTIMIZERS`.
     """
 
     training: bool = False

@@ -1,4 +1,4 @@
-"""Where a PyTorch module comes from: a ``.pt2`` file, ``package.module:factory``, or Python."""
+"""The source of a PyTorch module: a ``.pt2`` file, ``package.module:factory``, or Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SourceError(PartitionerError, ValueError):
-    """A module that cannot be had from where it should come from."""
+    """A module that its file or factory does not give."""
 
 
 @dataclass(frozen=True)
@@ -26,39 +26,37 @@ class Example:
     """Arguments that a module is traced with.
 
     Attributes:
-        args: Positional ones.
-        kwargs: By keyword.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     @classmethod
-    def of(cls, given: Any) -> Example:
-        """Arguments given as `partitioner.compile` takes them.
+    def of(cls, inputs: Any) -> Example:
+        """The `example_inputs` of `partitioner.compile` as arguments.
 
         Raises:
-            OptionError: None are given.
+            OptionError: `inputs` is None.
         """
-        if given is None:
+        if inputs is None:
             raise OptionError("a PyTorch module is traced with example inputs: give example_inputs")
-        if isinstance(given, Example):
-            return given
-        if isinstance(given, Mapping):
-            return cls((), dict(given))
-        if isinstance(given, tuple | list):
-            return cls(tuple(given), {})
-        return cls((given,), {})
+        if isinstance(inputs, Example):
+            return inputs
+        if isinstance(inputs, Mapping):
+            return cls((), dict(inputs))
+        return cls(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
 
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """How to have a module again.
+    """The file or factory of a module; neither for a module that was given in Python.
 
     Attributes:
         file: An exported program, absolute.
         factory: ``package.module:function``, which returns a module and its example inputs.
-        folder: Where the factory's package is looked for first, absolute.
+        folder: Folder that the factory's package is imported from first, absolute.
     """
 
     file: Path | None = None
@@ -67,14 +65,11 @@ class ModuleSource:
 
     @classmethod
     def of(cls, model: object) -> ModuleSource | None:
-        """What a path or text names; None for what is no module's.
+        """The ``.pt2`` file or the ``package.module:function`` that a text names.
 
-        A ``.pt2`` file, or ``package.module:function`` where there is no such file.
+        None where it names an ONNX model, or is no text and no path.
         """
-        if not isinstance(model, str | Path):
-            return None
-        text = str(model)
-        if module_name(text) is None:
+        if not isinstance(model, str | Path) or module_name(text := str(model)) is None:
             return None
         if text.endswith(".pt2"):
             return cls(file=Path(os.path.abspath(text)))  # noqa: PTH100 - links stay
@@ -82,11 +77,11 @@ class ModuleSource:
 
     @property
     def name(self) -> str:
-        """For people and file names; "" for a module that was given in Python."""
+        """The file's or factory's name; "" for a module that was given in Python."""
         return self.file.stem if self.file is not None else self.factory.rpartition(":")[2]
 
     def open(self) -> tuple[nn.Module, Example]:
-        """The module and its example inputs. A factory runs: its folder joins `sys.path`.
+        """The module and its example inputs. A factory is called: its folder joins `sys.path`.
 
         Raises:
             PartitionerError: There is no such file or function, or it gives something else.
@@ -95,7 +90,7 @@ class ModuleSource:
             return _read(self.file)
         if not self.factory:
             raise SourceError("the module was given in Python: give it again")
-        return _made(self.factory, self.folder)
+        return _call(self.factory, self.folder)
 
 
 def _read(file: Path) -> tuple[nn.Module, Example]:
@@ -108,23 +103,30 @@ def _read(file: Path) -> tuple[nn.Module, Example]:
     return program.module(check_guards=False), Example(tuple(args), dict(kwargs))
 
 
-def _made(factory: str, folder: Path | None) -> tuple[nn.Module, Example]:
+def _call(factory: str, folder: Path | None) -> tuple[nn.Module, Example]:
+    from torch import nn
+
     package, _, path = factory.partition(":")
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
-    found: Any = _import(factory, package)
+    function: Any = _import(factory, package)
     for part in path.split("."):
-        if not hasattr(found, part):
+        if not hasattr(function, part):
             raise SourceError(f"{factory}: {package} has no function {path!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise SourceError(f"{factory} is a {type(found).__name__}, not a function")
+        function = getattr(function, part)
+    if not callable(function):
+        raise SourceError(f"{factory} is a {type(function).__name__}, not a function")
     try:
-        made = found()
+        result = function()
     except Exception as error:
-        raise SourceError(f"{factory}: {_said(error)}") from error
-    return _checked(factory, made)
+        raise SourceError(f"{factory}: {_text_of(error)}") from error
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module):
+        return result[0], Example.of(result[1])
+    types = type(result).__name__
+    if isinstance(result, tuple):
+        types = f"({', '.join(type(part).__name__ for part in result)})"
+    raise SourceError(f"{factory} returned {types}; it must return (module, example_inputs)")
 
 
 def _import(factory: str, package: str) -> Any:
@@ -133,21 +135,10 @@ def _import(factory: str, package: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{package}.".startswith(f"{error.name}."):
             raise SourceError(f"{factory}: there is no module {error.name!r}") from None
-        raise SourceError(f"{factory}: {_said(error)}") from error
+        raise SourceError(f"{factory}: {_text_of(error)}") from error
     except Exception as error:
-        raise SourceError(f"{factory}: importing {package}: {_said(error)}") from error
+        raise SourceError(f"{factory}: importing {package}: {_text_of(error)}") from error
 
 
-def _checked(factory: str, made: Any) -> tuple[nn.Module, Example]:
-    from torch import nn
-
-    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
-        return made[0], Example.of(made[1])
-    what = type(made).__name__
-    if isinstance(made, tuple):
-        what = f"({', '.join(type(part).__name__ for part in made)})"
-    raise SourceError(f"{factory} returned {what}; it must return (module, example_inputs)")
-
-
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

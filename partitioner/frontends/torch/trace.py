@@ -25,13 +25,13 @@ from partitioner.no_gc import no_collection
 
 @dataclass(frozen=True)
 class TracedModule:
-    """A module and the graph that it was traced to.
+    """A module and its graph.
 
     Attributes:
         module: The module itself.
-        traced: Its graph, and the parts of the module that its values stand for.
-        options: How it was traced.
-        modes: Which submodules were in training mode, by name.
+        traced: The graph, and the parameters, buffers and results that its values stand for.
+        options: Options of the trace.
+        modes: Whether each submodule, by name, was in training mode.
     """
 
     module: nn.Module
@@ -45,11 +45,11 @@ class TracedModule:
         return self.traced.graph
 
     def on(self, graph: Graph) -> TracedModule:
-        """The module with another of its graphs: one with offers, or with some of them taken."""
+        """The module with another of its graphs: with offers, or with some of them taken."""
         return replace(self, traced=replace(self.traced, graph=graph))
 
     def of(self, names: Container[str]) -> TracedModule:
-        """The module with the graph that a plan of these nodes' names is for, if there is one."""
+        """The module with the graph that has nodes of these names, if there is one."""
         return replace(self, traced=self.traced.of(names))
 
     @cached_property
@@ -87,8 +87,8 @@ def trace_module(
     Args:
         module: The module; its weights may be fake, or on the meta device.
         example: Arguments to trace it with.
-        options: How to trace it.
-        keep: First names of what is stored even if the graph only reads it.
+        options: Options of the trace.
+        keep: First names of parameters and buffers that are stored though they are only read.
 
     Raises:
         FrontendError: It cannot be traced.
@@ -96,17 +96,17 @@ def trace_module(
     seen: set[int] = set()
 
     def distinct(tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor that is given twice is copied: it would be traced as one input."""
-        again = id(tensor) in seen
+        """Copy a tensor from its second use on: it would be traced as one input."""
+        repeated = id(tensor) in seen
         seen.add(id(tensor))
-        return tensor.detach().clone() if again else tensor
+        return tensor.detach().clone() if repeated else tensor
 
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
-    real = materialised(module)
-    program = export_module(real, *arguments)
+    traceable = materialised(module)
+    program = export_module(traceable, *arguments)
     for rewrite in (replace_attention, replace_losses, keep_composites):
         rewrite(program.graph_module)
-    captured = capture(real, program, DECOMPOSITIONS, training=options.training)
+    captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     graph = module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)
     modes = {name: part.training for name, part in module.named_modules()}
     return TracedModule(module, graph, options, modes)

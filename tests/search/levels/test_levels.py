@@ -294,7 +294,7 @@ def test_three_axes_win_where_weights_must_be_cut_and_values_need_not_be_whole()
     costs = []
     for space in (meshes[:2], meshes):
         split = SplitAxesSpace(graph, Rules.of(graph), tight, space)
-        (plan,) = split.search(Budget.of(request, lambda _text: None), ()).plans
+        (plan,) = split.search(Budget.of(request), ()).plans
         assert plan.solution.bound <= plan.evaluation.step_s == plan.solution.cost
         assert plan.evaluation.fits
         costs.append(plan.evaluation.step_s)

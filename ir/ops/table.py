@@ -7,8 +7,9 @@ without a row is *opaque*: kept whole on one device and reported by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,61 +17,33 @@ import numpy as np
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Graph, Node
+from partitioner.ir.ops.signature import OpaqueError, Shape, Signature
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 
-Shape = tuple[int, ...]
-
-
-class OpaqueError(IRError):
-    """This node's form has no rule (say why in one clause); it stays whole on one device."""
-
 
 @dataclass(frozen=True)
-class OpView:
+class OpView(Signature):
     """What a row sees of a node: itself, its types, and the contents of its small constants."""
 
     node: Node
     graph: Graph
+
+    @cached_property
+    def types(self) -> tuple[TensorType | None, ...]:
+        """Types of the operands."""
+        return tuple(self.graph.types[name] if name else None for name in self.node.inputs)
+
+    @cached_property
+    def out_types(self) -> tuple[TensorType | None, ...]:
+        """Types of the results."""
+        return tuple(self.graph.types[name] if name else None for name in self.node.outputs)
 
     @property
     def opset(self) -> int:
         """Operator-set version of the node's domain."""
         domain = self.node.op.rpartition("::")[0]
         return self.graph.opsets.get(domain, 1)
-
-    def type(self, index: int) -> TensorType | None:
-        """Type of operand `index`, None if absent."""
-        inputs = self.node.inputs
-        return self.graph.types[inputs[index]] if index < len(inputs) and inputs[index] else None
-
-    def shape(self, index: int) -> Shape:
-        """Sizes of operand `index`, which must be present."""
-        found = self.type(index)
-        if found is None:
-            raise OpaqueError(f"operand {index} is absent")
-        return found.shape
-
-    def out_shape(self, index: int = 0) -> Shape:
-        """Sizes of result `index`, which must be present."""
-        return self.graph.types[self.node.outputs[index]].shape
-
-    @property
-    def shapes(self) -> tuple[Shape | None, ...]:
-        """Sizes of every operand; None where absent."""
-        return tuple(self.graph.types[v].shape if v else None for v in self.node.inputs)
-
-    @property
-    def out_shapes(self) -> tuple[Shape | None, ...]:
-        """Sizes of every result; None where absent."""
-        return tuple(self.graph.types[v].shape if v else None for v in self.node.outputs)
-
-    def present(self, dims: Sequence[Sequence[str] | None]) -> list[Sequence[str] | None]:
-        """Dims of the operands that the node has, in order; None for each that is absent."""
-        return [
-            own if shape is not None else None
-            for own, shape in zip(dims, self.shapes, strict=False)
-        ]
 
     def attr(self, name: str, default: Attr | None = None) -> Attr | None:
         """An attribute."""
@@ -82,6 +55,10 @@ class OpView:
         if not isinstance(value, int):
             raise OpaqueError(f"attribute {name!r} is {value!r}, not an integer")
         return value
+
+    def dim(self, name: str, default: int, rank: int | None = None) -> int:
+        """A dim of operand 0, or of so many, given as an attribute; counted from the first."""
+        return self.int_attr(name, default) % max(self.rank() if rank is None else rank, 1)
 
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
         """Integers given as attribute `name` or, in newer opsets, as constant operand `index`.
@@ -104,10 +81,10 @@ class OpView:
         Raises:
             OpaqueError: It is computed at run time or too large.
         """
-        found = self.graph.constant(self.node.inputs[index])
-        if found is None:
+        array = self.graph.constant(self.node.inputs[index])
+        if array is None:
             raise OpaqueError(f"operand {index} ({self.node.inputs[index]!r}) is not a constant")
-        return found
+        return array
 
 
 @dataclass(frozen=True)
@@ -119,7 +96,7 @@ class LocalView:
         shapes: Local sizes of the operands (() where absent).
         out_shapes: Local sizes of the results (() where absent).
         regions: Which part of each whole operand the device has; () unless the row says `where`.
-        out_regions: Which part of each whole result it makes; likewise.
+        out_regions: Which part of each whole result it computes; () unless the row says `where`.
     """
 
     sizes: Mapping[str, int]
@@ -131,12 +108,12 @@ class LocalView:
 
 @dataclass(frozen=True)
 class LocalOp:
-    """A node made local: nodes in order (their extra values are temporaries), new small constants.
+    """A node made local.
 
     Attributes:
-        nodes: Replacement; the results keep the original names. Nodes after rows that need more
+        nodes: Its replacement, in order; the results keep the original names. Rows that need more
             than one node name their temporaries with the original node's name as prefix.
-        constants: New constants by value name.
+        constants: New small constants by value name.
         types: Types of temporaries by value name.
     """
 
@@ -189,6 +166,23 @@ def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
     name = f"{view.node.name}.{index}.local"
     inputs = tuple(name if i == index else v for i, v in enumerate(view.node.inputs))
     return LocalOp((replace(view.node, inputs=inputs),), {name: array})
+
+
+def local_shape(attr: str) -> Localize:
+    """Local form where an attribute is the result's shape."""
+    return lambda view, local: same_node(view, **{attr: local.out_shapes[0]})
+
+
+def local_shape_operand(index: int) -> Localize:
+    """Local form where a constant operand is the result's shape."""
+    return lambda view, local: with_constant(view, index, np.array(local.out_shapes[0], np.int64))
+
+
+def local_groups(attr: str) -> Localize:
+    """Local form where an attribute counts the groups, factor g: those of the device."""
+    return lambda view, local: same_node(
+        view, **({attr: local.sizes["g"]} if "g" in local.sizes else {})
+    )
 
 
 class Family(Protocol):

@@ -53,4 +53,4 @@ def rules_of(graph: Graph) -> Mapping[str, Rule | str]:
 
 
 #: Every row, by the op key of `Node.op`.
-ROWS: Mapping[str, OpRow] = {**merged((aten, onnx)), COND: cond_row(rule_of)}
+ROWS: Mapping[str, OpRow] = {**merged(aten, onnx), COND: cond_row(rule_of)}

@@ -1,4 +1,4 @@
-"""What a rule builder sees of a node, its tensors' types, and the notation for its rules."""
+"""The types of a node's operands and results, and the notation in which its rule is written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, TensorType
 
 Shape = tuple[int, ...]
-Shapes = tuple[Shape | None, ...]  #: None where a tensor is absent.
 Dims = str | Sequence[str] | None  #: Of one tensor: "b m k" or ["b", "m", "k"].
-Tensors = str | Sequence[Dims]  #: Dims of several: "b m k, k n".
+Tensors = str | Sequence[Dims]  #: Dims of several tensors: "b m k, k n".
 Names = str | Iterable[str]  #: Of factors: "m k" or ["m", "k"].
 
 
@@ -23,10 +22,10 @@ class OpaqueError(IRError):
 
 
 class Options(TypedDict, total=False):
-    """Options of a rule; see `Rule.of`.
+    """Options of `Signature.rule`: those of `Rule.of`, and two more forms.
 
-    Names of factors may be a text. Factors that are reduced are summed unless a mapping says
-    otherwise, and `sums` are operands that are `linear` if their element types allow it.
+    Names in `reduce` are summed, unless it maps them to another reduction. Operands in `sums` are
+    `linear` if the element types allow it (`Signature.sums`).
     """
 
     sizes: Mapping[str, int]
@@ -37,7 +36,7 @@ class Options(TypedDict, total=False):
     addends: Iterable[int]
     linear: Iterable[int]
     sums: Iterable[int]
-    points: Names
+    points: Names | None
     flops: float
 
 
@@ -55,14 +54,14 @@ class Signature(ABC):
         """Types of the results."""
 
     @property
-    def shapes(self) -> Shapes:
+    def shapes(self) -> tuple[Shape | None, ...]:
         """Sizes of the operands."""
-        return tuple(None if kind is None else kind.shape for kind in self.types)
+        return tuple(None if tensor is None else tensor.shape for tensor in self.types)
 
     @property
-    def out_shapes(self) -> Shapes:
+    def out_shapes(self) -> tuple[Shape | None, ...]:
         """Sizes of the results."""
-        return tuple(None if kind is None else kind.shape for kind in self.out_types)
+        return tuple(None if tensor is None else tensor.shape for tensor in self.out_types)
 
     def type(self, index: int) -> TensorType | None:
         """Type of operand `index`."""
@@ -74,71 +73,82 @@ class Signature(ABC):
         Raises:
             OpaqueError: It is absent.
         """
-        kind = self.type(index)
-        if kind is None:
+        tensor = self.type(index)
+        if tensor is None:
             raise OpaqueError(f"operand {index} is absent")
-        return kind.shape
+        return tensor.shape
 
     def rank(self, index: int = 0) -> int:
-        """Number of dims of operand `index`.
-
-        Raises:
-            OpaqueError: It is absent.
-        """
+        """Number of dims of operand `index`, which must be present."""
         return len(self.shape(index))
 
     @property
     def out_type(self) -> TensorType:
-        """Type of the first result that is there."""
-        return next(kind for kind in self.out_types if kind is not None)
+        """Type of the first result that is present."""
+        return next(tensor for tensor in self.out_types if tensor is not None)
 
     @property
     def out_shape(self) -> Shape:
-        """Sizes of the first result that is there."""
+        """Sizes of the first result that is present."""
         return self.out_type.shape
 
     def sums(self, operands: Iterable[int]) -> tuple[int, ...]:
-        """Operands in which the op is jointly linear; none of them if element types forbid it.
+        """The operands if the op, jointly linear in them, keeps the sum of their parts; else none.
 
-        A sum of parts is their sum only while no part is rounded or wrapped: element types stay as
-        they are, or floats become wider ones. Truth values have no sums.
+        It does while no part is rounded or wrapped: element types stay as they are, or floats
+        become wider. Booleans have no sums.
         """
         indices, after = tuple(operands), self.out_type.dtype
-        kinds = [kind.dtype for index in indices if (kind := self.type(index)) is not None]
-        return indices if all(_keeps_sums(before, after) for before in kinds) else ()
+        tensors = [tensor for index in indices if (tensor := self.type(index)) is not None]
+        return indices if all(_keeps_sums(tensor.dtype, after) for tensor in tensors) else ()
 
     def rule(self, operands: Tensors, results: Tensors, **options: Unpack[Options]) -> Rule:
-        """The rule of dims: ``rule("n c s.., c", "n c s..", whole="s..", flops=2)``.
+        """The rule of a node: ``rule("n c s.., c", "n c s..", whole="s..", flops=2)``.
 
-        In texts, ``s..`` is as many dims as are left of the tensor's, ``s0 s1`` for an image; they
-        are aligned at the last, as in broadcasting. Dims of absent tensors are left out, operands
-        without dims are outside the loops.
+        ``s..`` stands for as many dims as the tensor has beside the others: ``s0 s1`` of an image.
+        Dims given for absent tensors are ignored; operands without dims are outside the loops.
+
+        Args:
+            operands: Dims of the operands.
+            results: Dims of the results.
+            options: See `Options`.
         """
         shapes, out_shapes = self.shapes, self.out_shapes
         ins, outs = _listed(operands, shapes), _listed(results, out_shapes)
-        widths = _widths((*zip(ins, shapes, strict=True), *zip(outs, out_shapes, strict=True)))
-        reduce = options.get("reduce", ())
+        assert None not in outs or None in out_shapes, f"a result without dims: {results}"
+        runs: dict[str, list[str]] = {}
+        for dims, shape in (*zip(ins, shapes, strict=True), *zip(outs, out_shapes, strict=True)):
+            for name in dims or ():
+                if name.endswith(".."):
+                    width = len(shape or ()) - len(dims or ()) + 1
+                    runs[name] = [f"{name[:-2]}{i}" for i in range(width)]
+
+        def expanded(names: Names) -> Iterable[str]:
+            listed = names.split() if isinstance(names, str) else names
+            return [part for name in listed for part in runs.get(name, (name,))] if runs else listed
+
+        reduce, points = options.get("reduce", ()), options.get("points")
         if not isinstance(reduce, Mapping):
-            reduce = dict.fromkeys(_named(reduce, widths), "sum")
+            reduce = dict.fromkeys(expanded(reduce), "sum")
         return Rule.of(
-            [_expanded(dims, shape, widths) for dims, shape in zip(ins, shapes, strict=True)],
-            [_expanded(dims, shape, widths) for dims, shape in zip(outs, out_shapes, strict=True)],
+            [dims and [*expanded(dims)] for dims in ins],
+            [dims and [*expanded(dims)] for dims in outs],
             shapes,
             out_shapes,
             sizes=options.get("sizes"),
             reduce=reduce,
-            whole=_named(options.get("whole", ()), widths),
-            halo=_named(options.get("halo", ()), widths),
-            dropped=_named(options.get("dropped", ()), widths),
+            whole=expanded(options.get("whole", ())),
+            halo=expanded(options.get("halo", ())),
+            dropped=expanded(options.get("dropped", ())),
             addends=options.get("addends", ()),
             linear=(*options.get("linear", ()), *self.sums(options.get("sums", ()))),
-            points=_named(options["points"], widths) if "points" in options else None,
+            points=None if points is None else expanded(points),
             flops=options.get("flops", 0.0),
         )
 
 
 def pattern(text: str, **options: Unpack[Options]) -> Callable[[Signature], Rule]:
-    """Rule builder of one form: ``pattern("n c s.., c -> n c s..", whole="s..", flops=2)``."""
+    """A rule builder from a text: ``pattern("n c s.., c -> n c s..", whole="s..", flops=2)``."""
     operands, _, results = text.partition("->")
     return lambda signature: signature.rule(operands, results, **options)
 
@@ -150,49 +160,15 @@ def _keeps_sums(before: str, after: str) -> bool:
     return widens and "float" in before and "float" in after
 
 
-def _tokens(text: str) -> list[str]:
-    return re.findall(r"\([^)]*\)|\S+", text)
-
-
-def _listed(side: Tensors, shapes: Shapes) -> list[list[str] | None]:
-    """Dims of each tensor that is there and has a place in the loops."""
+def _listed(side: Tensors, shapes: Sequence[Shape | None]) -> list[list[str] | None]:
+    """Dims of each tensor; None where it is absent or outside the loops."""
     tensors = side.split(",") if isinstance(side, str) else side
-    padded = (*tensors, *[None] * len(shapes))
-    listed = (_tokens(dims) if isinstance(dims, str) else dims for dims in padded)
-    return [
-        None if shape is None or dims is None or dims == ["_"] else list(dims)
-        for dims, shape in zip(listed, shapes, strict=False)
-    ]
-
-
-def _widths(tensors: Iterable[tuple[list[str] | None, Shape | None]]) -> dict[str, int]:
-    """The most dims that each ``s..`` stands for."""
-    widths: dict[str, int] = {}
-    for dims, shape in tensors:
-        for name in dims or ():
-            if name.endswith(".."):
-                width = len(shape or ()) - len(dims or ()) + 1
-                widths[name] = max(width, widths.get(name, 0))
-    return widths
-
-
-def _expanded(
-    dims: list[str] | None, shape: Shape | None, widths: Mapping[str, int]
-) -> list[str] | None:
-    if dims is None or not widths:
-        return dims
-    width = len(shape or ()) - len(dims) + 1
-    return [part for name in dims for part in _run(name, widths, width)]
-
-
-def _run(name: str, widths: Mapping[str, int], width: int) -> list[str]:
-    """The last names that ``s..`` stands for; any other name alone."""
-    if not name.endswith(".."):
-        return [name]
-    most = widths.get(name, 0)
-    return [f"{name[:-2]}{index}" for index in range(max(most - width, 0), most)]
-
-
-def _named(names: Names, widths: Mapping[str, int]) -> list[str]:
-    listed = names.split() if isinstance(names, str) else names
-    return [part for name in listed for part in _run(name, widths, widths.get(name, 0))]
+    listed: list[list[str] | None] = []
+    for dims, shape in zip((*tensors, *[None] * len(shapes)), shapes, strict=False):
+        if shape is None or dims is None:
+            listed.append(None)
+        elif isinstance(dims, str):
+            listed.append(None if dims.strip() == "_" else re.findall(r"\([^)]*\)|\S+", dims))
+        else:
+            listed.append(list(dims))
+    return listed

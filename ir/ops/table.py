@@ -7,8 +7,8 @@ without a row is *opaque*: kept whole on one device and reported by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -24,7 +24,7 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class OpView(Signature):
-    """What a row sees of a node: itself, its types, and the contents of its small constants."""
+    """A node as its row sees it: attributes, types, and the contents of small constants."""
 
     node: Node
     graph: Graph
@@ -57,7 +57,7 @@ class OpView(Signature):
         return value
 
     def dim(self, name: str, default: int, rank: int | None = None) -> int:
-        """A dim of operand 0, or of so many, given as an attribute; counted from the first."""
+        """A dim given as an attribute, counted from the first of operand 0's or of `rank` dims."""
         return self.int_attr(name, default) % max(self.rank() if rank is None else rank, 1)
 
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
@@ -89,14 +89,14 @@ class OpView(Signature):
 
 @dataclass(frozen=True)
 class LocalView:
-    """What a row sees when it makes a node local to one device.
+    """One device's part of a node, from which its row makes the local op.
 
     Attributes:
         sizes: Local size of every factor.
         shapes: Local sizes of the operands (() where absent).
         out_shapes: Local sizes of the results (() where absent).
-        regions: Which part of each whole operand the device has; () unless the row says `where`.
-        out_regions: Which part of each whole result it computes; () unless the row says `where`.
+        regions: The part of each whole operand that the device has; () unless the row says `where`.
+        out_regions: The same of the results.
     """
 
     sizes: Mapping[str, int]
@@ -108,11 +108,11 @@ class LocalView:
 
 @dataclass(frozen=True)
 class LocalOp:
-    """A node made local.
+    """The nodes that one device runs in place of a node.
 
     Attributes:
-        nodes: Its replacement, in order; the results keep the original names. Rows that need more
-            than one node name their temporaries with the original node's name as prefix.
+        nodes: In order; the results keep the original names. Names of temporaries start with the
+            original node's name.
         constants: New small constants by value name.
         types: Types of temporaries by value name.
     """
@@ -139,10 +139,9 @@ class OpRow:
             with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
         in_place: Operand that is written where it lies, so it is never moved to the node.
         again: The result is the first operand itself, under another name.
-        where: Localize looks at which parts a device has, not at their sizes alone; only then
-            does the view have regions.
+        where: `localize` needs the regions of a device's parts, not their sizes alone.
         either: The result is one of the operands, whichever the plan reads, and counts as a value
-            of its own: what it reads is kept for it alone from the last other use on.
+            of its own: the operand is kept for it alone from the last other use on.
     """
 
     rule: Callable[[OpView], Rule]
@@ -156,42 +155,13 @@ class OpRow:
     either: bool = False
 
 
-def same_node(view: OpView, **attrs: Attr) -> LocalOp:
-    """The node with some attributes replaced."""
-    return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))
-
-
-def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
-    """The node with operand `index` replaced by a new constant."""
-    name = f"{view.node.name}.{index}.local"
-    inputs = tuple(name if i == index else v for i, v in enumerate(view.node.inputs))
-    return LocalOp((replace(view.node, inputs=inputs),), {name: array})
-
-
-def local_shape(attr: str) -> Localize:
-    """Local form where an attribute is the result's shape."""
-    return lambda view, local: same_node(view, **{attr: local.out_shapes[0]})
-
-
-def local_shape_operand(index: int) -> Localize:
-    """Local form where a constant operand is the result's shape."""
-    return lambda view, local: with_constant(view, index, np.array(local.out_shapes[0], np.int64))
-
-
-def local_groups(attr: str) -> Localize:
-    """Local form where an attribute counts the groups, factor g: those of the device."""
-    return lambda view, local: same_node(
-        view, **({attr: local.sizes["g"]} if "g" in local.sizes else {})
-    )
-
-
 class Family(Protocol):
     """A module of rows."""
 
     ROWS: Mapping[str, OpRow]
 
 
-def merged(families: Iterable[Family]) -> Mapping[str, OpRow]:
+def merged(*families: Family) -> Mapping[str, OpRow]:
     """The rows of several families.
 
     Raises:

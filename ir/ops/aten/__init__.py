@@ -20,17 +20,6 @@ from partitioner.ir.ops.aten import (
 from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
-    (
-        attention,
-        contraction,
-        factories,
-        indexing,
-        losses,
-        movement,
-        normalization,
-        pointwise,
-        reduction,
-        state,
-        windows,
-    )
+    *(attention, contraction, factories, indexing, losses, movement),
+    *(normalization, pointwise, reduction, state, windows),
 )

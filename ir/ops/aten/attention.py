@@ -1,8 +1,8 @@
 """Attention and its gradients as single nodes, with a mask that broadcasts to the scores.
 
-Batch, key-value heads, query groups and query rows are cut (rows not under a causal mask, whose
-places count). Gradients of keys and values sum over groups and rows, that of queries does not:
-in the backward node these two are whole.
+Batch, key-value heads, query groups and query rows are cut (rows not under a causal mask, which
+depends on their positions). Gradients of keys and values are summed over groups and rows, that of
+queries is not: in the backward node groups and rows are whole.
 """
 
 from __future__ import annotations

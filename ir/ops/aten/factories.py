@@ -1,4 +1,4 @@
-"""Tensors made from numbers and shapes: every device makes its part."""
+"""Tensors made from numbers and shapes; each device makes its part."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.graph import Attr, Node
+from partitioner.ir.ops.local import local_shape
 from partitioner.ir.ops.rules.elementwise import elementwise
 from partitioner.ir.ops.signature import pattern
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, local_shape
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 
@@ -18,35 +19,35 @@ _made_whole = pattern("-> d..", whole="d..")
 
 
 def _new(view: OpView, *, zero: bool = False) -> Rule:
-    """Like another tensor only in its element type: the other may be cut anyhow.
+    """A tensor of another's element type: the other may be cut in any way.
 
-    Zeros are their own sum, so the other may be pending.
+    Zeros are their own sum, so that the other may be pending.
     """
     like = "d.." if view.shape() == view.out_shape else "x.."
     return view.rule([like], ["d.."], dropped="x..", sums=[0] if zero else [])
 
 
 def _like(sums: list[int] | None = None, *, written: bool = True) -> OpRow:
-    """Row of a tensor of the first operand's shape, whose elements are written or not."""
+    """Row of a tensor of the first operand's shape; its elements may be left unwritten."""
     rule = partial(elementwise, flops=0.0, sums=sums or ())
     return OpRow(rule, moved=_written if written else _nothing)
 
 
 def _local_strided(view: OpView, local: LocalView) -> LocalOp:
-    """A part without contents in strides of its own: those of the whole do not fit it."""
+    """An empty part has strides of its own: those of the whole do not fit it."""
     attrs = {key: value for key, value in view.node.attrs.items() if key != "stride"}
     attrs["size"] = local.out_shapes[0]
     return LocalOp((replace(view.node, op="aten::new_empty", attrs=attrs),))
 
 
 def _arange(view: OpView) -> Rule:
-    """Whole numbers are made in parts; steps of fractions are rounded from their start."""
+    """Ranges of integers are made in parts; in others, rounding depends on the start."""
     exact = all(isinstance(view.attr(name, 0), int) for name in ("start", "step"))
     return _filled(view) if exact else _made_whole(view)
 
 
 def _local_arange(view: OpView, local: LocalView) -> LocalOp:
-    """The device's pieces one after the other."""
+    """Joins the device's pieces of the range."""
     node, dtype = view.node, view.out_type.dtype
     start, step = view.int_attr("start", 0), view.int_attr("step", 1)
     pieces = local.out_regions[0][0] or ((0, 0),)

@@ -1,13 +1,12 @@
 """Elements found by index: gather, scatter and their relatives; sorting.
 
-The dims that are searched are whole, all others are cut. Where places are added up, the places
-are cut too: each device adds its own to a partial result.
+Indexed dims are whole, all others are cut. Where elements are added up, the dims of the indices
+are cut too: each device adds its part to a partial result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from partitioner.ir.ops.rules.dims import broadcast, names, replaced
@@ -18,79 +17,53 @@ from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
-@dataclass(frozen=True)
-class _Indexed:
-    """Dims of an advanced index ``x[:, a, b]``.
+def _index_dims(
+    view: OpView,
+) -> tuple[list[str], list[list[str] | None], list[str], list[str]]:
+    """Dims of an advanced index ``x[:, a, b]``: of x, of each index, of all indices, of the result.
 
-    Attributes:
-        data: Dims of the indexed tensor; searched ones are ``v<dim>``.
-        indices: Dims of each index, None where there is none.
-        places: Dims of the broadcast indices, without those of size 1.
-        result: Dims of what is read or written.
+    Indexed dims of x are ``v<dim>``. The indices broadcast to common dims, which come first in the
+    result, or in place of the indexed dims if these lie side by side.
     """
-
-    data: list[str]
-    indices: list[list[str] | None]
-    places: list[str]
-    result: list[str]
-
-    @property
-    def searched(self) -> set[str]:
-        """Dims that are whole."""
-        return {name for name in self.data if name.startswith("v")}
-
-    @property
-    def loops(self) -> list[str]:
-        """Factors of what is read or written."""
-        return [name for name in self.result if name != "1"]
-
-    @classmethod
-    def of(cls, view: OpView) -> _Indexed:
-        """From a node whose operands are the tensor and then its indices.
-
-        Raises:
-            OpaqueError: A mask is an index: its result has no static shape.
-        """
-        kinds = [view.type(1 + i) for i in range(view.int_attr("indices", 0))]
-        if any(kind is not None and kind.dtype in ("bool", "uint8") for kind in kinds):
-            raise OpaqueError("an index is a mask")
-        all_places = names("i", max((kind.rank for kind in kinds if kind is not None), default=0))
-        indices = [None if kind is None else broadcast(kind.shape, all_places) for kind in kinds]
-        factors = {name for dims in indices for name in dims or ()}
-        where = [dim for dim, kind in enumerate(kinds) if kind is not None]
-        data = [f"v{d}" if d in where else f"d{d}" for d in range(view.rank())]
-        # Places come first, or where the indices are if these lie side by side.
-        together = where and where[-1] - where[0] + 1 == len(where)
-        first = where[0] if together else 0
-        rest = [name for dim, name in enumerate(data) if dim not in where]
-        broadcast_places = [name if name in factors else "1" for name in all_places]
-        result = [*rest[:first], *broadcast_places, *rest[first:]]
-        return cls(data, indices, [name for name in all_places if name in factors], result)
+    indices = [view.type(1 + i) for i in range(view.int_attr("indices", 0))]
+    if any(index is not None and index.dtype in ("bool", "uint8") for index in indices):
+        raise OpaqueError("an index is a mask")  # the result has no static shape
+    common = names("i", max((index.rank for index in indices if index is not None), default=0))
+    dims = [None if index is None else broadcast(index.shape, common) for index in indices]
+    factors = {name for index in dims for name in index or ()}
+    common = [name if name in factors else "1" for name in common]
+    indexed = [dim for dim, index in enumerate(indices) if index is not None]
+    data = [f"v{dim}" if dim in indexed else f"d{dim}" for dim in range(view.rank())]
+    kept = [name for name in data if name.startswith("d")]
+    side_by_side = indexed and indexed[-1] - indexed[0] + 1 == len(indexed)
+    first = indexed[0] if side_by_side else 0
+    return data, dims, common, [*kept[:first], *common, *kept[first:]]
 
 
 def _index(view: OpView) -> Rule:
     """``d0 v1 d2, i0 -> d0 i0 d2``."""
-    dims = _Indexed.of(view)
+    data, indices, _, result = _index_dims(view)
     return view.rule(
-        [dims.data, *dims.indices],
-        [dims.result],
-        whole=dims.searched,
-        points=dims.loops,
+        [data, *indices],
+        [result],
+        whole=[name for name in data if name.startswith("v")],
+        points=[name for name in result if name != "1"],
         sums=[0],
     )
 
 
 def _index_put(view: OpView) -> Rule:
-    """``d0 v1 d2, i0, d0 i0 d2 -> d0 v1 d2``; places that add up are cut."""
-    dims, adds = _Indexed.of(view), bool(view.attr("accumulate"))
-    last = len(view.types) - 1
+    """``d0 v1 d2, i0, d0 i0 d2 -> d0 v1 d2``; indices are cut if elements are added up."""
+    data, indices, common, written = _index_dims(view)
+    adds, last = bool(view.attr("accumulate")), len(view.types) - 1
+    whole = [name for name in data if name.startswith("v")]
     return view.rule(
-        [dims.data, *dims.indices, broadcast(view.shape(last), dims.result)],
-        [dims.data],
-        whole={*dims.searched, *([] if adds else dims.places)},
-        reduce=dims.places,
+        [data, *indices, broadcast(view.shape(last), written)],
+        [data],
+        whole=whole if adds else [*whole, *common],
+        reduce=common,
         addends={0} if adds else (),
-        points=dims.loops,
+        points=[name for name in written if name != "1"],
         flops=1 if adds else 0,
         sums=[0, last],
     )
@@ -104,7 +77,7 @@ def _index_select(view: OpView) -> Rule:
 
 
 def _index_write(view: OpView, *, adds: bool) -> Rule:
-    """``d0 v d2, i, d0 i d2 -> d0 v d2``: each device adds its own places, or writes all."""
+    """``d0 v d2, i, d0 i d2 -> d0 v d2``: each device adds its part of i, or writes all of it."""
     dims, dim = names("d", view.rank()), view.dim("dim", 0)
     data, source = replaced(dims, dim, "v"), replaced(dims, dim, "i")
     return view.rule(
@@ -120,7 +93,6 @@ def _index_write(view: OpView, *, adds: bool) -> Rule:
 
 
 def _gather(view: OpView) -> Rule:
-    """The gradient may be asked for as a sparse tensor or not."""
     return gather_elements(view, view.dim("dim", 0), sums=[0])
 
 
@@ -129,12 +101,12 @@ def _scatter(view: OpView, *, adds: bool = False) -> Rule:
 
 
 def _scatter_value(view: OpView) -> Rule:
-    """A number other than 0 is no pending sum's."""
+    """Linear if the number is 0."""
     return scatter_elements(view, view.dim("dim", 0), sums=[0] if view.attr("value") == 0 else [])
 
 
 def _scatter_reduce(view: OpView) -> Rule:
-    """Each place is reduced over all that is written there."""
+    """A reduction other than a sum takes all that is written to an element."""
     return scatter_elements(view, view.dim("dim", 0))
 
 

@@ -1,10 +1,10 @@
 """Softmax, losses and embedding tables.
 
 The normalised dim of a softmax is whole. The vocabulary of an embedding and of cross entropy may
-be cut: a device finds the ids of its part only; the others add zero to its partial result, and
+be cut: a device looks up the ids of its part only; the others add zero to its partial result, and
 have no gradient in its part. In negative log-likelihood classes are whole, and rows are cut unless
-their mean is taken: it divides by the number of targets that count, which no device knows for
-itself. (Cross entropy is taken apart before it comes here, so that its mean may be cut.)
+their mean is taken: it divides by the number of targets that are not ignored, which no device
+knows. (The front end decomposes cross entropy, so that its mean may be cut.)
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.graph import Attr
-from partitioner.ir.layout import Interval
+from partitioner.ir.ops.local import interval_attrs, same_node
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
 from partitioner.ir.ops.rules.indexing import moved_rows
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.signature import OpaqueError
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, same_node
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 NONE, MEAN = 0, 1  #: Of the attribute `reduction`; 2 is the sum.
 
 
 def _softmax(view: OpView, flops: float, *, backward: bool = False) -> Rule:
-    """Its gradients are linear in the result's."""
+    """Softmax and its relatives; gradients are linear in the gradient that comes in."""
     dim, operands = view.int_attr("dim", -1), len(view.types)
     return along(view, [dim], operands=operands, flops=flops, sums=[0] if backward else [])
 
@@ -69,21 +69,21 @@ def _nll_backward(view: OpView) -> Rule:
 
 
 def _embedding(view: OpView) -> Rule:
-    """Rows of the table that a device lacks come from others."""
+    """Rows of the table that a device lacks are added by others."""
     return view.rule("v f, i..", "i.. f", reduce="v", points="i.. f", sums=[0])
 
 
 def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
-    """A part of the table knows which rows it has."""
+    """A device is told which rows of the table it has."""
     size = view.shape()[0]
     if local.sizes["v"] == size:
         return LocalOp((view.node,))
-    attrs: dict[str, Attr] = {"size": size, **_pieces(local.regions[0][0])}
+    attrs: dict[str, Attr] = {"size": size, **interval_attrs(local.regions[0][0])}
     return LocalOp((replace(view.node, op="partitioner::embedding_part", attrs=attrs),))
 
 
 def _embedding_backward(view: OpView) -> Rule:
-    """Each id adds to its row."""
+    """The gradient of an id is added to its row."""
     if view.attr("scale_grad_by_freq"):  # by how often an id occurs in the whole batch
         raise OpaqueError("scale_grad_by_freq is set")
     return view.rule(
@@ -97,21 +97,14 @@ def _embedding_backward(view: OpView) -> Rule:
 
 
 def _local_embedding_backward(view: OpView, local: LocalView) -> LocalOp:
-    """A part of the table takes the gradients of its own rows."""
+    """A device is told of which rows of the table it computes the gradients."""
     if local.sizes["v"] == view.out_shape[0]:
         return LocalOp((view.node,))
     attrs: dict[str, Attr] = {
         "padding_idx": view.int_attr("padding_idx", -1),
-        **_pieces(local.out_regions[0][0]),
+        **interval_attrs(local.out_regions[0][0]),
     }
     return LocalOp((replace(view.node, op="partitioner::embedding_part_backward", attrs=attrs),))
-
-
-def _pieces(intervals: tuple[Interval, ...]) -> dict[str, tuple[int, ...]]:
-    return {
-        "starts": tuple(start for start, _ in intervals),
-        "lengths": tuple(length for _, length in intervals),
-    }
 
 
 def _class_dim(view: OpView, logits: int) -> int:
@@ -139,8 +132,8 @@ def _cross_entropy_grad(view: OpView) -> Rule:
 
 
 def _local_classes(view: OpView, local: LocalView, logits: int) -> LocalOp:
-    """The node is told which classes the device has."""
-    return same_node(view, **_pieces(local.regions[logits][_class_dim(view, logits)]))
+    """A device is told which classes it has."""
+    return same_node(view, **interval_attrs(local.regions[logits][_class_dim(view, logits)]))
 
 
 ROWS: Mapping[str, OpRow] = {

@@ -1,15 +1,16 @@
-"""Elements moved, joined, cut out or repeated, and the gradients; many results are views.
+"""Operators that move, join, take or repeat elements, and their gradients; many give views.
 
-A view is the operand's memory under another shape. Most ops here are linear: pending sums pass.
+A view is the operand's memory under another shape. Nearly all are linear: pending sums pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import local_shape, same_node
 from partitioner.ir.ops.rules.dims import joined, names, replaced
 from partitioner.ir.ops.rules.joining import concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
@@ -21,8 +22,8 @@ from partitioner.ir.ops.rules.reshape import (
     squeeze,
     unsqueeze,
 )
-from partitioner.ir.ops.signature import OpaqueError, Options, Shape, pattern
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, local_shape, same_node
+from partitioner.ir.ops.signature import Names, OpaqueError, Options, Shape, pattern
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
@@ -37,7 +38,7 @@ def _local_view(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _permute(view: OpView) -> Rule:
-    """Dims in another order: `permute`, `transpose` and `t`."""
+    """Puts dims in another order: `permute`, `transpose` and `t`."""
     order, rank = view.attr("dims"), view.rank()
     if isinstance(order, tuple):
         return permute(view, [int(dim) for dim in order], sums=[0])
@@ -56,7 +57,7 @@ def _squeezed_dims(view: OpView) -> frozenset[int]:
     """Dims that are dropped: those of size 1 among the named ones, or among all."""
     shape, dim = view.shape(), view.attr("dim")
     if isinstance(dim, tuple):
-        named = [int(one) for one in dim]
+        named = [int(i) for i in dim]
     else:
         named = list(range(len(shape))) if dim is None else [view.int_attr("dim", 0)]
     return frozenset(i % len(shape) for i in named if shape and shape[i] == 1)
@@ -72,49 +73,46 @@ def _local_squeeze(view: OpView, _: LocalView) -> LocalOp:
     return LocalOp((replace(view.node, op="aten::squeeze.dims", attrs={"dim": lost}),))
 
 
-def _select(view: OpView) -> Rule:
-    """One element of a dim, which is whole, or every one, as a result each."""
-    dims, dim = names("d", view.rank()), view.dim("dim", 0)
-    results = [replaced(dims, dim)] * len(view.out_types)
-    return view.rule([replaced(dims, dim, "x")], results, whole={"x"}, sums=[0])
+def _dims_of_whole(view: OpView, attr: str, *, backward: bool) -> tuple[list[str], int]:
+    """Dims of the tensor that a view is taken of, the result of a gradient; and the dim `attr`."""
+    rank = len(view.out_shape) if backward else view.rank()
+    return names("d", rank), view.dim(attr, 0, rank)
 
 
-def _select_backward(view: OpView) -> Rule:
-    """Zeros but for one element of a dim, which is whole."""
-    rank = len(view.out_shape)
-    dims, dim = names("d", rank), view.dim("dim", 0, rank)
-    return view.rule([replaced(dims, dim)], [replaced(dims, dim, "x")], whole={"x"}, sums=[0])
+def _taken(
+    view: OpView, whole: Sequence[str], part: Sequence[str], uncut: Names, *, backward: bool
+) -> Rule:
+    """Rule from a tensor to a view of it (or several), or of a gradient: from view to tensor."""
+    before, after = (part, whole) if backward else (whole, part)
+    return view.rule([before], [after] * len(view.out_types), whole=uncut, sums=[0])
+
+
+def _select(view: OpView, *, backward: bool = False) -> Rule:
+    """One element of a dim, which is whole, or each as a result; the gradient is 0 elsewhere."""
+    dims, dim = _dims_of_whole(view, "dim", backward=backward)
+    return _taken(view, replaced(dims, dim, "x"), replaced(dims, dim), "x", backward=backward)
 
 
 def _select_scatter(view: OpView) -> Rule:
-    """The second operand in place of one element of a dim, which is whole."""
+    """The second operand replaces one element of a dim, which is whole."""
     dims, dim = names("d", view.rank()), view.dim("dim", 0)
     around = replaced(dims, dim, "x")
-    return view.rule([around, replaced(dims, dim)], [around], whole={"x"}, sums=[0, 1])
+    return view.rule([around, replaced(dims, dim)], [around], whole="x", sums=[0, 1])
 
 
 def _diagonal(view: OpView, *, backward: bool = False) -> Rule:
-    """A diagonal of two dims, which are whole, as the last dim; or the reverse."""
-    dims = names("d", len(view.out_shape) if backward else view.rank())
+    """The diagonal of two dims, which are whole, becomes the last dim."""
+    dims, _ = _dims_of_whole(view, "dim1", backward=backward)
     pair = {dims[view.int_attr(name, 0)] for name in ("dim1", "dim2")}
     line = [*(name for name in dims if name not in pair), "z"]
-    before, after = (line, dims) if backward else (dims, line)
-    return view.rule([before], [after], whole={*pair, "z"}, sums=[0])
+    return _taken(view, dims, line, {*pair, "z"}, backward=backward)
 
 
-def _unfold(view: OpView) -> Rule:
-    """Windows of a dim, which is whole, as the last dim."""
-    dims, dim = names("d", view.rank()), view.dim("dimension", 0)
+def _unfold(view: OpView, *, backward: bool = False) -> Rule:
+    """Windows of a dim, which is whole, become the last dim; their gradients are added up."""
+    dims, dim = _dims_of_whole(view, "dim" if backward else "dimension", backward=backward)
     windows = [*replaced(dims, dim, "n"), "w"]
-    return view.rule([dims], [windows], whole={dims[dim], "n", "w"}, sums=[0])
-
-
-def _unfold_backward(view: OpView) -> Rule:
-    """Windows, the last dim, added up where they came from; the dim is whole."""
-    rank = len(view.out_shape)
-    dims, dim = names("d", rank), view.dim("dim", 0, rank)
-    windows = [*replaced(dims, dim, "n"), "w"]
-    return view.rule([windows], [dims], whole={dims[dim], "n", "w"}, sums=[0])
+    return _taken(view, dims, windows, {dims[dim], "n", "w"}, backward=backward)
 
 
 def _repeat(view: OpView) -> Rule:
@@ -123,13 +121,13 @@ def _repeat(view: OpView) -> Rule:
 
 
 def _local_repeat(view: OpView, local: LocalView) -> LocalOp:
-    """Repeats may be cut too: each device makes its copies of its part."""
+    """Repeats may be cut too: each device makes its share of the copies of its part."""
     counts = len(view.ints("repeats") or ())
     return same_node(view, repeats=tuple(local.sizes[f"r{i}"] for i in range(counts)))
 
 
 def _moved_along(view: OpView) -> Rule:
-    """Dims along which elements move are whole; all of them if a roll names none."""
+    """Dims along which elements move are whole: all, if a roll names none."""
     every = range(view.rank() if view.attr("shifts") else 0)
     return along(view, view.ints("dims") or every, sums=[0])
 
@@ -140,7 +138,7 @@ def _cat(view: OpView) -> Rule:
 
 
 def _stack(view: OpView) -> Rule:
-    """A new dim, which is whole, with one operand an element."""
+    """Each operand is an element of a new dim, which is whole."""
     dims, count = names("d", view.rank()), len(view.types)
     dim = view.dim("dim", 0, len(dims) + 1)
     result = [*dims[:dim], "n", *dims[dim:]]
@@ -161,7 +159,7 @@ def _split(view: OpView) -> Rule:
 
 
 def _local_split(view: OpView, local: LocalView) -> LocalOp:
-    """Sizes are given, since equal parts may have unequal pieces."""
+    """Local sizes are given, as equal parts may have unequal pieces."""
     sizes = _split_sizes(view)
     pieces = tuple(local.sizes.get(f"a{i}", size) for i, size in enumerate(sizes))
     attrs: dict[str, Attr] = {"split_sizes": pieces, "dim": view.dim("dim", 0)}
@@ -169,7 +167,7 @@ def _local_split(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _sliced(view: OpView, shape: Shape, *sums: int) -> tuple[list[str], list[str], Options]:
-    """Dims of the whole of a shape and of its slice; see `slices`."""
+    """`slices` of a tensor of this shape."""
     dim, start, end = view.dim("dim", 0, len(shape)), view.attr("start"), view.attr("end")
     run = run_of(
         shape[dim],
@@ -186,13 +184,13 @@ def _slice(view: OpView) -> Rule:
 
 
 def _slice_backward(view: OpView) -> Rule:
-    """Zeros around."""
+    """The gradient is 0 outside the slice."""
     around, taken, options = _sliced(view, view.out_shape, 0)
     return view.rule([taken], [around], **options)
 
 
 def _slice_scatter(view: OpView) -> Rule:
-    """The second operand in place of the run."""
+    """The second operand replaces the slice."""
     around, taken, options = _sliced(view, view.shape(), 0, 1)
     return view.rule([around, taken], [around], **options)
 
@@ -232,7 +230,7 @@ def _pad(view: OpView) -> Rule:
 
 
 def _local_pad(view: OpView, local: LocalView) -> LocalOp:
-    """Pads are cut as the dim is."""
+    """A device pads its part by its share of the padding."""
     pads = _pads(view)
     local_pads: list[int] = []
     for dim in reversed(range(view.rank())):
@@ -270,7 +268,7 @@ ROWS: Mapping[str, OpRow] = {
     "aten::expand": OpRow(partial(expand, sums=[0]), local_shape("size"), view=True),
     "aten::repeat": OpRow(_repeat, _local_repeat),
     "aten::select.int": OpRow(_select, view=True),
-    "aten::select_backward": OpRow(_select_backward, local_shape("input_sizes")),
+    "aten::select_backward": OpRow(partial(_select, backward=True), local_shape("input_sizes")),
     "aten::select_scatter": OpRow(_select_scatter),
     "aten::slice.Tensor": OpRow(_slice, _local_slice, view=True),
     "aten::slice_backward": OpRow(_slice_backward, _local_slice),
@@ -278,7 +276,7 @@ ROWS: Mapping[str, OpRow] = {
     "aten::stack": OpRow(_stack),
     "aten::unbind.int": OpRow(_select, view=True),
     "aten::unfold": OpRow(_unfold, view=True),
-    "aten::unfold_backward": OpRow(_unfold_backward, local_shape("input_sizes")),
+    "aten::unfold_backward": OpRow(partial(_unfold, backward=True), local_shape("input_sizes")),
     "aten::unsqueeze": OpRow(_unsqueeze, view=True),
     "aten::view_as_complex": OpRow(pattern("d.. pair -> d..", whole="pair", linear=[0]), view=True),
     "aten::view_as_real": OpRow(pattern("d.. -> d.. pair", whole="pair", linear=[0]), view=True),

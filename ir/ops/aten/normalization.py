@@ -1,9 +1,9 @@
 """Normalizations and their gradients: the normalised dims are whole, all others are cut.
 
 Gradients of weights and biases are sums over the dims that are not normalised; means and
-deviations are given, so the normalised dims may be cut as well. Batch norm in training is in
-parts (see `partitioner.backends.torch.operators.normalization`), of which only the sums run over
-the batch: t of size 2 is a sum and a sum of squares.
+deviations are operands, so that the normalised dims may be cut as well. Batch norm in training is
+several operators (see `partitioner.backends.torch.operators.normalization`), of which only those
+that give sums reduce the batch; factor t, of size 2, is a sum and a sum of squares.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from partitioner.ir.ops.local import local_groups, same_node
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.normalization import (
     CENTRED,
@@ -20,7 +21,7 @@ from partitioner.ir.ops.rules.normalization import (
     grouped,
 )
 from partitioner.ir.ops.signature import pattern
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, local_groups, same_node
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
@@ -53,7 +54,7 @@ def _layer_grad_weight(view: OpView, statistics: int) -> Rule:
 
 
 def _local_weight(view: OpView, local: LocalView) -> LocalOp:
-    """Where the normalised dims are cut, the shape of the weight is the part's."""
+    """Where the normalised dims are cut, so is the shape of the weight."""
     shapes = zip(local.out_shapes, view.node.outputs, strict=True)
     return same_node(view, normalized_shape=next(shape for shape, name in shapes if name))
 
@@ -89,7 +90,7 @@ def _group_grad_weight(view: OpView) -> Rule:
 
 
 def _local_images(view: OpView, local: LocalView) -> LocalOp:
-    """`native_group_norm` is told the sizes of what it is given."""
+    """`native_group_norm` takes the sizes of its operand as arguments."""
     groups = local.sizes.get("g", 1)
     return same_node(view, N=local.shapes[0][0], C=local.shapes[0][1], group=groups)
 

@@ -1,9 +1,8 @@
 """Elementwise operators with broadcasting, and their gradients.
 
-A number in place of a tensor is an attribute, so operands are what is left. Sums, differences and
-products by numbers are linear: a pending sum passes through them. A product or quotient of
-tensors is linear in the first, as long as the other is whole. Gradients are linear in the gradient
-that comes in.
+A number in place of a tensor is an attribute, not an operand. Sums, differences and products by
+numbers are linear: a pending sum passes through them. A product or quotient of tensors is linear
+in the first, as long as the other is whole. Gradients are linear in the gradient that comes in.
 """
 
 from __future__ import annotations
@@ -16,7 +15,12 @@ from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL, elementwise, fl
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
-#: Functions that are not linear; FLOPs are `flops_of` them.
+
+def _overloads(overloads: str, *ops: str) -> list[str]:
+    return [f"{op}.{overload}" for op in ops for overload in overloads.split()]
+
+
+#: Functions that are not linear; `flops_of` gives their FLOPs.
 FUNCTIONS = (
     *("abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_not", "ceil"),
     *("celu", "clamp", "clamp.Tensor", "clamp_max", "clamp_min", "cos", "cosh", "div.Scalar_mode"),
@@ -29,20 +33,14 @@ FUNCTIONS = (
     *("rsqrt", "sgn", "sigmoid", "sign", "signbit", "silu", "sin", "sinh", "softplus"),
     *("softshrink", "sqrt", "tan", "tanh", "threshold", "trunc", "where.self"),
     *("xlogy.Scalar_Other", "xlogy.Scalar_Self", "xlogy.Tensor"),
+    *_overloads("Scalar", "add", "rsub", "sub"),
+    *_overloads("Scalar Tensor", "eq", "ge", "gt", "le", "lt", "ne", "copysign", "fmod"),
+    *_overloads("Scalar Scalar_Tensor Tensor", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    *_overloads("Scalar Scalar_Tensor Tensor", "remainder"),
+    *_overloads("Scalar_Tensor Tensor Tensor_Scalar", "bitwise_left_shift", "bitwise_right_shift"),
 )
 
-#: Overloads of functions of one FLOP, with a tensor or a number on either side.
-OVERLOADS: Mapping[tuple[str, ...], tuple[str, ...]] = {
-    ("eq", "ge", "gt", "le", "lt", "ne", "copysign", "fmod"): ("Scalar", "Tensor"),
-    ("clamp_max", "clamp_min"): ("Tensor",),
-    ("bitwise_and", "bitwise_or", "bitwise_xor", "remainder"): (
-        *("Scalar", "Scalar_Tensor", "Tensor"),
-    ),
-    ("bitwise_left_shift", "bitwise_right_shift"): ("Scalar_Tensor", "Tensor", "Tensor_Scalar"),
-    ("add", "rsub", "sub"): ("Scalar",),
-}
-
-#: Operands in which linear operators are so, taken together.
+#: Operands in which an operator is jointly linear.
 LINEAR: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("_conj_physical", "_to_copy", "clone", "div.Scalar", "div.Tensor"), (0,)),
     **dict.fromkeys(("lift_fresh_copy", "mul.Scalar", "mul.Tensor", "neg"), (0,)),
@@ -51,7 +49,7 @@ LINEAR: Mapping[str, tuple[int, ...]] = {
     "masked_fill.Tensor": (0, 2),
 }
 
-#: FLOPs an element of gradients.
+#: FLOPs a result element of gradients.
 GRADIENTS: Mapping[str, float] = {
     **dict.fromkeys(("hardshrink_backward", "softshrink_backward", "threshold_backward"), 1.0),
     **dict.fromkeys(("hardsigmoid_backward", "hardtanh_backward", "leaky_relu_backward"), 2.0),
@@ -77,32 +75,20 @@ def _masked_fill(view: OpView) -> Rule:
     return elementwise(view, 0.0, sums=[0] if view.attr("value") == 0 else [])
 
 
-def _glu(view: OpView) -> Rule:
-    """``(s d) -> d``: halves of a dim, one the gate of the other."""
-    halves, dims = _halved(view, 0)
-    flops = TRANSCENDENTAL + 3
-    return view.rule([halves], [dims], sizes={"s": 2}, whole="s", points=dims, flops=flops)
-
-
-def _glu_backward(view: OpView) -> Rule:
-    """``d, (s d) -> (s d)``."""
-    halves, dims = _halved(view, 1)
+def _glu(view: OpView, *, backward: bool = False) -> Rule:
+    """``(s d) -> d``: half of a dim gates the other half; backward ``d, (s d) -> (s d)``."""
+    dims = names("d", view.rank())
+    dim = view.dim("dim", -1)
+    halves = replaced(dims, dim, f"(s {dims[dim]})")
     return view.rule(
-        [dims, halves],
-        [halves],
+        [dims, halves] if backward else [halves],
+        [halves if backward else dims],
         sizes={"s": 2},
         whole="s",
         points=dims,
-        flops=TRANSCENDENTAL + 8,
-        sums=[0],
+        flops=TRANSCENDENTAL + (8 if backward else 3),
+        sums=[0] if backward else [],
     )
-
-
-def _halved(view: OpView, operand: int) -> tuple[list[str], list[str]]:
-    """Dims with both halves, and dims of one half."""
-    dims = names("d", view.rank(operand))
-    dim = view.dim("dim", -1, len(dims))
-    return replaced(dims, dim, f"(s {dims[dim]})"), dims
 
 
 def _row(flops: float, sums: tuple[int, ...] = ()) -> OpRow:
@@ -111,16 +97,11 @@ def _row(flops: float, sums: tuple[int, ...] = ()) -> OpRow:
 
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": _row(flops_of(op)) for op in FUNCTIONS},
-    **{
-        f"aten::{op}.{overload}": _row(1.0)
-        for ops, overloads in OVERLOADS.items()
-        for op in ops
-        for overload in overloads
-    },
     **{f"aten::{op}": _row(flops_of(op), operands) for op, operands in LINEAR.items()},
     **{f"aten::{op}": _row(flops, (0,)) for op, flops in GRADIENTS.items()},
     **{f"aten::{op}.Tensor": OpRow(_sum) for op in ("add", "rsub", "sub")},
+    **{f"aten::{op}.Tensor": _row(1.0) for op in ("clamp_max", "clamp_min")},
     "aten::glu": OpRow(_glu),
-    "aten::glu_backward": OpRow(_glu_backward),
+    "aten::glu_backward": OpRow(partial(_glu, backward=True)),
     "aten::masked_fill.Scalar": OpRow(_masked_fill),
 }

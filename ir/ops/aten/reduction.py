@@ -1,4 +1,4 @@
-"""Reductions over dims, and operators that need a whole dim."""
+"""Reductions over dims, and running sums and products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from partitioner.ir.types import numpy_dtype
 #: Operators that reduce no dim if the list of dims is empty; the others reduce all.
 _NONE_IF_EMPTY = frozenset({"aten::all.dims", "aten::any.dims", "aten::count_nonzero.dim_IntList"})
 
-#: FLOPs an operand element of reductions whose parts do not join.
+#: FLOPs an operand element of reductions whose partial results cannot be combined.
 WHOLE: Mapping[str, float] = {
     **dict.fromkeys(("all", "all.dim", "all.dims", "any", "any.dim", "any.dims"), 1.0),
     **dict.fromkeys(("argmax", "argmin", "max.dim", "min.dim"), 1.0),
@@ -46,21 +46,21 @@ def _reduce(view: OpView, how: str = "", flops: float = 1.0, sums: tuple[int, ..
     return reduce(view, _reduced_dims(view), how, keep=keep, flops=flops, sums=sums)
 
 
-def _join(view: OpView, how: str) -> Rule:
-    """Truth values are not exchanged in parts, so those do not join."""
+def _combine(view: OpView, how: str) -> Rule:
+    """Partial results are combined unless they are booleans, which are not exchanged."""
     return _reduce(view, "" if view.out_type.dtype == "bool" else how)
 
 
 def _count(view: OpView, shape: Shape) -> int:
-    """Elements of a tensor of this shape that are reduced to one."""
+    """The number of elements of a tensor of this shape that are reduced to one."""
     return math.prod(shape[i] for i in _reduced_dims(view))
 
 
 def _local_mean(view: OpView, local: LocalView) -> LocalOp:
-    """Where a reduced dim is cut, a device adds its own mean by its share of the elements.
+    """Where a reduced dim is cut, a device adds its part's mean times its share of the elements.
 
-    Never a sum that is divided later: half precision would overflow where the mean does not. A
-    device without elements adds the sum of none.
+    A sum that is divided later would overflow half precision where the mean does not. A device
+    without elements adds an empty sum.
     """
     node = view.node
     part, total = _count(view, local.shapes[0]), _count(view, view.shape())
@@ -108,20 +108,21 @@ def _cumulative(view: OpView, sums: tuple[int, ...] = ()) -> Rule:
     return along(view, _reduced_dims(view), flops=1, sums=sums)
 
 
-#: A sum or mean: parts join, and pending sums pass.
+#: Sum or mean: pending sums of the operand pass.
 _total = partial(_reduce, how="sum", sums=(0,))
 
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": OpRow(partial(_reduce, flops=flops)) for op, flops in WHOLE.items()},
-    **{f"aten::{op}": OpRow(partial(_join, how="max"), _local_extreme) for op in ("amax", "max")},
-    **{f"aten::{op}": OpRow(partial(_join, how="min"), _local_extreme) for op in ("amin", "min")},
-    **{f"aten::{op}": OpRow(partial(_join, how="prod")) for op in ("prod", "prod.dim_int")},
     **{
-        f"aten::{op}": OpRow(partial(_join, how="sum"))
-        for op in ("count_nonzero", "count_nonzero.dim_IntList")
+        f"aten::{op}": OpRow(partial(_combine, how=how), _local_extreme)
+        for how in ("max", "min")
+        for op in (how, f"a{how}")
     },
+    **{f"aten::{op}": OpRow(partial(_combine, how="prod")) for op in ("prod", "prod.dim_int")},
     **{f"aten::{op}": OpRow(_total, _local_mean) for op in ("mean", "mean.dim")},
     **{f"aten::{op}": OpRow(_total) for op in ("sum", "sum.dim_IntList")},
+    "aten::count_nonzero": OpRow(partial(_combine, how="sum")),
+    "aten::count_nonzero.dim_IntList": OpRow(partial(_combine, how="sum")),
     "aten::cumprod": OpRow(_cumulative),
     "aten::cumsum": OpRow(partial(_cumulative, sums=(0,))),
 }

@@ -2,19 +2,21 @@
 
 `partitioner::state` gives a stored value (a parameter, a buffer) as it is stored: its cut is the
 plan's choice of storage. `partitioner::update` takes the value's gradient, or its next value, to
-where it is stored. `partitioner::alias` is a value again, in another pass: what reads it there is
-free to read it from the storage or from the copy that an earlier pass has made.
-`partitioner::either` is a value again that was kept or, if it has a second operand and the plan
-wants that, computed again. What a part of `partitioner::dropout` and `partitioner::uniform` draws
-follows from its places in the whole tensor.
+where it is stored. `partitioner::alias` is the same value in another pass, which may read it from
+the storage or from the copy that an earlier pass has made. `partitioner::either` is a value that
+was kept or, if there is a second operand and the plan says so, computed again. The numbers that a
+part of `partitioner::dropout` or `partitioner::uniform` draws follow from its position in the whole
+tensor.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
 from partitioner.ir.exchange import Region
+from partitioner.ir.ops.local import interval_attrs
 from partitioner.ir.ops.signature import pattern
 from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 
@@ -22,7 +24,7 @@ from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 #: an optimizer with two moments reads four tensors and writes three.
 UPDATE_PASSES = 7
 
-#: FLOPs of a random number and of what is made of it: integer operations.
+#: FLOPs an element that is drawn: integer operations.
 RANDOM = 8.0
 
 
@@ -31,7 +33,7 @@ def _update_bytes(ins: tuple[int, ...], _: tuple[int, ...]) -> int:
 
 
 def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
-    """A part says where it lies."""
+    """A part is told where it lies in the whole."""
     whole = view.shape()
     if local.shapes[0] == whole:
         return LocalOp((view.node,))
@@ -40,7 +42,7 @@ def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _local_uniform(view: OpView, local: LocalView) -> LocalOp:
-    """A part says where it lies."""
+    """A part is told where it lies in the whole."""
     if local.out_shapes[0] == view.out_shape:
         return LocalOp((view.node,))
     attrs = {**view.node.attrs, **_where(local.out_regions[0])}
@@ -48,13 +50,9 @@ def _local_uniform(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _where(region: Region) -> dict[str, tuple[int, ...]]:
-    """Pieces of each dim, and start and length of each piece."""
-    intervals = [interval for dim in region for interval in dim]
-    return {
-        "pieces": tuple(len(dim) for dim in region),
-        "starts": tuple(start for start, _ in intervals),
-        "lengths": tuple(length for _, length in intervals),
-    }
+    """Number of pieces of each dim, and start and length of each piece."""
+    pieces = tuple(len(dim) for dim in region)
+    return {"pieces": pieces, **interval_attrs(itertools.chain(*region))}
 
 
 ROWS: Mapping[str, OpRow] = {

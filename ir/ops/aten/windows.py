@@ -1,32 +1,24 @@
 """Windows over space: convolutions, pools, upsampling and samples at a grid, and their gradients.
 
-Batch, groups and channels are cut, space is not. The places of maxima that PyTorch gives count
-inside a plane, so they stay right in a part.
+Batch, groups and channels are cut, space is not. The indices of maxima that PyTorch gives count
+inside a plane, so that they hold in a part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 from partitioner.ir.graph import Attr
-from partitioner.ir.ops.rules.convolution import ConvDims, conv, conv_transpose
+from partitioner.ir.ops.local import local_groups, local_shape, same_node
+from partitioner.ir.ops.rules.convolution import ConvDims, conv
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.signature import Shape
-from partitioner.ir.ops.table import (
-    Localize,
-    LocalOp,
-    LocalView,
-    OpRow,
-    OpView,
-    local_groups,
-    local_shape,
-    same_node,
-)
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
-#: Points that an element of an upsampled result is made of, by mode, in one dim.
+#: Elements that one of an upsampled result is made of along a dim, by mode.
 TAPS: Mapping[str, int] = {"nearest": 1, "linear": 2, "cubic": 4}
 
 #: Mode and number of spatial dims of PyTorch's operators.
@@ -46,68 +38,47 @@ UPSAMPLING: Mapping[str, tuple[str, int]] = {
 }
 
 
-def _dims(view: OpView, weights: Shape, out: str) -> ConvDims:
-    groups = view.int_attr("groups", 1)
-    if view.attr("transposed"):
-        return ConvDims.transposed(weights, groups)
-    return ConvDims.of(weights, groups, out)
+def _conv_dims(view: OpView, weights: Shape, *, apart: bool = False) -> ConvDims:
+    groups, transposed = view.int_attr("groups", 1), bool(view.attr("transposed"))
+    return ConvDims.of(weights, groups, transposed=transposed, apart=apart)
 
 
 def _convolution(view: OpView) -> Rule:
-    """Data, weights, bias; transposed or not. Linear in the data where there is no bias."""
-    dims, linear = _dims(view, view.shape(1), "s"), [0] if view.type(2) is None else []
-    if view.attr("transposed"):
-        return conv_transpose(view, dims, linear)
+    """A convolution without a bias is linear in the data."""
+    dims, linear = _conv_dims(view, view.shape(1)), [0] if view.type(2) is None else []
     return conv(view, dims, [dims.data, dims.weights, dims.channel], bias=2, linear=linear)
 
 
-def _grad_input(view: OpView) -> Rule:
-    """``result, weights -> data``: output channels are summed."""
-    dims = _dims(view, view.shape(1), "o")
-    return _gradient(view, dims, dims.weights, dims.data, "co")
-
-
-def _grad_weight(view: OpView) -> Rule:
-    """``result, data -> weights``: the batch is summed."""
-    dims = _dims(view, view.out_shape, "o")
-    return _gradient(view, dims, dims.data, dims.weights, "n")
-
-
-def _gradient(
-    view: OpView, dims: ConvDims, other: Sequence[str], gradient: Sequence[str], summed: str
-) -> Rule:
-    """Rule of a gradient, which does the work of the convolution."""
-    inner, outer = dims.data[2:], dims.result[2:]
+def _conv_gradient(view: OpView, *, of_weights: bool) -> Rule:
+    """``result, weights -> data`` sums output channels, ``result, data -> weights`` the batch."""
+    dims = _conv_dims(view, view.out_shape if of_weights else view.shape(1), apart=True)
+    other, gradient = (dims.data, dims.weights) if of_weights else (dims.weights, dims.data)
     return view.rule(
         [dims.result, other],
         [gradient],
         sizes=dims.sizes,
-        reduce=summed,
-        whole=[*inner, *outer, *dims.kernel],
+        reduce="n" if of_weights else "co",
+        whole=[*dims.data[2:], *dims.result[2:], *dims.kernel],
         linear=[0],
-        points=dims.loops(inner if view.attr("transposed") else outer),
+        points=dims.loops,
         flops=2,
     )
 
 
-def _local_gradient(size: str) -> Localize:
-    """A device makes its part of the gradient, whose shape is attribute `size`."""
-
-    def localize(view: OpView, local: LocalView) -> LocalOp:
-        groups: dict[str, Attr] = {"groups": local.sizes["g"]} if "g" in local.sizes else {}
-        return same_node(view, **groups, **{size: local.out_shapes[0]})
-
-    return localize
+def _local_conv_gradient(view: OpView, local: LocalView, size: str) -> LocalOp:
+    """A device computes its part of the gradient, whose shape is attribute `size`."""
+    groups: dict[str, Attr] = {"groups": local.sizes["g"]} if "g" in local.sizes else {}
+    return same_node(view, **groups, **{size: local.out_shapes[0]})
 
 
 def _window(view: OpView, space: int) -> int:
-    """Places of the window of attribute `kernel_size`, which may be given for all dims at once."""
+    """Size of the window of attribute `kernel_size`, which may be one number for all dims."""
     kernel = view.ints("kernel_size") or (1,)
     return math.prod(kernel) if len(kernel) == space else kernel[0] ** space
 
 
 def _planes(view: OpView, space: int, prefix: str = "s") -> list[str]:
-    """Dims of a tensor whose last `space` dims are places: ``n0 n1 s0 s1``."""
+    """Dims of a tensor whose last `space` dims are spatial: ``n0 n1 s0 s1``."""
     return [*names("n", view.rank() - space), *names(prefix, space)]
 
 
@@ -132,36 +103,36 @@ def _resampled(
     flops: float = 1,
     of_result: bool = False,
 ) -> Rule:
-    """``n.. s.. -> n.. o..``, where operands have the places of the first or of the result.
+    """``n.. s.. -> n.. o..``, where all spatial dims are whole.
 
     Args:
         view: The node.
         space: Number of spatial dims.
-        operands: Prefix of the places of each operand: s, or o as the result's.
-        linear: Whether the op is linear in operand 0.
+        operands: Prefix of the spatial dims of each operand: s, or o for those of the result.
+        linear: The op is linear in operand 0.
         flops: FLOPs an element of operand 0.
-        of_result: They are an element of the result.
+        of_result: `flops` are for an element of the result.
     """
-    own, other = _planes(view, space), _planes(view, space, "o")
+    first, result = _planes(view, space), _planes(view, space, "o")
     return view.rule(
-        [own if prefix == "s" else other for prefix in operands],
-        [other, other],
-        whole=[*own[-space:], *other[-space:]],
+        [first if prefix == "s" else result for prefix in operands],
+        [result, result],
+        whole=[*first[-space:], *result[-space:]],
         linear=[0] if linear else [],
-        points=other if of_result else own,
+        points=result if of_result else first,
         flops=flops,
     )
 
 
 def _pool_backward(view: OpView, space: int, operands: str) -> Rule:
-    """The gradient of a pool, whose data has the result's places."""
+    """The gradient of a pool, one FLOP a point of the window."""
     return _resampled(view, space, operands, flops=float(_window(view, space)))
 
 
 def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) -> Rule:
-    """A multiply-add a point of the larger side: the result, of the gradient the operand.
+    """A multiply-add for each tap of an element of the larger tensor, linear in every mode.
 
-    All are linear in the data, whatever the mode; a copy costs no FLOPs.
+    The larger tensor is the result, of a gradient the operand. A copy costs no FLOPs.
     """
     points = TAPS[mode] ** space
     flops = 0.0 if points == 1 else 2.0 * points
@@ -169,14 +140,14 @@ def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) ->
 
 
 def _any_upsample(view: OpView, *, backward: bool = False) -> Rule:
-    """Our own pair, which names its mode."""
+    """Our own operators, whose mode is an attribute."""
     mode = str(view.attr("mode")).partition("-")[0]
     return _upsample(view, mode, view.rank() - 2, backward=backward)
 
 
 def _grid_sample(view: OpView, operands: str, results: str) -> Rule:
-    """Places are cut, and channels but for the gradient of the grid, the second result."""
-    gradient = any(kind is not None for kind in view.out_types[1:])
+    """Positions are whole, and for the gradient of the grid, the second result, channels are."""
+    gradient = any(tensor is not None for tensor in view.out_types[1:])
     return view.rule(
         operands,
         results,
@@ -187,41 +158,26 @@ def _grid_sample(view: OpView, operands: str, results: str) -> Rule:
     )
 
 
-def _unfold(view: OpView) -> Rule:
-    """The windows side by side."""
+def _columns(view: OpView, operand: str, result: str, *, flops: float = 0) -> Rule:
+    """The windows of an image side by side, or added up to an image."""
     return view.rule(
-        "n.. c h w",
-        "n.. (c k) l",
+        operand,
+        result,
         sizes={"k": _window(view, 2)},
         whole="h w k l",
         linear=[0],
         points="n.. c k l",
+        flops=flops,
     )
 
 
-def _fold(view: OpView) -> Rule:
-    """The windows are added up."""
-    return view.rule(
-        "n.. (c k) l",
-        "n.. c h w",
-        sizes={"k": _window(view, 2)},
-        whole="h w k l",
-        linear=[0],
-        points="n.. c k l",
-        flops=1,
-    )
+_DEEP, _WIDE = "n.. (c a b) h w", "n.. c (h a) (w b)"  #: Blocks of pixels in channels, in space.
 
 
-def _pixel_shuffle(view: OpView) -> Rule:
-    factor = view.int_attr("upscale_factor", 1)
-    sizes = {"a": factor, "b": factor}
-    return view.rule("n.. (c a b) h w", "n.. c (h a) (w b)", sizes=sizes, whole="a b", linear=[0])
-
-
-def _pixel_unshuffle(view: OpView) -> Rule:
-    factor = view.int_attr("downscale_factor", 1)
-    sizes = {"a": factor, "b": factor}
-    return view.rule("n.. c (h a) (w b)", "n.. (c a b) h w", sizes=sizes, whole="a b", linear=[0])
+def _pixels(view: OpView, operand: str, result: str, *, factor: str) -> Rule:
+    """Blocks of pixels become channels or the reverse; attribute `factor` is a block's width."""
+    width = view.int_attr(factor, 1)
+    return view.rule(operand, result, sizes={"a": width, "b": width}, whole="a b", linear=[0])
 
 
 def _channel_shuffle(view: OpView) -> Rule:
@@ -261,7 +217,7 @@ ROWS: Mapping[str, OpRow] = {
         f"aten::{op}_backward": _upsampling(*mode, backward=True) for op, mode in UPSAMPLING.items()
     },
     "aten::channel_shuffle": OpRow(_channel_shuffle, local_groups("groups")),
-    "aten::col2im": OpRow(_fold),
+    "aten::col2im": OpRow(partial(_columns, operand="n.. (c k) l", result="n.. c h w", flops=1)),
     "aten::convolution": OpRow(_convolution, local_groups("groups")),
     "aten::grid_sampler_2d": OpRow(
         partial(_grid_sample, operands="n c h w, n p q t", results="n c p q")
@@ -269,12 +225,20 @@ ROWS: Mapping[str, OpRow] = {
     "aten::grid_sampler_2d_backward": OpRow(
         partial(_grid_sample, operands="n c p q, n c h w, n p q t", results="n c h w, n p q t")
     ),
-    "aten::im2col": OpRow(_unfold),
+    "aten::im2col": OpRow(partial(_columns, operand="n.. c h w", result="n.. (c k) l")),
     "aten::max_unpool2d": OpRow(partial(_resampled, space=2, operands="ss", linear=False, flops=0)),
-    "aten::pixel_shuffle": OpRow(_pixel_shuffle),
-    "aten::pixel_unshuffle": OpRow(_pixel_unshuffle),
-    "partitioner::convolution_grad_input": OpRow(_grad_input, _local_gradient("input_size")),
-    "partitioner::convolution_grad_weight": OpRow(_grad_weight, _local_gradient("weight_size")),
+    "aten::pixel_shuffle": OpRow(
+        partial(_pixels, operand=_DEEP, result=_WIDE, factor="upscale_factor")
+    ),
+    "aten::pixel_unshuffle": OpRow(
+        partial(_pixels, operand=_WIDE, result=_DEEP, factor="downscale_factor")
+    ),
+    "partitioner::convolution_grad_input": OpRow(
+        partial(_conv_gradient, of_weights=False), partial(_local_conv_gradient, size="input_size")
+    ),
+    "partitioner::convolution_grad_weight": OpRow(
+        partial(_conv_gradient, of_weights=True), partial(_local_conv_gradient, size="weight_size")
+    ),
     "partitioner::upsample": OpRow(_any_upsample),
     "partitioner::upsample_backward": OpRow(
         partial(_any_upsample, backward=True), local_shape("input_size")

@@ -18,15 +18,6 @@ from partitioner.ir.ops.onnx import (
 from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
-    (
-        attention,
-        contraction,
-        elementwise,
-        factories,
-        indexing,
-        movement,
-        normalization,
-        reduction,
-        windows,
-    )
+    *(attention, contraction, elementwise, factories, indexing),
+    *(movement, normalization, reduction, windows),
 )

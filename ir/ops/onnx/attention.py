@@ -1,19 +1,20 @@
-"""Attention and rotary embeddings, of ONNX and of ONNX Runtime."""
+"""Attention and rotary embeddings of ONNX and of ONNX Runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import same_node
 from partitioner.ir.ops.rules.attention import Attention, group_of
 from partitioner.ir.ops.rules.dims import compound
 from partitioner.ir.ops.signature import Dims, OpaqueError
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, same_node
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
 def _attention(view: OpView) -> Rule:
-    """4-D ``b heads place channel`` or 3-D ``b place (heads channel)``.
+    """4-D ``b heads position channel`` or 3-D ``b position (heads channel)``.
 
     Operands: query, key, value, mask, past key, past value, lengths of the sequences.
     """
@@ -74,8 +75,8 @@ def _multi_head(view: OpView) -> Rule:
 def _group_query(view: OpView) -> Rule:
     """GroupQueryAttention (always causal): separate or packed query, key and value.
 
-    Operands: query, key, value, past key, past value, last places, longest length, cos, sin,
-    places, scores' bias.
+    Operands: query, key, value, past key, past value, last positions, longest length, cos, sin,
+    positions, scores' bias.
     """
     if any(view.node.inputs[11:]):
         raise OpaqueError("head_sink or quantised caches")
@@ -83,13 +84,13 @@ def _group_query(view: OpView) -> Rule:
     group = group_of(heads, kv)
     (_, queries, width), packed = view.shape(), view.type(1) is None
     channels = width // (heads + 2 * kv if packed else heads)
-    past, present, places = view.type(3), view.out_types[1], view.type(9)
+    past, present, positions = view.type(3), view.out_types[1], view.type(9)
     assert present is not None
     total = present.shape[2]
     node = Attention(kv, group, queries, channels, queries, total, channels, ordered=True)
-    # A cache may have room for more places than it holds: its length is a factor of its own.
+    # A cache may have room for more keys than it holds: its length is a factor of its own.
     cache = "present" if past is not None and past.shape[2] == total else "past"
-    each_row = places is not None and places.shape[:1] == view.shape()[:1]
+    each_row = positions is not None and positions.shape[:1] == view.shape()[:1]
     operands: list[Dims] = [
         ["b", "q", node.joined] if packed else node.packed["query"],
         # Keys come with their queries.
@@ -101,12 +102,13 @@ def _group_query(view: OpView) -> Rule:
 
 
 def _rule(view: OpView, node: Attention, operands: Sequence[Dims], result: Dims) -> Rule:
+    """Results: the attention's, present keys, present values, scores."""
     present = [node.split[name] for name in ("present_key", "present_value", "scores")]
     return node.rule(view, operands, [result, *present])
 
 
 def _past_keys(view: OpView, index: int) -> int:
-    """Keys of a cache ``b heads places channels``."""
+    """Number of keys in a cache ``b heads position channel``."""
     cache = view.type(index)
     return 0 if cache is None else cache.shape[2]
 
@@ -121,7 +123,7 @@ def _padding(view: OpView) -> str | None:
 
 
 def _local_heads(view: OpView, local: LocalView) -> LocalOp:
-    """Attributes that count heads count the device's own."""
+    """Attributes that count heads are set to the number of the device's own."""
     kv, group = local.sizes.get("h", 1), local.sizes.get("r", 1)
     counts: dict[str, Attr] = {
         "q_num_heads": kv * group,
@@ -132,13 +134,13 @@ def _local_heads(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _rotary(view: OpView) -> Rule:
-    """Operands: x, cos, sin, places; the caches are by place if places are given."""
+    """Operands: x, cos, sin, positions; these index cos and sin, if they are given."""
     cache = "b s e" if view.type(3) is None else "p e"
     return _rotated(view, view.int_attr("num_heads", 0), [cache, cache, "b s"])
 
 
 def _microsoft_rotary(view: OpView) -> Rule:
-    """Operands: x, places (or the first one), cos, sin."""
+    """Operands: x, positions (or the first one), cos, sin."""
     if view.int_attr("is_packed_batching", 0):
         raise OpaqueError("is_packed_batching is set")
     shape, heads = view.shape(), view.int_attr("num_heads", 0)
@@ -149,13 +151,13 @@ def _microsoft_rotary(view: OpView) -> Rule:
 
 
 def _rotated(view: OpView, heads: int, others: list[Dims], *, ordered: bool = False) -> Rule:
-    """``b heads place d`` or ``b place (heads d)``: channels are whole.
+    """``b heads position channel`` or ``b position (heads channel)``: channels are whole.
 
     Args:
         view: The node.
-        heads: Their number, if they are not a dim.
+        heads: Number of heads of a 3-D operand.
         others: Dims of the operands after the first.
-        ordered: Places are counted from the first one: they are whole.
+        ordered: Positions are counted from the first: they are whole.
     """
     x, sizes = "b h s d", dict[str, int]()
     if view.rank() == 3:

@@ -44,12 +44,14 @@ def _qlinear_matmul(view: OpView) -> Rule:
 
 def _setting(view: OpView, index: int, dims: list[str], line: str) -> list[str] | None:
     """Dims of a scale or zero point: one for all, one a row or column, or of the tensor's rank."""
-    kind = view.type(index)
-    if kind is None:
+    setting = view.type(index)
+    if setting is None:
         return None
-    if kind.rank > 1 and kind.rank != len(dims):
-        raise OpaqueError(f"operand {index} of shape {kind.shape} has a scale form without a rule")
-    return broadcast(kind.shape, dims if kind.rank > 1 else [line])
+    if setting.rank > 1 and setting.rank != len(dims):
+        raise OpaqueError(
+            f"operand {index} of shape {setting.shape} has a scale form without a rule"
+        )
+    return broadcast(setting.shape, dims if setting.rank > 1 else [line])
 
 
 def _gemm(view: OpView, *, rounded: bool = False) -> Rule:

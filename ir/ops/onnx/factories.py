@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from partitioner.ir.graph import Node
+from partitioner.ir.ops.local import local_shape_operand
 from partitioner.ir.ops.signature import pattern
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, local_shape_operand
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 
 #: The operand's dims are cut and the result is not: sizes are known without elements.
 _measured = pattern("d.. -> n..", whole="n..", dropped="d..")

@@ -1,7 +1,4 @@
-"""Elements found by index: Gather, Scatter and their relatives, OneHot, Compress.
-
-The dims that are searched are whole; all others are cut.
-"""
+"""Gather, Scatter and their relatives, OneHot, Compress: indexed dims are whole, others cut."""
 
 from __future__ import annotations
 
@@ -15,29 +12,28 @@ from partitioner.ir.rule import Rule
 
 def _gather(view: OpView) -> Rule:
     """``d0 d1 d2, i0 i1 -> d0 i0 i1 d2`` along dim 1."""
-    dims, dim, places = names("d", view.rank()), view.dim("axis", 0), names("i", view.rank(1))
-    return view.rule([dims, places], [replaced(dims, dim, *places)], whole={dims[dim]})
+    dims, dim, index = names("d", view.rank()), view.dim("axis", 0), names("i", view.rank(1))
+    return view.rule([dims, index], [replaced(dims, dim, *index)], whole={dims[dim]})
 
 
 def _gather_nd(view: OpView) -> Rule:
-    """``b v0 v1 d, b i k -> b i d`` for indices of k = 2 places."""
+    """``b v0 v1 d, b i k -> b i d`` where k = 2 numbers index dims v0 and v1."""
     batch = names("b", view.int_attr("batch_dims", 0))
-    searched = names("v", view.shape(1)[-1])
-    inner = names("d", view.rank() - len(searched) - len(batch))
-    places = [*batch, *names("i", view.rank(1) - 1 - len(batch))]
+    indexed = names("v", view.shape(1)[-1])
+    inner = names("d", view.rank() - len(indexed) - len(batch))
+    index = [*batch, *names("i", view.rank(1) - 1 - len(batch))]
     return view.rule(
-        [[*batch, *searched, *inner], [*places, "k"]], [[*places, *inner]], whole={*searched, "k"}
+        [[*batch, *indexed, *inner], [*index, "k"]], [[*index, *inner]], whole={*indexed, "k"}
     )
 
 
 def _scatter_nd(view: OpView) -> Rule:
-    """``v0 v1 d, i k, i d -> v0 v1 d``: every device writes all places of its slices."""
-    searched = names("v", view.shape(1)[-1])
-    inner = names("d", view.rank() - len(searched))
-    places = names("i", view.rank(1) - 1)
-    data = [*searched, *inner]
-    whole = {*searched, *places, "k"}
-    return view.rule([data, [*places, "k"], [*places, *inner]], [data], whole=whole)
+    """``v0 v1 d, i k, i d -> v0 v1 d``: each device writes all updates of its part of d."""
+    indexed = names("v", view.shape(1)[-1])
+    inner = names("d", view.rank() - len(indexed))
+    index = names("i", view.rank(1) - 1)
+    data, whole = [*indexed, *inner], {*indexed, *index, "k"}
+    return view.rule([data, [*index, "k"], [*index, *inner]], [data], whole=whole)
 
 
 def _tensor_scatter(view: OpView) -> Rule:
@@ -49,9 +45,9 @@ def _tensor_scatter(view: OpView) -> Rule:
 
 def _one_hot(view: OpView) -> Rule:
     """``i0 i1 -> i0 hot i1``: the new dim is whole, as each device needs its values."""
-    places = names("i", view.rank())
-    dim = view.dim("axis", -1, len(places) + 1)
-    return view.rule([places], [[*places[:dim], "hot", *places[dim:]]], whole={"hot"})
+    index = names("i", view.rank())
+    dim = view.dim("axis", -1, len(index) + 1)
+    return view.rule([index], [[*index[:dim], "hot", *index[dim:]]], whole={"hot"})
 
 
 def _compress(view: OpView) -> Rule:

@@ -1,4 +1,4 @@
-"""Elements moved, joined, cut out or repeated: Reshape, Transpose, Concat, Slice, Pad, Tile."""
+"""Ops that move, join, take or repeat elements: Reshape, Transpose, Concat, Slice, Pad, Tile."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from partitioner.ir.ops.local import local_shape_operand, same_node, with_constant
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.joining import Run, concat, run_of, slices, split
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.rules.reshape import (
+    changed_dims,
     expand,
     permute,
     product,
@@ -21,15 +23,7 @@ from partitioner.ir.ops.rules.reshape import (
     unsqueeze,
 )
 from partitioner.ir.ops.signature import OpaqueError
-from partitioner.ir.ops.table import (
-    LocalOp,
-    LocalView,
-    OpRow,
-    OpView,
-    local_shape_operand,
-    same_node,
-    with_constant,
-)
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 #: First opsets in which axes of Squeeze, sizes of Split, starts and ends of Slice are operands.
@@ -83,18 +77,16 @@ def _unsqueeze(view: OpView) -> Rule:
 
 
 def _transpose(view: OpView) -> Rule:
-    """Reversed by default."""
-    return permute(view, view.ints("perm") or tuple(reversed(range(view.rank()))))
+    return permute(view, view.ints("perm") or reversed(range(view.rank())))
 
 
 def _tile(view: OpView) -> Rule:
-    """An empty dim repeats to itself."""
-    sizes = enumerate(zip(view.shape(), view.out_shape, strict=True))
-    return repeat(view, {dim: after // before for dim, (before, after) in sizes if before != after})
+    before, after = view.shape(), view.out_shape
+    return repeat(view, {dim: after[dim] // before[dim] for dim in sorted(changed_dims(view))})
 
 
 def _local_tile(view: OpView, local: LocalView) -> LocalOp:
-    """Repeats may be cut too: each device makes its copies of its part."""
+    """Repeats may be cut too: each device makes its share of the copies of its part."""
     repeats = [local.sizes.get(f"r{i}", 1) for i in range(view.rank())]
     return with_constant(view, 1, np.array(repeats, np.int64))
 
@@ -111,8 +103,7 @@ def _pad(view: OpView) -> Rule:
 
 def _center_crop_pad(view: OpView) -> Rule:
     """Dims that get another size are whole."""
-    sizes = enumerate(zip(view.shape(), view.out_shape, strict=True))
-    return resize(view, {dim for dim, (before, after) in sizes if before != after})
+    return resize(view, changed_dims(view))
 
 
 def _local_center_crop_pad(view: OpView, local: LocalView) -> LocalOp:
@@ -148,7 +139,7 @@ def _concat(view: OpView) -> Rule:
 
 
 def _split(view: OpView) -> Rule:
-    """Sizes are given, or equal with a smaller last one."""
+    """Sizes are given, or equal but for a smaller last one."""
     dim, sizes = view.dim("axis", 0), view.ints("split", 1)
     if sizes is None:
         size, count = view.shape()[dim], len(view.node.outputs)
@@ -158,7 +149,7 @@ def _split(view: OpView) -> Rule:
 
 
 def _local_split(view: OpView, local: LocalView) -> LocalOp:
-    """Sizes are given, since equal parts may have unequal pieces."""
+    """Local sizes are given, as equal parts may have unequal pieces."""
     sizes = tuple(local.sizes[name] for name in names("a", len(view.node.outputs)))
     if view.opset < SPLIT_INPUT:
         return same_node(view, split=sizes)

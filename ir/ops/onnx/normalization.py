@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from partitioner.ir.ops.local import local_groups
 from partitioner.ir.ops.rules.dims import broadcast, names
 from partitioner.ir.ops.rules.normalization import CENTRED, UNCENTRED, batch_norm, group_norm
 from partitioner.ir.ops.rules.reduction import along
 from partitioner.ir.ops.signature import OpaqueError, pattern
-from partitioner.ir.ops.table import OpRow, OpView, local_groups
+from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
@@ -18,7 +19,7 @@ def _batch_norm(view: OpView) -> Rule:
     if view.int_attr("training_mode", 0) or len(view.node.writes) > 1:
         raise OpaqueError("training mode: statistics run over the whole batch")
     if not view.int_attr("spatial", 1):
-        raise OpaqueError("spatial is 0: statistics a place")
+        raise OpaqueError("spatial is 0: statistics are per position")
     return batch_norm(view)
 
 

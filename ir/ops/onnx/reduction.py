@@ -1,4 +1,4 @@
-"""Reductions over dims, and ops that need a whole dim: Softmax, ArgMax, TopK, CumSum."""
+"""Reductions over dims, and ops along a whole dim: Softmax, ArgMax, TopK, CumSum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import numpy_dtype
 
-#: How parts of a cut dim join ("" if they do not: a root or log of a sum), FLOPs an element.
+#: Reduction that combines partial results ("" for a root or log of a sum), FLOPs an element.
 REDUCTIONS: Mapping[str, tuple[str, float]] = {
     "ReduceL1": ("sum", 2),
     "ReduceL2": ("", 2),
@@ -35,7 +35,7 @@ SUM_AXES_INPUT = 13
 
 
 def _reduced_dims(view: OpView) -> frozenset[int]:
-    """Dims that a Reduce node reduces, none for one that is told to do nothing."""
+    """Dims that a Reduce node reduces: none of them if it is a no-op."""
     rank = view.rank()
     axes = view.ints("axes", 1)
     if axes:
@@ -44,16 +44,16 @@ def _reduced_dims(view: OpView) -> frozenset[int]:
 
 
 def _reduce(view: OpView) -> Rule:
-    """Reduced dims are cut where the parts can be joined exactly."""
+    """Reduced dims are cut where partial results can be combined exactly."""
     how, flops = REDUCTIONS[view.node.op]
     if view.node.op == "ReduceMean" and "float" not in view.out_type.dtype:
-        how = ""  # An integer mean rounds each part.
+        how = ""  # an integer mean rounds each part
     keep = bool(view.int_attr("keepdims", 1))
     return reduce(view, _reduced_dims(view), how, keep=keep, flops=flops)
 
 
 def _local_mean(view: OpView, local: LocalView) -> LocalOp:
-    """Where a reduced dim is cut, a device adds its own mean by its share of the elements."""
+    """Where a reduced dim is cut, a device adds its part's mean times its share of the elements."""
     keepdims = view.int_attr("keepdims", 1)
     return weighted_mean(view, local, _reduced_dims(view), keepdims=keepdims)
 
@@ -61,30 +61,30 @@ def _local_mean(view: OpView, local: LocalView) -> LocalOp:
 def weighted_mean(
     view: OpView, local: LocalView, reduced: Iterable[int], *, keepdims: int
 ) -> LocalOp:
-    """The node over a device's part, times the part's share of the elements of reduced dims.
+    """The node on a device's part, a mean, times the part's share of the elements of reduced dims.
 
-    Never a sum that is divided later: half precision would overflow where the mean does not. A
-    device without elements adds the sum of none.
+    A sum that is divided later would overflow half precision where the mean does not. A device
+    without elements adds an empty sum.
     """
-    node, kind, dims = view.node, view.out_type, sorted(reduced)
+    node, tensor, dims = view.node, view.out_type, sorted(reduced)
     total = math.prod(view.shape()[dim] for dim in dims)
     part = math.prod(local.shapes[0][dim] for dim in dims)
     if part == total:
         return LocalOp((node,))
     if part == 0:
-        return _sum_of_none(view, dims, keepdims)
+        return _empty_sum(view, dims, keepdims)
     mean, share = f"{node.name}.mean", f"{node.name}.share"
     return LocalOp(
         (
             replace(node, name=mean, outputs=(mean,)),
             Node(node.name, "Mul", (mean, share), node.outputs),
         ),
-        {share: np.array(part / total, numpy_dtype(kind.dtype))},
-        {mean: kind.with_shape(local.out_shapes[0])},
+        {share: np.array(part / total, numpy_dtype(tensor.dtype))},
+        {mean: tensor.with_shape(local.out_shapes[0])},
     )
 
 
-def _sum_of_none(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
+def _empty_sum(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
     """ReduceSum of a part without elements, in the form of the graph's opset."""
     node, axes = view.node, f"{view.node.name}.axes"
     add = Node(node.name, "ReduceSum", node.inputs[:1], node.outputs, {"keepdims": keepdims})
@@ -95,7 +95,7 @@ def _sum_of_none(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
 
 
 def _softmax(view: OpView, flops: float) -> Rule:
-    """Softmax and its relatives: before opset 13 all dims from `axis` on are one."""
+    """Softmax and its relatives; before opset 13 they run over all dims from `axis` on."""
     if view.opset >= 13:
         return along(view, [view.int_attr("axis", -1)], flops=flops)
     return along(view, range(view.dim("axis", 1), view.rank()), flops=flops)
@@ -107,7 +107,7 @@ def _cumulative(view: OpView) -> Rule:
 
 
 def _arg_reduce(view: OpView) -> Rule:
-    """ArgMax and ArgMin give places in the whole dim."""
+    """ArgMax and ArgMin give indices in the whole dim."""
     return reduce(view, [view.dim("axis", 0)], keep=bool(view.int_attr("keepdims", 1)))
 
 

@@ -1,6 +1,6 @@
 """Windows over space: convolutions, pools, resizes and samples of images.
 
-Batch, groups and channels are cut; the places of windows are not.
+Batch, groups and channels are cut; the positions of windows are not.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from functools import partial
 
 import numpy as np
 
+from partitioner.ir.ops.local import local_groups, with_constant
 from partitioner.ir.ops.onnx.reduction import weighted_mean
-from partitioner.ir.ops.rules.convolution import ConvDims, conv, conv_transpose
-from partitioner.ir.ops.rules.reshape import resize
+from partitioner.ir.ops.rules.convolution import ConvDims, conv
+from partitioner.ir.ops.rules.dims import names
+from partitioner.ir.ops.rules.reshape import changed_dims, resize
 from partitioner.ir.ops.signature import OpaqueError
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, local_groups, with_constant
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 #: Points that one sample reads along a dim.
@@ -24,24 +26,24 @@ TAPS = {"nearest": 1, "linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
 SIZES = 3  #: Index of Resize's operand "sizes".
 
 
-def _conv_dims(view: OpView, weights: int = 1) -> ConvDims:
-    return ConvDims.of(view.shape(weights), view.int_attr("group", 1))
+def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> ConvDims:
+    return ConvDims.of(view.shape(weights), view.int_attr("group", 1), transposed=transposed)
 
 
-def _conv(view: OpView) -> Rule:
-    dims = _conv_dims(view)
+def _conv(view: OpView, *, transposed: bool = False) -> Rule:
+    dims = _conv_dims(view, transposed=transposed)
     return conv(view, dims, [dims.data, dims.weights, dims.channel], bias=2)
 
 
 def _conv_integer(view: OpView) -> Rule:
-    """Conv of quantised tensors; zero points for the tensor or an output channel."""
+    """Zero points are one for the tensor or one for each output channel."""
     dims = _conv_dims(view)
     settings = [_per_channel(view, index, dims) for index in (2, 3)]
     return conv(view, dims, [dims.data, dims.weights, *settings])
 
 
 def _qlinear_conv(view: OpView) -> Rule:
-    """Conv of quantised tensors, quantised again: ci is whole, since the sum is rounded."""
+    """The sum is quantised again."""
     dims = _conv_dims(view, 3)
     settings = [_per_channel(view, index, dims) for index in (1, 2, 4, 5, 6, 7)]
     operands = [dims.data, *settings[:2], dims.weights, *settings[2:], dims.channel]
@@ -49,19 +51,14 @@ def _qlinear_conv(view: OpView) -> Rule:
 
 
 def _per_channel(view: OpView, index: int, dims: ConvDims) -> list[str] | None:
-    kind = view.type(index)
-    if kind is None:
+    setting = view.type(index)
+    if setting is None:
         return None
-    return dims.channel if kind.numel > 1 else ["1"] * kind.rank
-
-
-def _conv_transpose(view: OpView) -> Rule:
-    dims = ConvDims.transposed(view.shape(1), view.int_attr("group", 1))
-    return conv_transpose(view, dims)
+    return dims.channel if setting.numel > 1 else ["1"] * setting.rank
 
 
 def _lrn(view: OpView) -> Rule:
-    """The window runs over channels: they are whole, everything else is cut."""
+    """The window runs over channels: these are whole, everything else is cut."""
     flops = 2.0 * view.int_attr("size", 1) + 10  # a window of squares, then a power
     return view.rule("n c s..", "n c s..", whole="c", flops=flops)
 
@@ -75,24 +72,24 @@ def _pool(view: OpView) -> Rule:
 
 
 def _global_pool(view: OpView, how: str = "") -> Rule:
-    """``n c s.. -> n c 1..``: parts of space join where the reduction does."""
-    places = [f"s{i}" for i in range(view.rank() - 2)]
+    """``n c s.. -> n c 1..``: space is cut if a reduction combines partial results."""
+    space = names("s", view.rank() - 2)
     return view.rule(
-        ["n c s.."],
-        [["n", "c", *["1"] * len(places)]],
-        reduce=dict.fromkeys(places, how) if how else (),
-        whole=() if how else places,
+        "n c s..",
+        [["n", "c", *["1"] * len(space)]],
+        reduce=dict.fromkeys(space, how) if how else (),
+        whole=() if how else space,
         flops=1 if how else 2,
     )
 
 
 def _local_average(view: OpView, local: LocalView) -> LocalOp:
-    """Where space is cut, a device adds its own average by its share of the places."""
+    """Where space is cut, a device adds its part's average times its share of the positions."""
     return weighted_mean(view, local, range(2, view.rank()), keepdims=1)
 
 
 def _regions(view: OpView) -> Rule:
-    """RoiAlign and MaxRoiPool: the regions name images of all n."""
+    """RoiAlign and MaxRoiPool; a region may be of any image of the batch, which is whole."""
     windows = view.int_attr("sampling_ratio", 2) ** 2 or 4
     return view.rule(
         "n c h w, r box, r",
@@ -110,58 +107,49 @@ def _resize(view: OpView) -> Rule:
         raise OpaqueError("coordinate_transformation_mode is tf_crop_and_resize")
     if view.type(SIZES) is not None:
         view.constant(SIZES)  # must be known, to be made local
-    sizes = zip(view.shape(), view.out_shape, _scales(view), strict=True)
-    changed = {dim for dim, (a, b, scale) in enumerate(sizes) if not (a == b and scale == 1)}
+    changed = changed_dims(view)
+    dims, scales = _resized_dims(view), _scales(view)
+    if scales is not None:
+        changed |= {dim for dim, scale in zip(dims, scales, strict=True) if scale != 1}
+    elif view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
+        changed |= set(dims)  # the scale of a dim follows from the others' sizes
     taps = TAPS.get(str(view.attr("mode", "nearest")), 1) ** len(changed)
     return resize(view, changed, flops=2.0 * taps if taps > 1 else 0.0)
 
 
-def _scales(view: OpView) -> list[float]:
-    """Scale of every dim; dims that the node does not name are 1."""
-    scales = [1.0] * view.rank()
-    dims = _resized_dims(view)
-    given = _given_scales(view)
-    for dim, scale in zip(dims, given or [_scale(view, dim) for dim in dims], strict=True):
-        scales[dim] = scale
-    return scales
-
-
-def _scale(view: OpView, dim: int) -> float:
-    """Scale of a dim whose size is given; kept aspect ratios are not a dim's own affair."""
-    if view.attr("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return float("nan")
-    return view.out_shape[dim] / view.shape()[dim]
-
-
-def _given_scales(view: OpView) -> list[float] | None:
+def _scales(view: OpView) -> list[float] | None:
+    """Scales of the resized dims; None if sizes are given."""
     attr = view.attr("scales")
     if isinstance(attr, tuple):
         return [float(scale) for scale in attr]
     index = 2 if view.node.op == "Resize" and view.opset >= 11 else 1
-    kind = view.type(index)
-    return None if kind is None or kind.numel == 0 else [float(s) for s in view.constant(index)]
+    scales = view.type(index)
+    if scales is None or scales.numel == 0:
+        return None
+    return [float(scale) for scale in view.constant(index)]
 
 
 def _resized_dims(view: OpView) -> list[int]:
+    """The dims that scales or sizes are given for, in their order."""
     axes = view.ints("axes")
     return list(range(view.rank())) if axes is None else [axis % view.rank() for axis in axes]
 
 
 def _local_sizes(view: OpView, local: LocalView) -> LocalOp:
-    """The sizes of cut dims become the device's own."""
-    kind = view.type(SIZES)
-    if view.node.op != "Resize" or kind is None or kind.numel == 0:
+    """The wanted sizes of cut dims become the local ones."""
+    sizes = view.type(SIZES)
+    if view.node.op != "Resize" or sizes is None or sizes.numel == 0:
         return LocalOp((view.node,))
     whole = view.constant(SIZES)
-    sizes = [
+    local_sizes = [
         local.out_shapes[0][dim] if f"d{dim}" in local.sizes else int(size)
         for dim, size in zip(_resized_dims(view), whole, strict=True)
     ]
-    return with_constant(view, SIZES, np.array(sizes, whole.dtype))
+    return with_constant(view, SIZES, np.array(local_sizes, whole.dtype))
 
 
 def _grid_sample(view: OpView) -> Rule:
-    """The image is whole, the sampled places are cut."""
+    """Images are whole, the sampled positions are cut."""
     space = view.rank() - 2
     taps = TAPS.get(str(view.attr("mode", "linear")), 1) ** space
     return view.rule(
@@ -179,7 +167,7 @@ ROWS: Mapping[str, OpRow] = {
     **{op: OpRow(_resize, _local_sizes) for op in ("Resize", "Upsample")},
     "Conv": OpRow(_conv, local_groups("group")),
     "ConvInteger": OpRow(_conv_integer, local_groups("group")),
-    "ConvTranspose": OpRow(_conv_transpose, local_groups("group")),
+    "ConvTranspose": OpRow(partial(_conv, transposed=True), local_groups("group")),
     "GlobalAveragePool": OpRow(partial(_global_pool, how="sum"), _local_average),
     "GlobalLpPool": OpRow(_global_pool),
     "GlobalMaxPool": OpRow(partial(_global_pool, how="max")),

@@ -43,8 +43,8 @@ class Attention:
         keys: Keys of this call, factor k.
         total: Keys with the past ones, factor t; those are factor p.
         values: Channels of a value head, factor v.
-        ordered: Places of the queries matter (causal masks): they are whole.
-        masked: Name of the dim of the keys in masks.
+        ordered: Positions of the queries matter (causal masks): queries are whole.
+        masked: Name of the keys' dim in masks.
     """
 
     kv: int
@@ -57,10 +57,15 @@ class Attention:
     ordered: bool
     masked: str = "m"
 
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """Sizes of the factors of query heads."""
+        return {"h": self.kv, "r": self.group}
+
     @cached_property
     def split(self) -> Mapping[str, str]:
-        """Dims of operands and results ``b heads place channel``."""
-        query, key = compound(h=self.kv, r=self.group), compound(h=self.kv)
+        """Dims of operands and results ``b heads position channel``."""
+        query, key = compound(**self.heads), compound(h=self.kv)
         return {
             "query": f"b {query} q d",
             "key": f"b {key} k d",
@@ -76,25 +81,23 @@ class Attention:
 
     @cached_property
     def packed(self) -> Mapping[str, str]:
-        """Dims of operands and results ``b place (heads channels)``."""
-        heads, d, v = {"h": self.kv, "r": self.group}, self.channels, self.values
+        """Dims of operands and results ``b position (heads channel)``."""
         return {
-            "query": f"b q {compound(**heads, d=d)}",
-            "key": f"b k {compound(h=self.kv, d=d)}",
-            "value": f"b k {compound(h=self.kv, v=v)}",
-            "result": f"b q {compound(**heads, v=v)}",
+            "query": f"b q {compound(**self.heads, d=self.channels)}",
+            "key": f"b k {compound(h=self.kv, d=self.channels)}",
+            "value": f"b k {compound(h=self.kv, v=self.values)}",
+            "result": f"b q {compound(**self.heads, v=self.values)}",
         }
 
     @property
     def joined(self) -> str:
-        """The dim of queries, keys and values, or of their biases, one after the other."""
-        heads, d, v = {"h": self.kv, "r": self.group}, self.channels, self.values
-        return f"{compound(**heads, d=d)} + {compound(h=self.kv, d=d)} + {compound(h=self.kv, v=v)}"
+        """The dim of packed queries, keys and values, or of their biases."""
+        return " + ".join(self.packed[name][4:] for name in ("query", "key", "value"))
 
-    def mask(self, kind: TensorType | None) -> list[str] | None:
+    def mask(self, mask: TensorType | None) -> list[str] | None:
         """Dims of a mask that broadcasts to (batch, heads, queries, keys)."""
-        dims = ["b", compound(h=self.kv, r=self.group), "q", self.masked]
-        return None if kind is None else broadcast(kind.shape, dims)
+        dims = ["b", compound(**self.heads), "q", self.masked]
+        return None if mask is None else broadcast(mask.shape, dims)
 
     def rule(
         self,
@@ -107,25 +110,17 @@ class Attention:
         reduce: Names = (),
         sums: Iterable[int] = (),
     ) -> Rule:
-        """Rule of a node.
+        """Rule of a node with these operands and results.
 
-        Args:
-            signature: Of the node.
-            operands: Dims of its operands.
-            results: Dims of its results.
-            products: Products along the channels of keys and of values, a query row and key.
-            whole: Factors that are not cut, beside keys and channels: softmax and dot products
-                need these.
-            reduce: Factors that are summed.
-            sums: See `Options`.
+        Keys and channels are whole, as softmax and dot products need them. A query row costs one
+        softmax a key and so many `products` along the channels of keys and of values.
         """
-        heads = {"h": self.kv, "r": self.group}
         along_keys, along_values = products
         return signature.rule(
             operands,
             results,
             sizes={
-                **heads,
+                **self.heads,
                 "q": self.queries,
                 "d": self.channels,
                 "k": self.keys,
@@ -135,7 +130,7 @@ class Attention:
             },
             whole={*"dkptvm", *("q" if self.ordered else ""), *whole},
             reduce=reduce,
-            points=["b", *(name for name, size in heads.items() if size > 1), "q"],
+            points=["b", *(name for name, size in self.heads.items() if size > 1), "q"],
             flops=self.total
             * (2.0 * (along_keys * self.channels + along_values * self.values) + SCORE),
             sums=sums,

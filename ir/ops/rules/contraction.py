@@ -18,7 +18,16 @@ def contraction(
     addends: Iterable[int] = (),
     flops: float = 2,
 ) -> Rule:
-    """Rule of a product; where the sum is `rounded`, or an activation follows, it is whole."""
+    """Rule of a product of operands.
+
+    Args:
+        signature: Signature of the node.
+        operands: Dims of the operands.
+        result: Dims of the result; factors that are not among them are summed.
+        rounded: The sum is rounded, or an activation follows: those factors are whole.
+        addends: See `Rule`.
+        flops: FLOPs an iteration.
+    """
     summed = {name for dims in operands for name in dims or ()}.difference(result)
     return signature.rule(
         operands,
@@ -33,7 +42,7 @@ def contraction(
 def matmul_dims(
     a: Shape, b: Shape, out: Shape, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> tuple[list[str], list[str], list[str]]:
-    """Dims of ``... m k, ... k n -> ... m n`` with NumPy's rules for vectors and batches."""
+    """Dims of ``.. m k, .. k n -> .. m n`` with NumPy's rules for vectors and batches."""
     batch = names("b", len(out) - (len(a) > 1) - (len(b) > 1))
     rows, columns = ["m"] * (len(a) > 1), ["n"] * (len(b) > 1)
     left, right = [*rows, "k"], ["k", *columns]
@@ -45,7 +54,7 @@ def matmul_dims(
 
 
 def matmul(signature: Signature, *, transpose_a: bool = False, transpose_b: bool = False) -> Rule:
-    """``... m k, ... k n -> ... m n``; factors of two or more dims may be transposed."""
+    """``.. m k, .. k n -> .. m n``; operands of two or more dims may be transposed."""
     a, b, out = signature.shape(0), signature.shape(1), signature.out_shape
     left, right, result = matmul_dims(a, b, out, transpose_a=transpose_a, transpose_b=transpose_b)
     return contraction(signature, [left, right], result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from partitioner.ir.ops.rules.dims import compound, names
+from partitioner.ir.ops.rules.dims import broadcast, compound, names
 from partitioner.ir.ops.signature import Shape, Signature
 from partitioner.ir.rule import Rule
 
@@ -16,11 +16,12 @@ class ConvDims:
 
     Attributes:
         data: ``n (g ci) s..``.
-        weights: ``(g co) ci k..``; ``(g ci) co k..`` if it is transposed.
-        channel: Of a bias, ``(g co)``.
-        result: ``n (g co) s..``; places are ``o..`` if they are not those of the data.
+        weights: ``(g co) ci k..``; ``(g ci) co k..`` of a transposed convolution.
+        channel: Dims of a bias, ``(g co)``.
+        result: ``n (g co) s..``, with spatial dims ``o..`` if they are apart.
         kernel: Factors of the window.
-        sizes: Of the channel factors.
+        sizes: Sizes of the channel factors.
+        transposed: The convolution is transposed.
     """
 
     data: list[str]
@@ -29,41 +30,45 @@ class ConvDims:
     result: list[str]
     kernel: list[str]
     sizes: dict[str, int]
+    transposed: bool
 
     @classmethod
-    def of(cls, weights: Shape, groups: int, out: str = "s") -> ConvDims:
-        """From the shape of the weights; `out` is the prefix of the result's places."""
-        sizes = {"g": groups, "co": weights[0] // groups, "ci": weights[1]}
+    def of(
+        cls, weights: Shape, groups: int, *, transposed: bool = False, apart: bool = False
+    ) -> ConvDims:
+        """Dims for weights of a shape.
+
+        Args:
+            weights: Shape of the weights.
+            groups: Number of groups.
+            transposed: The convolution is transposed.
+            apart: Spatial dims of the result are ``o..``, as they always are if it is transposed.
+        """
+        first, second = weights[0] // groups, weights[1]
+        kernel = names("k", len(weights) - 2)
+        if transposed:
+            sizes = {"g": groups, "ci": first, "co": second}
+        else:
+            sizes = {"g": groups, "co": first, "ci": second}
+            kernel = broadcast(weights[2:], kernel)
+        inner = compound(g=groups, ci=sizes["ci"])
         outer = compound(g=groups, co=sizes["co"])
-        kernel = ["1" if size == 1 else f"k{i}" for i, size in enumerate(weights[2:])]
+        channels = [inner, compound(co=second)] if transposed else [outer, compound(ci=second)]
         return cls(
-            ["n", compound(g=groups, ci=sizes["ci"]), *names("s", len(kernel))],
-            [outer, compound(ci=sizes["ci"]), *kernel],
+            ["n", inner, *names("s", len(kernel))],
+            [*channels, *kernel],
             [outer],
-            ["n", outer, *names(out, len(kernel))],
+            ["n", outer, *names("o" if transposed or apart else "s", len(kernel))],
             [name for name in kernel if name != "1"],
             sizes,
+            transposed,
         )
 
-    @classmethod
-    def transposed(cls, weights: Shape, groups: int) -> ConvDims:
-        """The same of a transposed convolution."""
-        sizes = {"g": groups, "ci": weights[0] // groups, "co": weights[1]}
-        inner, outer = compound(g=groups, ci=sizes["ci"]), compound(g=groups, co=sizes["co"])
-        places, kernel, out = (names(prefix, len(weights) - 2) for prefix in "sko")
-        return cls(
-            ["n", inner, *places],
-            [inner, compound(co=sizes["co"]), *kernel],
-            [outer],
-            ["n", outer, *out],
-            kernel,
-            sizes,
-        )
-
-    def loops(self, places: Sequence[str]) -> list[str]:
-        """Batch, channels, places and window: the loops that FLOPs count."""
+    @property
+    def loops(self) -> list[str]:
+        """Loops that do the multiply-adds: batch, channels, window positions, window."""
         channels = (name for name, size in self.sizes.items() if size != 1)
-        return ["n", *channels, *places, *self.kernel]
+        return ["n", *channels, *(self.data if self.transposed else self.result)[2:], *self.kernel]
 
 
 def conv(
@@ -75,40 +80,27 @@ def conv(
     rounded: bool = False,
     linear: Iterable[int] = (),
 ) -> Rule:
-    """Rule of a convolution that is not transposed; input channels are summed.
+    """Rule of a convolution; input channels are summed.
 
     Args:
-        signature: Of the node.
-        dims: Of its tensors.
+        signature: Signature of the node.
+        dims: Dims of the convolution's tensors.
         operands: Dims of the node's operands.
-        bias: Operand that is a bias.
+        bias: Index of the operand that is a bias.
         rounded: The sum is rounded, so that input channels are whole.
         linear: See `Rule`.
     """
+    inner, outer = dims.data[2:], dims.result[2:]
+    windows = [*inner, *outer, *dims.kernel] if dims.transposed else dims.kernel
     return signature.rule(
         operands,
         [dims.result],
         sizes=dims.sizes,
         reduce="ci",
-        whole=[*dims.kernel, *(["ci"] if rounded else [])],
-        halo=dims.result[2:],
+        whole=[*windows, "ci"] if rounded else windows,
+        halo=() if dims.transposed else outer,
         addends=() if bias is None else {bias},
         linear=linear,
-        flops=2,
-    )
-
-
-def conv_transpose(signature: Signature, dims: ConvDims, linear: Iterable[int] = ()) -> Rule:
-    """Rule of a transposed convolution of data, weights and bias; input channels are summed."""
-    places = dims.data[2:]
-    return signature.rule(
-        [dims.data, dims.weights, dims.channel],
-        [dims.result],
-        sizes=dims.sizes,
-        reduce="ci",
-        whole=[*places, *dims.kernel, *dims.result[2:]],
-        addends={2},
-        linear=linear,
-        points=dims.loops(places),
+        points=dims.loops if dims.transposed else None,
         flops=2,
     )

@@ -12,8 +12,8 @@ from partitioner.ir.rule import Rule
 #: worth of vector work on CPUs and GPUs alike.
 TRANSCENDENTAL = 8.0
 
-#: FLOPs a result element of functions that need more or less than 1, by their names in lower case
-#: without underscores. Ops that only move or re-type bits cost 0: their time is memory's.
+#: FLOPs a result element of functions, where not 1, by names in lower case without underscores.
+#: Functions that only move or re-type bits cost 0: their time is memory's.
 FLOPS: Mapping[str, float] = {
     **dict.fromkeys(("bitcast", "cast", "clone", "copy", "identity", "tocopy"), 0.0),
     **dict.fromkeys(("dropout", "liftfreshcopy", "maskedfill"), 0.0),
@@ -37,7 +37,7 @@ FLOPS: Mapping[str, float] = {
 
 
 def flops_of(op: str) -> float:
-    """FLOPs a result element of ``LeakyRelu``, ``com.microsoft::Gelu`` or ``pow.Scalar``."""
+    """FLOPs a result element of an op: ``LeakyRelu``, ``com.microsoft::Gelu``, ``pow.Scalar``."""
     function = op.rpartition("::")[2].partition(".")[0]
     return FLOPS.get(function.replace("_", "").lower(), 1.0)
 

@@ -1,8 +1,7 @@
-"""Elements found by index in a dim of the data.
+"""Elements of one dim, found by an index tensor of the data's rank.
 
-The dim that is searched is whole, all others are cut. Where the indices cover only the first
-places of a dim, the dim is ``d + rest``: a device's part starts with its part of the places that
-are covered.
+The indexed dim is whole, all others are cut. Where the index covers only the first positions of
+another dim, this is ``d + rest``: a device's part starts with its part of what is covered.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from partitioner.ir.rule import Rule
 
 
 def moved_rows(ins: tuple[int, ...], outs: tuple[int, ...]) -> int:
-    """Bytes moved by a gather: the indices, and each row read and written."""
+    """Bytes moved by a gather: the indices, and each element of the result read and written."""
     return sum(ins[1:]) + 2 * outs[0]
 
 
@@ -23,11 +22,11 @@ def gather_elements(signature: Signature, dim: int, sums: Iterable[int] = ()) ->
     """``d0 + rest0, v; d0 i -> d0 i``.
 
     Raises:
-        OpaqueError: The data or the indices have no dims.
+        OpaqueError: The data or the index has no dims.
     """
-    data, places, sizes = _covered(signature, dim)
+    data, index, sizes = _covered(signature, dim)
     return signature.rule(
-        [data, places], [places], sizes=sizes, whole={"v"}, dropped=sizes, points=places, sums=sums
+        [data, index], [index], sizes=sizes, whole="v", dropped=sizes, points=index, sums=sums
     )
 
 
@@ -37,41 +36,42 @@ def scatter_elements(
     """``d0 + rest0, v; d0 i; d0 i -> d0 + rest0, v``.
 
     Args:
-        signature: Of data, indices and, unless a number is written, a source.
-        dim: The dim that is searched.
-        adds: Each device adds the places it has; otherwise all of them are written by each.
+        signature: Signature of data, index and, unless a number is written, source.
+        dim: The dim that is indexed.
+        adds: Elements are added up, each device's to a partial result; otherwise each device
+            writes all of them.
         sums: See `Options`.
 
     Raises:
-        OpaqueError: The data or the indices have no dims, or only a part of the source is written.
+        OpaqueError: The data or the index has no dims, or only a part of the source is written.
     """
-    data, places, sizes = _covered(signature, dim)
+    data, index, sizes = _covered(signature, dim)
     source = signature.type(2)
     if source is not None and source.shape != signature.shape(1):
         raise OpaqueError(f"the source is {source.shape}, the index {signature.shape(1)}")
     return signature.rule(
-        [data, places, places],
+        [data, index, index],
         [data],
         sizes=sizes,
-        whole={"v"} if adds else {"v", "i"},
-        reduce={"i"},
+        whole="v" if adds else "v i",
+        reduce="i",
         addends={0} if adds else (),
-        points=places,
+        points=index,
         flops=1 if adds else 0,
         sums=sums,
     )
 
 
 def _covered(signature: Signature, dim: int) -> tuple[list[str], list[str], dict[str, int]]:
-    """Dims of the data, dims of the indices, and sizes where these leave out places."""
-    shape, index = signature.shape(), signature.shape(1)
-    if not shape or not index:
+    """Dims of the data, dims of the index, and sizes where the index covers a part of a dim."""
+    shape, index_shape = signature.shape(), signature.shape(1)
+    if not shape or not index_shape:
         raise OpaqueError("the data or the index has no dims")
-    data, places = names("d", len(shape)), names("d", len(shape))
-    data[dim], places[dim] = "v", "i"
+    data, index = names("d", len(shape)), names("d", len(shape))
+    data[dim], index[dim] = "v", "i"
     sizes: dict[str, int] = {}
-    for other, (size, covered) in enumerate(zip(shape, index, strict=True)):
+    for other, (size, covered) in enumerate(zip(shape, index_shape, strict=True)):
         if other != dim and size != covered:
             sizes |= {f"d{other}": covered, f"rest{other}": size - covered}
             data[other] = f"d{other} + rest{other}"
-    return data, places, sizes
+    return data, index, sizes

@@ -13,7 +13,7 @@ from partitioner.ir.ops.rules.dims import joined, names, replaced
 from partitioner.ir.ops.signature import Options, Signature
 from partitioner.ir.rule import Rule
 
-Run = tuple[int, int, int]  #: Sizes of what lies before a part of a dim, of the part, and after it.
+Run = tuple[int, int, int]  #: Sizes of three parts of a dim: before a slice, the slice, after it.
 
 
 def concat(signature: Signature, dim: int, sums: Iterable[int] = ()) -> Rule:
@@ -45,7 +45,7 @@ def split(signature: Signature, dim: int, sizes: Sequence[int], sums: Iterable[i
 
 
 def run_of(size: int, start: int | None, end: int | None, step: int) -> Run | None:
-    """Where a slice lies in a dim; None for steps and empty slices, which take no run."""
+    """The parts of a dim around a slice; None if the slice has steps or is empty."""
     first, last, _ = slice(start, end).indices(size)
     return (first, last - first, size - last) if step == 1 and first < last else None
 
@@ -59,21 +59,21 @@ def slices(
 
     Args:
         rank: Number of dims.
-        runs: By dim, for those that are sliced; None where no run is taken.
-        numbered: Names of factors end with the dim; otherwise there is one sliced dim.
+        runs: The runs that are taken, by sliced dim; None where the slice is no run.
+        numbered: Names of factors end with the dim; otherwise only one dim may be sliced.
         sums: See `Options`.
     """
     around, taken = names("d", rank), names("d", rank)
     sizes: dict[str, int] = {}
     whole: set[str] = set()
     for dim, run in runs.items():
-        end = str(dim) if numbered else ""
+        number = str(dim) if numbered else ""
         if run is None:
-            around[dim], taken[dim] = f"x{end}", f"y{end}"
+            around[dim], taken[dim] = f"x{number}", f"y{number}"
             whole |= {around[dim], taken[dim]}
         else:
             taken[dim] = f"d{dim}" if numbered else "run"
-            parts = dict(zip((f"pre{end}", taken[dim], f"post{end}"), run, strict=True))
+            parts = dict(zip((f"pre{number}", taken[dim], f"post{number}"), run, strict=True))
             around[dim] = joined(parts)
             sizes |= parts
     return around, taken, {"sizes": sizes, "whole": whole, "dropped": sizes, "sums": sums}

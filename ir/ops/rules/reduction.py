@@ -1,4 +1,4 @@
-"""Reductions over dims, and ops that need a dim whole."""
+"""Reductions over dims, and ops along a whole dim."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ from partitioner.ir.rule import Rule
 
 def reduce(
     signature: Signature,
-    lost: Iterable[int],
+    reduced: Iterable[int],
     how: str = "",
     *,
     keep: bool,
     flops: float = 1.0,
     sums: Iterable[int] = (),
 ) -> Rule:
-    """Reduced dims are cut where their parts join, and whole otherwise.
+    """Rule of a reduction over dims, which are whole if partial results cannot be combined.
 
     Args:
-        signature: Of the node; all results have the same dims.
-        lost: Dims that are reduced, counted from the first.
-        how: Reduction by which parts join; "" if none does (a root or log of a sum).
+        signature: Signature of the node; all results have the same dims.
+        reduced: Dims that are reduced, counted from the first.
+        how: Reduction that combines partial results; "" if none does (a root or log of a sum).
         keep: Reduced dims stay, of size 1.
         flops: FLOPs an operand element.
         sums: See `Options`.
     """
-    dims, lost = names("d", signature.rank()), sorted(lost)
-    kept = ["1" if i in lost else name for i, name in enumerate(dims) if keep or i not in lost]
-    gone = [dims[i] for i in lost]
+    dims, lost = names("d", signature.rank()), sorted(reduced)
+    result = ["1" if i in lost else name for i, name in enumerate(dims) if keep or i not in lost]
     return signature.rule(
         [dims],
-        [kept] * len(signature.out_types),
-        reduce=dict.fromkeys(gone, how) if how else (),
-        whole=() if how else gone,
+        [result] * len(signature.out_types),
+        reduce={dims[i]: how for i in lost} if how else (),
+        whole=() if how else [dims[i] for i in lost],
         flops=flops,
         sums=sums,
     )
@@ -50,14 +49,22 @@ def along(
     flops: float = 0.0,
     sums: Iterable[int] = (),
 ) -> Rule:
-    """Result and the first operands have the same dims, of which some are whole."""
+    """Rule of an op along dims, such as a softmax: these are whole, and the result has all dims.
+
+    Args:
+        signature: Signature of the node.
+        whole: The dims, counted from either end.
+        operands: Number of operands that have the result's dims.
+        flops: FLOPs an element.
+        sums: See `Options`.
+    """
     dims = names("d", signature.rank())
-    uncut = {dims[i] for i in whole if dims}
-    return signature.rule([dims] * operands, [dims], whole=uncut, flops=flops, sums=sums)
+    along_dims = {dims[i] for i in whole if dims}
+    return signature.rule([dims] * operands, [dims], whole=along_dims, flops=flops, sums=sums)
 
 
 def top_k(signature: Signature, dim: int, searched: str) -> Rule:
-    """Values and their places, `k` of a `searched` dim: TopK, sort."""
+    """Rule of a search or sort: values and their indices, k of a dim called `searched`."""
     dims = replaced(names("d", signature.rank()), dim, searched)
     return signature.rule(
         [dims],

@@ -1,4 +1,4 @@
-"""The same elements under another shape: reshapes, and dims added, dropped, moved or repeated."""
+"""Reshapes, and dims that are added, dropped, moved, repeated or resized."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Piece:
     """A factor of two shapes of the same elements.
 
     Attributes:
-        before: Dim of the old shape that it lies in; None if it crosses dims there.
-        after: Dim of the new shape; None if it crosses dims there.
-        size: Its size.
+        before: Dim of the old shape that it is a factor of; None if it crosses dims there.
+        after: Dim of the new shape that it is a factor of; None if it crosses dims there.
+        size: Size of the factor.
     """
 
     before: int | None
@@ -74,13 +74,13 @@ def _common(before: Sized, after: Sized) -> Iterator[Piece]:
 
 
 def _peel(before: Sized, after: Sized, end: int) -> tuple[list[Piece], Sized, Sized]:
-    """Take common factors off one end while there are any; empty tensors have none."""
-    found: list[Piece] = []
+    """Takes common factors off one end while there are any; empty tensors have none."""
+    pieces: list[Piece] = []
     empty = _product(before) == 0
     while before and not empty and (size := math.gcd(before[end][1], after[end][1])) > 1:
-        found.append(Piece(before[end][0], after[end][0], size))
+        pieces.append(Piece(before[end][0], after[end][0], size))
         before, after = _divided(before, end, size), _divided(after, end, size)
-    return found, before, after
+    return pieces, before, after
 
 
 def _divided(dims: Sized, end: int, size: int) -> Sized:
@@ -93,7 +93,7 @@ def _divided(dims: Sized, end: int, size: int) -> Sized:
 
 
 def reshape(signature: Signature, sums: Iterable[int] = ()) -> Rule:
-    """Factors of both shapes pass; those that cross dims of either are whole."""
+    """Factors of a dim of both shapes pass; those that cross dims of either are whole."""
     before, after = signature.shape(), signature.out_shape
     pieces = {f"f{i}": piece for i, piece in enumerate(refine(before, after))}
     old = ([n for n, p in pieces.items() if p.before == dim] for dim in range(len(before)))
@@ -150,15 +150,15 @@ def repeat(signature: Signature, counts: Mapping[int, int], sums: Iterable[int] 
     return signature.rule([dims], [[*names("r", lead), *repeated]], sizes=sizes, sums=sums)
 
 
-def resize(signature: Signature, changed: Collection[int], flops: float = 0.0) -> Rule:
-    """Dims that change are whole, under different names before and after; others pass.
+def changed_dims(signature: Signature) -> set[int]:
+    """Dims whose size differs between operand 0 and the result."""
+    sizes = zip(signature.shape(), signature.out_shape, strict=True)
+    return {dim for dim, (before, after) in enumerate(sizes) if before != after}
 
-    Args:
-        signature: Of the node; only its first operand is cut.
-        changed: Dims of operand and result.
-        flops: FLOPs a result element.
-    """
+
+def resize(signature: Signature, changed: Collection[int], flops: float = 0.0) -> Rule:
+    """Changed dims are whole, others pass; `flops` are FLOPs a result element."""
     before = [f"x{i}" if i in changed else f"d{i}" for i in range(signature.rank())]
     after = [f"y{i}" if i in changed else f"d{i}" for i in range(signature.rank())]
-    whole = {name for i in changed for name in (before[i], after[i])}
+    whole = {*before, *after}.difference(f"d{i}" for i in range(signature.rank()))
     return signature.rule([before], [after], whole=whole, points=after, flops=flops)

@@ -137,9 +137,9 @@ def test_a_part_in_strides_that_view_refuses_is_copied() -> None:
     columns = torch.arange(24.0).view(4, 6)[:, 3:]
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         columns.view(12)
-    found = run_node(local.nodes[0], {"in0": columns}, columns.device)[0]
-    assert found is not None
-    np.testing.assert_array_equal(found, columns.reshape(12))
+    reshaped = run_node(local.nodes[0], {"in0": columns}, columns.device)[0]
+    assert reshaped is not None
+    np.testing.assert_array_equal(reshaped, columns.reshape(12))
 
 
 def test_a_copy_that_is_said_to_be_a_view_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,11 +99,11 @@ def of_nothing(case: Case) -> torch.Tensor:
     part = whole[:0]
     shapes = LocalView({}, (part.shape,), (trial.graph.types["out0"].shape,))
     (node,) = row.localize(OpView(trial.node, trial.graph), shapes).nodes
-    found = run_node(node, {"in0": torch.from_numpy(part)}, torch.device("cpu"))[0]
-    assert found is not None
-    assert found.shape == shapes.out_shapes[0]
-    assert found.dtype == torch.from_numpy(whole).dtype
-    return found
+    result = run_node(node, {"in0": torch.from_numpy(part)}, torch.device("cpu"))[0]
+    assert result is not None
+    assert result.shape == shapes.out_shapes[0]
+    assert result.dtype == torch.from_numpy(whole).dtype
+    return result
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ TWICE = vec(1, 1, 2, 2, dtype="float32")
 
 def resize(*inputs: Draw | np.ndarray | None, opset: int = 19, **attrs: object) -> Case:
     """A Resize whose settings are constants."""
-    given = tuple(i for i, x in enumerate(inputs) if i and x is not None)
-    return case("Resize", *inputs, attrs=attrs, constants=given, opset=opset, min_cuts=2)
+    settings = tuple(i for i, x in enumerate(inputs) if i and x is not None)
+    return case("Resize", *inputs, attrs=attrs, constants=settings, opset=opset, min_cuts=2)
 
 
 SAMPLING_CASES = (

@@ -39,7 +39,7 @@ def labels(pieces: Pieces, dims: list[int | None], piece: Piece) -> np.ndarray:
 
 
 def of(pieces: Pieces, dims: list[int | None], dim: int) -> list[Piece]:
-    return [piece for piece, found in zip(pieces, dims, strict=True) if found == dim]
+    return [piece for piece, other in zip(pieces, dims, strict=True) if other == dim]
 
 
 @budget

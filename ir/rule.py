@@ -14,7 +14,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding, concat, product, split
@@ -51,6 +51,7 @@ class Factor:
     reduce: str = ""
 
 
+@lru_cache(maxsize=4096)
 def parse_dim(text: str) -> DimExpr:
     """``"(h d)" -> (("h","d"),)``, ``"a + b" -> (("a",),("b",))``, ``"1" -> ((),)``."""
     terms = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.reshard import Resharder
@@ -464,5 +464,5 @@ class _Search:
         constraints = self.request.constraints
         free = not constraints.bound and self.cluster.is_uniform
         same = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
-        prices = DevicePrices(self.graph, self.cluster, self.resharder)
+        prices = DeviceColumns(self.graph, self.resharder)
         return build(self.graph, groups, candidates, prices, same)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from partitioner.cost_model.devices import Cluster, DeviceSpec
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
@@ -95,6 +95,19 @@ def local_moved_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
     if row is not None and row.moved is not None:
         return row.moved(ins[: len(node.inputs)], outs)
     return sum(ins) + sum(outs)
+
+
+def stored_bytes(node: Node, dtype: str, nbytes: float) -> int:
+    """Bytes of a part of a stored value, with the optimizer state that is kept beside it.
+
+    Args:
+        node: Producer of the value.
+        dtype: Element type of the value.
+        nbytes: Bytes of the part alone.
+    """
+    state_bytes = node.attrs.get("state_bytes", 0)  # by element
+    assert isinstance(state_bytes, int)
+    return int(nbytes + nbytes * 8 // DTYPE_BITS[dtype] * state_bytes)
 
 
 def sharded_flops_share(placed: Sequence[PlacedNode]) -> float:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.compute import node_seconds, stored_bytes
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
-from partitioner.cost_model.state_bytes import held_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -185,7 +184,7 @@ class _Builder:
             for device, size in self._sizes((value, at)).items():
                 if stored:
                     kind = self.graph.types[value].dtype
-                    self.residents[(device, (value, at))] = held_bytes(placed.node, kind, size)
+                    self.residents[(device, (value, at))] = stored_bytes(placed.node, kind, size)
                 writes.append((device, (value, at), 0 if stored else size))
         devices = self._seen(placed.mesh.devices)
         seconds = node_seconds(self.graph, placed, self.cluster, devices)

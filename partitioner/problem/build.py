@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from partitioner.cost_model.columns import DeviceColumns
+from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop
-from partitioner.cost_model.state_bytes import held_bytes
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
@@ -245,7 +245,7 @@ class _Builder:
         """Bytes of a stored value, and of what is kept beside it."""
         kind = self.graph.types[value].dtype
         held = self._bytes(value, at, resident=True)
-        return tuple(held_bytes(node, kind, nbytes) for nbytes in held)
+        return tuple(stored_bytes(node, kind, nbytes) for nbytes in held)
 
     def _edges(self, node: Node) -> Iterable[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""

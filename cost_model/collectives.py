@@ -29,7 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from partitioner.cost_model.devices import Cluster, LinkLevel
+from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
-from partitioner.cost_model.devices import Cluster, DeviceSpec
+from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh

@@ -156,8 +156,8 @@ def best_single(
     One that holds the graph goes first, then the least cost.
     """
     known = rules_of(graph) if rules is None else rules
-    first = {spec: device for device, spec in reversed(list(enumerate(cluster.devices)))}
-    found = {device: one_device(graph, cluster, device, known) for device in sorted(first.values())}
+    first = cluster.first_of_spec.values()
+    found = {device: one_device(graph, cluster, device, known) for device in first}
 
     def rank(device: int) -> tuple[bool, float]:
         return not found[device].fits_exactly, found[device].cost(objective)

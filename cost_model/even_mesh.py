@@ -22,9 +22,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.collectives import collective
 from partitioner.cost_model.compute import compute_dtype, kernel_seconds
-from partitioner.cost_model.devices import Cluster, LinkLevel
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder, overlap_share
 from partitioner.ir.exchange import intersect

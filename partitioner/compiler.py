@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from partitioner.compiled.onnx_model import Compiled, Source
 from partitioner.compiled.summary import facts
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.model import GivenModule, given_model
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.checks import is_a

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from partitioner import units
-from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
+from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
 from partitioner.frontends.model import Given, given_model
 from partitioner.ir.errors import OptionError

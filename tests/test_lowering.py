@@ -17,7 +17,7 @@ from whole_plans import (
 from partitioner import examples
 from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.simulator import run_lockstep
-from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Constant, Graph, Node

@@ -7,15 +7,9 @@ import pytest
 from cost_cases import INNER, OUTER, SLOW, TWO_LEVELS
 
 from partitioner.cost_model import presets
-from partitioner.cost_model.cluster import (
-    Cluster,
-    DeviceSpec,
-    LinkLevel,
-    parse_bytes,
-    resolve_cluster,
-)
+from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel, parse_bytes
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.local import local_cluster
+from partitioner.cost_model.resolve import local_cluster, resolve_cluster
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cluster.md"
 
@@ -113,13 +107,6 @@ def test_level_is_the_outermost_spanned() -> None:
     assert TWO_LEVELS.level((1, 2)) == TWO_LEVELS.level(range(4)) == OUTER
     with pytest.raises(CostError, match=r"devices \(0, 9\) are not all of cluster 'two' \(4\)"):
         TWO_LEVELS.level((0, 9))
-
-
-def test_link_seconds() -> None:
-    assert TWO_LEVELS.link_s(0, 1, 1000) == pytest.approx(2e-6)
-    assert TWO_LEVELS.link_s(0, 2, 1000) == pytest.approx(2e-5)
-    assert TWO_LEVELS.link_s(2, 2, 1000) == 0
-    assert resolve_cluster("2xideal").link_s(0, 1, 1e12) == 0
 
 
 def test_memory_override_and_uniformity() -> None:

@@ -6,7 +6,7 @@ from cost_cases import SLOW, TWO_LEVELS, flat
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partitioner.cost_model.cluster import Cluster, LinkLevel, resolve_cluster
+from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.collectives import (
     TREE_SHARE,
     Algorithm,
@@ -14,6 +14,7 @@ from partitioner.cost_model.collectives import (
     comm_cost,
     comm_seconds,
 )
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import Comm, CommKind
 

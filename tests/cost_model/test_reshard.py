@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from placements import MESHES, apply, cut, placement, random_placement
 
-from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.reshard import Hop, Resharder, simplest
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind

@@ -9,7 +9,7 @@ import onnx_models
 
 from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.simulator import run_lockstep
-from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Constant, Graph, Node

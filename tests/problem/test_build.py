@@ -9,10 +9,11 @@ from whole_plans import build as graph_of
 from whole_plans import candidates, random_plan, weight
 
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh

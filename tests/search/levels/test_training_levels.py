@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import partitioner
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.capture import capture, export_module
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.graph import ModuleGraph, module_graph

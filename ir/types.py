@@ -1,4 +1,4 @@
-"""Element types, dims and tensor types: static shapes with the symbol they came from."""
+"""Element types, dims and tensor types: static shapes, each dim with its symbol if it had one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from partitioner.ir.errors import IRError
 
-#: Bits an element, by the names that ONNX and NumPy share.
+#: Bits an element; the names are those that ONNX and NumPy share.
 DTYPE_BITS: dict[str, int] = {
     "bool": 8,
     "int4": 4,
@@ -44,13 +44,23 @@ _ML_DTYPES: dict[str, type[np.generic]] = {
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy type (ml_dtypes for the small ones) of an element type's name."""
+    """The NumPy type of an element type's name (of `ml_dtypes` for the small ones)."""
     return np.dtype(_ML_DTYPES.get(dtype, dtype))
+
+
+def item_bytes(dtype: str) -> float:
+    """Bytes of one element; half a byte for 4-bit types."""
+    return DTYPE_BITS[dtype] / 8
+
+
+def dense_bytes(numel: int, dtype: str) -> int:
+    """Bytes of a dense tensor (4-bit elements are packed in pairs)."""
+    return (numel * DTYPE_BITS[dtype] + 7) // 8
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of a tensor: the size that planning uses and the symbol that it was bound from."""
+    """One dim of a tensor: the size that planning uses, and the symbol that was bound to it."""
 
     size: int
     symbol: str | None = None
@@ -93,18 +103,16 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the dense tensor (4-bit elements are packed in pairs)."""
-        return (self.numel * DTYPE_BITS[self.dtype] + 7) // 8
+        """Bytes of the dense tensor."""
+        return dense_bytes(self.numel, self.dtype)
 
     def with_shape(self, shape: Iterable[int]) -> TensorType:
         """The same element type with another (local) shape; sizes that stay keep their symbol."""
-        sizes = tuple(shape)
-        old = self.dims if len(sizes) == len(self.dims) else (None,) * len(sizes)
-        dims = (
-            dim if dim is not None and dim.size == size else Dim(size)
-            for dim, size in zip(old, sizes, strict=True)
-        )
-        return TensorType(self.dtype, tuple(dims))
+        dims = tuple(Dim(size) for size in shape)
+        if len(dims) == len(self.dims):
+            pairs = zip(self.dims, dims, strict=True)
+            dims = tuple(old if old.size == new.size else new for old, new in pairs)
+        return TensorType(self.dtype, dims)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

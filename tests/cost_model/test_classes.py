@@ -13,7 +13,7 @@ from partitioner.cost_model import evaluate as referee
 from partitioner.cost_model.classes import representatives
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import UnlikeError, schedule
+from partitioner.cost_model.schedule import UnequalWorkError, schedule
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
@@ -131,6 +131,6 @@ def test_one_that_is_busy_for_longer_keeps_all_from_being_shared() -> None:
     plan = (placed[0], place(both, aside, some, {}, rule), placed[1])
     found = representatives(both, plan, flat(8), Resharder(flat(8)))
     assert set(found.values()) == {0, 1}
-    with pytest.raises(UnlikeError):
-        schedule(both, plan, flat(8), seen_by=frozenset({0, 1}))
+    with pytest.raises(UnequalWorkError):
+        schedule(both, plan, flat(8), observed=frozenset({0, 1}))
     assert referee.evaluate_placed(both, plan, flat(8)) == one_by_one(both, plan, flat(8))

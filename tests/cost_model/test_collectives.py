@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,6 @@ from partitioner.cost_model.collectives import (
     Algorithm,
     collective,
     comm_cost,
-    comm_seconds,
 )
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.exchange import Transfer
@@ -24,6 +24,10 @@ RINGS = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER, Comm
 def transfer(source: int, target: int, numel: int) -> Transfer:
     part = ((0, numel),)
     return Transfer(source, target, (part,), (part,))
+
+
+def comm_seconds(comm: Comm, numel: int, cluster: Cluster) -> Mapping[int, float]:
+    return comm_cost(comm, numel, cluster).seconds
 
 
 def comm(kind: CommKind, ranks: tuple[int, ...], *parts: Transfer, dtype: str = "float32") -> Comm:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.rule import Cut, Kind, Rule, parse_dim, parse_tensor
+from partitioner.ir.rule import Cut, FactorKind, Rule, parse_dim, parse_tensor
 
 LINE = DeviceMesh.line(2)
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
@@ -83,12 +83,12 @@ def test_a_class_with_a_whole_member_is_not_offered() -> None:
 
 def test_kinds_follow_from_where_factors_stand() -> None:
     assert {name: factor.kind for name, factor in MATMUL.factors.items()} == {
-        "b": Kind.PASS,
-        "m": Kind.PASS,
-        "k": Kind.REDUCE,
-        "n": Kind.PASS,
+        "b": FactorKind.PASS,
+        "m": FactorKind.PASS,
+        "k": FactorKind.REDUCE,
+        "n": FactorKind.PASS,
     }
-    assert SLICE.factors["pre"].kind is Kind.PASS
+    assert SLICE.factors["pre"].kind is FactorKind.PASS
 
 
 def test_cutting_a_pass_factor_cuts_the_result() -> None:

@@ -370,6 +370,10 @@ class Placement:
         """(device, pieces of every dim) for each device of the group."""
         return _parts(self)
 
+    def region(self, point: Mapping[str, int]) -> tuple[tuple[Interval, ...], ...]:
+        """Pieces of every dim at a mesh coordinate."""
+        return tuple(dim.pieces(self.mesh, point) for dim in self.sharding.dims)
+
     def without_partial(self) -> Placement:
         """The placement after the pending reductions."""
         return _without_partial(self) if self.sharding.partial else self
@@ -380,10 +384,7 @@ class Placement:
 
 @lru_cache(maxsize=65536)
 def _parts(placement: Placement) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
-    mesh, dims = placement.mesh, placement.sharding.dims
-    return tuple(
-        (device, tuple(dim.pieces(mesh, point) for dim in dims)) for device, point in mesh.coords()
-    )
+    return tuple((device, placement.region(point)) for device, point in placement.mesh.coords())
 
 
 @lru_cache(maxsize=65536)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.rule import Rule
-from partitioner.strategies.cuts import ClassCuts
+from partitioner.strategies.derive import ClassCuts
 
 TRIO = DeviceMesh.line(3)
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
@@ -28,7 +28,7 @@ def own(
     rule: Rule, mesh: DeviceMesh, speeds: tuple[float, ...] | None, axes: tuple[str, ...] = TP
 ) -> list[dict[str, tuple[int, ...]]]:
     (link,) = rule.links
-    cuts = ClassCuts(mesh, speeds).own(rule, link, axes)
+    cuts = ClassCuts(mesh, speeds).of_class(rule, link, axes)
     return [{name: layout.sizes() for name, layout in cut.items()} for cut in cuts]
 
 

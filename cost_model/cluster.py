@@ -48,21 +48,15 @@ def parse_bytes(size: str | float) -> int:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One device.
-
-    Attributes:
-        name: For people.
-        peak_flops_per_s: FLOP/s that large kernels reach, by element type. "float32" is required;
-            absent types run at its rate.
-        memory_bytes_per_s: Bandwidth of its memory that streaming kernels reach.
-        memory_bytes: Memory that a plan may fill.
-        launch_s: Least time between the starts of two kernels, and the start-up of a collective.
-    """
+    """One device."""
 
     name: str
+    #: FLOP/s that large kernels reach, by element type. "float32" is required; absent types run at
+    #: its rate.
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
-    memory_bytes_per_s: float
-    memory_bytes: int
+    memory_bytes_per_s: float  #: Bandwidth of its memory that streaming kernels reach.
+    memory_bytes: int  #: Memory that a plan may fill.
+    #: Least time between the starts of two kernels, and the start-up of a collective.
     launch_s: float
 
     def __post_init__(self) -> None:
@@ -86,27 +80,21 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class LinkLevel:
-    """One level of the network: devices are numbered so that its groups are consecutive.
+    """One level of the network: devices are numbered so that its groups are consecutive."""
 
-    Attributes:
-        name: For people ("nvlink", "node", "rack").
-        size: Devices in one group of this level; inner levels' sizes divide it.
-        bandwidth_bytes_per_s: Of one device, in one direction, that collectives reach; inf is free.
-        latency_s: Of one hop.
-        reduce_bytes_per_s: Bandwidth of reducing collectives if it differs (gloo sums on the
-            host); None if it is the same.
-        scatter_bytes_per_s: Bandwidth of reduce-scatters if it differs (gloo sums all and keeps a
-            part); None if it is that of other reducing collectives.
-        overlap: Share of a communication's seconds, 0 to 1, that compute hides if no node waits
-            for it at once (see `cost_model.overlap`).
-    """
-
-    name: str
-    size: int
+    name: str  #: For people ("nvlink", "node", "rack").
+    size: int  #: Devices in one group of this level; inner levels' sizes divide it.
+    #: Of one device, in one direction, that collectives reach; inf is free.
     bandwidth_bytes_per_s: float
-    latency_s: float
+    latency_s: float  #: Of one hop.
+    #: Bandwidth of reducing collectives if it differs (gloo sums on the host); None if it is the
+    #: same.
     reduce_bytes_per_s: float | None = None
+    #: Bandwidth of reduce-scatters if it differs (gloo sums all and keeps a part); None if it is
+    #: that of other reducing collectives.
     scatter_bytes_per_s: float | None = None
+    #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
+    #: once (see `cost_model.overlap`).
     overlap: float = 0.0
 
     def __post_init__(self) -> None:

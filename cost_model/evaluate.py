@@ -29,29 +29,18 @@ Figure = TypeVar("Figure", int, float, MemoryPeak)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A plan's cost on a cluster; mappings have every device.
+    """A plan's cost on a cluster; mappings have every device."""
 
-    Attributes:
-        compute_s: Seconds of each device's nodes, one request.
-        comm_s: Seconds of its communications, without waiting and the share that compute hides.
-        latency_s: One request from its inputs to its outputs, with waiting.
-        peak: Safe memory peaks, as the search counts them.
-        exact_peak: Peaks by liveness, for the order of the plan.
-        limit_bytes: Memory of each device.
-        sent_bytes: Bytes that leave each device, one request.
-        devices_used: Devices that run at least one node.
-        sharded_flops_share: See `compute.sharded_flops_share`.
-    """
-
-    compute_s: Mapping[int, float]
+    compute_s: Mapping[int, float]  #: Seconds of each device's nodes, one request.
+    #: Seconds of its communications, without waiting and the share that compute hides.
     comm_s: Mapping[int, float]
-    latency_s: float
-    peak: Mapping[int, MemoryPeak]
-    exact_peak: Mapping[int, MemoryPeak]
-    limit_bytes: Mapping[int, int]
-    sent_bytes: Mapping[int, int]
-    devices_used: int
-    sharded_flops_share: float
+    latency_s: float  #: One request from its inputs to its outputs, with waiting.
+    peak: Mapping[int, MemoryPeak]  #: Safe memory peaks, as the search counts them.
+    exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
+    limit_bytes: Mapping[int, int]  #: Memory of each device.
+    sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
+    devices_used: int  #: Devices that run at least one node.
+    sharded_flops_share: float  #: See `compute.sharded_flops_share`.
 
     @cached_property
     def load_s(self) -> Mapping[int, float]:

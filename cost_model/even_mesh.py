@@ -160,14 +160,11 @@ class EvenResharder(Resharder):
 
     Placements are on the group's stand-in or, for the other group, on that of `other`; a single
     device of the stand-in is one device of the group. Seconds are those of the representative.
-
-    Attributes:
-        even: The group.
-        other: Another group, on a stand-in of other devices: reshards between the two groups are
-            priced as between their representatives.
     """
 
-    even: EvenMesh = field(kw_only=True)
+    even: EvenMesh = field(kw_only=True)  #: The group.
+    #: Another group, on a stand-in of other devices: reshards between the two groups are priced as
+    #: between their representatives.
     other: EvenMesh | None = field(default=None, kw_only=True)
     _peers: dict[tuple[int, ...], Mapping[LinkLevel, int]] = field(default_factory=dict)
 

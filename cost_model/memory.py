@@ -59,19 +59,12 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """The most bytes that a device holds.
+    """The most bytes that a device holds."""
 
-    Attributes:
-        bytes: Sum of the two below.
-        resident_bytes: Constants and zeros.
-        activation_bytes: All other tensors at the peak.
-        at: Name of the first task at the peak, "" if there is none.
-    """
-
-    bytes: int
-    resident_bytes: int
-    activation_bytes: int
-    at: str
+    bytes: int  #: Sum of the two below.
+    resident_bytes: int  #: Constants and zeros.
+    activation_bytes: int  #: All other tensors at the peak.
+    at: str  #: Name of the first task at the peak, "" if there is none.
 
 
 def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:

@@ -46,29 +46,17 @@ REFERENCE = "h100"
 
 @dataclass(frozen=True)
 class Preset:
-    """One accelerator.
+    """One accelerator."""
 
-    Attributes:
-        tflops: Peak 1e12 FLOP/s by element type.
-        memory_gb_per_s: Peak bandwidth, 1e9 bytes/s.
-        memory_gb: Capacity, 1e9 bytes.
-        link: Name of the links inside a node.
-        link_gb_per_s: Of one device to the others of its node, one direction, 1e9 bytes/s.
-        link_s: Latency of a hop inside a node.
-        network_gb_per_s: Of one device to other nodes, one direction, 1e9 bytes/s.
-        source: Document that gives the figures.
-        cuda_names: Substrings of the device name that the driver reports.
-    """
-
-    tflops: Mapping[str, float]
-    memory_gb_per_s: float
-    memory_gb: float
-    link: str
-    link_gb_per_s: float
-    link_s: float
-    network_gb_per_s: float
-    source: str
-    cuda_names: tuple[str, ...] = ()
+    tflops: Mapping[str, float]  #: Peak 1e12 FLOP/s by element type.
+    memory_gb_per_s: float  #: Peak bandwidth, 1e9 bytes/s.
+    memory_gb: float  #: Capacity, 1e9 bytes.
+    link: str  #: Name of the links inside a node.
+    link_gb_per_s: float  #: Of one device to the others of its node, one direction, 1e9 bytes/s.
+    link_s: float  #: Latency of a hop inside a node.
+    network_gb_per_s: float  #: Of one device to other nodes, one direction, 1e9 bytes/s.
+    source: str  #: Document that gives the figures.
+    cuda_names: tuple[str, ...] = ()  #: Substrings of the device name that the driver reports.
 
 
 def _rates(

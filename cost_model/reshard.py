@@ -24,18 +24,13 @@ from partitioner.ir.program import Comm, CommKind
 
 @dataclass(frozen=True)
 class PricedComm:
-    """A communication without names and `seq`, and its price.
-
-    Attributes:
-        comm: The communication.
-        seconds: Seconds that it takes on each device.
-        sent_bytes: Bytes that each device sends, if it is priced by formula, without transfers.
-        overlap: Share of the seconds that compute hides, if no node waits for it at once.
-    """
+    """A communication without names and `seq`, and its price."""
 
     comm: Comm
-    seconds: Mapping[int, float]
+    seconds: Mapping[int, float]  #: Seconds that it takes on each device.
+    #: Bytes that each device sends, if it is priced by formula, without transfers.
     sent_bytes: float = 0.0
+    #: Share of the seconds that compute hides, if no node waits for it at once.
     overlap: float = 0.0
 
     def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
@@ -50,19 +45,14 @@ class PricedComm:
 
 @dataclass(frozen=True)
 class Hop:
-    """One step of a reshard.
+    """One step of a reshard."""
 
-    Attributes:
-        after: Placement of the value after it.
-        comms: Communications, independent of each other.
-        aliases: Devices whose part does not change: the same buffer serves.
-        zeros: Devices that hold zeros afterwards (a whole value becomes a pending sum), or a part
-            of no elements, which no device needs to send.
-    """
-
-    after: Placement
-    comms: tuple[PricedComm, ...] = ()
+    after: Placement  #: Placement of the value after it.
+    comms: tuple[PricedComm, ...] = ()  #: Communications, independent of each other.
+    #: Devices whose part does not change: the same buffer serves.
     aliases: frozenset[int] = frozenset()
+    #: Devices that hold zeros afterwards (a whole value becomes a pending sum), or a part of no
+    #: elements, which no device needs to send.
     zeros: frozenset[int] = frozenset()
 
 

@@ -26,31 +26,22 @@ LocalKey = tuple[int, Key]  #: Its part on one device.
 
 @dataclass(frozen=True)
 class Task:
-    """One node on its group, or one communication.
+    """One node on its group, or one communication."""
 
-    Attributes:
-        name: Name of the node, or kind and value of the communication.
-        devices: Seconds by device that it occupies. Of a communication that passes beside compute
-            (see `cost_model.overlap`), those that are not hidden.
-        reads: Local tensors that it reads.
-        writes: Local tensors that it writes, with their bytes.
-        placed: The node; None for communications.
-        comm: The communication, with its place in the global order as `seq`; None for nodes.
-        phase: Cross-group hops from the inputs (see `Compute.phase`); of the sending side.
-        target_phase: Phase in which the targets of a communication receive.
-        aliases: (new, old) local tensors: new names of existing buffers.
-        hidden: Seconds by device that it takes beside compute.
-    """
-
-    name: str
+    name: str  #: Name of the node, or kind and value of the communication.
+    #: Seconds by device that it occupies. Of a communication that passes beside compute (see
+    #: `cost_model.overlap`), those that are not hidden.
     devices: Mapping[int, float]
-    reads: tuple[LocalKey, ...]
-    writes: tuple[tuple[int, Key, int], ...]
-    placed: PlacedNode | None = None
+    reads: tuple[LocalKey, ...]  #: Local tensors that it reads.
+    writes: tuple[tuple[int, Key, int], ...]  #: Local tensors that it writes, with their bytes.
+    placed: PlacedNode | None = None  #: The node; None for communications.
+    #: The communication, with its place in the global order as `seq`; None for nodes.
     comm: Comm | None = None
-    phase: int = 0
-    target_phase: int = 0
+    phase: int = 0  #: Cross-group hops from the inputs (see `Compute.phase`); of the sending side.
+    target_phase: int = 0  #: Phase in which the targets of a communication receive.
+    #: (new, old) local tensors: new names of existing buffers.
     aliases: tuple[tuple[LocalKey, LocalKey], ...] = ()
+    #: Seconds by device that it takes beside compute.
     hidden: Mapping[int, float] = field(default_factory=dict)
 
     @property
@@ -61,22 +52,15 @@ class Task:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All tasks in the global order.
+    """All tasks in the global order."""
 
-    Attributes:
-        tasks: In the order in which every device runs its share.
-        feeds: Bytes of each local part of a graph input.
-        residents: Bytes of each local part of a constant, and of each block of zeros.
-        outputs: Local tensors of the graph outputs, held to the end.
-        output_keys: Placement of each graph output.
-        zeros: The residents that are zeros instead of a part of their value.
-    """
-
-    tasks: tuple[Task, ...]
-    feeds: Mapping[LocalKey, int]
+    tasks: tuple[Task, ...]  #: In the order in which every device runs its share.
+    feeds: Mapping[LocalKey, int]  #: Bytes of each local part of a graph input.
+    #: Bytes of each local part of a constant, and of each block of zeros.
     residents: Mapping[LocalKey, int]
-    outputs: frozenset[LocalKey]
-    output_keys: Mapping[str, Key]
+    outputs: frozenset[LocalKey]  #: Local tensors of the graph outputs, held to the end.
+    output_keys: Mapping[str, Key]  #: Placement of each graph output.
+    #: The residents that are zeros instead of a part of their value.
     zeros: frozenset[LocalKey] = frozenset()
 
 

@@ -28,19 +28,12 @@ def region_numel(region: Region) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One part sent from a device to another, or copied on one device (source == target).
+    """One part sent from a device to another, or copied on one device (source == target)."""
 
-    Attributes:
-        source: Device that holds the part.
-        target: Device that lacks it.
-        read: The part in the source's local tensor.
-        write: The part in the target's local tensor.
-    """
-
-    source: int
-    target: int
-    read: Region
-    write: Region
+    source: int  #: Device that holds the part.
+    target: int  #: Device that lacks it.
+    read: Region  #: The part in the source's local tensor.
+    write: Region  #: The part in the target's local tensor.
 
     @property
     def numel(self) -> int:

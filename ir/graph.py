@@ -61,24 +61,18 @@ class Constant:
 
 @dataclass(frozen=True)
 class Node:
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        name: Unique in the graph.
-        op: Key of the op table: the bare operator name in the default ONNX domain ("MatMul"),
-            "domain::Name" elsewhere ("com.microsoft::Gelu").
-        inputs: Value names in operand order; "" where an optional operand is absent.
-        outputs: Value names in result order; "" where an optional result is absent.
-        attrs: Attributes by name.
-        captures: Outer values that a subgraph attribute reads; for order, placement and lifetime
-            they are operands like the others.
-    """
-
-    name: str
+    name: str  #: Unique in the graph.
+    #: Key of the op table: the bare operator name in the default ONNX domain ("MatMul"),
+    #: "domain::Name" elsewhere ("com.microsoft::Gelu").
     op: str
+    #: Value names in operand order; "" where an optional operand is absent.
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...]  #: Value names in result order; "" where an optional result is absent.
     attrs: Mapping[str, Attr] = field(default_factory=dict)
+    #: Outer values that a subgraph attribute reads; for order, placement and lifetime they are
+    #: operands like the others.
     captures: tuple[str, ...] = ()
 
     @cached_property
@@ -94,32 +88,23 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model.
-
-    Attributes:
-        name: For people.
-        inputs: Values fed at each request, in order.
-        outputs: Values returned, in order: results of nodes, each once. (An input or a constant
-            is returned through an Identity node.)
-        nodes: In a topological order, in which each device runs its share.
-        types: Type of every value.
-        constants: Weights and small constants by value name; never graph inputs.
-        opsets: Operator-set version by domain ("" is ai.onnx).
-        backward: Names of the nodes of the backward pass, which follow all others. Empty for
-            inference.
-        optional: Names of nodes that may be left out: an offer, which `ir.offers.chosen` turns
-            into the graph that a plan is for. Their results are read only by optional nodes and
-            by nodes that take either of their operands.
-    """
+    """A model."""
 
     name: str
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  #: Values fed at each request, in order.
+    #: Values returned, in order: results of nodes, each once. (An input or a constant is returned
+    #: through an Identity node.)
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    types: Mapping[str, TensorType]
+    nodes: tuple[Node, ...]  #: In a topological order, in which each device runs its share.
+    types: Mapping[str, TensorType]  #: Type of every value.
+    #: Weights and small constants by value name; never graph inputs.
     constants: Mapping[str, Constant]
-    opsets: Mapping[str, int]
+    opsets: Mapping[str, int]  #: Operator-set version by domain ("" is ai.onnx).
+    #: Names of the nodes of the backward pass, which follow all others. Empty for inference.
     backward: frozenset[str] = frozenset()
+    #: Names of nodes that may be left out: an offer, which `ir.offers.chosen` turns into the graph
+    #: that a plan is for. Their results are read only by optional nodes and by nodes that take
+    #: either of their operands.
     optional: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

@@ -99,17 +99,13 @@ def _canonical(segments: Iterable[tuple[int, ...]]) -> Segments:
 
 @dataclass(frozen=True, slots=True)
 class DimLayout:
-    """Ownership of one dim. Build it through the class methods, which canonicalise.
+    """Ownership of one dim. Build it through the class methods, which canonicalise."""
 
-    Attributes:
-        axes: Mesh axes that cut the dim, in the mesh's order; () if every device has it whole.
-        segments: Per run of the dim, the elements that each coordinate of `axes` (row-major) owns.
-        size: Elements of the whole dim.
-    """
-
+    #: Mesh axes that cut the dim, in the mesh's order; () if every device has it whole.
     axes: tuple[str, ...]
+    #: Per run of the dim, the elements that each coordinate of `axes` (row-major) owns.
     segments: Segments
-    size: int = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)  #: Elements of the whole dim.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

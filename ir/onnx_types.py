@@ -5,31 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partitioner.ir.errors import IRError
+from partitioner.ir.types import ELEMENT_TYPES
 
-#: `onnx.TensorProto.DataType` number of each element type of `ir.types.DTYPE_BITS`.
-ONNX_DTYPES: Mapping[str, int] = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "uint64": 13,
-    "complex64": 14,
-    "complex128": 15,
-    "bfloat16": 16,
-    "float8e4m3fn": 17,
-    "float8e5m2": 19,
-    "uint4": 21,
-    "int4": 22,
-}
-
-_NAMES: Mapping[int, str] = {number: name for name, number in ONNX_DTYPES.items()}
+#: Name of each element type, by number.
+_NAMES: Mapping[int, str] = dict(
+    sorted((number, name) for name, (_, number) in ELEMENT_TYPES.items())
+)
+#: Number of each element type, by name.
+ONNX_DTYPES: Mapping[str, int] = {name: number for number, name in _NAMES.items()}
 
 
 def onnx_dtype(dtype: str) -> int:

@@ -41,29 +41,19 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The search's proof about a plan.
+    """The search's proof about a plan."""
 
-    Attributes:
-        objective: "throughput", "latency" (seconds) or "memory" (bytes).
-        cost: The plan's value of the objective, as `evaluate` gives it.
-        bound: No plan of the searched space costs less.
-        status: "optimal" (proven within the gap asked for), "feasible" (not proven within it), or
-            "time_limit" (stopped before it was).
-        strategy: `Plan.kind` of the plan.
-        solver: Solver that found the plan / solver that proved the bound.
-        space: The searched space, in words.
-        seed: Of all random choices of the search.
-        folded: Parts of the graph that the search decided as one (repeated blocks), in words.
-    """
-
-    objective: str
-    cost: float
-    bound: float
+    objective: str  #: "throughput", "latency" (seconds) or "memory" (bytes).
+    cost: float  #: The plan's value of the objective, as `evaluate` gives it.
+    bound: float  #: No plan of the searched space costs less.
+    #: "optimal" (proven within the gap asked for), "feasible" (not proven within it), or
+    #: "time_limit" (stopped before it was).
     status: str
-    strategy: str
-    solver: str
-    space: str = ""
-    seed: int = 0
+    strategy: str  #: `Plan.kind` of the plan.
+    solver: str  #: Solver that found the plan / solver that proved the bound.
+    space: str = ""  #: The searched space, in words.
+    seed: int = 0  #: Of all random choices of the search.
+    #: Parts of the graph that the search decided as one (repeated blocks), in words.
     folded: str = ""
 
     @property
@@ -199,24 +189,16 @@ def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:
 
 @dataclass(frozen=True)
 class PlacedNode:
-    """A node with everything that its decision implies.
-
-    Attributes:
-        node: The node.
-        mesh: Its device group.
-        rule: Its rule, None if the op is opaque.
-        layouts: Layout of each cut factor.
-        ins: Placement that each operand must have, in `node.inputs` order, then each capture; None
-            where absent.
-        outs: Placement of each result; None where absent.
-    """
+    """A node with everything that its decision implies."""
 
     node: Node
-    mesh: DeviceMesh
-    rule: Rule | None
-    layouts: Mapping[str, DimLayout]
+    mesh: DeviceMesh  #: Its device group.
+    rule: Rule | None  #: Its rule, None if the op is opaque.
+    layouts: Mapping[str, DimLayout]  #: Layout of each cut factor.
+    #: Placement that each operand must have, in `node.inputs` order, then each capture; None where
+    #: absent.
     ins: tuple[Placement | None, ...]
-    outs: tuple[Placement | None, ...]
+    outs: tuple[Placement | None, ...]  #: Placement of each result; None where absent.
 
     @property
     def absent(self) -> bool:

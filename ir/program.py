@@ -42,35 +42,22 @@ class CommKind(StrEnum):
 
 @dataclass(frozen=True)
 class Comm:
-    """One communication; in the programs of its ranks only the local names may differ.
+    """One communication; in the programs of its ranks only the local names may differ."""
 
-    Attributes:
-        seq: Position in the one global order; unique.
-        kind: Operator.
-        ranks: Ranks that take part, ascending.
-        source: Local value that sources read. Absent on ranks that only receive.
-        target: Local value that targets write. Absent on ranks that only send.
-        dtype: Element type.
-        transfers: Parts that move, local copies (source == target) included. Empty for
-            ALL_REDUCE; for REDUCE_SCATTER each target gets one transfer from every rank, all
-            with the same `write`, to be reduced.
-        reduce: "sum", "max", "min" or "prod" for the reducing kinds, "" for the others.
-        phase: Pipeline phase (see `Compute.phase`) of the sending side.
-        target_phase: Of the receiving side; at least `phase`.
-        why: Node that the communication serves, for reports and errors.
-    """
-
-    seq: int
+    seq: int  #: Position in the one global order; unique.
     kind: CommKind
-    ranks: tuple[int, ...]
-    source: str
-    target: str
+    ranks: tuple[int, ...]  #: Ranks that take part, ascending.
+    source: str  #: Local value that sources read. Absent on ranks that only receive.
+    target: str  #: Local value that targets write. Absent on ranks that only send.
     dtype: str
+    #: Parts that move, local copies (source == target) included. Empty for ALL_REDUCE; for
+    #: REDUCE_SCATTER each target gets one transfer from every rank, all with the same `write`, to
+    #: be reduced.
     transfers: tuple[Transfer, ...] = ()
-    reduce: str = ""
-    phase: int = 0
-    target_phase: int = 0
-    why: str = ""
+    reduce: str = ""  #: "sum", "max", "min" or "prod" for the reducing kinds, "" for the others.
+    phase: int = 0  #: Pipeline phase (see `Compute.phase`) of the sending side.
+    target_phase: int = 0  #: Of the receiving side; at least `phase`.
+    why: str = ""  #: Node that the communication serves, for reports and errors.
 
     def sources(self) -> frozenset[int]:
         """Ranks that read `source`."""
@@ -103,19 +90,14 @@ class Comm:
 
 @dataclass(frozen=True)
 class Compute:
-    """A local node.
+    """A local node."""
 
-    Attributes:
-        node: Reads and writes local values and local constants.
-        origin: Name of the graph's node that it comes from.
-        phase: Number of cross-group hops from the inputs. With several requests in flight, round
-            t runs phase p of request t - p.
-        renames: (name inside the node's subgraphs, local name) of every captured value.
-    """
-
-    node: Node
-    origin: str
+    node: Node  #: Reads and writes local values and local constants.
+    origin: str  #: Name of the graph's node that it comes from.
+    #: Number of cross-group hops from the inputs. With several requests in flight, round t runs
+    #: phase p of request t - p.
     phase: int = 0
+    #: (name inside the node's subgraphs, local name) of every captured value.
     renames: tuple[tuple[str, str], ...] = ()
 
     @cached_property
@@ -144,27 +126,20 @@ class Output:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """The program of one rank.
+    """The program of one rank."""
 
-    Attributes:
-        rank: The rank; it drives device `rank` of the cluster.
-        inputs: Part of a graph input that each local value is fed with at every request.
-        constants: Part of a graph constant by local value.
-        literals: New small constants (localised shapes and the like) by local value.
-        types: Type of every local value.
-        steps: In the order of execution.
-        outputs: Parts of graph outputs. Over all ranks they tile each output exactly once; in
-            programs of a module, every rank delivers the parts that it holds.
-        backward: Index of the first step of the backward pass; None for inference.
-    """
-
-    rank: int
+    rank: int  #: The rank; it drives device `rank` of the cluster.
+    #: Part of a graph input that each local value is fed with at every request.
     inputs: Mapping[str, Part]
-    constants: Mapping[str, Part]
+    constants: Mapping[str, Part]  #: Part of a graph constant by local value.
+    #: New small constants (localised shapes and the like) by local value.
     literals: Mapping[str, np.ndarray]
-    types: Mapping[str, TensorType]
-    steps: tuple[Compute | Comm, ...]
+    types: Mapping[str, TensorType]  #: Type of every local value.
+    steps: tuple[Compute | Comm, ...]  #: In the order of execution.
+    #: Parts of graph outputs. Over all ranks they tile each output exactly once; in programs of a
+    #: module, every rank delivers the parts that it holds.
     outputs: tuple[Output, ...] = ()
+    #: Index of the first step of the backward pass; None for inference.
     backward: int | None = None
 
     @property
@@ -187,18 +162,12 @@ class Home:
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of all ranks.
+    """The programs of all ranks."""
 
-    Attributes:
-        ranks: In order of rank.
-        inputs: Whole types of the model's inputs.
-        outputs: Whole types of the model's outputs.
-        homes: Of each value that a node of the graph computes.
-    """
-
-    ranks: tuple[RankProgram, ...]
-    inputs: Mapping[str, TensorType]
-    outputs: Mapping[str, TensorType]
+    ranks: tuple[RankProgram, ...]  #: In order of rank.
+    inputs: Mapping[str, TensorType]  #: Whole types of the model's inputs.
+    outputs: Mapping[str, TensorType]  #: Whole types of the model's outputs.
+    #: Of each value that a node of the graph computes.
     homes: Mapping[str, Home] = field(default_factory=dict)
 
     @cached_property

@@ -94,33 +94,25 @@ def _names(tensors: Iterable[Dims | None]) -> dict[str, None]:
 
 @dataclass(frozen=True)
 class Rule:
-    """The factor rule of one node.
-
-    Attributes:
-        factors: Loops by name.
-        operands: Dims of every operand; None for an absent operand, or one that every device
-            needs whole (a shape, a scalar setting).
-        results: Dims of every result; None for an absent one.
-        operand_shapes: Sizes of every operand (() for absent).
-        result_shapes: Sizes of every result (() for absent).
-        addends: Operands that are added to the reduced result (a bias). They are partial where a
-            REDUCE factor is cut, so that they count once.
-        linear: Operands in which the op is jointly linear: the op of sums of parts is the sum of
-            the op of the parts. Such a rule has a factor `PENDING` of kind LINEAR; cutting it
-            over an axis means that these operands, and the results, are partial there.
-        points: Factors whose product is the number of loop iterations (default: all loops).
-        flops_per_point: FLOPs an iteration (a multiply-add counts 2).
-    """
+    """The factor rule of one node."""
 
     factors: Mapping[str, Factor]
+    #: Dims of every operand; None for an absent operand, or one that every device needs whole (a
+    #: shape, a scalar setting).
     operands: tuple[Dims | None, ...]
-    results: tuple[Dims | None, ...]
-    operand_shapes: tuple[tuple[int, ...], ...]
-    result_shapes: tuple[tuple[int, ...], ...]
+    results: tuple[Dims | None, ...]  #: Dims of every result; None for an absent one.
+    operand_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every operand (() for absent).
+    result_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every result (() for absent).
+    #: Operands that are added to the reduced result (a bias). They are partial where a REDUCE
+    #: factor is cut, so that they count once.
     addends: frozenset[int] = frozenset()
+    #: Operands in which the op is jointly linear: the op of sums of parts is the sum of the op of
+    #: the parts. Such a rule has a factor `PENDING` of kind LINEAR; cutting it over an axis means
+    #: that these operands, and the results, are partial there.
     linear: frozenset[int] = frozenset()
+    #: Factors whose product is the number of loop iterations (default: all loops).
     points: tuple[str, ...] = ()
-    flops_per_point: float = 0.0
+    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2).
     _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

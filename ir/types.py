@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -11,28 +11,30 @@ import numpy as np
 
 from partitioner.ir.errors import IRError
 
-#: Bits an element; the names are those that ONNX and NumPy share.
-DTYPE_BITS: dict[str, int] = {
-    "bool": 8,
-    "int4": 4,
-    "uint4": 4,
-    "int8": 8,
-    "uint8": 8,
-    "float8e4m3fn": 8,
-    "float8e5m2": 8,
-    "int16": 16,
-    "uint16": 16,
-    "float16": 16,
-    "bfloat16": 16,
-    "int32": 32,
-    "uint32": 32,
-    "float32": 32,
-    "int64": 64,
-    "uint64": 64,
-    "float64": 64,
-    "complex64": 64,
-    "complex128": 128,
+#: Bits an element, and number in ONNX (`TensorProto.DataType`), of each element type; the names are
+#: those that ONNX and NumPy share.
+ELEMENT_TYPES: Mapping[str, tuple[int, int]] = {
+    "bool": (8, 9),
+    "int4": (4, 22),
+    "uint4": (4, 21),
+    "int8": (8, 3),
+    "uint8": (8, 2),
+    "float8e4m3fn": (8, 17),
+    "float8e5m2": (8, 19),
+    "int16": (16, 5),
+    "uint16": (16, 4),
+    "float16": (16, 10),
+    "bfloat16": (16, 16),
+    "int32": (32, 6),
+    "uint32": (32, 12),
+    "float32": (32, 1),
+    "int64": (64, 7),
+    "uint64": (64, 13),
+    "float64": (64, 11),
+    "complex64": (64, 14),
+    "complex128": (128, 15),
 }
+DTYPE_BITS = {name: bits for name, (bits, _) in ELEMENT_TYPES.items()}
 
 _ML_DTYPES: dict[str, type[np.generic]] = {
     "bfloat16": ml_dtypes.bfloat16,

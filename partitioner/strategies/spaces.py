@@ -21,19 +21,12 @@ class SearchError(OptionError):
 
 @dataclass(frozen=True)
 class Family:
-    """One search space.
+    """One search space."""
 
-    Attributes:
-        name: "intra", "inter", "hybrid" or, for one device, "single".
-        groups: Device groups that nodes with a rule may run on.
-        homes: Single-device groups that opaque nodes may run on.
-        symmetric: Whether a uniform cluster makes the groups interchangeable.
-    """
-
-    name: str
-    groups: tuple[DeviceMesh, ...]
-    homes: tuple[DeviceMesh, ...]
-    symmetric: bool
+    name: str  #: "intra", "inter", "hybrid" or, for one device, "single".
+    groups: tuple[DeviceMesh, ...]  #: Device groups that nodes with a rule may run on.
+    homes: tuple[DeviceMesh, ...]  #: Single-device groups that opaque nodes may run on.
+    symmetric: bool  #: Whether a uniform cluster makes the groups interchangeable.
 
     def __str__(self) -> str:
         shape = " ".join(f"{axis}={size}" for axis, size in self.groups[0].axes)

@@ -26,7 +26,7 @@ from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.collectives import collective
 from partitioner.cost_model.compute import compute_dtype, is_free, kernel_seconds, moved_bytes
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.reshard import Hop, PricedComm, Resharder, overlap_share
+from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
 from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Placement
@@ -188,7 +188,7 @@ class EvenResharder(Resharder):
     def _all_reduce(self, dtype: str, source: Placement) -> Hop:
         axes = frozenset(axis for axis, _ in source.sharding.partial)
         numel, target = self.even.local_numel(source), source.without_partial()
-        return self._collective(CommKind.ALL_REDUCE, axes, numel, dtype, source, target)
+        return self._collective(CommKind.ALL_REDUCE, axes, numel, (dtype, source, target))
 
     def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
         if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
@@ -199,7 +199,7 @@ class EvenResharder(Resharder):
         if not {Overlap.GATHER, Overlap.MIXED}.isdisjoint(_overlaps(source, target)):
             return None
         numel = self.even.local_numel(target)
-        return self._collective(CommKind.REDUCE_SCATTER, axes, numel, dtype, source, target)
+        return self._collective(CommKind.REDUCE_SCATTER, axes, numel, (dtype, source, target))
 
     def _mask(self, target: Placement) -> Hop:
         """All devices but the first hold zeros, so the representative is priced as one of them."""
@@ -209,12 +209,13 @@ class EvenResharder(Resharder):
         if source == target:
             return []
         if self._is_other(source.mesh) != self._is_other(target.mesh):
-            return [self._across(dtype, source, target)]
+            return [self._across((dtype, source, target))]
         if source.mesh != target.mesh:
-            return [self._to_or_from_one(dtype, source, target)]
-        return [self._within(dtype, source, target)]
+            return [self._to_or_from_one((dtype, source, target))]
+        return [self._within((dtype, source, target))]
 
-    def _within(self, dtype: str, source: Placement, target: Placement) -> Hop:
+    def _within(self, reshard: Reshard) -> Hop:
+        dtype, source, target = reshard
         overlaps = _overlaps(source, target)
         if Overlap.MIXED in overlaps:
             raise CostError(f"{source} -> {target} is not priced on a large mesh")
@@ -226,21 +227,22 @@ class EvenResharder(Resharder):
             spec = self.cluster.devices[device]
             copy_s = 2 * numel * item_bytes(dtype) / spec.memory_bytes_per_s
             seconds = max(spec.launch_s, copy_s)
-            return self._hop(CommKind.SLICE, (device,), dtype, source, target, seconds)
+            return self._hop(CommKind.SLICE, (device,), reshard, seconds)
         pairs = zip(source.sharding.dims, target.sharding.dims, overlaps, strict=True)
         gathered = [(before, after) for before, after, how in pairs if how is Overlap.GATHER]
         axes = frozenset(a for before, after in gathered for a in {*before.axes} - {*after.axes})
         if Overlap.SLICE not in overlaps:
             part = self.even.local_numel(source)
-            return self._collective(CommKind.ALL_GATHER, axes, part, dtype, source, target)
+            return self._collective(CommKind.ALL_GATHER, axes, part, reshard)
         # each device gets an equal share from every device along the axes
         ranks = self.even.line(axes)
         share = numel / len(ranks) * item_bytes(dtype)
         seconds, sent = self._pairwise_s(self._peers_of(ranks), share), share * (len(ranks) - 1)
-        return self._hop(CommKind.ALL_TO_ALL, ranks, dtype, source, target, seconds, sent)
+        return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
 
-    def _to_or_from_one(self, dtype: str, source: Placement, target: Placement) -> Hop:
+    def _to_or_from_one(self, reshard: Reshard) -> Hop:
         """Between the group and one device of it (an op that is kept whole), its busiest."""
+        dtype, source, target = reshard
         ranks = self.even.line(frozenset(self.even.mesh.names))
         if not target.mesh.axes:
             if source.sharding.is_replicated:
@@ -250,20 +252,21 @@ class EvenResharder(Resharder):
             far = {self.cluster.level(ranks): pieces - 1}
             peers = self._peers_of(ranks) if pieces == len(ranks) else far
             seconds = self._pairwise_s(peers, share)
-            return self._hop(CommKind.GATHER, ranks, dtype, source, target, seconds)
+            return self._hop(CommKind.GATHER, ranks, reshard, seconds)
         share = self.even.local_numel(target) * item_bytes(dtype)
         if target.sharding.is_replicated:
             kind = CommKind.BROADCAST
             seconds = self._launch_s + collective(kind, ranks, share, self.cluster).seconds
         else:
             kind, seconds = CommKind.SCATTER, self._pairwise_s(self._peers_of(ranks), share)
-        return self._hop(kind, ranks, dtype, source, target, seconds, share * (len(ranks) - 1))
+        return self._hop(kind, ranks, reshard, seconds, share * (len(ranks) - 1))
 
-    def _across(self, dtype: str, source: Placement, target: Placement) -> Hop:
+    def _across(self, reshard: Reshard) -> Hop:
         """To another group: each device there gets its share from the holders of its pieces.
 
         Holders take turns, so each sends as much as a device there receives.
         """
+        dtype, source, target = reshard
         assert self.other is not None
         here, there = self.even, self.other
         if self._is_other(source.mesh):
@@ -286,33 +289,26 @@ class EvenResharder(Resharder):
         return Hop(target, aliases=frozenset((self.column(target.mesh),)))
 
     def _collective(
-        self,
-        kind: CommKind,
-        axes: frozenset[str],
-        numel: int,
-        dtype: str,
-        source: Placement,
-        target: Placement,
+        self, kind: CommKind, axes: frozenset[str], numel: int, reshard: Reshard
     ) -> Hop:
         """A collective over the line of the axes; `numel` of the part that each member has."""
         ranks = self.even.line(axes)
-        whole = numel * item_bytes(dtype) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
+        whole = numel * item_bytes(reshard[0]) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
         seconds = self._launch_s + collective(kind, ranks, whole, self.cluster).seconds
         passes = 2 if kind is CommKind.ALL_REDUCE else 1
         sent = passes * whole * (len(ranks) - 1) / len(ranks)
-        return self._hop(kind, ranks, dtype, source, target, seconds, sent)
+        return self._hop(kind, ranks, reshard, seconds, sent)
 
     def _hop(
         self,
         kind: CommKind,
         ranks: tuple[int, ...],
-        dtype: str,
-        source: Placement,
-        target: Placement,
+        reshard: Reshard,
         seconds: float,
         sent: float = 0.0,
     ) -> Hop:
         """A step of one communication, priced for the source's representative."""
+        dtype, source, target = reshard
         comm = Comm(-1, kind, ranks, "", "", dtype)
         busy = {self.column(source.mesh): seconds}
         return Hop(target, (PricedComm(comm, busy, sent, overlap_share(comm, self.cluster)),))

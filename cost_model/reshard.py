@@ -56,13 +56,16 @@ class Hop:
     zeros: frozenset[int] = frozenset()
 
 
+Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).
+
+
 @dataclass
 class Resharder:
     """Reshards on one cluster, each priced once."""
 
     cluster: Cluster
-    _known: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
-    _prices: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
+    _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
+    _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
         """Whether the reshard has a price; here every one between shardings of one shape has."""
@@ -73,9 +76,9 @@ class Resharder:
         if source == target:
             return ()
         key = (dtype, source, target)
-        if key not in self._known:
-            self._known[key] = self._plan(dtype, source, target)
-        return self._known[key]
+        if key not in self._hops:
+            self._hops[key] = self._plan(dtype, source, target)
+        return self._hops[key]
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         """The steps of `hops` with the communications of a simpler tensor, at the same prices.
@@ -85,13 +88,13 @@ class Resharder:
         if source == target:
             return ()
         key = (dtype, source, target)
-        if key not in self._prices:
+        if key not in self._priced:
             simple = simplest(source, target)
             real = dict(zip(_stations(*simple), _stations(source, target), strict=True))
-            self._prices[key] = tuple(
+            self._priced[key] = tuple(
                 replace(hop, after=real[hop.after]) for hop in self.hops(dtype, *simple)
             )
-        return self._prices[key]
+        return self._priced[key]
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
         whole = target.without_partial()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds, stored_bytes
@@ -58,10 +59,15 @@ class Schedule:
     feeds: Mapping[LocalKey, int]  #: Bytes of each local part of a graph input.
     #: Bytes of each local part of a constant, and of each block of zeros.
     residents: Mapping[LocalKey, int]
-    outputs: frozenset[LocalKey]  #: Local tensors of the graph outputs, held to the end.
     output_keys: Mapping[str, Key]  #: Placement of each graph output.
     #: The residents that are zeros instead of a part of their value.
     zeros: frozenset[LocalKey] = frozenset()
+
+    @cached_property
+    def outputs(self) -> frozenset[LocalKey]:
+        """Local tensors of the graph outputs, held to the end."""
+        keys = self.output_keys.values()
+        return frozenset((device, key) for key in keys for device in key[1].mesh.devices)
 
 
 class UnequalWorkError(Exception):
@@ -90,15 +96,8 @@ def schedule(
     Raises:
         UnequalWorkError: Tasks of other devices would change the order of those of `observed`.
     """
-    builder = _Builder(
-        graph,
-        cluster,
-        resharder or Resharder(cluster),
-        everywhere,
-        observed,
-        beside_compute(graph),
-    )
-    return builder.run(placed)
+    resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
+    return _Builder(graph, cluster, resharder, everywhere, observed, beside).run(placed)
 
 
 @dataclass
@@ -137,7 +136,6 @@ class _Builder:
             if value not in delivered:
                 at = self.home[value].without_partial()
                 delivered[value] = self._fetch(value, at, end, value)
-        output_keys = {value: delivered[value] for value in self.graph.outputs}
         tasks = [task for _, _, task in sorted(self.tasks, key=lambda entry: entry[:2])]
         return Schedule(
             tuple(
@@ -146,8 +144,7 @@ class _Builder:
             ),
             self.feeds,
             self.residents,
-            frozenset((d, key) for key in output_keys.values() for d in key[1].mesh.devices),
-            output_keys,
+            {value: delivered[value] for value in self.graph.outputs},
             frozenset(self.zeros),
         )
 

@@ -19,7 +19,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rule_of, rules_of
+from partitioner.ir.ops import rules_of
 from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
@@ -280,20 +280,16 @@ def resolve(
         if late:
             raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
         made.update(node.writes)
-        placed.append(_resolved(graph, plan, node, known[name]))
+        placed.append(resolve_node(graph, plan, node, known[name]))
     return tuple(placed)
 
 
-def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
-    """One node under the plan's decision for it.
+def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> PlacedNode:
+    """One node under the plan's decision for it; `rule` is that of `rule_of`.
 
     Raises:
         PlanError: The decision does not fit the node, or leaves a device an empty part.
     """
-    return _resolved(graph, plan, node, rule_of(graph, node))
-
-
-def _resolved(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> PlacedNode:
     decision = plan.nodes[node.name]
     if not 0 <= decision.group < len(plan.groups):
         raise PlanError(

@@ -137,21 +137,11 @@ class Rule:
     ) -> Rule:
         """Build and check a rule.
 
-        Args:
-            operands: ``"b m k, k n"`` or a list of dims per operand (``["b", "m", "k"]``);
-                ``"_"`` or None stands for an operand outside the loops.
-            results: In the same form.
-            operand_shapes: Sizes of each operand; None where absent.
-            result_shapes: Sizes of each result; None where absent.
-            sizes: Sizes of factors that are no dim by themselves.
-            reduce: Reduction by factor, for those that are in no result.
-            whole: Factors that may not be cut.
-            halo: Sliding-window factors (size from the result; the operand's dim is wider).
-            dropped: Factors of operand elements that no result depends on; they may be cut.
-            addends: See the class.
-            linear: See the class.
-            points: See the class.
-            flops: FLOPs an iteration.
+        Tensors are written ``"b m k, k n"`` or as lists of dims (``["b", "m", "k"]``); ``"_"`` or
+        None is an operand outside the loops. Shapes are None where a tensor is absent. `sizes` are
+        those of factors that are no dim by themselves, `reduce` the reductions of factors in no
+        result. Factors in `whole` may not be cut; those in `halo` are sliding windows, of the size
+        in the result; those in `dropped`, of elements that no result depends on, may be cut.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no

@@ -33,7 +33,7 @@ from typing import Any
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, resolve_node
 
 _KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate", "cut"}
@@ -211,7 +211,8 @@ def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
     for name in plan.nodes:
         if name not in graph.by_name:
             raise PlanError(f"plan has an unknown node {name!r}")
-        mesh = resolve_node(graph, plan, graph.by_name[name]).mesh
+        node = graph.by_name[name]
+        mesh = resolve_node(graph, plan, node, rule_of(graph, node)).mesh
         if max(mesh.devices) >= devices:
             raise PlanError(
                 f"plan has {name!r} on device {max(mesh.devices)}, not one of 0..{devices - 1}"

@@ -132,7 +132,6 @@ def tasks(
         found,
         {(device, key(value, device)): size for value, size in (feeds or {}).items()},
         {(device, key(value, device)): size for value, size in (residents or {}).items()},
-        frozenset((device, key(value, device)) for value in outputs),
         {value: key(value, device) for value in outputs},
     )
 

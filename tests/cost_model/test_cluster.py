@@ -118,10 +118,10 @@ def test_memory_override_and_uniformity() -> None:
 
 
 def test_the_documented_file_loads(tmp_path: Path) -> None:
-    found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
+    match = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert match is not None
     file = tmp_path / "lab.toml"
-    file.write_text(found[1], encoding="utf-8")
+    file.write_text(match[1], encoding="utf-8")
     cluster = resolve_cluster(file)
     assert resolve_cluster(str(file), 4) == cluster
     assert [device.name for device in cluster.devices] == ["a100-40g"] * 2 + ["card"] * 2

@@ -131,12 +131,14 @@ def graph_of(chain: Chain) -> Graph:
         extra = [f"v{i + 1}.{j}" for j in range(1, len(operands[0]))] if op == "Split" else []
         inputs = (value(i), *names)
         nodes.append(Node(f"n{i}", op, inputs, (value(i + 1), *extra), attrs))
-    found = run(nodes, constants, {value(0): data(chain)})
+    values = run(nodes, constants, {value(0): data(chain)})
     types = {
-        name: TensorType.of(x.dtype.name, x.shape) for name, x in {**found, **constants}.items()
+        name: TensorType.of(x.dtype.name, x.shape) for name, x in {**values, **constants}.items()
     }
-    held = {name: Constant.of(x) for name, x in constants.items()}
-    return Graph("chain", (value(0),), (nodes[-1].outputs[0],), tuple(nodes), types, held, {"": 21})
+    weights = {name: Constant.of(x) for name, x in constants.items()}
+    return Graph(
+        "chain", (value(0),), (nodes[-1].outputs[0],), tuple(nodes), types, weights, {"": 21}
+    )
 
 
 def value(index: int) -> str:
@@ -184,15 +186,15 @@ def carried(graph: Graph, sharding: Sharding) -> Iterator[Placed]:
     for node in graph.nodes:
         rule = rule_of(graph, node)
         assert isinstance(rule, Rule), rule
-        found: dict[str, DimLayout] = {}
+        layouts: dict[str, DimLayout] = {}
         for expr, layout in zip(rule.operands[0] or (), sharding.dims, strict=True):
             if layout.axes:
                 factors = rule.factor_layouts(expr, layout, LINE)
                 assert factors is not None, f"{node.op}: {expr} cannot be {layout}"
-                found.update(factors)
-        ins, outs = rule.shardings(found, LINE)
+                layouts.update(factors)
+        ins, outs = rule.shardings(layouts, LINE)
         assert ins[0] == sharding, node.op
-        yield Placed(node, rule, found, ins, outs)
+        yield Placed(node, rule, layouts, ins, outs)
         sharding = outs[0]
 
 
@@ -216,13 +218,13 @@ def test_a_layout_passes_through(chain: Chain) -> None:
     dims[chain.dim] = chain.layout
     start = Sharding(tuple(dims))
     placed = list(carried(graph, start))
-    constants = {name: held.load() for name, held in graph.constants.items()}
+    constants = {name: weight.load() for name, weight in graph.constants.items()}
     whole = run(graph.nodes, constants, {value(0): data(chain)})[graph.outputs[0]]
     assert str(placed[-1].outs[0]) == chain.result
     for _, point in LINE.coords():
         ops = [local(graph, one, point) for one in placed]
         nodes = [node for op in ops for node in op.nodes]
-        held = constants | {name: x for op in ops for name, x in op.constants.items()}
+        literals = constants | {name: x for op in ops for name, x in op.constants.items()}
         part = rows._slice(data(chain), start, LINE, point)
-        result = run(nodes, held, {value(0): part})[graph.outputs[0]]
+        result = run(nodes, literals, {value(0): part})[graph.outputs[0]]
         np.testing.assert_array_equal(result, rows._slice(whole, placed[-1].outs[0], LINE, point))

@@ -91,8 +91,8 @@ def outcome(case: Case) -> str:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_cut_of_onnx_node_cases() -> None:
-    found = {name: outcome(case) for name, case in single_nodes()}
-    counts = Counter(found.values())
-    assert {n: o for n, o in found.items() if o not in {"refused", "opaque", "equal"}} == {}
+    outcomes = {name: outcome(case) for name, case in single_nodes()}
+    counts = Counter(outcomes.values())
+    assert {n: o for n, o in outcomes.items() if o not in {"refused", "opaque", "equal"}} == {}
     assert counts["equal"] >= 900, counts
     assert counts["opaque"] <= 20, counts

@@ -40,7 +40,7 @@ def labels(pieces: Pieces, dims: list[int | None], piece: Piece) -> np.ndarray:
 
 
 def of(pieces: Pieces, dims: list[int | None], dim: int) -> list[Piece]:
-    return [piece for piece, found in zip(pieces, dims, strict=True) if found == dim]
+    return [piece for piece, at in zip(pieces, dims, strict=True) if at == dim]
 
 
 @budget

@@ -193,9 +193,9 @@ def test_factor_layouts_invert_shardings(rule: Rule, data: st.DataObject) -> Non
         for expr, layout in zip(dims or (), sharding.dims, strict=True):
             named = {name for term in expr for name in term}
             if named & set(cut):
-                found = rule.factor_layouts(expr, layout, LINE)
-                assert found is not None
-                again = rule.shardings({**cut, **found}, LINE)
+                layouts = rule.factor_layouts(expr, layout, LINE)
+                assert layouts is not None
+                again = rule.shardings({**cut, **layouts}, LINE)
                 assert again == (ins, outs)
 
 

@@ -58,12 +58,9 @@ class CommCost:
 
 
 def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
-    """Algorithm, and seconds that the communication keeps each of its ranks busy.
+    """Algorithm, and seconds that the communication keeps each of its ranks (devices) busy.
 
-    Args:
-        comm: The communication with its transfers.
-        numel: Elements of the largest local tensor that ALL_REDUCE reduces (other kinds: unused).
-        cluster: Links and devices; rank r is device r.
+    `numel` are the elements of the largest local tensor that an ALL_REDUCE reduces.
     """
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))

@@ -119,13 +119,7 @@ def moved_bytes(
 
 
 def stored_bytes(node: Node, dtype: str, nbytes: float) -> int:
-    """Bytes of a part of a stored value, with the optimizer state that is kept beside it.
-
-    Args:
-        node: Producer of the value.
-        dtype: Element type of the value.
-        nbytes: Bytes of the part alone.
-    """
+    """Bytes of a part of a node's stored value and of its optimizer state; `nbytes` without it."""
     state_bytes = node.attrs.get("state_bytes", 0)  # by element
     assert isinstance(state_bytes, int)
     return int(nbytes + nbytes * 8 // DTYPE_BITS[dtype] * state_bytes)

@@ -84,14 +84,10 @@ def schedule(
 ) -> Schedule:
     """Insert the communications that a resolved plan needs and price every task.
 
-    Args:
-        graph: The model.
-        placed: Its nodes in the plan's order.
-        cluster: The devices.
-        resharder: Prices of communications; created if None.
-        everywhere: Outputs that every device of the cluster gets whole, at the end of the forward
-            pass if there is a backward pass. The cost of a plan does not include that.
-        observed: Devices whose tasks are wanted (see `classes.representatives`); None for all.
+    `placed` has the nodes in the plan's order. Every device of the cluster gets the outputs in
+    `everywhere` whole, at the end of the forward pass if there is a backward pass; the cost of a
+    plan does not include that. The tasks are those of the `observed` devices (see
+    `classes.representatives`), of all if None.
 
     Raises:
         UnequalWorkError: Tasks of other devices would change the order of those of `observed`.

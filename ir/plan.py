@@ -260,13 +260,9 @@ def resolve(
 
     Raises:
         PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
-            data order, cuts what cannot be cut, or leaves a device an empty part.
+            data order, cuts a dim that cannot be cut, or leaves a device an empty part.
     """
-    if plan.graph_digest != graph.digest:
-        raise PlanError(
-            f"plan is for a graph with digest {plan.graph_digest[:12]}..., "
-            f"this one has {graph.digest[:12]}..."
-        )
+    check_graph(graph, plan)
     missing = [node.name for node in graph.nodes if node.name not in plan.nodes]
     unknown = [name for name in plan.nodes if name not in graph.by_name]
     if missing or unknown:
@@ -282,6 +278,15 @@ def resolve(
         made.update(node.writes)
         placed.append(resolve_node(graph, plan, node, known[name]))
     return tuple(placed)
+
+
+def check_graph(graph: Graph, plan: Plan) -> None:
+    """Refuse a plan for another graph."""
+    if plan.graph_digest != graph.digest:
+        raise PlanError(
+            f"plan is for a graph with digest {plan.graph_digest[:12]}..., "
+            f"this one has {graph.digest[:12]}..."
+        )
 
 
 def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> PlacedNode:

@@ -40,12 +40,8 @@ def lower(
 ) -> Programs:
     """Rank programs of a schedule, checked to be free of deadlock.
 
-    Args:
-        graph: The whole model.
-        plan_schedule: Its tasks (`cost_model.schedule`).
-        ranks: Number of ranks; those without work get an empty program.
-        deliver_all: Whether every rank delivers the part of each output that it holds; else one
-            holder of each part does.
+    Ranks without work get an empty program. If `deliver_all`, every rank delivers the part of each
+    output that it holds; else one holder of each part does.
     """
     names = _Names(frozenset(graph.types))
     homes = {

@@ -34,7 +34,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
 from partitioner.ir.ops import row_of, rule_of
-from partitioner.ir.plan import PlacedNode, Plan, PlanError, resolve_node
+from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
 _KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate", "cut"}
 
@@ -94,18 +94,16 @@ class Constraints:
             ConstraintError: Not readable, not TOML, or a pin with unknown or missing keys.
             PlanError: A malformed plan.
         """
+        is_plan = path.suffix == ".json"
         try:
             text = path.read_text(encoding="utf-8")
+            data = {} if is_plan else tomllib.loads(text)
         except OSError as error:
             raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
+        except ValueError as error:  # neither UTF-8 nor TOML
             raise ConstraintError(f"constraints {path}: {error}") from None
-        if path.suffix == ".json":
+        if is_plan:
             return cls(plan=Plan.from_json(text))
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConstraintError(f"constraints {path}: {error}") from None
         entries = data.get("pin", [])
         if set(data) - {"pin"} or not isinstance(entries, list):
             raise ConstraintError(
@@ -203,11 +201,7 @@ class Constraints:
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
-    if plan.graph_digest != graph.digest:
-        raise PlanError(
-            f"plan is for a graph with digest {plan.graph_digest[:12]}..., "
-            f"this one has {graph.digest[:12]}..."
-        )
+    check_graph(graph, plan)
     for name in plan.nodes:
         if name not in graph.by_name:
             raise PlanError(f"plan has an unknown node {name!r}")

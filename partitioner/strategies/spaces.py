@@ -37,12 +37,9 @@ class Family:
 def families(
     strategy: str, devices: int, mesh: Mapping[str, int] | None = None
 ) -> tuple[Family, ...]:
-    """Search spaces of a request, the cheapest to search first.
+    """Search spaces of a strategy ("auto", "intra", "inter"), the cheapest to search first.
 
-    Args:
-        strategy: "auto", "intra" or "inter".
-        devices: Number of devices.
-        mesh: Axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
+    `mesh` has the axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
 
     Raises:
         SearchError: There is no such strategy, or the mesh is malformed or has another size.

@@ -34,8 +34,8 @@ def representatives(
         for hop in hops:
             classes = _refined(classes, _peer_classes(hop, classes))
     first: dict[int, int] = {}
-    found = {device: first.setdefault(label, device) for device, label in enumerate(classes)}
-    return found if all(_is_closed(hop, found) for hop in hops) else {d: d for d in found}
+    shared = {device: first.setdefault(label, device) for device, label in enumerate(classes)}
+    return shared if all(_is_closed(hop, shared) for hop in hops) else {d: d for d in shared}
 
 
 def _refined(classes: Sequence[int], labels: Mapping[int, Hashable]) -> list[int]:
@@ -77,7 +77,7 @@ def _hops(graph: Graph, placed: Sequence[PlacedNode], resharder: Resharder) -> S
 
 
 def _roles(hop: Hop) -> Mapping[int, Hashable]:
-    """What each device does in a step of a reshard, whoever its peers are."""
+    """The part of each device in a step of a reshard, whoever its peers are."""
     roles: dict[int, list[Hashable]] = defaultdict(list)
     for priced in hop.comms:
         comm = priced.comm

@@ -15,7 +15,7 @@ from partitioner.ir.plan import PlacedNode
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """One column per device of the cluster."""
+    """A column per device of the cluster."""
 
     graph: Graph
     resharder: Resharder
@@ -36,7 +36,7 @@ class DeviceColumns:
 
 @dataclass(frozen=True)
 class GroupColumns(DeviceColumns):
-    """One column per group of equal devices: the group of an `EvenResharder`, and its other one.
+    """A column per group of equal devices: the group of an `EvenResharder`, and its other one.
 
     Placements are on the groups' stand-in meshes; see `cost_model.even_mesh`.
     """

@@ -74,16 +74,16 @@ class Evaluation:
 
         The exact one counts where the safe one is above the limit.
         """
-        held = {device: peak.bytes for device, peak in self.peak.items()}
+        reserved = {device: peak.bytes for device, peak in self.peak.items()}
         for device in self.over_bytes:
             exact = self.exact_peak[device]
-            held[device] = exact.resident_bytes + with_headroom(exact.activation_bytes)
-        return held
+            reserved[device] = exact.resident_bytes + with_headroom(exact.activation_bytes)
+        return reserved
 
     @property
     def fits_exactly(self) -> bool:
         """Whether every device is within its limit by `held_bytes`."""
-        return all(held <= self.limit_bytes[device] for device, held in self.held_bytes.items())
+        return all(nbytes <= self.limit_bytes[d] for d, nbytes in self.held_bytes.items())
 
     def cost(self, objective: str) -> float:
         """Value of an objective: seconds of "throughput" and "latency", bytes of "memory".

@@ -213,10 +213,10 @@ def _peaks(schedule: Schedule, curves: Curves) -> Mapping[int, MemoryPeak]:
     zeros = np.zeros(len(schedule.tasks), np.int64)
     peaks = {}
     for device in sorted({*resident, *curves}):
-        held, curve = resident[device], curves.get(device, zeros)
+        constants, curve = resident[device], curves.get(device, zeros)
         most, name = 0, ""
         if curve.size:
             position = int(np.argmax(curve))
             most, name = int(curve[position]), schedule.tasks[position].name
-        peaks[device] = MemoryPeak(held + most, held, most, name)
+        peaks[device] = MemoryPeak(constants + most, constants, most, name)
     return peaks

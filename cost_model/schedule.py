@@ -115,7 +115,7 @@ class _Builder:
     residents: dict[LocalKey, int] = field(default_factory=dict)
     zeros: set[LocalKey] = field(default_factory=set)
     home: dict[str, Placement] = field(default_factory=dict)
-    made: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
+    origin: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
@@ -159,14 +159,14 @@ class _Builder:
     def _node(self, index: int, placed: PlacedNode) -> None:
         name = placed.node.name
         keys = dict.fromkeys(self._fetch(value, at, index, name) for value, at in placed.operands())
-        phase = max((self.made[key][1] for key in keys if key in self.made), default=0)
+        phase = max((self.origin[key][1] for key in keys if key in self.origin), default=0)
         writes = []
         row = row_of(placed.node)
         stored = row is not None and row.stored
         for value, at in placed.results():
             key = (value, at)
             self.home[value] = at
-            self.made[key] = (index, phase)
+            self.origin[key] = (index, phase)
             for device, size in self._sizes(key).items():
                 if stored:
                     dtype = self.graph.types[value].dtype
@@ -188,14 +188,14 @@ class _Builder:
         elif value in self.home:
             before = (value, self.home[value])
             for hop in self.resharder.hops(dtype, self.home[value], at):
-                if (value, hop.after) not in self.made:
+                if (value, hop.after) not in self.origin:
                     self._hop(before, hop, index, why)
                 before = (value, hop.after)
         else:
             fed = (value, at.without_partial())
             self.feeds.update({(device, fed): size for device, size in self._sizes(fed).items()})
-            self.made.setdefault(fed, (-1, 0))
-            if key not in self.made:
+            self.origin.setdefault(fed, (-1, 0))
+            if key not in self.origin:
                 self._hop(fed, self.resharder.hops(dtype, fed[1], at)[-1], index, why)
         return key
 
@@ -210,7 +210,7 @@ class _Builder:
     def _hop(self, before: Key, hop: Hop, index: int, why: str) -> None:
         value, after = before[0], (before[0], hop.after)
         beside = value in self.beside
-        anchor, phase = self.made[before]
+        anchor, phase = self.origin[before]
         sizes = self._sizes(after)
         for device in self._observed(hop.zeros):
             self.residents[(device, after)] = sizes[device]
@@ -246,7 +246,7 @@ class _Builder:
             reads = tuple(old for _, old in pairs)
             task = Task(f"alias {value}", {}, reads, (), None, None, phase, phase, pairs)
             self._insert(min(anchor, index - 1), task)
-        self.made[after] = (min(anchor, index - 1), target_phase)
+        self.origin[after] = (min(anchor, index - 1), target_phase)
 
     def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:
         """Refuse if the communications of one step, observed or not, have different anchors.

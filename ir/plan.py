@@ -267,16 +267,16 @@ def resolve(
     unknown = [name for name in plan.nodes if name not in graph.by_name]
     if missing or unknown:
         raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
-    made = set(graph.inputs) | set(graph.constants)
-    known = rules_of(graph) if rules is None else rules
+    known = set(graph.inputs) | set(graph.constants)
+    by_name = rules_of(graph) if rules is None else rules
     placed = []
     for name in plan.nodes:
         node = graph.by_name[name]
-        late = [value for value in node.reads if value not in made]
+        late = [value for value in node.reads if value not in known]
         if late:
             raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
-        made.update(node.writes)
-        placed.append(resolve_node(graph, plan, node, known[name]))
+        known.update(node.writes)
+        placed.append(resolve_node(graph, plan, node, by_name[name]))
     return tuple(placed)
 
 
@@ -318,7 +318,7 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
 
 
 def _check_parts(placed: PlacedNode) -> None:
-    """Refuse cuts with empty parts, for which kernels are not made (ONNX Runtime divides by 0).
+    """Refuse cuts with empty parts, which kernels do not take (ONNX Runtime divides by 0).
 
     A dim of size 0 is the model's own.
     """

@@ -194,7 +194,7 @@ def test_an_axis_that_no_mesh_has(tmp_path: Path) -> None:
 
 
 def module_graph() -> Graph:
-    """What a module's capture looks like: node names begin with the submodule's path."""
+    """A graph as of a captured module: node names begin with the submodule's path."""
     array = TensorType.of("float32", (4, 4))
     paths = ["fc1/relu", "layers/1/attn/relu", "layers/10/attn/relu", "layers/1/attn/relu_backward"]
     paths.append("a[b]/relu")

@@ -13,9 +13,10 @@ from typing_extensions import Unpack
 
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
-from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
+from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.ir.checks import is_a

@@ -13,8 +13,9 @@ from typing_extensions import Unpack
 
 from partitioner import units
 from partitioner.compiler import open_input
-from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
+from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
 from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.errors import OptionError

@@ -1,4 +1,4 @@
-"""Numbers for people: seconds and bytes with units."""
+"""Numbers as text for people: seconds and bytes with units."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ def seconds(value: float) -> str:
     """``0.00123 -> "1.23 ms"``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if value >= scale:
-            return (
-                f"{value / scale:.3g} {unit}"
-                if value / scale < 1000
-                else f"{value / scale:.0f} {unit}"
-            )
+            amount = value / scale
+            return f"{amount:.3g} {unit}" if amount < 1000 else f"{amount:.0f} {unit}"
     return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 

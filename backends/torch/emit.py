@@ -89,7 +89,7 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
         BackendError: PyTorch has no operator of a name in the program, or a constant's type is
             none of its types.
     """
-    return _Emitter(programs.ranks[rank], graph, device, programs.alike).run()
+    return _Emitter(programs.ranks[rank], graph, device, programs.is_spmd).run()
 
 
 @dataclass

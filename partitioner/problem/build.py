@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from partitioner.cost_model.columns import Prices
+from partitioner.cost_model.columns import DeviceColumns
+from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop
-from partitioner.cost_model.state_bytes import held_bytes
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
@@ -104,7 +104,7 @@ def build(
     graph: Graph,
     groups: Sequence[DeviceMesh],
     candidates: Candidates,
-    prices: Prices,
+    prices: DeviceColumns,
     interchangeable: tuple[tuple[int, ...], ...] = (),
 ) -> Built:
     """The problem of choosing one candidate for every node.
@@ -124,7 +124,7 @@ class _Builder:
     graph: Graph
     groups: tuple[DeviceMesh, ...]
     candidates: Candidates
-    prices: Prices
+    prices: DeviceColumns
     items: list[Item] = field(default_factory=list)
     kept: list[Key] = field(default_factory=list)
     zeros: set[int] = field(default_factory=set)
@@ -152,9 +152,10 @@ class _Builder:
         )
         holds = tuple(self._hold(position, node) for position, node in enumerate(graph.nodes))
         edges = tuple(edge for node in graph.nodes for edge in self._edges(node))
+        specs = self.prices.resharder.cluster.devices
         problem = Problem(
             devices=len(self.devices),
-            limit_bytes=tuple(float(self.prices.memory_bytes(d)) for d in self.devices),
+            limit_bytes=tuple(float(specs[device].memory_bytes) for device in self.devices),
             nodes=nodes,
             names=tuple(node.name for node in graph.nodes),
             edges=edges,
@@ -244,7 +245,7 @@ class _Builder:
         """Bytes of a stored value, and of what is kept beside it."""
         kind = self.graph.types[value].dtype
         held = self._bytes(value, at, resident=True)
-        return tuple(held_bytes(node, kind, nbytes) for nbytes in held)
+        return tuple(stored_bytes(node, kind, nbytes) for nbytes in held)
 
     def _edges(self, node: Node) -> Iterable[Edge]:
         """One edge an operand slot: a node may want one value in two placements."""

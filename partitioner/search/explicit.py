@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
@@ -96,7 +96,7 @@ class JointSearch:
         groups = tuple(dict.fromkeys((*family.groups, *family.homes, *meshes)))
         free = not self.request.constraints.bound and self.cluster.is_uniform
         interchangeable = (tuple(range(len(family.groups))),) if family.symmetric and free else ()
-        prices = DevicePrices(self.graph, self.cluster, self.resharder)
+        prices = DeviceColumns(self.graph, self.resharder)
         return build(self.graph, groups, options, prices, interchangeable)
 
 

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 import partitioner
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.variants import variant
-from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate, one_device
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.regions import Life, regions
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph

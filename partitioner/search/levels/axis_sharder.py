@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from partitioner.cost_model.columns import EvenPrices
+from partitioner.cost_model.columns import GroupColumns
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError
@@ -291,7 +291,7 @@ class Axes:
         whole = (0,) * len(self.lengths)
         self.picks = {node.name: (whole, everything(node)) for node in self.graph.nodes}
         resharder = EvenResharder(self.even.cluster, even=self.even)
-        self.prices = EvenPrices(self.graph, self.even, resharder)
+        self.prices = GroupColumns(self.graph, resharder)
 
     @property
     def best(self) -> Sharded:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import EvenPrices
+from partitioner.cost_model.columns import GroupColumns
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
@@ -149,7 +149,7 @@ class Sharder:
             name: tuple(filter(even.admits, options))
             for name, options in self._derived(even.model).items()
         }
-        prices = EvenPrices(graph, even, EvenResharder(self.cluster, even=even))
+        prices = GroupColumns(graph, EvenResharder(self.cluster, even=even))
         home = DeviceMesh.single(even.model.devices[0])
         groups = tuple(dict.fromkeys((even.model, home)))
         return build(graph, groups, candidates, prices)

@@ -32,7 +32,7 @@ def sizes(kind: Kind, cluster: Cluster) -> tuple[int, ...]:
 
     Groups of a size must lie alike in every level of the cluster.
 
-    >>> from partitioner.cost_model.cluster import resolve_cluster
+    >>> from partitioner.cost_model.resolve import resolve_cluster
     >>> sizes(Kind(0, 24), resolve_cluster("3x8xh100"))
     (1, 2, 4, 8, 24)
     """

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import sharded_flops_share
+from partitioner.cost_model.compute import sharded_flops_share, stored_bytes
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
 from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
 from partitioner.cost_model.overlap import beside_compute
-from partitioner.cost_model.state_bytes import held_bytes
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
@@ -124,7 +123,7 @@ class _Count:
         """A stored value with its optimizer's state."""
         stage, dtype = self.stage[position], self.graph.types[value].dtype
         nbytes = self._even(stage).local_bytes(at, dtype)
-        self.weights[stage] += held_bytes(self.graph.nodes[position], dtype, nbytes)
+        self.weights[stage] += stored_bytes(self.graph.nodes[position], dtype, nbytes)
 
     def _even(self, stage: int) -> EvenMesh:
         option = self.staged.options[stage]

@@ -74,7 +74,7 @@ def single_nodes() -> Iterator[tuple[str, Case]]:
 
 
 def outcome(case: Case) -> str:
-    """What became of a case: refused by the runtime, opaque, equal, or the difference."""
+    """Outcome of a case: refused by the runtime, opaque, equal, or the difference."""
     try:
         trial = make_trial(case)
     except (*REFUSED, IRError):  # IRError: an element type that the IR does not hold

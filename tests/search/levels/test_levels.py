@@ -13,8 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import partitioner
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import partitioner
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.capture import capture, export_module
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.graph import ModuleGraph, module_graph
@@ -157,7 +158,7 @@ def problem_of(graph: Graph, mesh: DeviceMesh, cluster: Cluster) -> Built:
     """All that may be done with each node."""
     found = strategies(graph, Rules.of(graph), mesh)
     candidates = {n.name: tuple(alternatives(graph, n, found[n.name])) for n in graph.nodes}
-    return build(graph, (mesh,), candidates, DevicePrices(graph, cluster, Resharder(cluster)))
+    return build(graph, (mesh,), candidates, DeviceColumns(graph, Resharder(cluster)))
 
 
 def drawn(problem: Problem, rng: random.Random) -> list[int]:

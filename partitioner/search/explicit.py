@@ -33,7 +33,7 @@ from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.split_axes import axes_meshes, by_levels, may_gain, search_axes
 from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.solver.joint.engines import HIGHS, Engine, find
-from partitioner.solver.joint.milp import Status
+from partitioner.solver.outcome import Status
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import (

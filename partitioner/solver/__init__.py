@@ -10,10 +10,9 @@
 (4.0, 'optimal')
 """
 
-from partitioner.solver.joint.milp import Status
 from partitioner.solver.joint.shortage import least_shortage
 from partitioner.solver.joint.solve import solve
-from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.outcome import Infeasible, Solution, Status
 from partitioner.solver.problem import (
     Choice,
     Edge,

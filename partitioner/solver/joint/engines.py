@@ -1,13 +1,15 @@
-"""Which MILP solver is used: HiGHS by default, or any that PuLP drives and finds."""
+"""The MILP solver that is used: HiGHS by default, or any that PuLP drives and finds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
-from partitioner.solver.joint.lazy_pulp import load_pulp
+from partitioner.solver.joint.foreign import load_pulp, solve_with_pulp
+from partitioner.solver.joint.highs import solve_with_highs
+from partitioner.solver.joint.milp import Milp, MilpResult
 
 
 class EngineError(OptionError):
@@ -16,19 +18,14 @@ class EngineError(OptionError):
 
 @dataclass(frozen=True)
 class Engine:
-    """A MILP solver.
+    """A MILP solver."""
 
-    Attributes:
-        label: How certificates name it.
-        pulp: PuLP's name of it; None for HiGHS, which is given arrays.
-    """
-
-    label: str
-    pulp: str | None = None
+    label: str  #: Its name in certificates.
+    pulp: str | None = None  #: PuLP's name of it; None for HiGHS, which is given arrays.
 
     @property
     def name(self) -> str:
-        """How users name it."""
+        """Its name in options and messages."""
         return self.label.lower()
 
 
@@ -52,6 +49,37 @@ _PULP: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def solve_milp(
+    milp: Milp,
+    time_limit_s: float,
+    gap: float,
+    start: Mapping[int, float] | None = None,
+    branches: int | None = None,
+    engine: Engine = HIGHS,
+) -> MilpResult:
+    """Solve with one thread and, where the solver takes one, a fixed seed; silently.
+
+    Args:
+        milp: The program.
+        time_limit_s: Wall-clock limit; less than 0.01 counts as 0.01.
+        gap: Relative gap at which the solver may stop.
+        start: Values of the integer columns to start from; HiGHS completes them, other solvers
+            start from nothing.
+        branches: Nodes of branch and bound, a limit that does not depend on the machine; of
+            HiGHS only.
+        engine: The solver.
+
+    Raises:
+        SolverError: A solver other than HiGHS fails.
+    """
+    if not milp.cost:
+        return MilpResult((), 0.0, 0.0, "optimal")
+    limit = max(time_limit_s, 0.01)
+    if engine.pulp is None:
+        return solve_with_highs(milp, limit, gap, start, branches)
+    return solve_with_pulp(milp, engine.pulp, engine.name, limit, gap)
+
+
 def find(name: str) -> Engine:
     """The solver of a name, in small or capital letters.
 
@@ -66,12 +94,11 @@ def find(name: str) -> Engine:
     if name.lower() == HIGHS.name:
         return HIGHS
     pulp = load_pulp()
-
-    given = {label.lower(): (label, names) for label, names in _PULP.items()}
-    own = {listed.lower(): (listed, (listed,)) for listed in pulp.listSolvers()}
-    if name.lower() not in {**own, **given}:
+    by_label = {**{listed: (listed,) for listed in pulp.listSolvers()}, **_PULP}
+    by_name = {label.lower(): (label, names) for label, names in by_label.items()}
+    if name.lower() not in by_name:
         raise EngineError(f"solver {name!r} is not known; there are {', '.join(available())}")
-    label, names = {**own, **given}[name.lower()]
+    label, names = by_name[name.lower()]
     installed = set(pulp.listSolvers(onlyAvailable=True))
     for listed in names:
         if listed in installed:
@@ -83,13 +110,6 @@ def find(name: str) -> Engine:
 
 def available() -> tuple[str, ...]:
     """Names of the solvers on this machine, the default first."""
-    return (HIGHS.name, *_installed())
-
-
-def _installed() -> Iterator[str]:
-    pulp = load_pulp()
-
-    installed = set(pulp.listSolvers(onlyAvailable=True))
-    for label, names in _PULP.items():
-        if installed.intersection(names):
-            yield label.lower()
+    installed = set(load_pulp().listSolvers(onlyAvailable=True))
+    labels = (label.lower() for label, names in _PULP.items() if installed.intersection(names))
+    return (HIGHS.name, *labels)

@@ -25,9 +25,10 @@ With one distinct device there is no T: the sum itself is minimised.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from partitioner.solver.joint.milp import Milp, MilpBuilder
@@ -46,21 +47,17 @@ SYMMETRY_NODES = 24
 
 @dataclass(frozen=True)
 class Formulation:
-    """A MILP with what is needed to read its answers.
-
-    Attributes:
-        milp: The program.
-        select: Column of s[v,p].
-        unit: What one unit of the objective is, in seconds or bytes.
-        slack: The goal's value is at least the MILP's bound / (1 + slack).
-        spread: Whether a maximum over devices is minimised, not one sum.
-    """
+    """A MILP, and how plans and bounds are read from its results."""
 
     milp: Milp
-    select: tuple[tuple[int, ...], ...]
-    unit: float
-    slack: float
-    spread: bool
+    select: tuple[tuple[int, ...], ...]  #: Column of s[v,p].
+    unit: float  #: Seconds or bytes in one unit of the objective.
+    slack: float  #: The goal's value is at least the MILP's bound / (1 + slack).
+
+    @property
+    def min_max(self) -> bool:
+        """Whether a maximum over devices is minimised, not one sum."""
+        return self.slack > 0
 
     def decode(self, values: Sequence[float]) -> tuple[int, ...]:
         """The plan in a solution."""
@@ -96,110 +93,35 @@ def formulate(
         cutoff: A value of the goal that a known plan reaches.
         caps: Seconds that these devices must stay within instead of counting for the maximum.
     """
-    writer = _Writer(problem, goal)
-    writer.choose()
-    for index in range(len(problem.edges)):
-        writer.edge(index)
-    for index, sites in enumerate(item_sites(problem)):
-        writer.item(index, sites)
-    slack = 0.0
+    build = MilpBuilder()
+    select = _choose(build, problem)
+    pairs = [_edge(build, problem, index, select) for index in range(len(problem.edges))]
+    on = [
+        _item(build, index, [_site(problem, site, select, pairs) for site in sites])
+        for index, sites in enumerate(item_sites(problem))
+    ]
+    columns = _Columns(problem, select, pairs, on)
+    bytes_unit, slack = _reference_bytes(problem), 0.0
+    unit = bytes_unit
     if goal == "throughput":
         unit = cutoff or _reference_s(problem)
-        slack = writer.loads(unit, cutoff, caps or {})
-    else:
-        unit = _reference_bytes(problem)
-    writer.memory(unit if goal != "throughput" else _reference_bytes(problem))
-    writer.symmetry()
-    return Formulation(writer.out.build(), tuple(map(tuple, writer.select)), unit, slack, slack > 0)
+        slack = _loads(build, columns, unit, cutoff, caps or {})
+    _memory(build, columns, goal, bytes_unit)
+    _symmetry(build, problem, select)
+    return Formulation(build.build(), tuple(map(tuple, select)), unit, slack)
 
 
-@dataclass
-class _Writer:
+@dataclass(frozen=True)
+class _Columns:
+    """The columns of (1) to (3) by what they stand for."""
+
     problem: Problem
-    goal: Goal
-    out: MilpBuilder = field(default_factory=MilpBuilder)
-    select: list[list[int]] = field(default_factory=list)
-    pairs: list[dict[Pair, Terms]] = field(default_factory=list)
-    on: list[Terms] = field(default_factory=list)
+    select: list[list[int]]  #: s[v,p].
+    pairs: list[dict[Pair, Terms]]  #: For each edge the terms that are 1 where a pair is taken.
+    on: list[Terms]  #: For each item the terms that are 1 where it is paid and held.
 
-    def choose(self) -> None:
-        """(1) one choice a node."""
-        for node, choices in enumerate(self.problem.nodes):
-            row = [
-                self.out.column(f"s[{node},{p}]", upper=1.0, integer=True)
-                for p in range(len(choices))
-            ]
-            self.select.append(row)
-            self.out.row(((column, 1.0) for column in row), 0, 1.0)
-
-    def edge(self, index: int) -> None:
-        """(2) marginals of one edge, over classes."""
-        edge = self.problem.edges[index]
-        outs = _members(edge.out_class, self.select[edge.u])
-        ins = _members(edge.in_class, self.select[edge.v])
-        if len(outs) == 1 or len(ins) == 1:
-            terms = {(o, i): outs[o] if len(ins) == 1 else ins[i] for o in outs for i in ins}
-            for pair in sorted(edge.forbidden & terms.keys()):
-                self.out.row(terms[pair], 0, 0.0)
-        else:
-            terms = {
-                (o, i): [(self.out.column(f"e[{index},{o},{i}]"), 1.0)]
-                for o in outs
-                for i in ins
-                if (o, i) not in edge.forbidden
-            }
-            for o, own in outs.items():
-                self.out.row(_minus([terms.get((o, i), []) for i in ins], own), 0, 0.0)
-            for i, own in ins.items():
-                self.out.row(_minus([terms.get((o, i), []) for o in outs], own), 0, 0.0)
-        self.pairs.append(terms)
-
-    def item(self, index: int, sites: tuple[Site, ...]) -> None:
-        """(3) an item with several sites gets a variable, any other is its site."""
-        terms = [self._site(site) for site in sites]
-        if len(terms) > 1:
-            column = self.out.column(f"z[{index}]", upper=1.0)
-            for site in terms:
-                self.out.row([(column, 1.0), *_minus([], site)], 1, 0.0)
-            terms = [[(column, 1.0)]]
-        self.on.append(terms[0] if terms else [])
-
-    def _site(self, site: Site) -> Terms:
-        if site.edge is not None:
-            pairs = self.pairs[site.edge]
-            return [term for pair in site.pairs for term in pairs.get(pair, [])]
-        assert site.hold is not None
-        row = self.select[self.problem.holds[site.hold].node]
-        return [(row[choice], 1.0) for choice in site.choices]
-
-    def loads(self, unit: float, cutoff: float | None, caps: Mapping[int, float]) -> float:
-        """(4) load rows and the objective; returns how far the tie-break can move it."""
-        devices = _distinct(self.problem, lambda d: (caps.get(d, math.inf), *self._load_key(d)))
-        if len(devices) == 1 and not caps:
-            self._price(self._load_terms(devices[0]), 1 / unit)
-            return 0.0
-        top = self.out.column(
-            "T", cost=1.0, upper=cutoff / unit * (1 + 1e-6) if cutoff else math.inf
-        )
-        for device in devices:
-            terms = [(column, value / unit) for column, value in self._load_terms(device)]
-            if device in caps:
-                self.out.row(terms, -1, caps[device] / unit)
-            else:
-                self.out.row([*terms, (top, -1.0)], -1, 0.0)
-        for device in range(self.problem.devices):
-            self._price(self._load_terms(device), TIE_WEIGHT / unit)
-        return TIE_WEIGHT * self.problem.devices
-
-    def _price(self, terms: Terms, factor: float) -> None:
-        for column, value in terms:
-            self.out.cost[column] += value * factor
-
-    def _load_key(self, device: int) -> tuple[float, ...]:
-        loads = (choice.load_s[device] for choices in self.problem.nodes for choice in choices)
-        return (*loads, *(item.load_s[device] for item in self.problem.items))
-
-    def _load_terms(self, device: int) -> Terms:
+    def load(self, device: int) -> Terms:
+        """Seconds of a device."""
         terms = [
             (column, choice.load_s[device])
             for choices, row in zip(self.problem.nodes, self.select, strict=True)
@@ -210,72 +132,154 @@ class _Writer:
                 terms += [(column, value * item.load_s[device]) for column, value in on]
         return terms
 
-    def memory(self, unit: float) -> None:
-        """(5) bytes held, at the maximal cliques of the live intervals."""
-        top = None
-        if self.goal != "throughput":
-            top = self.out.column("M", cost=1.0)
-        for device in _distinct(self.problem, self._bytes_key):
-            limit = self.problem.limit_bytes[device]
-            if self.goal == "memory":
-                limit = 0.0
-            if not math.isfinite(limit):
+
+def _choose(build: MilpBuilder, problem: Problem) -> list[list[int]]:
+    """(1) one choice a node."""
+    select = []
+    for node, choices in enumerate(problem.nodes):
+        row = [build.column(f"s[{node},{p}]", upper=1.0, integer=True) for p in range(len(choices))]
+        build.row(((column, 1.0) for column in row), 0, 1.0)
+        select.append(row)
+    return select
+
+
+def _edge(
+    build: MilpBuilder, problem: Problem, index: int, select: Sequence[Sequence[int]]
+) -> dict[Pair, Terms]:
+    """(2) marginals of one edge, over classes; the terms of each pair."""
+    edge = problem.edges[index]
+    outs = _members(edge.out_class, select[edge.u])
+    ins = _members(edge.in_class, select[edge.v])
+    if len(outs) == 1 or len(ins) == 1:
+        terms = {(o, i): outs[o] if len(ins) == 1 else ins[i] for o in outs for i in ins}
+        for pair in sorted(edge.forbidden & terms.keys()):
+            build.row(terms[pair], 0, 0.0)
+        return terms
+    terms = {
+        (o, i): [(build.column(f"e[{index},{o},{i}]"), 1.0)]
+        for o in outs
+        for i in ins
+        if (o, i) not in edge.forbidden
+    }
+    for o, members in outs.items():
+        build.row(_minus([terms.get((o, i), []) for i in ins], members), 0, 0.0)
+    for i, members in ins.items():
+        build.row(_minus([terms.get((o, i), []) for o in outs], members), 0, 0.0)
+    return terms
+
+
+def _site(
+    problem: Problem,
+    site: Site,
+    select: Sequence[Sequence[int]],
+    pairs: Sequence[Mapping[Pair, Terms]],
+) -> Terms:
+    """The terms that are 1 where a site triggers its item."""
+    if site.edge is not None:
+        terms = pairs[site.edge]
+        return [term for pair in site.pairs for term in terms.get(pair, [])]
+    assert site.hold is not None
+    row = select[problem.holds[site.hold].node]
+    return [(row[choice], 1.0) for choice in site.choices]
+
+
+def _item(build: MilpBuilder, index: int, sites: Sequence[Terms]) -> Terms:
+    """(3) an item with several sites gets a variable, any other is its site."""
+    if len(sites) < 2:
+        return sites[0] if sites else []
+    column = build.column(f"z[{index}]", upper=1.0)
+    for terms in sites:
+        build.row([(column, 1.0), *_minus([], terms)], 1, 0.0)
+    return [(column, 1.0)]
+
+
+def _loads(
+    build: MilpBuilder,
+    columns: _Columns,
+    unit: float,
+    cutoff: float | None,
+    caps: Mapping[int, float],
+) -> float:
+    """(4) load rows and the objective; returns how far the tie-break can move it."""
+    problem = columns.problem
+
+    def key(device: int) -> tuple[float, ...]:
+        loads = (choice.load_s[device] for choices in problem.nodes for choice in choices)
+        items = (item.load_s[device] for item in problem.items)
+        return (caps.get(device, math.inf), *loads, *items)
+
+    def price(device: int, factor: float) -> None:
+        for column, value in columns.load(device):
+            build.cost[column] += value * factor
+
+    devices = _distinct(problem, key)
+    if len(devices) == 1 and not caps:
+        price(devices[0], 1 / unit)
+        return 0.0
+    top = build.column("T", cost=1.0, upper=cutoff / unit * (1 + 1e-6) if cutoff else math.inf)
+    for device in devices:
+        terms = [(column, value / unit) for column, value in columns.load(device)]
+        if device in caps:
+            build.row(terms, -1, caps[device] / unit)
+        else:
+            build.row([*terms, (top, -1.0)], -1, 0.0)
+    for device in range(problem.devices):
+        price(device, TIE_WEIGHT / unit)
+    return TIE_WEIGHT * problem.devices
+
+
+def _memory(build: MilpBuilder, columns: _Columns, goal: Goal, unit: float) -> None:
+    """(5) bytes held, at the maximal cliques of the live intervals."""
+    problem, on = columns.problem, columns.on
+    top = None if goal == "throughput" else build.column("M", cost=1.0)
+
+    def key(device: int) -> tuple[float, ...]:
+        return (problem.limit_bytes[device], *(item.bytes[device] for item in problem.items))
+
+    for device in _distinct(problem, key):
+        limit = 0.0 if goal == "memory" else problem.limit_bytes[device]
+        if not math.isfinite(limit):
+            continue
+        held = [
+            (item, [(column, value * item.bytes[device]) for column, value in terms])
+            for item, terms in zip(problem.items, on, strict=True)
+            if item.bytes[device] and terms
+        ]
+        for position in clique_positions((item.first, item.last) for item, _ in held):
+            live = [terms for item, terms in held if item.first <= position <= item.last]
+            if top is None and _most_bytes(columns, live) <= limit:
                 continue
-            live = [
-                i for i, item in enumerate(self.problem.items) if item.bytes[device] and self.on[i]
-            ]
-            for position in clique_positions([_span(self.problem, i) for i in live]):
-                held = [i for i in live if _alive(self.problem, i, position)]
-                self._memory_row(device, held, limit, unit, top)
+            terms = [(column, size / unit) for item_terms in live for column, size in item_terms]
+            build.row(terms if top is None else [*terms, (top, -1.0)], -1, limit / unit)
 
-    def _memory_row(
-        self, device: int, held: Sequence[int], limit: float, unit: float, top: int | None
-    ) -> None:
-        if top is None and self._most_bytes(device, held) <= limit:
-            return
-        terms = [
-            (column, value * self.problem.items[i].bytes[device] / unit)
-            for i in held
-            for column, value in self.on[i]
-        ]
-        self.out.row(terms if top is None else [*terms, (top, -1.0)], -1, limit / unit)
 
-    def _most_bytes(self, device: int, held: Sequence[int]) -> float:
-        """No plan holds more than this: the fullest choice of each node and pair of each edge."""
-        total: dict[int, float] = {}
-        for i in held:
-            for column, value in self.on[i]:
-                total[column] = total.get(column, 0.0) + value * self.problem.items[i].bytes[device]
-        most = 0.0
-        for row in self.select:
-            most += max(total.pop(column, 0.0) for column in row)
-        for terms in self.pairs:
-            own = [total.pop(c, 0.0) for pair in terms.values() for c, _ in pair]
-            most += max(own, default=0.0)
-        return most + sum(total.values())
+def _most_bytes(columns: _Columns, live: Iterable[Terms]) -> float:
+    """No plan holds more than this: the fullest choice of each node and pair of each edge."""
+    total: dict[int, float] = {}
+    for column, size in (term for terms in live for term in terms):
+        total[column] = total.get(column, 0.0) + size
+    most = 0.0
+    for row in columns.select:
+        most += max(total.pop(column, 0.0) for column in row)
+    for by_pair in columns.pairs:
+        sizes = [total.pop(column, 0.0) for terms in by_pair.values() for column, _ in terms]
+        most += max(sizes, default=0.0)
+    return most + sum(total.values())
 
-    def _bytes_key(self, device: int) -> tuple[float, ...]:
-        return (self.problem.limit_bytes[device], *(i.bytes[device] for i in self.problem.items))
 
-    def symmetry(self) -> None:
-        """(6) groups that are alike are opened in order, by the heaviest nodes first."""
-        ranked = rank_nodes(self.problem)[:SYMMETRY_NODES]
-        for groups in symmetric_groups(self.problem):
-            for place, node in enumerate(ranked):
-                for index, group in enumerate(groups[1:], start=1):
-                    own = self._in_group(node, group)
-                    opened = [
-                        t for n in ranked[:place] for t in self._in_group(n, groups[index - 1])
-                    ]
-                    self.out.row([*own, *_minus([], opened)], -1, 0.0)
+def _symmetry(build: MilpBuilder, problem: Problem, select: Sequence[Sequence[int]]) -> None:
+    """(6) interchangeable groups are opened in order, by the heaviest nodes first."""
 
-    def _in_group(self, node: int, group: int) -> Terms:
-        choices = self.problem.nodes[node]
-        return [
-            (column, 1.0)
-            for choice, column in zip(choices, self.select[node], strict=True)
-            if choice.group == group
-        ]
+    def in_group(node: int, group: int) -> Terms:
+        choices = zip(problem.nodes[node], select[node], strict=True)
+        return [(column, 1.0) for choice, column in choices if choice.group == group]
+
+    ranked = rank_nodes(problem)[:SYMMETRY_NODES]
+    for groups in symmetric_groups(problem):
+        for place, node in enumerate(ranked):
+            for before, group in itertools.pairwise(groups):
+                opened = [term for n in ranked[:place] for term in in_group(n, before)]
+                build.row([*in_group(node, group), *_minus([], opened)], -1, 0.0)
 
 
 def _members(classes: Sequence[int], row: Sequence[int]) -> dict[int, Terms]:
@@ -291,19 +295,11 @@ def _minus(plus: Iterable[Terms], minus: Terms) -> Terms:
 
 
 def _distinct(problem: Problem, key: Callable[[int], tuple[float, ...]]) -> list[int]:
-    """The first device of each kind."""
-    kinds: dict[tuple[float, ...], int] = {}
+    """The first device of each key, ascending."""
+    first: dict[tuple[float, ...], int] = {}
     for device in range(problem.devices):
-        kinds.setdefault(key(device), device)
-    return sorted(kinds.values())
-
-
-def _span(problem: Problem, index: int) -> tuple[int, int]:
-    return problem.items[index].first, problem.items[index].last
-
-
-def _alive(problem: Problem, index: int, position: int) -> bool:
-    return problem.items[index].first <= position <= problem.items[index].last
+        first.setdefault(key(device), device)
+    return sorted(first.values())
 
 
 def _reference_s(problem: Problem) -> float:
@@ -313,7 +309,7 @@ def _reference_s(problem: Problem) -> float:
 
 
 def _reference_bytes(problem: Problem) -> float:
-    """Bytes of order of a device: the largest finite limit, or the bytes of all items' spread."""
+    """Bytes of order of a device: the largest finite limit, or the largest item."""
     limits = [limit for limit in problem.limit_bytes if math.isfinite(limit) and limit > 0]
     return (
         max(limits, default=0.0) or max((max(i.bytes) for i in problem.items), default=0.0) or 1.0

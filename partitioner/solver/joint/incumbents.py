@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from partitioner.solver.joint.elimination import Eliminator
-from partitioner.solver.joint.local_search import loads, local_search, peaks
+from partitioner.solver.joint.local_search import Goal, loads, local_search, peaks
 from partitioner.solver.joint.presolve import keep_choices
-from partitioner.solver.joint.progress import ROUNDING, Hunt
+from partitioner.solver.joint.progress import ROUNDING, Progress, device_most_over
 from partitioner.solver.placement.contiguous import Split, contiguous_plans
 from partitioner.solver.placement.intervals import Picks
 from partitioner.solver.placement.orders import narrow_orders
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import symmetric_groups
+
+#: Plans, each with its bytes over the limits and its value.
+Ranked = dict[tuple[int, ...], tuple[float, float]]
 
 #: Moves that local search tries from each start.
 EFFORT = 30_000
@@ -29,29 +33,33 @@ POSITIONS = 4
 SQUEEZES = 8
 
 
-def relax(hunt: Hunt) -> None:
+def relax(progress: Progress) -> None:
     """Bound the throughput by the least weighted sum of the loads, memory left aside.
 
     For weights that add up to 1 no plan's largest load is below it. Where all devices carry the
     same load in every plan this is the optimum itself.
     """
-    for weights in _weights(hunt.problem):
-        found = hunt.eliminator.min_sum(weights)
-        if found is None:
-            least = (
-                min(sum(w * s for w, s in zip(weights, c.load_s, strict=True)) for c in choices)
-                for choices in hunt.problem.nodes
-            )
-            hunt.prove(sum(least), "node loads")
+    for weights in _weights(progress.problem):
+        answer = progress.eliminator.min_sum(weights)
+        if answer is not None:
+            _use(progress, *answer)
             continue
-        chosen, value = found
-        hunt.prove(value, "elimination")
-        if math.isfinite(value):
-            hunt.offer(chosen, "elimination")
+        least = (
+            min(sum(w * s for w, s in zip(weights, c.load_s, strict=True)) for c in choices)
+            for choices in progress.problem.nodes
+        )
+        progress.prove(sum(least), "node loads")
+
+
+def _use(progress: Progress, chosen: tuple[int, ...], bound: float) -> None:
+    """Prove a bound of elimination, and offer its plan if one is allowed."""
+    progress.prove(bound, "elimination")
+    if math.isfinite(bound):
+        progress.offer(chosen, "elimination")
 
 
 def _weights(problem: Problem) -> list[list[float]]:
-    """Of the devices, adding up to 1: all alike, and by speed where they are not.
+    """Of the devices, adding up to 1: all equal, and by speed if the devices differ.
 
     A device's speed is the inverse of what all nodes together would load it with: slow devices
     then count for as little as they can do.
@@ -65,45 +73,43 @@ def _weights(problem: Problem) -> list[list[float]]:
     if not all(whole):
         return [even]
     speed = [1 / seconds for seconds in whole]
-    fair = [own / sum(speed) for own in speed]
-    alike = all(math.isclose(a, b) for a, b in zip(fair, even, strict=True))
-    return [even] if alike else [even, fair]
+    fair = [s / sum(speed) for s in speed]
+    same = all(math.isclose(a, b) for a, b in zip(fair, even, strict=True))
+    return [even] if same else [even, fair]
 
 
-def relax_memory(hunt: Hunt) -> None:
+def relax_memory(progress: Progress) -> None:
     """Bound the least peak by the least bytes at the positions where the best plan holds most."""
     for _ in range(POSITIONS):
-        plan = hunt.best if hunt.best is not None else hunt.closest
-        if hunt.done or not hunt.left_s or plan is None:
+        plan = progress.best if progress.best is not None else progress.closest
+        if progress.over or plan is None:
             return
-        outcome = evaluate_choices(hunt.problem, plan)
-        fullest = max(range(hunt.problem.devices), key=outcome.peak_bytes.__getitem__)
-        before = hunt.cost
-        found = hunt.eliminator.min_bytes(outcome.peak_position[fullest])
-        if found is None:
+        outcome = evaluate_choices(progress.problem, plan)
+        fullest = max(range(progress.problem.devices), key=outcome.peak_bytes.__getitem__)
+        before = progress.cost
+        answer = progress.eliminator.min_bytes(outcome.peak_position[fullest])
+        if answer is None:
             return
-        hunt.prove(found[1], "elimination")
-        if math.isfinite(found[1]):
-            hunt.offer(found[0], "elimination")
-        if hunt.cost >= before:
+        _use(progress, *answer)
+        if progress.cost >= before:
             return
 
 
-def refute(hunt: Hunt) -> None:
+def refute(progress: Progress) -> None:
     """Prove that nothing fits, if at one position all plans hold more than the limits together."""
-    if hunt.closest is None:
+    if progress.closest is None:
         return
-    outcome = evaluate_choices(hunt.problem, hunt.closest)
-    limits = hunt.problem.limit_bytes
-    over = [peak - limit for peak, limit in zip(outcome.peak_bytes, limits, strict=True)]
-    found = hunt.eliminator.min_bytes(outcome.peak_position[over.index(max(over))])
-    if found is not None and found[1] * len(limits) > sum(limits) * (1 + ROUNDING):
-        hunt.prove(math.inf, "elimination")
+    outcome = evaluate_choices(progress.problem, progress.closest)
+    limits = progress.problem.limit_bytes
+    device = device_most_over(progress.problem, outcome)
+    answer = progress.eliminator.min_bytes(outcome.peak_position[device])
+    if answer is not None and answer[1] * len(limits) > sum(limits) * (1 + ROUNDING):
+        progress.prove(math.inf, "elimination")
 
 
-def squeeze(hunt: Hunt, least: tuple[int, ...]) -> list[tuple[int, ...]]:
+def squeeze(progress: Progress, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Plans of little load at several prices of a byte: the lowest at which they fit is sought."""
-    problem = hunt.problem
+    problem = progress.problem
     limits = [limit for limit in problem.limit_bytes if math.isfinite(limit)]
     plans: list[tuple[int, ...]] = []
     if not limits:
@@ -112,89 +118,104 @@ def squeeze(hunt: Hunt, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     low, high = -3.0, 3.0  # powers of ten of the price, in `unit`
     for step in range(SQUEEZES):
         power = high if not step else (low + high) / 2
-        found = hunt.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
-        if found is None or not hunt.left_s:
+        answer = progress.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
+        if answer is None or not progress.left_s:
             return plans
-        plans.append(found[0])
-        fits = evaluate_choices(problem, found[0]).excess_bytes <= 0
+        plans.append(answer[0])
+        fits = evaluate_choices(problem, answer[0]).excess_bytes <= 0
         if not step and not fits:
             return plans
         low, high = (low, power) if fits else (power, high)
     return plans
 
 
-def starts(hunt: Hunt) -> list[tuple[int, ...]]:
+def starts(progress: Progress) -> list[tuple[int, ...]]:
     """Each device group alone, contiguous splits over groups, the least total load."""
-    picks = alone(hunt.problem, hunt.eliminator)
-    plans = [*picks.values(), *(split.chosen for split in splits(hunt, picks))]
-    least = _cheapest(hunt.eliminator)
-    if least is None:
-        return plans or [_cheapest_alone(hunt.problem)]
-    return [*plans, least, *squeeze(hunt, least)]
+    problem = progress.problem
+    picks = alone(problem, progress.eliminator)
+    plans = [*picks.values(), *(split.chosen for split in splits(progress, picks))]
+    least = _cheapest(progress.eliminator)
+    if least is not None:
+        return [*plans, least, *squeeze(progress, least)]
+    if plans:
+        return plans
+    # every node's choice of least work, whatever its neighbours choose
+    work = [[sum(choice.load_s) for choice in choices] for choices in problem.nodes]
+    return [tuple(seconds.index(min(seconds)) for seconds in work)]
 
 
-def splits(hunt: Hunt, picks: Picks) -> list[Split]:
+def splits(progress: Progress, picks: Picks) -> list[Split]:
     """Contiguous plans of several orders, until the deadline."""
-    found: list[Split] = []
-    several = len(picks) > 1 and hunt.effort > 1
-    given = [tuple(range(len(hunt.problem.nodes)))]
-    for order in narrow_orders(hunt.problem) if several else given:
-        if found and not hunt.left_s:
+    orders = [tuple(range(len(progress.problem.nodes)))]
+    if len(picks) > 1 and progress.effort > 1:
+        orders = narrow_orders(progress.problem)
+    plans: list[Split] = []
+    for order in orders:
+        if plans and not progress.left_s:
             break
-        found += contiguous_plans(hunt.problem, picks, order)
-    return found
+        plans += contiguous_plans(progress.problem, picks, order)
+    return plans
 
 
-def seek(hunt: Hunt) -> None:
-    """Offer good starts, and what local search makes of the most promising."""
+def seek(progress: Progress) -> None:
+    """Offer good starts, and the plans that local search makes of the most promising."""
     # peaks make a move three times as dear, and the bound is near without many of them
-    most = EFFORT // 3 if hunt.objective == "memory" else EFFORT
-    if hunt.effort > 1 and hunt.fleet is not None:
+    most = EFFORT // 3 if progress.objective == "memory" else EFFORT
+    if progress.effort > 1 and progress.fleet is not None:
         most = QUICK
-    effort = min(most, EFFORT_PER_CHOICE * sum(map(len, hunt.problem.nodes)))
-    ranked: dict[tuple[int, ...], tuple[float, float]] = {}
-    for chosen in starts(hunt):
-        outcome = hunt.offer(chosen, "DP")
-        if outcome is not None:
-            ranked[chosen] = outcome.excess_bytes, outcome.value(hunt.objective)
-    if hunt.best is None:
-        refute(hunt)
-    if math.isinf(hunt.bound):
+    effort = min(most, EFFORT_PER_CHOICE * sum(map(len, progress.problem.nodes)))
+    ranked = offer_all(progress, starts(progress), "DP")
+    if progress.best is None:
+        refute(progress)
+    if math.isinf(progress.bound):
         return
-    if hunt.objective == "memory":
-        relax_memory(hunt)
-    if hunt.best is not None:
-        ranked.setdefault(hunt.best, (0.0, hunt.cost))
+    if progress.objective == "memory":
+        relax_memory(progress)
+    if progress.best is not None:
+        ranked |= {progress.best: (0.0, progress.cost)}
+    improve(progress, ranked, peaks if progress.objective == "memory" else loads, effort)
+
+
+def offer_all(progress: Progress, plans: Iterable[tuple[int, ...]], source: str) -> Ranked:
+    """Offer plans; those without a forbidden pair are ranked."""
+    ranked: Ranked = {}
+    for chosen in plans:
+        outcome = progress.offer(chosen, source)
+        if outcome is not None:
+            ranked[chosen] = outcome.excess_bytes, outcome.value(progress.objective)
+    return ranked
+
+
+def improve(progress: Progress, ranked: Ranked, goal: Goal, effort: int) -> None:
+    """Offer the plans that local search makes of the best."""
     for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
-        if hunt.done or not hunt.left_s:
+        if progress.over:
             return
-        goal = peaks if hunt.objective == "memory" else loads
         better = local_search(
-            hunt.problem, chosen, goal=goal, effort=effort, deadline=hunt.deadline, seed=hunt.seed
+            progress.problem,
+            chosen,
+            goal=goal,
+            effort=effort,
+            deadline=progress.deadline,
+            seed=progress.seed,
         )
-        hunt.offer(better, "local search")
+        progress.offer(better, "local search")
 
 
 def _cheapest(eliminator: Eliminator) -> tuple[int, ...] | None:
     """The plan of least total load, if elimination can tell and one is allowed."""
-    found = eliminator.min_sum([1.0] * eliminator.problem.devices)
-    return found[0] if found is not None and math.isfinite(found[1]) else None
-
-
-def _cheapest_alone(problem: Problem) -> tuple[int, ...]:
-    """Every node's choice of least work, whatever its neighbours choose."""
-    return tuple(
-        min(range(len(choices)), key=lambda pick: sum(choices[pick].load_s))
-        for choices in problem.nodes
-    )
+    answer = eliminator.min_sum([1.0] * eliminator.problem.devices)
+    return answer[0] if answer is not None and math.isfinite(answer[1]) else None
 
 
 def alone(problem: Problem, eliminator: Eliminator) -> Picks:
     """For each group that can run every node its best plan without the others."""
-    groups = sorted({choice.group for choices in problem.nodes for choice in choices})
-    twin = {group: alike[0] for alike in symmetric_groups(problem) for group in alike}
+    representative = {
+        group: members[0] for members in symmetric_groups(problem) for group in members
+    }
+    groups = problem.groups
     plans: Picks = {}
-    within: Picks = {}  # by place in the group: twins take the same
+    within: Picks = {}  # by place in the group: interchangeable groups take the same
     for group in groups:
         kept = tuple(
             tuple(p for p, choice in enumerate(choices) if choice.group == group)
@@ -202,12 +223,11 @@ def alone(problem: Problem, eliminator: Eliminator) -> Picks:
         )
         if not all(kept):
             continue
-        first = twin.get(group, group)
-        own = within.get(first)
-        if own is None:
+        places = within.get(representative.get(group, group))
+        if places is None:
             whole = len(groups) == 1
-            own = _cheapest(eliminator if whole else Eliminator(keep_choices(problem, kept)))
-        if own is not None:
-            within[group] = own
-            plans[group] = tuple(options[p] for options, p in zip(kept, own, strict=True))
+            places = _cheapest(eliminator if whole else Eliminator(keep_choices(problem, kept)))
+        if places is not None:
+            within[group] = places
+            plans[group] = tuple(options[p] for options, p in zip(kept, places, strict=True))
     return plans

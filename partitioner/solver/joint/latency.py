@@ -15,25 +15,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partitioner.solver.joint.incumbents import EFFORT_PER_CHOICE, starts
-from partitioner.solver.joint.local_search import local_search
-from partitioner.solver.joint.progress import Hunt
+from partitioner.solver.joint.incumbents import EFFORT_PER_CHOICE, improve, offer_all, starts
+from partitioner.solver.joint.progress import Progress
 from partitioner.solver.joint.state import Tables, tables
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import latency_s
 
 #: Local search may spend so many node evaluations: a plan's latency costs one a node.
 EFFORT = 400_000
-#: Plans that local search starts from.
-STARTS = 2
 
 
 def critical_path_s(problem: Problem) -> float:
     """The longest path with the best choice of every node and nothing to pay on edges."""
     done = [min(max(choice.load_s) for choice in choices) for choices in problem.nodes]
-    own = tuple(done)
+    seconds = tuple(done)
     for edge in sorted(problem.edges, key=lambda edge: edge.v):
-        done[edge.v] = max(done[edge.v], done[edge.u] + own[edge.v])
+        done[edge.v] = max(done[edge.v], done[edge.u] + seconds[edge.v])
     return max(done)
 
 
@@ -56,11 +53,11 @@ def list_schedule(data: Tables) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Option:
-    """What happens if a node takes a choice now."""
+    """The schedule if a node takes a choice now."""
 
-    end: float
-    total: float
-    free: list[float]
+    end: float  #: Second at which the node is done.
+    total: float  #: Seconds on all devices of the node and the values sent to it.
+    free: list[float]  #: Second at which each device is free then.
 
 
 def _finish(
@@ -100,28 +97,13 @@ def _occupy(
     return max([start, *(free[device] for device, _ in load)]), sum(s for _, s in load)
 
 
-def propose(hunt: Hunt) -> None:
+def propose(progress: Progress) -> None:
     """Offer plans of short latency."""
-    problem = hunt.problem
-    hunt.prove(critical_path_s(problem), "critical path")
-    plans = [list_schedule(tables(problem)), *starts(hunt)]
-    if hunt.best is not None:
-        plans.append(hunt.best)
-    ranked: dict[tuple[int, ...], tuple[float, float]] = {}
-    for chosen in plans:
-        outcome = hunt.offer(chosen, "list scheduling")
-        if outcome is not None:
-            ranked[chosen] = outcome.excess_bytes, outcome.latency_s
+    problem = progress.problem
+    progress.prove(critical_path_s(problem), "critical path")
+    plans = [list_schedule(tables(problem)), *starts(progress)]
+    if progress.best is not None:
+        plans.append(progress.best)
+    ranked = offer_all(progress, plans, "list scheduling")
     effort = min(EFFORT // len(problem.nodes), EFFORT_PER_CHOICE * sum(map(len, problem.nodes)))
-    for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
-        if hunt.done or not hunt.left_s:
-            return
-        better = local_search(
-            problem,
-            chosen,
-            goal=lambda state: (latency_s(problem, state.chosen),),
-            effort=effort,
-            deadline=hunt.deadline,
-            seed=hunt.seed,
-        )
-        hunt.offer(better, "local search")
+    improve(progress, ranked, lambda state: (latency_s(problem, state.chosen),), effort)

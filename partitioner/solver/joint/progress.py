@@ -1,4 +1,4 @@
-"""The best plan and the best bound so far: every method offers to it, nothing is ever lost."""
+"""The best plan and the best bound so far: all methods offer to it, and nothing is ever lost."""
 
 from __future__ import annotations
 
@@ -10,74 +10,56 @@ from functools import cached_property
 
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.engines import HIGHS, Engine
-from partitioner.solver.joint.milp import Status
-from partitioner.solver.outcome import relative_gap
-from partitioner.solver.placement.frontier import Fleet, fleet
+from partitioner.solver.outcome import Status, relative_gap
+from partitioner.solver.placement.fleet import Fleet, fleet
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, Outcome, evaluate_choices
 
 #: Relative difference that rounding may make between two ways of adding up the same plan.
 ROUNDING = 1e-9
+#: A load is lower than another from this relative difference on.
+LOAD_EPSILON = 1e-7
 
 
 @dataclass
-class Hunt:
-    """Progress on one (presolved) problem under one objective.
-
-    Attributes:
-        problem: The problem.
-        objective: What is minimised.
-        gap: Relative gap at which to stop.
-        deadline: Monotonic second at which to stop.
-        seed: Of all random choices.
-        effort: See `solve`.
-        engine: Solves the MILPs.
-        cutoff: Stop once a bound shows that no plan is below this.
-        best: The best plan that fits.
-        cost: Its value; infinite if there is none.
-        bound: No plan has a lower value; infinite once there is proof that none fits.
-        found_by: What found the plan.
-        proved_by: What proved the bound.
-        closest: The plan seen that is over the limits by the fewest bytes, fitting or not.
-    """
+class Progress:
+    """The search for the best plan of one (presolved) problem: its limits and its results."""
 
     problem: Problem
     objective: Objective
-    gap: float
-    deadline: float
-    seed: int
-    cutoff: float = math.inf
-    best: tuple[int, ...] | None = None
-    cost: float = math.inf
-    bound: float = 0.0
-    found_by: str = "none"
-    proved_by: str = "none"
-    closest: tuple[int, ...] | None = None
-    effort: int = 1
-    engine: Engine = HIGHS
+    gap: float  #: Relative gap at which to stop.
+    deadline: float  #: Monotonic second at which to stop.
+    seed: int  #: Of all random choices.
+    cutoff: float = math.inf  #: Stop once a bound shows that no plan is below this.
+    best: tuple[int, ...] | None = None  #: The best plan that fits.
+    cost: float = math.inf  #: Its value; infinite if there is none.
+    bound: float = 0.0  #: No plan has a lower value; infinite once it is proven that none fits.
+    found_by: str = "none"  #: The method that found the plan.
+    proved_by: str = "none"  #: The method that proved the bound.
+    closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
+    effort: int = 1  #: See `solve`.
+    engine: Engine = HIGHS  #: Solves the MILPs.
     _total: float = math.inf
     _excess: float = math.inf
 
     def offer(self, chosen: Sequence[int], source: str) -> Outcome | None:
-        """Keep a plan if it fits and is better; returns what it costs, None if it is forbidden."""
+        """Keep a plan if it fits and is better; return its cost, None if it is forbidden."""
         try:
             outcome = evaluate_choices(self.problem, chosen)
         except SolverError:
             return None
         if outcome.excess_bytes < self._excess:
             self.closest, self._excess = tuple(chosen), outcome.excess_bytes
-        if outcome.excess_bytes <= 0:
-            self._keep(tuple(chosen), outcome, source)
-        return outcome
-
-    def _keep(self, chosen: tuple[int, ...], outcome: Outcome, source: str) -> None:
+        if outcome.excess_bytes > 0:
+            return outcome
         value, total = outcome.value(self.objective), sum(outcome.load_s)
         lower = value < self.cost * (1 - ROUNDING)
         same = value <= self.cost * (1 + ROUNDING)
         if lower or (same and total < self._total):
-            self.best, self.cost, self._total = chosen, value, total
+            self.best, self.cost, self._total = tuple(chosen), value, total
         if lower:
             self.found_by = source
+        return outcome
 
     def prove(self, bound: float, source: str) -> None:
         """Keep a bound if it is higher."""
@@ -102,9 +84,12 @@ class Hunt:
     @property
     def done(self) -> bool:
         """Whether the gap asked for is met, or no plan can be below the cutoff."""
-        if self.best is None:
-            return False
-        return self.bound >= self.cutoff or self._met
+        return self.best is not None and (self.bound >= self.cutoff or self._met)
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop: done, or out of time."""
+        return self.done or not self.left_s
 
     @property
     def _met(self) -> bool:
@@ -118,3 +103,17 @@ class Hunt:
         if self.best is None and math.isinf(self.bound):
             return "infeasible"
         return "time_limit" if not self.left_s else "feasible"
+
+
+def lower_loads(new: Sequence[float], old: Sequence[float]) -> bool:
+    """Whether loads, largest first, are lexicographically less by more than rounding."""
+    for a, b in zip(sorted(new, reverse=True), sorted(old, reverse=True), strict=True):
+        if abs(a - b) > LOAD_EPSILON * max(old):
+            return a < b
+    return False
+
+
+def device_most_over(problem: Problem, outcome: Outcome) -> int:
+    """The device whose peak is furthest above its limit."""
+    over = [peak - top for peak, top in zip(outcome.peak_bytes, problem.limit_bytes, strict=True)]
+    return over.index(max(over))

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.joint.engines import HIGHS, Engine, solve_milp
 from partitioner.solver.joint.formulation import Goal, formulate
 from partitioner.solver.joint.incumbents import refute, relax, relax_memory, seek
 from partitioner.solver.joint.latency import propose
 from partitioner.solver.joint.local_search import local_search
-from partitioner.solver.joint.milp import solve_milp
-from partitioner.solver.joint.presolve import Reduced, presolve
-from partitioner.solver.joint.progress import Hunt
+from partitioner.solver.joint.presolve import presolve
+from partitioner.solver.joint.progress import Progress
 from partitioner.solver.joint.shortage import forbidden, refused, seek_least
 from partitioner.solver.outcome import Solution
 from partitioner.solver.placement.configuration import configure
@@ -61,7 +60,7 @@ def solve(
         time_limit_s: Wall-clock limit.
         gap: Relative gap at which to stop; less than 1e-4 counts as 1e-4.
         seed: Of all random choices.
-        cutoff: Give the search up, with what it has, once no plan can be below this.
+        cutoff: Stop, with the best plan so far, once it is proven that none is below this.
         reason_s: Seconds beyond the time limit that the reason of a refusal may take; without
             any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
         effort: 1 for an answer in seconds; from 2 on placements are also cut along several
@@ -81,7 +80,7 @@ def solve(
     reduced = presolve(problem)
     if not all(reduced.kept):
         raise forbidden()
-    hunt = Hunt(
+    progress = Progress(
         reduced.problem,
         objective,
         max(gap, LEAST_GAP),
@@ -91,151 +90,137 @@ def solve(
         effort=effort,
         engine=engine,
     )
-    _METHODS[objective](hunt)
-    if hunt.best is None:
-        _explain(reduced, hunt, reason_s)
-    assert hunt.best is not None
+    _METHODS[objective](progress)
+    if progress.best is None:
+        progress.deadline = time.monotonic() + max(progress.left_s, reason_s) if reason_s else 0.0
+        least = seek_least(progress) if reason_s else False
+        if progress.best is None:
+            raise refused(reduced, progress, least=least)
     order = tuple(range(len(problem.nodes))) if objective == "latency" else None
-    solver = f"{hunt.found_by} / {hunt.proved_by}"
-    bound = min(hunt.bound, hunt.cost)
-    chosen = reduced.restore(hunt.best)
+    solver = f"{progress.found_by} / {progress.proved_by}"
+    bound = min(progress.bound, progress.cost)
+    chosen = reduced.restore(progress.best)
     cost = evaluate_choices(problem, chosen).value(objective)
-    return Solution(chosen, cost, min(bound, cost), hunt.status, order, solver)
+    return Solution(chosen, cost, min(bound, cost), progress.status, order, solver)
 
 
-def minimise_load(hunt: Hunt) -> None:
+def minimise_load(progress: Progress) -> None:
     """The throughput objective."""
-    relax(hunt)
-    if not hunt.done:
-        seek(hunt)
-    if hunt.best is None and math.isfinite(hunt.bound):
-        refute(hunt)
-    if math.isinf(hunt.bound):
+    relax(progress)
+    if not progress.done:
+        seek(progress)
+    if progress.best is None and math.isfinite(progress.bound):
+        refute(progress)
+    if math.isinf(progress.bound):
         return
-    for step in _steps(hunt):
-        if not hunt.done and hunt.left_s:
-            step(hunt)
+    for step in _steps(progress):
+        if not progress.over:
+            step(progress)
 
 
-def _steps(hunt: Hunt) -> Iterator[Callable[[Hunt], None]]:
-    """What improves the plan and the bound, in turn."""
-    small = sum(map(len, hunt.problem.nodes)) <= EXACT_BINARIES
-    if hunt.effort < 2 or small:
+def _steps(progress: Progress) -> Iterator[Callable[[Progress], None]]:
+    """The methods that improve the plan and the bound, in turn."""
+    small = sum(map(len, progress.problem.nodes)) <= EXACT_BINARIES
+    if progress.effort < 2 or small:
         yield close
-    if hunt.effort < 2:
+    if progress.effort < 2:
         return
-    if hunt.fleet is not None:
+    if progress.fleet is not None:
         for kicks in KICKS:
             yield partial(exchange, kicks=kicks)
             yield partial(configure, final=kicks == KICKS[-1])
     yield share_anew
-    if hunt.fleet is None and not small:
+    if progress.fleet is None and not small:
         yield close
 
 
-def close(hunt: Hunt) -> None:
+def close(progress: Progress) -> None:
     """Let the MILP close the gap of the throughput objective."""
-    run_milp(hunt, "throughput")
+    run_milp(progress, "throughput")
 
 
-def minimise_memory(hunt: Hunt) -> None:
+def minimise_memory(progress: Progress) -> None:
     """The memory objective: the least peak, then the best throughput at about that peak."""
-    seek(hunt)
-    relax_memory(hunt)
-    if not hunt.done and hunt.left_s and math.isfinite(hunt.bound):
-        run_milp(hunt, "memory")
-    if hunt.best is None:
+    seek(progress)
+    relax_memory(progress)
+    if not progress.over and math.isfinite(progress.bound):
+        run_milp(progress, "memory")
+    if progress.best is None:
         return
-    allowed = hunt.cost * (1 + PEAK_TOLERANCE)
-    limits = tuple(min(limit, allowed) for limit in hunt.problem.limit_bytes)
-    second = Hunt(
-        replace(hunt.problem, limit_bytes=limits),
+    allowed = progress.cost * (1 + PEAK_TOLERANCE)
+    limits = tuple(min(limit, allowed) for limit in progress.problem.limit_bytes)
+    second = Progress(
+        replace(progress.problem, limit_bytes=limits),
         "throughput",
-        hunt.gap,
-        hunt.deadline,
-        hunt.seed,
-        effort=hunt.effort,
-        engine=hunt.engine,
+        progress.gap,
+        progress.deadline,
+        progress.seed,
+        effort=progress.effort,
+        engine=progress.engine,
     )
-    second.eliminator = hunt.eliminator  # it knows no limits
-    second.offer(hunt.best, hunt.found_by)
+    second.eliminator = progress.eliminator  # it knows no limits
+    second.offer(progress.best, progress.found_by)
     minimise_load(second)
     assert second.best is not None
-    hunt.best = second.best
-    hunt.cost = evaluate_choices(hunt.problem, second.best).value("memory")
+    progress.best = second.best
+    progress.cost = evaluate_choices(progress.problem, second.best).value("memory")
 
 
-def minimise_latency(hunt: Hunt) -> None:
+def minimise_latency(progress: Progress) -> None:
     """The latency objective: throughput bounds it and often finds the best plan too."""
-    inner = replace(hunt, objective="throughput")
-    inner.eliminator = hunt.eliminator
+    inner = replace(progress, objective="throughput")
+    inner.eliminator = progress.eliminator
     minimise_load(inner)
-    hunt.prove(inner.bound, inner.proved_by)
+    progress.prove(inner.bound, inner.proved_by)
     if inner.best is not None:
-        hunt.offer(inner.best, inner.found_by)
-    if not hunt.done:
-        propose(hunt)
+        progress.offer(inner.best, inner.found_by)
+    if not progress.done:
+        propose(progress)
 
 
-_METHODS: dict[Objective, Callable[[Hunt], None]] = {
+_METHODS: dict[Objective, Callable[[Progress], None]] = {
     "throughput": minimise_load,
     "memory": minimise_memory,
     "latency": minimise_latency,
 }
 
 
-def run_milp(hunt: Hunt, goal: Goal) -> None:
+def run_milp(progress: Progress, goal: Goal) -> None:
     """Let the MILP close the gap, from the best plan so far.
 
     Where work is placed on groups and a plan is known, a large program is only relaxed: branching
     adds little to its bound (see `EXACT_BINARIES`).
     """
-    cutoff = hunt.cost if hunt.best is not None else None
-    form = formulate(hunt.problem, goal, cutoff)
-    milp, start, source = form.milp, None, hunt.engine.label
-    if hunt.best is not None:
-        start = form.start(canonical(hunt.problem, hunt.best))
-        if form.spread and _groups(hunt.problem) > 1 and sum(milp.integer) > EXACT_BINARIES:
-            milp, start, source = milp.relaxed(), None, f"{hunt.engine.label} LP"
-    result = solve_milp(milp, hunt.left_s, hunt.gap / 2, start, engine=hunt.engine)
-    if result.status == "infeasible" and hunt.best is None:
-        hunt.prove(math.inf, source)
+    cutoff = progress.cost if progress.best is not None else None
+    form = formulate(progress.problem, goal, cutoff)
+    milp, start, source = form.milp, None, progress.engine.label
+    if progress.best is not None:
+        start = form.start(canonical(progress.problem, progress.best))
+        if form.min_max and len(progress.problem.groups) > 1 and sum(milp.integer) > EXACT_BINARIES:
+            milp, start, source = milp.relaxed(), None, f"{progress.engine.label} LP"
+    result = solve_milp(milp, progress.left_s, progress.gap / 2, start, engine=progress.engine)
+    if result.status == "infeasible" and progress.best is None:
+        progress.prove(math.inf, source)
         return
     if math.isfinite(result.bound):
-        hunt.prove(form.bound(result.bound), source)
+        progress.prove(form.bound(result.bound), source)
     if not result.values:
         return
     chosen = form.decode(result.values)
-    outcome = hunt.offer(chosen, source)
+    outcome = progress.offer(chosen, source)
     if outcome is None:
         return
     if outcome.excess_bytes > 0 and milp is form.milp:
-        _repair(hunt, goal)
-    elif goal == "throughput" and form.spread:
-        better = local_search(hunt.problem, chosen, effort=POLISH, deadline=hunt.deadline)
-        hunt.offer(better, source)
+        _repair(progress, goal)
+    elif goal == "throughput" and form.min_max:
+        better = local_search(progress.problem, chosen, effort=POLISH, deadline=progress.deadline)
+        progress.offer(better, source)
 
 
-def _groups(problem: Problem) -> int:
-    return len({choice.group for choices in problem.nodes for choice in choices})
-
-
-def _repair(hunt: Hunt, goal: Goal) -> None:
-    """The plan fits only within the solver's tolerance: ask again with a little less memory."""
-    limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in hunt.problem.limit_bytes)
-    form = formulate(replace(hunt.problem, limit_bytes=limits), goal)
-    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 2, engine=hunt.engine)
+def _repair(progress: Progress, goal: Goal) -> None:
+    """Solve again with a little less memory: the plan fits only within the solver's tolerance."""
+    limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in progress.problem.limit_bytes)
+    form = formulate(replace(progress.problem, limit_bytes=limits), goal)
+    result = solve_milp(form.milp, progress.left_s, progress.gap / 2, engine=progress.engine)
     if result.values:
-        hunt.offer(form.decode(result.values), hunt.engine.label)
-
-
-def _explain(reduced: Reduced, hunt: Hunt, reason_s: float) -> None:
-    """Say why nothing fits, unless a plan that does turns up on the way.
-
-    Raises:
-        Infeasible: None does.
-    """
-    hunt.deadline = time.monotonic() + max(hunt.left_s, reason_s) if reason_s else 0.0
-    least = seek_least(hunt) if reason_s else False
-    if hunt.best is None:
-        raise refused(reduced, hunt, least=least)
+        progress.offer(form.decode(result.values), progress.engine.label)

@@ -19,31 +19,21 @@ from partitioner.solver.problem import Item, Problem
 Sparse = tuple[tuple[int, float], ...]  #: (device, seconds), zeros left out.
 #: (first device, after the last, first position, after the last, bytes); positions are cliques.
 Block = tuple[int, int, int, int, float]
-Table = tuple[tuple[tuple[int, ...] | None, ...], ...]  #: Items by choices; None is forbidden.
+#: Items of an edge by the choice of a node and that of the other node; None is forbidden.
+Table = tuple[tuple[tuple[int, ...] | None, ...], ...]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """A problem laid out for moves.
-
-    Attributes:
-        problem: The problem.
-        load: Sparse load of each choice of each node.
-        near: For each node its edges: other node, and the items for (own choice, other choice);
-            None where the pair is forbidden.
-        held: For each node and choice the items of its holds.
-        item_load: Sparse load of each item.
-        holds: The blocks of each item.
-        positions: How many positions of the order count: the maximal cliques of the intervals.
-    """
+    """A problem laid out for moves."""
 
     problem: Problem
-    load: tuple[tuple[Sparse, ...], ...]
-    near: tuple[tuple[tuple[int, Table], ...], ...]
-    held: tuple[tuple[tuple[int, ...], ...], ...]
+    load: tuple[tuple[Sparse, ...], ...]  #: Of each choice of each node.
+    near: tuple[tuple[tuple[int, Table], ...], ...]  #: For each node its edges: other node, items.
+    held: tuple[tuple[tuple[int, ...], ...], ...]  #: For each node and choice the items of holds.
     item_load: tuple[Sparse, ...]
-    holds: tuple[tuple[Block, ...], ...]
-    positions: int
+    blocks: tuple[tuple[Block, ...], ...]  #: The bytes of each item.
+    positions: int  #: Positions of the order that count: the maximal cliques of the intervals.
 
 
 def tables(problem: Problem) -> Tables:
@@ -69,17 +59,17 @@ def tables(problem: Problem) -> Tables:
         tuple(map(tuple, near)),
         tuple(map(tuple, held)),
         tuple(_sparse(item.load_s) for item in problem.items),
-        tuple(_held(item, cliques) for item in problem.items),
+        tuple(_blocks(item, cliques) for item in problem.items),
         len(cliques),
     )
 
 
-def _held(item: Item, cliques: Sequence[int]) -> tuple[Block, ...]:
+def _blocks(item: Item, cliques: Sequence[int]) -> tuple[Block, ...]:
     start, stop = bisect_left(cliques, item.first), bisect_right(cliques, item.last)
     blocks = []
     device = 0
-    for size, run in groupby(item.bytes):
-        count = len(list(run))
+    for size, devices in groupby(item.bytes):
+        count = len(list(devices))
         if size:
             blocks.append((device, device + count, start, stop, size))
         device += count
@@ -150,7 +140,7 @@ class State:
 
     def _hold(self, index: int, sign: int) -> None:
         if self.held is not None:
-            for first, last, start, stop, size in self.data.holds[index]:
+            for first, last, start, stop, size in self.data.blocks[index]:
                 self.held[first:last, start:stop] += sign * size
 
     def excess_bytes(self) -> float:

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partitioner.solver.joint.engines import HIGHS, Engine
-from partitioner.solver.joint.milp import OPTIONS, Milp, Row, solve_milp
+from partitioner.solver.joint.engines import HIGHS, Engine, solve_milp
+from partitioner.solver.joint.highs import OPTIONS
+from partitioner.solver.joint.milp import Milp, Row
 from partitioner.solver.pairwise.model import Floats, Model
 from partitioner.solver.pairwise.problem import Ints
 

@@ -10,12 +10,13 @@ from solver_instances import knapsack, placement, spmd
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem, brute_force, evaluate_choices
 from partitioner.solver.joint.elimination import Eliminator
+from partitioner.solver.joint.engines import solve_milp
 from partitioner.solver.joint.formulation import formulate
 from partitioner.solver.joint.incumbents import alone
 from partitioner.solver.joint.latency import critical_path_s, list_schedule
 from partitioner.solver.joint.local_search import local_search
-from partitioner.solver.joint.merge_equal import merge_alike
-from partitioner.solver.joint.milp import MilpBuilder, solve_milp
+from partitioner.solver.joint.merge_equal import merge_equal
+from partitioner.solver.joint.milp import MilpBuilder
 from partitioner.solver.joint.presolve import presolve
 from partitioner.solver.joint.sites import clique_positions
 from partitioner.solver.joint.state import State, tables
@@ -58,6 +59,14 @@ def test_a_row_without_columns_is_kept_only_if_it_is_false() -> None:
     assert solve_milp(build.build(), 10, 0.0).status == "infeasible"
 
 
+def test_a_branch_limit_gives_the_best_so_far_with_its_bound() -> None:
+    start = dict.fromkeys(range(40), 0.0)
+    result = solve_milp(knapsack(40), 60, 0.0, start, branches=1)
+    assert result.status == "feasible"
+    assert result.values
+    assert result.bound < result.cost
+
+
 def test_milp_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     solve_milp(knapsack(5), 10, 0.0)
     assert capfd.readouterr() == ("", "")
@@ -67,13 +76,13 @@ def test_milp_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_elimination_is_exact(seed: int) -> None:
     problem = spmd(seed, 6, 3, forbid=0.1)
     best = brute_force(problem, "throughput")
-    found = Eliminator(problem).min_sum([1.0, 0.0])
-    assert found is not None
+    answer = Eliminator(problem).min_sum([1.0, 0.0])
+    assert answer is not None
     if best is None:
-        assert math.isinf(found[1])
+        assert math.isinf(answer[1])
         return
-    assert found[1] == pytest.approx(best[1])
-    assert evaluate_choices(problem, found[0]).step_s == pytest.approx(best[1])
+    assert answer[1] == pytest.approx(best[1])
+    assert evaluate_choices(problem, answer[0]).step_s == pytest.approx(best[1])
 
 
 def test_elimination_prefers_fewer_bytes_at_a_price() -> None:
@@ -81,8 +90,8 @@ def test_elimination_prefers_fewer_bytes_at_a_price() -> None:
     dear, cheap = (Eliminator(problem).min_sum([1.0, 0.0], price) for price in (100.0, 0.0))
     assert dear is not None
     assert cheap is not None
-    held = [sum(evaluate_choices(problem, found[0]).peak_bytes) for found in (dear, cheap)]
-    assert held[0] < held[1]
+    peaks = [sum(evaluate_choices(problem, answer[0]).peak_bytes) for answer in (dear, cheap)]
+    assert peaks[0] < peaks[1]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -99,10 +108,10 @@ def test_elimination_is_exact_for_a_value_with_many_readers(
     assert best is not None
     for most in (10**9, 1):  # one table; a switch for each item
         monkeypatch.setattr("partitioner.solver.joint.elimination.MAX_SHARED", most)
-        found = Eliminator(problem).min_sum([1.0, 0.0])
-        assert found is not None
-        assert found[1] == pytest.approx(best[1])
-        assert evaluate_choices(problem, found[0]).step_s == pytest.approx(best[1])
+        answer = Eliminator(problem).min_sum([1.0, 0.0])
+        assert answer is not None
+        assert answer[1] == pytest.approx(best[1])
+        assert evaluate_choices(problem, answer[0]).step_s == pytest.approx(best[1])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -111,7 +120,7 @@ def test_elimination_bounds_the_peak(seed: int) -> None:
     best = brute_force(problem, "memory")
     assert best is not None
     eliminator = Eliminator(problem)
-    bounds = [found[1] for t in range(6) if (found := eliminator.min_bytes(t)) is not None]
+    bounds = [answer[1] for t in range(6) if (answer := eliminator.min_bytes(t)) is not None]
     assert 0.7 * best[1] <= max(bounds) <= best[1]
 
 
@@ -152,7 +161,7 @@ def test_nodes_that_edges_make_equal_become_one(seed: int) -> None:
         apart = frozenset((p, q) for p in range(3) for q in range(3) if p != q or p == seed % 6)
         ties.append(Edge(u, v, (0, 1, 2), tuple(order), {}, apart))
     problem = replace(problem, edges=(*problem.edges, *ties))
-    merged = merge_alike(problem)
+    merged = merge_equal(problem)
     assert len(set(merged.leader)) < 5
     best = brute_force(problem, "throughput")
     if not all(merged.problem.nodes):
@@ -294,8 +303,8 @@ def test_local_search_takes_no_forbidden_pair() -> None:
     problem = placement(4, 12, 2)
     edges = tuple(replace(edge, forbidden=frozenset({(0, 1)})) for edge in problem.edges)
     problem = replace(problem, edges=edges)
-    found = local_search(problem, [1] * 12, effort=3000)
-    assert evaluate_choices(problem, found).step_s < evaluate_choices(problem, [1] * 12).step_s
+    plan = local_search(problem, [1] * 12, effort=3000)
+    assert evaluate_choices(problem, plan).step_s < evaluate_choices(problem, [1] * 12).step_s
 
 
 def test_cliques_of_intervals() -> None:
@@ -311,8 +320,8 @@ def test_memory_rows_are_only_those_that_can_bind() -> None:
 
 
 def test_one_distinct_device_needs_no_maximum() -> None:
-    assert not formulate(spmd(0, 4, 2), "throughput").spread
-    assert formulate(placement(0, 4, 2), "throughput").spread
+    assert not formulate(spmd(0, 4, 2), "throughput").min_max
+    assert formulate(placement(0, 4, 2), "throughput").min_max
 
 
 def test_canonical_plans_cost_the_same_and_open_groups_in_order() -> None:
@@ -355,7 +364,7 @@ def test_an_item_of_more_nodes_without_a_choice_than_an_array_has_axes() -> None
     nodes = (free, *(fixed for _ in range(count)))
     names = tuple(f"n{i}" for i in range(count + 1))
     problem = Problem(1, (math.inf,), nodes, names, edges, (), (item,))
-    found = Eliminator(problem).min_sum([1.0])
-    assert found is not None
-    assert found[1] == pytest.approx(102.0)  # the dearer choice of n0 saves the item
-    assert found[0][0] == 1
+    answer = Eliminator(problem).min_sum([1.0])
+    assert answer is not None
+    assert answer[1] == pytest.approx(102.0)  # the dearer choice of n0 saves the item
+    assert answer[0][0] == 1

@@ -15,8 +15,7 @@ from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import alone
-from partitioner.solver.joint.milp import MilpBuilder, solve_milp
-from partitioner.solver.joint.progress import Hunt
+from partitioner.solver.joint.progress import Progress
 from partitioner.solver.placement.contiguous import contiguous_plans
 from partitioner.solver.placement.neighbourhoods import share_anew
 from partitioner.solver.placement.orders import narrow_orders
@@ -79,14 +78,14 @@ def test_narrow_orders_do_not_weave_two_chains_together() -> None:
     items = {pair: tuple(paid) for pair, paid in first.items.items()}
     assert items
     copies: list[Item] = []
-    own: list[Edge] = []
+    unshared: list[Edge] = []
     for edge in edges:  # items of its own for every edge
         table = {}
         for pair, paid in items.items():
             table[pair] = (len(copies),)
             copies.append(problem.items[paid[0]])
-        own.append(replace(edge, items=table))
-    woven = replace(problem, edges=tuple(own), items=tuple(copies), holds=())
+        unshared.append(replace(edge, items=table))
+    woven = replace(problem, edges=tuple(unshared), items=tuple(copies), holds=())
     orders = narrow_orders(woven)
     assert orders[0] == tuple(range(10))
     assert (0, 2, 4, 6, 8, 1, 3, 5, 7, 9) in orders
@@ -101,24 +100,27 @@ def test_a_subproblem_is_priced_as_the_whole(seed: int) -> None:
     plan = tuple(rng.randrange(3) for _ in range(8))
     free = {node: range(3) for node in rng.sample(range(8), 3)}
     small = set_free(problem, plan, free)
+    priced = 0
     for picks in itertools.product(range(3), repeat=3):
         at = dict(zip(sorted(free), picks, strict=True))
         if any(
-            n in at and at[n] not in own for n, own in zip(small.nodes, small.kept, strict=True)
+            n in at and at[n] not in kept for n, kept in zip(small.nodes, small.kept, strict=True)
         ):
             continue
+        priced += 1
         chosen = [
-            own.index(at[n]) if n in at else 0
-            for n, own in zip(small.nodes, small.kept, strict=True)
+            kept.index(at[n]) if n in at else 0
+            for n, kept in zip(small.nodes, small.kept, strict=True)
         ]
         load = [0.0] * 3
-        loads = [own[p].load_s for own, p in zip(small.problem.nodes, chosen, strict=True)]
+        loads = [c[p].load_s for c, p in zip(small.problem.nodes, chosen, strict=True)]
         loads += [small.problem.items[i].load_s for i in triggered(small.problem, chosen)]
         for vector in loads:
             load = [a + b for a, b in zip(load, vector, strict=True)]
         whole = small.restore(chosen)
         assert [whole[n] for n in sorted(free)] == list(picks)
         assert evaluate_choices(problem, whole).load_s == pytest.approx(load)
+    assert priced
 
 
 @pytest.mark.parametrize("limit", [math.inf, 30.0])
@@ -127,15 +129,15 @@ def test_sharing_anew_leads_from_one_device_to_the_optimum(seed: int, limit: flo
     problem = placement(seed, 7, 2, limit=limit)
     best = brute_force(problem, "throughput")
     assert best is not None
-    hunt = Hunt(problem, "throughput", 0.0, time.monotonic() + 60, 0)
+    progress = Progress(problem, "throughput", 0.0, time.monotonic() + 60, 0)
     for chosen in itertools.product(range(2), repeat=7):  # the first that fits
-        hunt.offer(chosen, "start")
-        if hunt.best is not None:
+        progress.offer(chosen, "start")
+        if progress.best is not None:
             break
-    share_anew(hunt)
-    assert hunt.cost == pytest.approx(best[1], rel=1e-4)
-    assert hunt.best is not None
-    assert evaluate_choices(problem, hunt.best).excess_bytes == 0
+    share_anew(progress)
+    assert progress.cost == pytest.approx(best[1], rel=1e-4)
+    assert progress.best is not None
+    assert evaluate_choices(problem, progress.best).excess_bytes == 0
 
 
 @pytest.mark.slow
@@ -143,11 +145,11 @@ def test_sharing_anew_repeats_itself_and_stops_at_the_deadline() -> None:
     problem = placement(5, 24, 4)
     start = tuple(v % 4 for v in range(24))
 
-    def run(seconds: float) -> Hunt:
-        hunt = Hunt(problem, "throughput", 0.0, time.monotonic() + seconds, 0)
-        hunt.offer(start, "start")
-        share_anew(hunt)
-        return hunt
+    def run(seconds: float) -> Progress:
+        progress = Progress(problem, "throughput", 0.0, time.monotonic() + seconds, 0)
+        progress.offer(start, "start")
+        share_anew(progress)
+        return progress
 
     first, second, none = run(60), run(60), run(0)
     assert first.best == second.best
@@ -157,23 +159,10 @@ def test_sharing_anew_repeats_itself_and_stops_at_the_deadline() -> None:
 
 def test_sharing_anew_needs_two_groups() -> None:
     problem = spmd(0, 5, 3, forbid=0.0)
-    hunt = Hunt(problem, "throughput", 0.0, time.monotonic() + 60, 0)
-    hunt.offer((0,) * 5, "start")
-    share_anew(hunt)
-    assert hunt.best == (0,) * 5
-
-
-def test_a_branch_limit_gives_the_best_so_far_with_its_bound() -> None:
-    rng = random.Random(2)
-    build = MilpBuilder()
-    sizes = [rng.randint(1000, 2000) / 1000 for _ in range(40)]
-    columns = [build.column("x", cost=-s, upper=1.0, integer=True) for s in sizes]
-    build.row(zip(columns, sizes, strict=True), -1, sum(sizes) / 2.0007)
-    start = dict.fromkeys(columns, 0.0)
-    result = solve_milp(build.build(), 60, 0.0, start, branches=1)
-    assert result.status == "feasible"
-    assert result.values
-    assert result.bound < result.cost
+    progress = Progress(problem, "throughput", 0.0, time.monotonic() + 60, 0)
+    progress.offer((0,) * 5, "start")
+    share_anew(progress)
+    assert progress.best == (0,) * 5
 
 
 def test_an_item_of_many_nodes_without_a_choice_is_eliminated() -> None:
@@ -187,6 +176,6 @@ def test_an_item_of_many_nodes_without_a_choice_is_eliminated() -> None:
         holds=tuple(Hold(v, ((0,),)) for v in range(70)),
         items=(weight,),
     )
-    found = Eliminator(problem).min_sum([1.0, 1.0])
-    assert found is not None
-    assert found[1] == pytest.approx(evaluate_choices(problem, found[0]).step_s)
+    answer = Eliminator(problem).min_sum([1.0, 1.0])
+    assert answer is not None
+    assert answer[1] == pytest.approx(evaluate_choices(problem, answer[0]).step_s)

@@ -252,8 +252,6 @@ def knapsack(count: int) -> Milp:
     rng = random.Random(1)
     build = MilpBuilder()
     sizes = [rng.randint(1000, 2000) / 1000 for _ in range(count)]
-    columns = [
-        build.column(f"x{i}", cost=-size, upper=1.0, integer=True) for i, size in enumerate(sizes)
-    ]
+    columns = [build.column(cost=-size, upper=1.0, integer=True) for size in sizes]
     build.row(zip(columns, sizes, strict=True), -1, sum(sizes) / 2.0007)
     return build.build()

@@ -68,12 +68,9 @@ def _squeezed(factor: Factor, sizes: Sequence[int]) -> Factor:
 
 
 def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMALL) -> Answer:
-    """The least sum of the factors, exactly; None if a table exceeds the room.
+    """The least sum of the factors, exactly, and its choices; None if a table exceeds the room.
 
-    Args:
-        factors: Tables over nodes; infinite entries are forbidden.
-        sizes: How many choices each node has.
-        room: The most that tables may hold.
+    Infinite entries are forbidden. `sizes` is how many choices each node has.
     """
     squeezed = [_squeezed(factor, sizes) for factor in factors]
     order = _order([factor.scope for factor in squeezed], sizes, room)

@@ -69,20 +69,12 @@ class _Shared:
     on: tuple[npt.NDArray[np.bool_], ...]
 
 
-@dataclass(frozen=True)
-class _Wide:
-    """An item of too many nodes for one table: it gets a switch that its sites turn on."""
-
-    item: int
-    sites: tuple[Site, ...]
-
-
 class _Tables(NamedTuple):
     """The costs of a problem by the nodes that they depend on."""
 
     edges: list[_EdgeCosts]
     shared: list[_Shared]
-    wide: list[_Wide]
+    wide: dict[int, tuple[Site, ...]]  #: Items of too many nodes for one table, with their sites.
 
 
 class Eliminator:
@@ -184,12 +176,12 @@ class Eliminator:
                     table += price * on
             factors.append(Factor(shared.scope, table))
         count = len(self.sizes)
-        paid = [wide for wide in tables.wide if prices[wide.item]]
+        paid = [item for item in tables.wide if prices[item]]
         if len(paid) > MAX_SWITCHES:
             return None
-        for switch, wide in enumerate(paid, start=count):
-            factors.append(Factor((switch,), np.array([0.0, prices[wide.item]])))
-            for site in wide.sites:
+        for switch, item in enumerate(paid, start=count):
+            factors.append(Factor((switch,), np.array([0.0, prices[item]])))
+            for site in tables.wide[item]:
                 on = _site_table(self.problem, site)
                 # a switch that is off forbids the choices that trigger its item
                 needs = np.stack((np.where(on, math.inf, 0.0), np.zeros(on.shape)), axis=-1)
@@ -223,17 +215,17 @@ def _private(problem: Problem, costs: Sequence[_EdgeCosts]) -> npt.NDArray[np.bo
 
 def _shared(
     problem: Problem, sites: Sequence[tuple[Site, ...]], sizes: Sequence[int]
-) -> tuple[list[_Shared], list[_Wide]]:
-    """The items of holds, and of several sites: by the nodes that they depend on, or alone."""
+) -> tuple[list[_Shared], dict[int, tuple[Site, ...]]]:
+    """The items of holds, and of several sites: by the nodes that they depend on, or wide."""
     by_scope: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
-    wide = []
+    wide = {}
     for item, triggers in enumerate(sites):
         if not triggers:
             continue
         nodes = {node for site in triggers for node in _nodes(problem, site)}
         scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
         if math.prod(sizes[node] for node in scope) > MAX_SHARED:
-            wide.append(_Wide(item, triggers))
+            wide[item] = triggers
             continue
         on = np.zeros([1] * len(scope), dtype=bool)
         for site in triggers:

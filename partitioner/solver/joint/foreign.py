@@ -54,7 +54,7 @@ def solve_with_pulp(
     Args:
         milp: The program.
         solver_name: PuLP's name of the solver.
-        label: The name of the solver in error messages.
+        label: Its name in errors.
         time_limit_s: Wall-clock limit.
         gap: Relative gap at which the solver may stop.
 

@@ -33,7 +33,7 @@ from typing import Literal
 
 from partitioner.solver.joint.milp import Milp, MilpBuilder
 from partitioner.solver.joint.sites import Site, clique_positions, item_sites
-from partitioner.solver.problem import Pair, Problem
+from partitioner.solver.problem import Edge, Pair, Problem
 from partitioner.solver.symmetry import rank_nodes, symmetric_groups
 
 Goal = Literal["throughput", "memory", "excess"]
@@ -87,7 +87,7 @@ def formulate(
     """Write the MILP of a (presolved) problem.
 
     Args:
-        problem: The problem; every node has a choice.
+        problem: Every node has a choice.
         goal: "throughput" within the limits, least peak ("memory", limits left aside), or least
             bytes over the limits ("excess").
         cutoff: A value of the goal that a known plan reaches.
@@ -95,14 +95,14 @@ def formulate(
     """
     build = MilpBuilder()
     select = _choose(build, problem)
-    pairs = [_edge(build, problem, index, select) for index in range(len(problem.edges))]
+    pairs = [_edge(build, edge, select) for edge in problem.edges]
     on = [
-        _item(build, index, [_site(problem, site, select, pairs) for site in sites])
-        for index, sites in enumerate(item_sites(problem))
+        _item(build, [_site(problem, site, select, pairs) for site in sites])
+        for sites in item_sites(problem)
     ]
     columns = _Columns(problem, select, pairs, on)
-    bytes_unit, slack = _reference_bytes(problem), 0.0
-    unit = bytes_unit
+    unit = bytes_unit = _reference_bytes(problem)
+    slack = 0.0
     if goal == "throughput":
         unit = cutoff or _reference_s(problem)
         slack = _loads(build, columns, unit, cutoff, caps or {})
@@ -113,7 +113,7 @@ def formulate(
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns of (1) to (3) by what they stand for."""
+    """The columns of (1) to (3) by the choice, pair or item that they stand for."""
 
     problem: Problem
     select: list[list[int]]  #: s[v,p].
@@ -136,18 +136,15 @@ class _Columns:
 def _choose(build: MilpBuilder, problem: Problem) -> list[list[int]]:
     """(1) one choice a node."""
     select = []
-    for node, choices in enumerate(problem.nodes):
-        row = [build.column(f"s[{node},{p}]", upper=1.0, integer=True) for p in range(len(choices))]
+    for choices in problem.nodes:
+        row = [build.column(upper=1.0, integer=True) for _ in choices]
         build.row(((column, 1.0) for column in row), 0, 1.0)
         select.append(row)
     return select
 
 
-def _edge(
-    build: MilpBuilder, problem: Problem, index: int, select: Sequence[Sequence[int]]
-) -> dict[Pair, Terms]:
+def _edge(build: MilpBuilder, edge: Edge, select: Sequence[Sequence[int]]) -> dict[Pair, Terms]:
     """(2) marginals of one edge, over classes; the terms of each pair."""
-    edge = problem.edges[index]
     outs = _members(edge.out_class, select[edge.u])
     ins = _members(edge.in_class, select[edge.v])
     if len(outs) == 1 or len(ins) == 1:
@@ -156,10 +153,7 @@ def _edge(
             build.row(terms[pair], 0, 0.0)
         return terms
     terms = {
-        (o, i): [(build.column(f"e[{index},{o},{i}]"), 1.0)]
-        for o in outs
-        for i in ins
-        if (o, i) not in edge.forbidden
+        (o, i): [(build.column(), 1.0)] for o in outs for i in ins if (o, i) not in edge.forbidden
     }
     for o, members in outs.items():
         build.row(_minus([terms.get((o, i), []) for i in ins], members), 0, 0.0)
@@ -183,11 +177,11 @@ def _site(
     return [(row[choice], 1.0) for choice in site.choices]
 
 
-def _item(build: MilpBuilder, index: int, sites: Sequence[Terms]) -> Terms:
+def _item(build: MilpBuilder, sites: Sequence[Terms]) -> Terms:
     """(3) an item with several sites gets a variable, any other is its site."""
     if len(sites) < 2:
         return sites[0] if sites else []
-    column = build.column(f"z[{index}]", upper=1.0)
+    column = build.column(upper=1.0)
     for terms in sites:
         build.row([(column, 1.0), *_minus([], terms)], 1, 0.0)
     return [(column, 1.0)]
@@ -216,7 +210,7 @@ def _loads(
     if len(devices) == 1 and not caps:
         price(devices[0], 1 / unit)
         return 0.0
-    top = build.column("T", cost=1.0, upper=cutoff / unit * (1 + 1e-6) if cutoff else math.inf)
+    top = build.column(cost=1.0, upper=cutoff / unit * (1 + 1e-6) if cutoff else math.inf)
     for device in devices:
         terms = [(column, value / unit) for column, value in columns.load(device)]
         if device in caps:
@@ -231,7 +225,7 @@ def _loads(
 def _memory(build: MilpBuilder, columns: _Columns, goal: Goal, unit: float) -> None:
     """(5) bytes held, at the maximal cliques of the live intervals."""
     problem, on = columns.problem, columns.on
-    top = None if goal == "throughput" else build.column("M", cost=1.0)
+    top = None if goal == "throughput" else build.column(cost=1.0)
 
     def key(device: int) -> tuple[float, ...]:
         return (problem.limit_bytes[device], *(item.bytes[device] for item in problem.items))

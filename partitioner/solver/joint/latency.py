@@ -12,8 +12,8 @@ The second is the optimum itself where every node loads all devices alike (SPMD)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from partitioner.solver.joint.incumbents import EFFORT_PER_CHOICE, improve, offer_all, starts
 from partitioner.solver.joint.progress import Progress
@@ -40,24 +40,14 @@ def list_schedule(data: Tables) -> tuple[int, ...]:
     done: list[float] = []
     chosen: list[int] = []
     for node in range(len(data.load)):
-        options = [
-            _finish(data, node, choice, chosen, done, free)
-            for choice in range(len(data.load[node]))
-        ]
-        best = min(range(len(options)), key=lambda p: (options[p].end, options[p].total, p))
-        chosen.append(best)
-        done.append(options[best].end)
-        free = options[best].free
+        options = []
+        for choice in range(len(data.load[node])):
+            end, total, after = _finish(data, node, choice, chosen, done, free)
+            options.append((end, total, choice, after))
+        end, _, choice, free = min(options)
+        chosen.append(choice)
+        done.append(end)
     return tuple(chosen)
-
-
-@dataclass(frozen=True)
-class _Option:
-    """The schedule if a node takes a choice now."""
-
-    end: float  #: Second at which the node is done.
-    total: float  #: Seconds on all devices of the node and the values sent to it.
-    free: list[float]  #: Second at which each device is free then.
 
 
 def _finish(
@@ -67,8 +57,12 @@ def _finish(
     chosen: Sequence[int],
     done: Sequence[float],
     free: Sequence[float],
-) -> _Option:
-    """Let one more node run, each of its values sent just before it."""
+) -> tuple[float, float, list[float]]:
+    """Run one more node, each of its values sent just before it.
+
+    Returns:
+        The second at which it is done, seconds on all devices, when each device is free then.
+    """
     free = list(free)
     total = 0.0
     start = 0.0
@@ -77,14 +71,14 @@ def _finish(
             continue
         items = table[choice][chosen[other]]
         if items is None:
-            return _Option(float("inf"), float("inf"), free)
+            return math.inf, math.inf, free
         ready = done[other]
         for item in items:
             ready, spent = _occupy(free, data.item_load[item], ready)
             total += spent
         start = max(start, ready)
     end, spent = _occupy(free, data.load[node][choice], start)
-    return _Option(end, total + spent, free)
+    return end, total + spent, free
 
 
 def _occupy(

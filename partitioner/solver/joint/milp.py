@@ -31,7 +31,6 @@ class Milp:
     lower: tuple[float, ...]
     upper: tuple[float, ...]
     integer: tuple[bool, ...]
-    names: tuple[str, ...]
     rows: tuple[Row, ...]
 
     def relaxed(self) -> Milp:
@@ -58,17 +57,13 @@ class MilpBuilder:
     cost: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
 
-    def column(
-        self, name: str, *, cost: float = 0.0, upper: float = math.inf, integer: bool = False
-    ) -> int:
+    def column(self, *, cost: float = 0.0, upper: float = math.inf, integer: bool = False) -> int:
         """Add a column that is at least 0; return its index."""
         self.cost.append(cost)
         self.upper.append(upper)
         self.integer.append(integer)
-        self.names.append(name)
         return len(self.cost) - 1
 
     def row(
@@ -90,6 +85,5 @@ class MilpBuilder:
             (0.0,) * len(self.cost),
             tuple(self.upper),
             tuple(self.integer),
-            tuple(self.names),
             tuple(self.rows),
         )

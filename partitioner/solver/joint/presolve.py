@@ -96,9 +96,7 @@ def restrict(edge: Edge, kept_u: Sequence[int], kept_v: Sequence[int]) -> Edge:
 def simplify_edges(problem: Problem, simple: Sequence[Edge] = ()) -> Problem:
     """The problem with one edge between two nodes, few classes, and no edge that costs nothing.
 
-    Args:
-        problem: The problem.
-        simple: Edges whose classes are known to be few.
+    The classes of `simple` edges are known to be few.
     """
     known = set(map(id, simple))
     groups: dict[tuple[int, int], list[Edge]] = {}
@@ -204,8 +202,8 @@ def _binding_limits(problem: Problem) -> Problem:
     for edge in problem.edges:
         most += _fullest(edge.items.values(), size)
     limits = (
-        math.inf if held <= limit else limit
-        for held, limit in zip(most, problem.limit_bytes, strict=True)
+        math.inf if fullest <= limit else limit
+        for fullest, limit in zip(most, problem.limit_bytes, strict=True)
     )
     return replace(problem, limit_bytes=tuple(limits))
 
@@ -229,7 +227,7 @@ class _Profile:
 
     load_s: tuple[float, ...]
     shared: frozenset[int]
-    held: dict[tuple[int, int], tuple[float, ...]]  #: Bytes on each device by (first, last).
+    bytes_in: dict[tuple[int, int], tuple[float, ...]]  #: On each device, by (first, last).
 
     def beats(self, other: _Profile) -> bool:
         """Whether it costs no more in any respect."""
@@ -237,9 +235,9 @@ class _Profile:
             all(a <= b for a, b in zip(self.load_s, other.load_s, strict=True))
             and self.shared <= other.shared
             and all(
-                span in other.held
-                and all(a <= b for a, b in zip(size, other.held[span], strict=True))
-                for span, size in self.held.items()
+                span in other.bytes_in
+                and all(a <= b for a, b in zip(size, other.bytes_in[span], strict=True))
+                for span, size in self.bytes_in.items()
             )
         )
 
@@ -282,7 +280,7 @@ def _profile(
 ) -> _Profile:
     load = list(problem.nodes[node][choice].load_s)
     shared = set()
-    held: dict[tuple[int, int], tuple[float, ...]] = {}
+    bytes_in: dict[tuple[int, int], tuple[float, ...]] = {}
     for index in {index for hold in holds for index in hold.items[choice]}:
         if uses[index] > 1:
             shared.add(index)
@@ -290,6 +288,6 @@ def _profile(
         item = problem.items[index]
         load = [a + b for a, b in zip(load, item.load_s, strict=True)]
         span = (item.first, item.last)
-        size = held.get(span, (0.0,) * problem.devices)
-        held[span] = tuple(a + b for a, b in zip(size, item.bytes, strict=True))
-    return _Profile(tuple(load), frozenset(shared), held)
+        size = bytes_in.get(span, (0.0,) * problem.devices)
+        bytes_in[span] = tuple(a + b for a, b in zip(size, item.bytes, strict=True))
+    return _Profile(tuple(load), frozenset(shared), bytes_in)

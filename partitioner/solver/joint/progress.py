@@ -31,14 +31,14 @@ class Progress:
     deadline: float  #: Monotonic second at which to stop.
     seed: int  #: Of all random choices.
     cutoff: float = math.inf  #: Stop once a bound shows that no plan is below this.
+    effort: int = 1  #: See `solve`.
+    engine: Engine = HIGHS  #: Solves the MILPs.
     best: tuple[int, ...] | None = None  #: The best plan that fits.
     cost: float = math.inf  #: Its value; infinite if there is none.
     bound: float = 0.0  #: No plan has a lower value; infinite once it is proven that none fits.
     found_by: str = "none"  #: The method that found the plan.
     proved_by: str = "none"  #: The method that proved the bound.
     closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
-    effort: int = 1  #: See `solve`.
-    engine: Engine = HIGHS  #: Solves the MILPs.
     _total: float = math.inf
     _excess: float = math.inf
 

@@ -35,14 +35,6 @@ def least_shortage(
     Should the search for the least excess come upon a plan that fits after all (the first
     search ran out of time), that plan is the answer.
 
-    Args:
-        problem: The problem that was refused.
-        objective: The objective that it was refused under.
-        refusal: What `solve` raised.
-        time_limit_s: Wall-clock limit.
-        seed: Of all random choices.
-        engine: Solves the MILP.
-
     Raises:
         Infeasible: The refined refusal.
     """
@@ -99,10 +91,7 @@ def seek_least(progress: Progress) -> bool:
 def refused(reduced: Reduced, progress: Progress, *, least: bool) -> Infeasible:
     """The verdict on a search that found no plan that fits.
 
-    Args:
-        reduced: Of the search's problem.
-        progress: The end of the search.
-        least: Whether `progress.closest` is proven to be short of the fewest bytes.
+    `least` says that `progress.closest` is proven to be short of the fewest bytes.
     """
     proven = least or math.isinf(progress.bound)
     if progress.closest is None:
@@ -137,15 +126,10 @@ def forbidden() -> Infeasible:
 def shortage_message(
     *, proven: bool, least: bool, where: str, short: int, held: int, limit: int
 ) -> str:
-    """The text of a refusal for lack of memory.
+    """The text of a refusal for lack of memory: bytes that are short, held, and of the device.
 
-    Args:
-        proven: Whether it is certain that no plan fits.
-        least: Whether no plan is short of fewer bytes.
-        where: The device and the node, in words.
-        short: Bytes that are short.
-        held: Bytes that are held.
-        limit: Bytes of the device.
+    `proven` says that no plan fits, `least` that no plan is short of fewer bytes; `where` names the
+    device and the node.
     """
     verdict = "no plan fits" if proven else "no plan was found that fits"
     of = "" if least else "in the nearest one found "

@@ -80,16 +80,8 @@ def solve(
     reduced = presolve(problem)
     if not all(reduced.kept):
         raise forbidden()
-    progress = Progress(
-        reduced.problem,
-        objective,
-        max(gap, LEAST_GAP),
-        deadline,
-        seed,
-        cutoff,
-        effort=effort,
-        engine=engine,
-    )
+    gap = max(gap, LEAST_GAP)
+    progress = Progress(reduced.problem, objective, gap, deadline, seed, cutoff, effort, engine)
     _METHODS[objective](progress)
     if progress.best is None:
         progress.deadline = time.monotonic() + max(progress.left_s, reason_s) if reason_s else 0.0
@@ -122,7 +114,7 @@ def _steps(progress: Progress) -> Iterator[Callable[[Progress], None]]:
     """The methods that improve the plan and the bound, in turn."""
     small = sum(map(len, progress.problem.nodes)) <= EXACT_BINARIES
     if progress.effort < 2 or small:
-        yield close
+        yield partial(run_milp, goal="throughput")
     if progress.effort < 2:
         return
     if progress.fleet is not None:
@@ -131,12 +123,7 @@ def _steps(progress: Progress) -> Iterator[Callable[[Progress], None]]:
             yield partial(configure, final=kicks == KICKS[-1])
     yield share_anew
     if progress.fleet is None and not small:
-        yield close
-
-
-def close(progress: Progress) -> None:
-    """Let the MILP close the gap of the throughput objective."""
-    run_milp(progress, "throughput")
+        yield partial(run_milp, goal="throughput")
 
 
 def minimise_memory(progress: Progress) -> None:

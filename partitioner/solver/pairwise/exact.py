@@ -101,7 +101,6 @@ def _milp(cost: Floats, matrix: Any, lower: Floats, upper: Floats, strategies: i
         (0.0,) * total,
         (1.0,) * total,
         tuple(column < strategies for column in range(total)),
-        tuple(f"x{column}" for column in range(total)),
         tuple(
             Row(
                 tuple(rows.indices[a:b].tolist()),

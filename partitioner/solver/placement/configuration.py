@@ -24,14 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from partitioner.solver.joint.progress import Progress
 from partitioner.solver.placement.covering import Covering
 from partitioner.solver.placement.fleet import Fleet, Knapsack, longest_runs
-from partitioner.solver.placement.sweep import StarTerm, Sweep, Swept, lay_out, sweep
-
-Floats = npt.NDArray[np.float64]
+from partitioner.solver.placement.sweep import Floats, StarTerm, Sweep, Swept, lay_out, sweep
 
 #: The name of the bound.
 SOURCE = "configuration LP"
@@ -96,7 +93,7 @@ def _add_first_sets(master: Covering, fleet: Fleet, plan: Sequence[int], limit_s
             master.add(index, inside, fleet.knapsacks[group].seconds(inside))
     for index, members in enumerate(fleet.classes):
         for run in longest_runs(fleet.knapsacks[members[0]], fleet.order, limit_s):
-            master.add(index, run.inside, run.seconds)
+            master.add(index, *run)
 
 
 @dataclass(frozen=True)

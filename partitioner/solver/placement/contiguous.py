@@ -47,10 +47,7 @@ def contiguous_plans(
 ) -> list[Split]:
     """The best contiguous plan for each number of groups used, fewest first.
 
-    Args:
-        problem: The problem.
-        picks: For each group that may be used, the choice of every node on it.
-        order: The nodes in the order to cut; that of the problem if not given.
+    Only groups with picks are used. Without an order that of the problem is cut.
     """
     if len(picks) < 2:
         return []

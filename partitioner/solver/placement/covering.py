@@ -16,21 +16,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from partitioner.solver.placement.sweep import Floats
 
 #: HiGHS's code of the primal simplex method: the basis stays feasible when sets are added.
 PRIMAL = 4
 
 
 class Covering:
-    """The program over the sets so far.
-
-    Args:
-        numbers: Devices of each class.
-        box: The most that each node may be worth.
-    """
+    """The program over the sets so far, for some devices of each class."""
 
     def __init__(self, numbers: Sequence[int], box: Floats) -> None:
         import highspy

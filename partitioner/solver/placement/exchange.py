@@ -70,7 +70,7 @@ class _Exchange:
         while True:
             busiest, *others = sorted(groups, key=lambda group: -self._load(plan, group))
             for other in reversed(others):
-                nodes = self._held(plan, busiest), self._held(plan, other)
+                nodes = self.fleet.held(plan.chosen, busiest), self.fleet.held(plan.chosen, other)
                 if nodes in tried or self.progress.over:
                     continue
                 tried.add(nodes)
@@ -100,7 +100,7 @@ class _Exchange:
         splits = self._splits(plan, first, second, limit)
         if splits is None:
             return None
-        both = self._held(plan, first) | self._held(plan, second)
+        both = self.fleet.held(plan.chosen, first) | self.fleet.held(plan.chosen, second)
         sacks = self.fleet.knapsacks
         least, best = (limit, limit), None
         for quanta in splits.within(limit)[:LOOKED_AT]:
@@ -112,7 +112,7 @@ class _Exchange:
         return None if best is None else self.price(self._moved(plan, first, second, best))
 
     def _splits(self, plan: _Plan, first: int, second: int, limit: float) -> Splits | None:
-        both = self._held(plan, first) | self._held(plan, second)
+        both = self.fleet.held(plan.chosen, first) | self.fleet.held(plan.chosen, second)
         order = [node for node in self.fleet.order if node in both]
         if not order:
             return None
@@ -127,9 +127,6 @@ class _Exchange:
             pair[node not in inside][node] if pick in (pair[0][node], pair[1][node]) else pick
             for node, pick in enumerate(plan.chosen)
         )
-
-    def _held(self, plan: _Plan, group: int) -> frozenset[int]:
-        return self.fleet.held(plan.chosen, group)
 
     def _load(self, plan: _Plan, group: int) -> float:
         return plan.loads[self.fleet.device[group]]

@@ -26,6 +26,9 @@ from partitioner.solver.placement.orders import frontier_order
 from partitioner.solver.problem import Edge, Problem
 from partitioner.solver.symmetry import group_classes
 
+#: Nodes that follow one another in an order, and the seconds that they take of a device.
+Run = tuple[frozenset[int], float]
+
 #: Pairs of groups times edges that are looked at for what is certain to be paid: 1 s.
 MOST_PAIRS = 500_000
 
@@ -127,24 +130,21 @@ def fleet(problem: Problem) -> Fleet | None:
     """The devices, if every group is one; None if not, or if there are too many."""
     groups = problem.groups
     device: dict[int, int] = {}
-    choice: dict[int, list[int | None]] = {group: [None] * len(problem.nodes) for group in groups}
-    for node, choices in enumerate(problem.nodes):
+    choice: dict[int, list[int]] = {group: [] for group in groups}
+    for choices in problem.nodes:
+        if sorted(option.group for option in choices) != list(groups):
+            return None
         for pick, option in enumerate(choices):
-            loaded = [d for d, seconds in enumerate(option.load_s) if seconds > 0]
-            if choice[option.group][node] is not None or len(loaded) > 1:
-                return None
-            choice[option.group][node] = pick
-            if loaded and device.setdefault(option.group, loaded[0]) != loaded[0]:
-                return None
-    picks = {g: tuple(p for p in by_node if p is not None) for g, by_node in choice.items()}
-    if any(len(by_node) < len(problem.nodes) for by_node in picks.values()):
-        return None
+            choice[option.group].append(pick)
+            for loaded, seconds in enumerate(option.load_s):
+                if seconds > 0 and device.setdefault(option.group, loaded) != loaded:
+                    return None
     if len(groups) < 2 or len(device) != len(groups) or len(set(device.values())) != len(device):
         return None
     classes = group_classes(problem, groups)
     if len(classes) * len(groups) * len(problem.edges) > MOST_PAIRS:
         return None
-    return Fleet(problem, device, picks, classes)
+    return Fleet(problem, device, {g: tuple(picks) for g, picks in choice.items()}, classes)
 
 
 def _star(arcs: Collection[tuple[int, int]]) -> tuple[int, tuple[int, ...], bool]:
@@ -160,14 +160,6 @@ def _star(arcs: Collection[tuple[int, int]]) -> tuple[int, tuple[int, ...], bool
     return centre, leaves, side == 0
 
 
-@dataclass(frozen=True)
-class Run:
-    """Nodes that follow one another in an order, and the seconds that they take of a device."""
-
-    inside: frozenset[int]
-    seconds: float
-
-
 def longest_runs(knapsack: Knapsack, order: Sequence[int], limit_s: float) -> list[Run]:
     """From each node the longest run of the order that takes at most `limit_s`, if there is one.
 
@@ -181,9 +173,9 @@ def longest_runs(knapsack: Knapsack, order: Sequence[int], limit_s: float) -> li
     reached = 0
     for start in range(len(order)):
         run = _longest_run(knapsack, stars_of, order[start:], limit_s)
-        if run is not None and start + len(run.inside) > reached:
+        if run is not None and start + len(run[0]) > reached:
             runs.append(run)
-            reached = start + len(run.inside)
+            reached = start + len(run[0])
     return runs
 
 
@@ -201,4 +193,4 @@ def _longest_run(
             break
         if work + cut <= limit_s:
             best = length, work + cut
-    return None if best is None else Run(frozenset(order[: best[0]]), best[1])
+    return None if best is None else (frozenset(order[: best[0]]), best[1])

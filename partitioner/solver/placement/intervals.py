@@ -46,14 +46,8 @@ def interval_loads(
 ) -> Floats:
     """[i, j]: the largest load of the group's devices that run blocks i to j, infinite if i > j.
 
-    Intervals whose lasting bytes are over a limit are infinite too.
-
-    Args:
-        problem: The problem.
-        group: The group.
-        picks: The choice of every node on each group.
-        others: Groups that the rest may be on, one of each interchangeable set.
-        blocks: The order.
+    Intervals whose lasting bytes are over a limit are infinite too. The rest of the nodes may be on
+    `others`, one group of each interchangeable set.
     """
     devices = sorted(group_devices(problem, group)) or [0]
     count, last = len(blocks.ends), len(problem.nodes) - 1
@@ -131,7 +125,7 @@ def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:
     """[entry, i, j]: the sum of the parts whose rectangle has (i, j); (width, count, count).
 
     Args:
-        rectangles: Of some intervals, as `Rectangle`; (charges, 5).
+        rectangles: As `Rectangle`; (charges, 5).
         parts: The vector that each adds; (charges, width).
         count: How many blocks there are.
     """

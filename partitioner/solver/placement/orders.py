@@ -70,13 +70,9 @@ def grow(
     arcs: Iterable[tuple[int, int]],
     first: int | None = None,
 ) -> Order:
-    """An order grown node by node.
+    """An order grown node by node, from the first one if it is given.
 
-    Args:
-        count: How many nodes there are.
-        nets: The values that the nodes share.
-        arcs: (before, after) pairs that the order keeps; they have no cycle.
-        first: Where to begin; None leaves it open.
+    It keeps the arcs, (before, after) pairs without a cycle.
     """
     growth = _Growth(count, nets, arcs)
     order: list[int] = []
@@ -145,11 +141,7 @@ def frontier_order(count: int, pairs: Iterable[tuple[int, int]]) -> Order:
     """An order in which few nodes wait for one another, the best of those grown from some starts.
 
     The next node is the one that leaves the fewest waiting, of equals the one nearest to the
-    node that came last.
-
-    Args:
-        count: How many nodes there are.
-        pairs: Nodes that wait for each other.
+    node that came last. The nodes of a pair wait for each other.
     """
     near: list[set[int]] = [set() for _ in range(count)]
     for u, v in pairs:

@@ -51,7 +51,7 @@ def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: floa
         first: Of device a.
         second: Of device b.
         order: The nodes that the two hold, in an order in which few wait for one another.
-        limit_s: Seconds above which no split is of use.
+        limit_s: No split above it is of use.
 
     Returns:
         None if the tables would be too large.

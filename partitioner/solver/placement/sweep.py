@@ -106,13 +106,9 @@ def lay_out(
     outside_s: Sequence[float],
     stars: Sequence[StarTerm],
 ) -> Sweep | None:
-    """Plan the tables; None if too many nodes wait for one another.
+    """Plan the tables of the nodes in the order; None if too many wait for one another.
 
-    Args:
-        order: The nodes that take part.
-        inside_s: Seconds of each node if it is inside.
-        outside_s: Seconds of each node if it is outside.
-        stars: Between nodes that take part.
+    The stars are of these nodes alone; `inside_s` and `outside_s` have all nodes.
     """
     at = {node: place for place, node in enumerate(order)}
     terms: list[list[_Term]] = [[] for _ in order]  # by the place at which they are added
@@ -178,12 +174,9 @@ def _sums(terms: Sequence[_Term], axes: Sequence[int]) -> tuple[Floats | None, I
 
 
 def sweep(layout: Sweep, values: Ints, most: int) -> Swept:
-    """The least seconds of each value from 0 to `most`.
+    """The least seconds of each value from 0 to `most`, the last one told apart.
 
-    Args:
-        layout: Of `lay_out`.
-        values: Of each node if it is inside, whole and at least 0.
-        most: The last value told apart.
+    Each node has its value, whole and at least 0, if it is inside.
     """
     table = np.full(most + 1, math.inf)
     table[0] = 0.0

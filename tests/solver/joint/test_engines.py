@@ -90,7 +90,7 @@ def test_a_program_has_the_same_optimum(gap: float) -> None:
 
 def test_an_infeasible_program_is_said_to_be() -> None:
     program = MilpBuilder()
-    column = program.column("a", upper=1.0, integer=True)
+    column = program.column(upper=1.0, integer=True)
     program.row([(column, 2.0)], 0, 1.0)
     assert solve_milp(program.build(), 10, 0.0, engine=CBC).status == "infeasible"
 

@@ -26,7 +26,7 @@ from partitioner.solver.symmetry import canonical, symmetric_groups
 
 def test_milp_finds_the_optimum_and_its_bound() -> None:
     build = MilpBuilder()
-    a, b = (build.column(name, cost=-1.0, upper=1.0, integer=True) for name in "ab")
+    a, b = (build.column(cost=-1.0, upper=1.0, integer=True) for _ in range(2))
     build.row([(a, 2.0), (b, 2.0)], -1, 3.0)
     result = solve_milp(build.build(), 10, 0.0)
     assert (result.status, result.cost, result.bound) == ("optimal", -1.0, -1.0)
@@ -36,7 +36,7 @@ def test_milp_finds_the_optimum_and_its_bound() -> None:
 
 def test_milp_says_infeasible() -> None:
     build = MilpBuilder()
-    a = build.column("a", upper=1.0, integer=True)
+    a = build.column(upper=1.0, integer=True)
     build.row([(a, 2.0)], 0, 1.0)
     assert solve_milp(build.build(), 10, 0.0).status == "infeasible"
 
@@ -52,7 +52,7 @@ def test_milp_takes_a_start_and_reports_the_time_limit() -> None:
 
 def test_a_row_without_columns_is_kept_only_if_it_is_false() -> None:
     build = MilpBuilder()
-    build.column("a", upper=1.0)
+    build.column(upper=1.0)
     build.row([], -1, 0.0)
     assert build.build().rows == ()
     build.row([], 1, 1.0)

@@ -138,10 +138,10 @@ def test_longest_runs_fit_and_cannot_be_longer(seed: int) -> None:
         if sack.seconds(frozenset(order[start:stop])) <= limit
     }
     assert bool(runs) == bool(fitting)
-    for run in runs:
-        start = min(order.index(node) for node in run.inside)
-        assert fitting[start, start + len(run.inside)] == pytest.approx(run.seconds)
-        assert (start, start + len(run.inside) + 1) not in fitting
+    for inside, seconds in runs:
+        start = min(order.index(node) for node in inside)
+        assert fitting[start, start + len(inside)] == pytest.approx(seconds)
+        assert (start, start + len(inside) + 1) not in fitting
 
 
 def test_a_graph_that_is_too_wide_is_not_swept() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem
-from partitioner.solver.joint.milp import Milp, MilpBuilder
+from partitioner.solver.milp.program import Milp, MilpBuilder
 
 Json = dict[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partitioner.solver import Solution, evaluate_choices
-from partitioner.solver.joint.engines import Engine
-from partitioner.solver.joint.merge_equal import merge_equal
+from partitioner.solver.merge_equal import merge_equal
+from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem
 

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.joint.buckets import LARGE, Answer, Factor, eliminate, expanded
-from partitioner.solver.joint.sites import Site, item_sites
+from partitioner.solver.buckets import LARGE, Answer, Factor, eliminate, expanded
 from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
+from partitioner.solver.sites import Site, item_sites
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.local_search import Goal, loads, local_search, peaks
-from partitioner.solver.joint.presolve import keep_choices
-from partitioner.solver.joint.progress import ROUNDING, Progress, device_most_over
+from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.contiguous import Split, contiguous_plans
 from partitioner.solver.placement.intervals import Picks
 from partitioner.solver.placement.orders import narrow_orders
+from partitioner.solver.presolve import keep_choices
 from partitioner.solver.problem import Problem
+from partitioner.solver.progress import ROUNDING, device_most_over
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import symmetric_groups
 
@@ -33,29 +34,29 @@ POSITIONS = 4
 SQUEEZES = 8
 
 
-def relax(progress: Progress) -> None:
+def relax(search: Search) -> None:
     """Bound the throughput by the least weighted sum of the loads, memory left aside.
 
     For weights that add up to 1 no plan's largest load is below it. Where all devices carry the
     same load in every plan this is the optimum itself.
     """
-    for weights in _weights(progress.problem):
-        answer = progress.eliminator.min_sum(weights)
+    for weights in _weights(search.problem):
+        answer = search.eliminator.min_sum(weights)
         if answer is not None:
-            _use(progress, *answer)
+            _use(search, *answer)
             continue
         least = (
             min(sum(w * s for w, s in zip(weights, c.load_s, strict=True)) for c in choices)
-            for choices in progress.problem.nodes
+            for choices in search.problem.nodes
         )
-        progress.prove(sum(least), "node loads")
+        search.prove(sum(least), "node loads")
 
 
-def _use(progress: Progress, chosen: tuple[int, ...], bound: float) -> None:
+def _use(search: Search, chosen: tuple[int, ...], bound: float) -> None:
     """Prove a bound of elimination, and offer its plan if one is allowed."""
-    progress.prove(bound, "elimination")
+    search.prove(bound, "elimination")
     if math.isfinite(bound):
-        progress.offer(chosen, "elimination")
+        search.offer(chosen, "elimination")
 
 
 def _weights(problem: Problem) -> list[list[float]]:
@@ -78,38 +79,38 @@ def _weights(problem: Problem) -> list[list[float]]:
     return [even] if same else [even, fair]
 
 
-def relax_memory(progress: Progress) -> None:
+def relax_memory(search: Search) -> None:
     """Bound the least peak by the least bytes at the positions where the best plan holds most."""
     for _ in range(POSITIONS):
-        plan = progress.best if progress.best is not None else progress.closest
-        if progress.over or plan is None:
+        plan = search.best if search.best is not None else search.closest
+        if search.over or plan is None:
             return
-        outcome = evaluate_choices(progress.problem, plan)
-        fullest = max(range(progress.problem.devices), key=outcome.peak_bytes.__getitem__)
-        before = progress.cost
-        answer = progress.eliminator.min_bytes(outcome.peak_position[fullest])
+        outcome = evaluate_choices(search.problem, plan)
+        fullest = max(range(search.problem.devices), key=outcome.peak_bytes.__getitem__)
+        before = search.cost
+        answer = search.eliminator.min_bytes(outcome.peak_position[fullest])
         if answer is None:
             return
-        _use(progress, *answer)
-        if progress.cost >= before:
+        _use(search, *answer)
+        if search.cost >= before:
             return
 
 
-def refute(progress: Progress) -> None:
+def refute(search: Search) -> None:
     """Prove that nothing fits, if at one position all plans hold more than the limits together."""
-    if progress.closest is None:
+    if search.closest is None:
         return
-    outcome = evaluate_choices(progress.problem, progress.closest)
-    limits = progress.problem.limit_bytes
-    device = device_most_over(progress.problem, outcome)
-    answer = progress.eliminator.min_bytes(outcome.peak_position[device])
+    outcome = evaluate_choices(search.problem, search.closest)
+    limits = search.problem.limit_bytes
+    device = device_most_over(search.problem, outcome)
+    answer = search.eliminator.min_bytes(outcome.peak_position[device])
     if answer is not None and answer[1] * len(limits) > sum(limits) * (1 + ROUNDING):
-        progress.prove(math.inf, "elimination")
+        search.prove(math.inf, "elimination")
 
 
-def squeeze(progress: Progress, least: tuple[int, ...]) -> list[tuple[int, ...]]:
+def squeeze(search: Search, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Plans of little load at several prices of a byte: the lowest at which they fit is sought."""
-    problem = progress.problem
+    problem = search.problem
     limits = [limit for limit in problem.limit_bytes if math.isfinite(limit)]
     plans: list[tuple[int, ...]] = []
     if not limits:
@@ -118,8 +119,8 @@ def squeeze(progress: Progress, least: tuple[int, ...]) -> list[tuple[int, ...]]
     low, high = -3.0, 3.0  # powers of ten of the price, in `unit`
     for step in range(SQUEEZES):
         power = high if not step else (low + high) / 2
-        answer = progress.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
-        if answer is None or not progress.left_s:
+        answer = search.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
+        if answer is None or not search.left_s:
             return plans
         plans.append(answer[0])
         fits = evaluate_choices(problem, answer[0]).excess_bytes <= 0
@@ -129,14 +130,14 @@ def squeeze(progress: Progress, least: tuple[int, ...]) -> list[tuple[int, ...]]
     return plans
 
 
-def starts(progress: Progress) -> list[tuple[int, ...]]:
+def starts(search: Search) -> list[tuple[int, ...]]:
     """Each device group alone, contiguous splits over groups, the least total load."""
-    problem = progress.problem
-    picks = alone(problem, progress.eliminator)
-    plans = [*picks.values(), *(split.chosen for split in splits(progress, picks))]
-    least = _cheapest(progress.eliminator)
+    problem = search.problem
+    picks = alone(problem, search.eliminator)
+    plans = [*picks.values(), *(split.chosen for split in splits(search, picks))]
+    least = _cheapest(search.eliminator)
     if least is not None:
-        return [*plans, least, *squeeze(progress, least)]
+        return [*plans, least, *squeeze(search, least)]
     if plans:
         return plans
     # every node's choice of least work, whatever its neighbours choose
@@ -144,62 +145,62 @@ def starts(progress: Progress) -> list[tuple[int, ...]]:
     return [tuple(seconds.index(min(seconds)) for seconds in work)]
 
 
-def splits(progress: Progress, picks: Picks) -> list[Split]:
+def splits(search: Search, picks: Picks) -> list[Split]:
     """Contiguous plans of several orders, until the deadline."""
-    orders = [tuple(range(len(progress.problem.nodes)))]
-    if len(picks) > 1 and progress.effort > 1:
-        orders = narrow_orders(progress.problem)
+    orders = [tuple(range(len(search.problem.nodes)))]
+    if len(picks) > 1 and search.effort > 1:
+        orders = narrow_orders(search.problem)
     plans: list[Split] = []
     for order in orders:
-        if plans and not progress.left_s:
+        if plans and not search.left_s:
             break
-        plans += contiguous_plans(progress.problem, picks, order)
+        plans += contiguous_plans(search.problem, picks, order)
     return plans
 
 
-def seek(progress: Progress) -> None:
+def seek(search: Search) -> None:
     """Offer good starts, and the plans that local search makes of the most promising."""
     # peaks make a move three times as dear, and the bound is near without many of them
-    most = EFFORT // 3 if progress.objective == "memory" else EFFORT
-    if progress.effort > 1 and progress.fleet is not None:
+    most = EFFORT // 3 if search.objective == "memory" else EFFORT
+    if search.effort > 1 and search.fleet is not None:
         most = QUICK
-    effort = min(most, EFFORT_PER_CHOICE * sum(map(len, progress.problem.nodes)))
-    ranked = offer_all(progress, starts(progress), "DP")
-    if progress.best is None:
-        refute(progress)
-    if math.isinf(progress.bound):
+    effort = min(most, EFFORT_PER_CHOICE * sum(map(len, search.problem.nodes)))
+    ranked = offer_all(search, starts(search), "DP")
+    if search.best is None:
+        refute(search)
+    if math.isinf(search.bound):
         return
-    if progress.objective == "memory":
-        relax_memory(progress)
-    if progress.best is not None:
-        ranked |= {progress.best: (0.0, progress.cost)}
-    improve(progress, ranked, peaks if progress.objective == "memory" else loads, effort)
+    if search.objective == "memory":
+        relax_memory(search)
+    if search.best is not None:
+        ranked |= {search.best: (0.0, search.cost)}
+    improve(search, ranked, peaks if search.objective == "memory" else loads, effort)
 
 
-def offer_all(progress: Progress, plans: Iterable[tuple[int, ...]], source: str) -> Ranked:
+def offer_all(search: Search, plans: Iterable[tuple[int, ...]], source: str) -> Ranked:
     """Offer plans; those without a forbidden pair are ranked."""
     ranked: Ranked = {}
     for chosen in plans:
-        outcome = progress.offer(chosen, source)
+        outcome = search.offer(chosen, source)
         if outcome is not None:
-            ranked[chosen] = outcome.excess_bytes, outcome.value(progress.objective)
+            ranked[chosen] = outcome.excess_bytes, outcome.value(search.objective)
     return ranked
 
 
-def improve(progress: Progress, ranked: Ranked, goal: Goal, effort: int) -> None:
+def improve(search: Search, ranked: Ranked, goal: Goal, effort: int) -> None:
     """Offer the plans that local search makes of the best."""
     for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
-        if progress.over:
+        if search.over:
             return
         better = local_search(
-            progress.problem,
+            search.problem,
             chosen,
             goal=goal,
             effort=effort,
-            deadline=progress.deadline,
-            seed=progress.seed,
+            deadline=search.deadline,
+            seed=search.seed,
         )
-        progress.offer(better, "local search")
+        search.offer(better, "local search")
 
 
 def _cheapest(eliminator: Eliminator) -> tuple[int, ...] | None:

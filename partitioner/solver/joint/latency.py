@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 
 from partitioner.solver.joint.incumbents import EFFORT_PER_CHOICE, improve, offer_all, starts
-from partitioner.solver.joint.progress import Progress
+from partitioner.solver.joint.search import Search
 from partitioner.solver.joint.state import Tables, tables
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import latency_s
@@ -91,13 +91,13 @@ def _occupy(
     return max([start, *(free[device] for device, _ in load)]), sum(s for _, s in load)
 
 
-def propose(progress: Progress) -> None:
+def propose(search: Search) -> None:
     """Offer plans of short latency."""
-    problem = progress.problem
-    progress.prove(critical_path_s(problem), "critical path")
-    plans = [list_schedule(tables(problem)), *starts(progress)]
-    if progress.best is not None:
-        plans.append(progress.best)
-    ranked = offer_all(progress, plans, "list scheduling")
+    problem = search.problem
+    search.prove(critical_path_s(problem), "critical path")
+    plans = [list_schedule(tables(problem)), *starts(search)]
+    if search.best is not None:
+        plans.append(search.best)
+    ranked = offer_all(search, plans, "list scheduling")
     effort = min(EFFORT // len(problem.nodes), EFFORT_PER_CHOICE * sum(map(len, problem.nodes)))
-    improve(progress, ranked, lambda state: (latency_s(problem, state.chosen),), effort)
+    improve(search, ranked, lambda state: (latency_s(problem, state.chosen),), effort)

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from partitioner.solver.joint.engines import HIGHS, Engine, solve_milp
-from partitioner.solver.joint.formulation import Goal, formulate
 from partitioner.solver.joint.incumbents import refute, relax, relax_memory, seek
 from partitioner.solver.joint.latency import propose
 from partitioner.solver.joint.local_search import local_search
-from partitioner.solver.joint.presolve import presolve
-from partitioner.solver.joint.progress import Progress
+from partitioner.solver.joint.search import Search
 from partitioner.solver.joint.shortage import forbidden, refused, seek_least
+from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
+from partitioner.solver.milp.formulation import Goal, formulate
 from partitioner.solver.outcome import Solution
 from partitioner.solver.placement.configuration import configure
 from partitioner.solver.placement.exchange import exchange
 from partitioner.solver.placement.neighbourhoods import share_anew
+from partitioner.solver.presolve import presolve
 from partitioner.solver.problem import Problem, SolverError, validate
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
 from partitioner.solver.symmetry import canonical
@@ -81,133 +81,133 @@ def solve(
     if not all(reduced.kept):
         raise forbidden()
     gap = max(gap, LEAST_GAP)
-    progress = Progress(reduced.problem, objective, gap, deadline, seed, cutoff, effort, engine)
-    _METHODS[objective](progress)
-    if progress.best is None:
-        progress.deadline = time.monotonic() + max(progress.left_s, reason_s) if reason_s else 0.0
-        least = seek_least(progress) if reason_s else False
-        if progress.best is None:
-            raise refused(reduced, progress, least=least)
+    search = Search(reduced.problem, objective, gap, deadline, seed, cutoff, effort, engine)
+    _METHODS[objective](search)
+    if search.best is None:
+        search.deadline = time.monotonic() + max(search.left_s, reason_s) if reason_s else 0.0
+        least = seek_least(search) if reason_s else False
+        if search.best is None:
+            raise refused(reduced, search, least=least)
     order = tuple(range(len(problem.nodes))) if objective == "latency" else None
-    solver = f"{progress.found_by} / {progress.proved_by}"
-    bound = min(progress.bound, progress.cost)
-    chosen = reduced.restore(progress.best)
+    solver = f"{search.found_by} / {search.proved_by}"
+    bound = min(search.bound, search.cost)
+    chosen = reduced.restore(search.best)
     cost = evaluate_choices(problem, chosen).value(objective)
-    return Solution(chosen, cost, min(bound, cost), progress.status, order, solver)
+    return Solution(chosen, cost, min(bound, cost), search.status, order, solver)
 
 
-def minimise_load(progress: Progress) -> None:
+def minimise_load(search: Search) -> None:
     """The throughput objective."""
-    relax(progress)
-    if not progress.done:
-        seek(progress)
-    if progress.best is None and math.isfinite(progress.bound):
-        refute(progress)
-    if math.isinf(progress.bound):
+    relax(search)
+    if not search.done:
+        seek(search)
+    if search.best is None and math.isfinite(search.bound):
+        refute(search)
+    if math.isinf(search.bound):
         return
-    for step in _steps(progress):
-        if not progress.over:
-            step(progress)
+    for step in _steps(search):
+        if not search.over:
+            step(search)
 
 
-def _steps(progress: Progress) -> Iterator[Callable[[Progress], None]]:
+def _steps(search: Search) -> Iterator[Callable[[Search], None]]:
     """The methods that improve the plan and the bound, in turn."""
-    small = sum(map(len, progress.problem.nodes)) <= EXACT_BINARIES
-    if progress.effort < 2 or small:
+    small = sum(map(len, search.problem.nodes)) <= EXACT_BINARIES
+    if search.effort < 2 or small:
         yield partial(run_milp, goal="throughput")
-    if progress.effort < 2:
+    if search.effort < 2:
         return
-    if progress.fleet is not None:
+    if search.fleet is not None:
         for kicks in KICKS:
-            yield partial(exchange, kicks=kicks)
-            yield partial(configure, final=kicks == KICKS[-1])
+            yield partial(exchange, fleet=search.fleet, kicks=kicks)
+            yield partial(configure, fleet=search.fleet, final=kicks == KICKS[-1])
     yield share_anew
-    if progress.fleet is None and not small:
+    if search.fleet is None and not small:
         yield partial(run_milp, goal="throughput")
 
 
-def minimise_memory(progress: Progress) -> None:
+def minimise_memory(search: Search) -> None:
     """The memory objective: the least peak, then the best throughput at about that peak."""
-    seek(progress)
-    relax_memory(progress)
-    if not progress.over and math.isfinite(progress.bound):
-        run_milp(progress, "memory")
-    if progress.best is None:
+    seek(search)
+    relax_memory(search)
+    if not search.over and math.isfinite(search.bound):
+        run_milp(search, "memory")
+    if search.best is None:
         return
-    allowed = progress.cost * (1 + PEAK_TOLERANCE)
-    limits = tuple(min(limit, allowed) for limit in progress.problem.limit_bytes)
-    second = Progress(
-        replace(progress.problem, limit_bytes=limits),
+    allowed = search.cost * (1 + PEAK_TOLERANCE)
+    limits = tuple(min(limit, allowed) for limit in search.problem.limit_bytes)
+    second = Search(
+        replace(search.problem, limit_bytes=limits),
         "throughput",
-        progress.gap,
-        progress.deadline,
-        progress.seed,
-        effort=progress.effort,
-        engine=progress.engine,
+        search.gap,
+        search.deadline,
+        search.seed,
+        effort=search.effort,
+        engine=search.engine,
     )
-    second.eliminator = progress.eliminator  # it knows no limits
-    second.offer(progress.best, progress.found_by)
+    second.eliminator = search.eliminator  # it knows no limits
+    second.offer(search.best, search.found_by)
     minimise_load(second)
     assert second.best is not None
-    progress.best = second.best
-    progress.cost = evaluate_choices(progress.problem, second.best).value("memory")
+    search.best = second.best
+    search.cost = evaluate_choices(search.problem, second.best).value("memory")
 
 
-def minimise_latency(progress: Progress) -> None:
+def minimise_latency(search: Search) -> None:
     """The latency objective: throughput bounds it and often finds the best plan too."""
-    inner = replace(progress, objective="throughput")
-    inner.eliminator = progress.eliminator
+    inner = replace(search, objective="throughput")
+    inner.eliminator = search.eliminator
     minimise_load(inner)
-    progress.prove(inner.bound, inner.proved_by)
+    search.prove(inner.bound, inner.proved_by)
     if inner.best is not None:
-        progress.offer(inner.best, inner.found_by)
-    if not progress.done:
-        propose(progress)
+        search.offer(inner.best, inner.found_by)
+    if not search.done:
+        propose(search)
 
 
-_METHODS: dict[Objective, Callable[[Progress], None]] = {
+_METHODS: dict[Objective, Callable[[Search], None]] = {
     "throughput": minimise_load,
     "memory": minimise_memory,
     "latency": minimise_latency,
 }
 
 
-def run_milp(progress: Progress, goal: Goal) -> None:
+def run_milp(search: Search, goal: Goal) -> None:
     """Let the MILP close the gap, from the best plan so far.
 
     Where work is placed on groups and a plan is known, a large program is only relaxed: branching
     adds little to its bound (see `EXACT_BINARIES`).
     """
-    cutoff = progress.cost if progress.best is not None else None
-    form = formulate(progress.problem, goal, cutoff)
-    milp, start, source = form.milp, None, progress.engine.label
-    if progress.best is not None:
-        start = form.start(canonical(progress.problem, progress.best))
-        if form.min_max and len(progress.problem.groups) > 1 and sum(milp.integer) > EXACT_BINARIES:
-            milp, start, source = milp.relaxed(), None, f"{progress.engine.label} LP"
-    result = solve_milp(milp, progress.left_s, progress.gap / 2, start, engine=progress.engine)
-    if result.status == "infeasible" and progress.best is None:
-        progress.prove(math.inf, source)
+    cutoff = search.cost if search.best is not None else None
+    form = formulate(search.problem, goal, cutoff)
+    milp, start, source = form.milp, None, search.engine.label
+    if search.best is not None:
+        start = form.start(canonical(search.problem, search.best))
+        if form.min_max and len(search.problem.groups) > 1 and sum(milp.integer) > EXACT_BINARIES:
+            milp, start, source = milp.relaxed(), None, f"{search.engine.label} LP"
+    result = solve_milp(milp, search.left_s, search.gap / 2, start, engine=search.engine)
+    if result.status == "infeasible" and search.best is None:
+        search.prove(math.inf, source)
         return
     if math.isfinite(result.bound):
-        progress.prove(form.bound(result.bound), source)
+        search.prove(form.bound(result.bound), source)
     if not result.values:
         return
     chosen = form.decode(result.values)
-    outcome = progress.offer(chosen, source)
+    outcome = search.offer(chosen, source)
     if outcome is None:
         return
     if outcome.excess_bytes > 0 and milp is form.milp:
-        _repair(progress, goal)
+        _repair(search, goal)
     elif goal == "throughput" and form.min_max:
-        better = local_search(progress.problem, chosen, effort=POLISH, deadline=progress.deadline)
-        progress.offer(better, source)
+        better = local_search(search.problem, chosen, effort=POLISH, deadline=search.deadline)
+        search.offer(better, source)
 
 
-def _repair(progress: Progress, goal: Goal) -> None:
+def _repair(search: Search, goal: Goal) -> None:
     """Solve again with a little less memory: the plan fits only within the solver's tolerance."""
-    limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in progress.problem.limit_bytes)
-    form = formulate(replace(progress.problem, limit_bytes=limits), goal)
-    result = solve_milp(form.milp, progress.left_s, progress.gap / 2, engine=progress.engine)
+    limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in search.problem.limit_bytes)
+    form = formulate(replace(search.problem, limit_bytes=limits), goal)
+    result = solve_milp(form.milp, search.left_s, search.gap / 2, engine=search.engine)
     if result.values:
-        progress.offer(form.decode(result.values), progress.engine.label)
+        search.offer(form.decode(result.values), search.engine.label)

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partitioner.solver.joint.engines import HIGHS, Engine, solve_milp
-from partitioner.solver.joint.highs import OPTIONS
-from partitioner.solver.joint.milp import Milp, Row
+from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
+from partitioner.solver.milp.highs import OPTIONS
+from partitioner.solver.milp.program import Milp, Row
 from partitioner.solver.pairwise.model import Floats, Model
 from partitioner.solver.pairwise.problem import Ints
 

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.solver.joint.progress import Progress
 from partitioner.solver.placement.covering import Covering
 from partitioner.solver.placement.fleet import Fleet, Knapsack, longest_runs
 from partitioner.solver.placement.sweep import Floats, StarTerm, Sweep, Swept, lay_out, sweep
+from partitioner.solver.progress import Progress
 
 #: The name of the bound.
 SOURCE = "configuration LP"
@@ -56,16 +56,14 @@ ROUNDING = 1e-9
 COVERED = 1e-9
 
 
-def configure(progress: Progress, *, final: bool = True) -> None:
+def configure(progress: Progress, fleet: Fleet, *, final: bool = True) -> None:
     """Raise the bound of the throughput objective.
 
-    Args:
-        progress: Where devices are groups of their own; others are left alone.
-        final: Whether to go on with a lower T once the best plan's cannot be refuted. A better
-            plan is likely then, and makes all that follows cheaper.
+    If it is not `final`, it stops once the best plan's T cannot be refuted: a better plan is likely
+    then, and makes all that follows cheaper. Otherwise it goes on with a lower T.
     """
-    fleet, plan = progress.fleet, progress.best
-    if fleet is None or plan is None or not progress.left_s:
+    plan = progress.best
+    if plan is None or not progress.left_s:
         return
     sacks = [fleet.knapsacks[members[0]] for members in fleet.classes]
     layouts = [laid_out(sack, fleet.order) for sack in sacks]

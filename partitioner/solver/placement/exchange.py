@@ -10,9 +10,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from partitioner.solver.joint.progress import Progress, lower_loads
 from partitioner.solver.placement.fleet import Fleet
 from partitioner.solver.placement.pairs import Splits, split
+from partitioner.solver.progress import Progress, lower_loads
 
 #: Best splits, by rounded seconds, of which the best by exact seconds is taken.
 LOOKED_AT = 10
@@ -21,17 +21,12 @@ KICK_PAIRS = (1, 2, 3)
 KICK_ABOVE = (1.0, 1.005, 1.02)
 
 
-def exchange(progress: Progress, kicks: int) -> None:
-    """Improve the best plan of the throughput objective.
-
-    Args:
-        progress: Where devices are groups of their own; others are left alone.
-        kicks: How often to start again from a plan nearby.
-    """
-    if progress.fleet is None or progress.best is None:
+def exchange(progress: Progress, fleet: Fleet, kicks: int) -> None:
+    """Improve the best plan of the throughput objective, starting again nearby after each kick."""
+    if progress.best is None:
         return
     rng = random.Random(f"{progress.seed} {kicks}")  # noqa: S311 - no secret
-    search = _Exchange(progress, progress.fleet, rng)
+    search = _Exchange(progress, fleet, rng)
     best = search.price(progress.best)
     if best is None:
         return

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from partitioner.solver.joint.engines import Engine, solve_milp
-from partitioner.solver.joint.formulation import formulate
-from partitioner.solver.joint.progress import Progress, lower_loads
+from partitioner.solver.milp.engines import Engine, solve_milp
+from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.placement.subproblem import Free, set_free
 from partitioner.solver.problem import Problem
+from partitioner.solver.progress import Progress, lower_loads
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import group_devices
 

@@ -18,7 +18,7 @@ from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError, brute_force, solve
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
-from partitioner.solver.joint.engines import (
+from partitioner.solver.milp.engines import (
     HIGHS,
     Engine,
     EngineError,
@@ -26,8 +26,8 @@ from partitioner.solver.joint.engines import (
     find,
     solve_milp,
 )
-from partitioner.solver.joint.foreign import load_pulp
-from partitioner.solver.joint.milp import MilpBuilder
+from partitioner.solver.milp.foreign import load_pulp
+from partitioner.solver.milp.program import MilpBuilder
 from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build

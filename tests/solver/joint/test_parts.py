@@ -10,17 +10,17 @@ from solver_instances import knapsack, placement, spmd
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem, brute_force, evaluate_choices
 from partitioner.solver.joint.elimination import Eliminator
-from partitioner.solver.joint.engines import solve_milp
-from partitioner.solver.joint.formulation import formulate
 from partitioner.solver.joint.incumbents import alone
 from partitioner.solver.joint.latency import critical_path_s, list_schedule
 from partitioner.solver.joint.local_search import local_search
-from partitioner.solver.joint.merge_equal import merge_equal
-from partitioner.solver.joint.milp import MilpBuilder
-from partitioner.solver.joint.presolve import presolve
-from partitioner.solver.joint.sites import clique_positions
 from partitioner.solver.joint.state import State, tables
+from partitioner.solver.merge_equal import merge_equal
+from partitioner.solver.milp.engines import solve_milp
+from partitioner.solver.milp.formulation import formulate
+from partitioner.solver.milp.program import MilpBuilder
 from partitioner.solver.placement.contiguous import contiguous_plans
+from partitioner.solver.presolve import presolve
+from partitioner.solver.sites import clique_positions
 from partitioner.solver.symmetry import canonical, symmetric_groups
 
 

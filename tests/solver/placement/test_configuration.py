@@ -12,7 +12,7 @@ from partitioner.solver import Choice, Problem, brute_force, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.incumbents import relax
-from partitioner.solver.joint.progress import Progress
+from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.configuration import configure, laid_out, refuted
 from partitioner.solver.placement.fleet import fleet
 from partitioner.solver.placement.sweep import sweep
@@ -34,10 +34,18 @@ KINDS = {
 }
 
 
-def progress_from(problem: Problem, chosen: tuple[int, ...]) -> Progress:
-    progress = Progress(problem, "throughput", 1e-4, time.monotonic() + 60, 0)
-    progress.offer(chosen, "start")
-    return progress
+def search_from(problem: Problem, chosen: tuple[int, ...]) -> Search:
+    search = Search(problem, "throughput", 1e-4, time.monotonic() + 60, 0)
+    search.offer(chosen, "start")
+    return search
+
+
+def bounded(problem: Problem, chosen: tuple[int, ...]) -> Search:
+    """A search whose bound is raised from a plan."""
+    search = search_from(problem, chosen)
+    assert search.fleet is not None
+    configure(search, search.fleet)
+    return search
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -46,11 +54,10 @@ def test_no_plan_is_below_the_bound(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
     best = brute_force(problem, "throughput")
     assert best is not None
-    progress = progress_from(problem, best[0])
-    configure(progress)
-    assert progress.bound <= best[1] * (1 + 1e-9)
+    search = bounded(problem, best[0])
+    assert search.bound <= best[1] * (1 + 1e-9)
     work = sum(min(sum(c.load_s) for c in choices) for choices in problem.nodes)
-    assert progress.bound >= 0.98 * work / problem.devices
+    assert search.bound >= 0.98 * work / problem.devices
 
 
 def test_the_bound_is_near_the_optimum_where_work_alone_says_little() -> None:
@@ -60,11 +67,10 @@ def test_the_bound_is_near_the_optimum_where_work_alone_says_little() -> None:
         problem = placement(seed, 7, 3, scale=3.0)
         best = brute_force(problem, "throughput")
         assert best is not None
-        progress = progress_from(problem, best[0])
-        configure(progress)
-        assert progress.proved_by == "configuration LP"
+        search = bounded(problem, best[0])
+        assert search.proved_by == "configuration LP"
         work = sum(choices[0].load_s[0] for choices in problem.nodes) / 3
-        gaps.append(1 - progress.bound / best[1])
+        gaps.append(1 - search.bound / best[1])
         plain.append(1 - work / best[1])
     assert sum(gaps) < sum(plain) / 2
 
@@ -121,9 +127,9 @@ def test_a_slow_device_counts_for_what_it_can_do() -> None:
     """Ten unit nodes, a device that takes 1 s for each and one that takes 9 s: 9 s at best."""
     problem = replace(placement(0, 10, 2), edges=(), holds=(), items=(), interchangeable=())
     unit = (Choice((1.0, 0.0), 0, "fast"), Choice((0.0, 9.0), 1, "slow"))
-    progress = progress_from(replace(problem, nodes=(unit,) * 10), (0,) * 10)
-    relax(progress)
-    assert progress.bound == pytest.approx(9.0)
+    search = search_from(replace(problem, nodes=(unit,) * 10), (0,) * 10)
+    relax(search)
+    assert search.bound == pytest.approx(9.0)
 
 
 def test_only_groups_of_one_device_are_bounded() -> None:
@@ -135,7 +141,8 @@ def test_only_groups_of_one_device_are_bounded() -> None:
 
 def test_nothing_is_proven_after_the_deadline() -> None:
     problem = placement(0, 7, 3)
-    progress = progress_from(problem, (0,) * 7)
-    progress.deadline = time.monotonic()
-    configure(progress)
-    assert progress.bound == 0.0
+    search = search_from(problem, (0,) * 7)
+    assert search.fleet is not None
+    search.deadline = time.monotonic()
+    configure(search, search.fleet)
+    assert search.bound == 0.0

@@ -15,11 +15,11 @@ from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.elimination import Eliminator
 from partitioner.solver.joint.incumbents import alone
-from partitioner.solver.joint.progress import Progress
 from partitioner.solver.placement.contiguous import contiguous_plans
 from partitioner.solver.placement.neighbourhoods import share_anew
 from partitioner.solver.placement.orders import narrow_orders
 from partitioner.solver.placement.subproblem import set_free
+from partitioner.solver.progress import Progress
 from partitioner.solver.referee import triggered
 
 

@@ -10,12 +10,12 @@ import pytest
 from solver_instances import placement
 
 from partitioner.solver import brute_force, evaluate_choices
-from partitioner.solver.joint.progress import Progress
 from partitioner.solver.placement.exchange import exchange
-from partitioner.solver.placement.fleet import Knapsack, Star, longest_runs
+from partitioner.solver.placement.fleet import Knapsack, Star, fleet, longest_runs
 from partitioner.solver.placement.orders import frontier_order
 from partitioner.solver.placement.pairs import FEWEST, split
 from partitioner.solver.placement.sweep import MOST_OPEN, StarTerm, lay_out, sweep
+from partitioner.solver.progress import Progress
 
 COUNT = 8
 
@@ -165,12 +165,14 @@ def test_a_narrow_order_of_a_chain_lets_one_node_wait() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_exchange_only_improves_and_repeats(seed: int) -> None:
     problem = placement(seed, 20, 3, limit=90)
+    devices = fleet(problem)
+    assert devices is not None
     plans = []
     for _ in range(2):
         progress = Progress(problem, "throughput", 1e-4, math.inf, seed)
         progress.offer([node * 3 // 20 for node in range(20)], "start")
         before = progress.cost
-        exchange(progress, 10)
+        exchange(progress, devices, 10)
         assert progress.best is not None
         assert progress.cost <= before
         assert evaluate_choices(problem, progress.best).excess_bytes <= 0
@@ -185,5 +187,7 @@ def test_exchange_ends_near_the_best_plan(seed: int) -> None:
     assert best is not None
     progress = Progress(problem, "throughput", 1e-4, math.inf, 0)
     progress.offer((0,) * 7, "start")
-    exchange(progress, 40)
+    devices = fleet(problem)
+    assert devices is not None
+    exchange(progress, devices, 40)
     assert best[1] - 1e-9 <= progress.cost <= 1.02 * best[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from partitioner.solver.joint.milp import Milp, MilpResult
+from partitioner.solver.milp.program import Milp, MilpResult
 from partitioner.solver.outcome import Status
 
 #: HiGHS 1.15.1's presolve loops without end, whatever the time limit, on some infeasible programs

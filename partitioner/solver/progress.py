@@ -6,12 +6,9 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
-from partitioner.solver.joint.elimination import Eliminator
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Status, relative_gap
-from partitioner.solver.placement.fleet import Fleet, fleet
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, Outcome, evaluate_choices
 
@@ -65,16 +62,6 @@ class Progress:
         """Keep a bound if it is higher."""
         if bound > self.bound:
             self.bound, self.proved_by = bound, source
-
-    @cached_property
-    def eliminator(self) -> Eliminator:
-        """The problem laid out for elimination."""
-        return Eliminator(self.problem)
-
-    @cached_property
-    def fleet(self) -> Fleet | None:
-        """The devices, if each is a group of its own."""
-        return fleet(self.problem)
 
     @property
     def left_s(self) -> float:

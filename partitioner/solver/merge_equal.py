@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from partitioner.solver.joint.presolve import restrict
+from partitioner.solver.presolve import restrict
 from partitioner.solver.problem import Choice, Edge, Hold, Problem
 
 

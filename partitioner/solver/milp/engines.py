@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
-from partitioner.solver.joint.foreign import load_pulp, solve_with_pulp
-from partitioner.solver.joint.highs import solve_with_highs
-from partitioner.solver.joint.milp import Milp, MilpResult
+from partitioner.solver.milp.foreign import load_pulp, solve_with_pulp
+from partitioner.solver.milp.highs import solve_with_highs
+from partitioner.solver.milp.program import Milp, MilpResult
 
 
 class EngineError(OptionError):

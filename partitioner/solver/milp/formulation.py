@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partitioner.solver.joint.milp import Milp, MilpBuilder
-from partitioner.solver.joint.sites import Site, clique_positions, item_sites
+from partitioner.solver.milp.program import Milp, MilpBuilder
 from partitioner.solver.problem import Edge, Pair, Problem
+from partitioner.solver.sites import Site, clique_positions, item_sites
 from partitioner.solver.symmetry import rank_nodes, symmetric_groups
 
 Goal = Literal["throughput", "memory", "excess"]

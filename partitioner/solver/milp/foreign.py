@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from partitioner.solver.joint.milp import Milp, MilpResult
+from partitioner.solver.milp.program import Milp, MilpResult
 from partitioner.solver.outcome import Status
 from partitioner.solver.problem import SolverError
 

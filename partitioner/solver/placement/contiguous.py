@@ -82,8 +82,10 @@ def _fill(
     table: Table = {(0,) * len(classes): (empty, none, none)}
     states = itertools.product(*(range(len(members) + 1) for members in classes))
     for used in sorted(states, key=lambda used: (sum(used), used)):
-        if not any(used) or _overlap(used, classes, devices):
-            continue
+        groups = [g for n, members in zip(used, classes, strict=True) for g in members[:n]]
+        union = frozenset().union(*(devices[g] for g in groups))
+        if not groups or sum(len(devices[g]) for g in groups) > len(union):
+            continue  # nothing is used, or two of the groups share a device
         best, last_class, last_start = np.full(size, math.inf), none.copy(), none.copy()
         for index in range(len(classes)):
             before = (*used[:index], used[index] - 1, *used[index + 1 :])
@@ -99,13 +101,6 @@ def _fill(
             last_start = np.where(better, np.concatenate(([0], first)), last_start)
         table[used] = (best, last_class, last_start)
     return table
-
-
-def _overlap(used: Used, classes: Classes, devices: Mapping[int, frozenset[int]]) -> bool:
-    """Whether two of the used groups share a device."""
-    groups = [g for count, members in zip(used, classes, strict=True) for g in members[:count]]
-    union = frozenset().union(*(devices[g] for g in groups))
-    return sum(len(devices[g]) for g in groups) > len(union)
 
 
 def _trace(

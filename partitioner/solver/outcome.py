@@ -23,7 +23,7 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """How far the cost may be above the best, relative to the cost."""
+        """The most that the cost may be above the best, relative to the cost."""
         return relative_gap(self.cost, self.bound)
 
 
@@ -42,7 +42,7 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         bytes_short: Its peak less its limit in the nearest plan known.
         proven: Whether it is certain that no plan fits; otherwise none was found in time.
         closest: The plan that is short of `bytes_short`, one choice index a node.
-        relaxations: What would make the request feasible, in words; each was tried.
+        relaxations: Changes that make the request feasible, in words; each was tried.
     """
 
     exit_code = 3

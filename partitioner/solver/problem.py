@@ -68,7 +68,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class Problem:
-    """The whole question. Node indices are positions in the global order."""
+    """The whole problem. Node indices are positions in the global order."""
 
     devices: int  #: How many devices there are.
     limit_bytes: tuple[float, ...]  #: Memory of each device; `math.inf` where there is no limit.

@@ -28,7 +28,7 @@ from partitioner.solver.sites import Site, item_sites
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-#: More switches than this are not worth a try: their combinations are what makes a graph wide.
+#: More switches than this are not worth a try: their combinations make a graph wide.
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
@@ -132,8 +132,8 @@ class Eliminator:
     def _converted(self, weights: Floats, prices: Floats) -> Answer:
         """Shared items as nodes of their own: dearer to lay out, and often far narrower.
 
-        Only where one device stands for all: what other problems gain by the bound, they lose in
-        time.
+        Only where one device stands for all: other problems lose more by the time than they gain by
+        the bound.
         """
         from partitioner.solver.pairwise.contract import least_cost  # they load Numba
         from partitioner.solver.pairwise.convert import PER_SECOND, convert

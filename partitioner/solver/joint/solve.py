@@ -1,4 +1,4 @@
-"""Solve a problem: presolve, relaxations, incumbents, then the MILP for what gap is left."""
+"""Solve a problem: presolve, relaxations, incumbents, then the MILP for the gap that is left."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def solve(
     effort: int = 1,
     engine: Engine = HIGHS,
 ) -> Solution:
-    """The best plan found within the limits, with a bound on what any plan can reach.
+    """The best plan found within the limits, with a bound that no plan is below.
 
     Deterministic for equal arguments when the gap is met before the time limit.
 
     Args:
-        problem: The question.
+        problem: The problem.
         objective: "throughput" (least load of the busiest device), "memory" (least peak of the
             fullest device, then throughput at that peak) or "latency" (one request).
         time_limit_s: Wall-clock limit.
@@ -97,7 +97,7 @@ def solve(
 
 
 def minimise_load(search: Search) -> None:
-    """The throughput objective."""
+    """The throughput objective: the least load of the busiest device."""
     relax(search)
     if not search.done:
         seek(search)

@@ -34,8 +34,8 @@ def load_pulp() -> Any:
     """PuLP, imported when it is first needed.
 
     Its classes of solvers that are not installed keep the error of looking for them. From there a
-    traceback leads to the frames of all callers of the first import, and what those hold would live
-    as long as the process: a model, its data, process groups with their threads.
+    traceback leads to the frames of all callers of the first import, and all that those hold would
+    live as long as the process: a model, its data, process groups with their threads.
     """
     import pulp
 

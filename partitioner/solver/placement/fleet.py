@@ -1,7 +1,7 @@
-"""Devices that nodes are placed on, each a group by itself, and what one device can do in a time.
+"""Devices that nodes are placed on, each a group by itself, with a knapsack of each.
 
-The second is a knapsack with a cut, without the other devices: a set S of nodes fits device d
-within T seconds if
+The knapsack has a cut and leaves the other devices aside: a set S of nodes fits device d within T
+seconds if
 
     work_d(S) + communication_d(S) <= T
 

@@ -55,7 +55,7 @@ def _only(name: str) -> Any:
     return lambda onlyAvailable=False: [name] if onlyAvailable else ["HiGHS", name]  # noqa: N803
 
 
-def test_what_is_not_there_is_said_with_what_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_list_the_solvers_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(EngineError, match="'nix' is not known; there are highs, cbc") as caught:
         find("nix")
     assert caught.value.exit_code == 2
@@ -88,7 +88,7 @@ def test_a_program_has_the_same_optimum(gap: float) -> None:
     assert relaxed.bound <= relaxed.cost
 
 
-def test_an_infeasible_program_is_said_to_be() -> None:
+def test_an_infeasible_program_is_reported() -> None:
     program = MilpBuilder()
     column = program.column(upper=1.0, integer=True)
     program.row([(column, 2.0)], 0, 1.0)

@@ -117,7 +117,7 @@ def placement(
 ) -> Problem:
     """Whole operators on devices: a value is sent to each other device at most once.
 
-    With `per_group` > 1 every device offers several choices with classes of their entries.
+    With `per_group` > 1 every device offers several choices with classes of their own.
     """
     make = Maker(seed, count, devices)
     rng = make.rng

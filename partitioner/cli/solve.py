@@ -44,7 +44,7 @@ def solve_command(argv: Sequence[str]) -> int:
         check_file(args.output)
     start = time.monotonic()
     from partitioner.solver.formats.files import Search
-    from partitioner.solver.joint.engines import find
+    from partitioner.solver.milp.engines import find
 
     engine = find(args.solver)
     kind, data = _read(Path(args.file))

@@ -16,7 +16,7 @@ from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build
 from partitioner.problem.folding import Folded
 from partitioner.solver import Solution, evaluate_choices, solve
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.problem import Problem
 from partitioner.strategies.derive import Rules, strategies
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partitioner.solver import Solution, evaluate_choices
-from partitioner.solver.joint.engines import Engine
-from partitioner.solver.joint.merge_equal import merge_alike
+from partitioner.solver.merge_equal import merge_equal
+from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem
 
@@ -34,7 +34,7 @@ def minimised(
     from partitioner.solver.pairwise import solve  # they load Numba
     from partitioner.solver.pairwise.convert import PER_SECOND, convert
 
-    merged = merge_alike(problem)
+    merged = merge_equal(problem)
     if not all(merged.problem.nodes):
         return None
     converted = convert(merged.problem)

@@ -22,7 +22,7 @@ from partitioner.search.levels.meshes import Layout, split_from
 from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, work_bound
 from partitioner.search.levels.stretches import Blocks
 from partitioner.solver import Infeasible
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Stage
 from partitioner.strategies.derive import Rules
 

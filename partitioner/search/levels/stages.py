@@ -18,7 +18,7 @@ from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, kinds, split_from
 from partitioner.search.levels.stretches import Blocks, blocks, stage_option
 from partitioner.solver import Infeasible
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies.derive import Rules
 

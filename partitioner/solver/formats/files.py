@@ -13,7 +13,7 @@ from partitioner.solver import Infeasible, Status
 from partitioner.solver import solve as solve_placement
 from partitioner.solver.formats import dnnp, dnnp_referee, iopddl
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
-from partitioner.solver.joint.engines import Engine
+from partitioner.solver.milp.engines import Engine
 from partitioner.solver.pairwise import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise import solve as solve_pairwise
 

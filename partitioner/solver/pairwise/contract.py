@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from partitioner.solver.joint.buckets import Factor, Floats, Room, eliminate
+from partitioner.solver.buckets import Factor, Floats, Room, eliminate
 from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise
 
 

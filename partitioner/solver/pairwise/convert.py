@@ -27,9 +27,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from partitioner.solver.joint.presolve import simplify_edges
 from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise
 from partitioner.solver.pairwise.triggers import Offer, Span, Triggers, span_of, triggers
+from partitioner.solver.presolve import simplify_edges
 from partitioner.solver.problem import Edge, Pair, Problem, SolverError
 from partitioner.solver.referee import triggered
 

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partitioner.solver.joint.engines import HIGHS, Engine
-from partitioner.solver.joint.milp import OPTIONS, Milp, Row, solve_milp
+from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
+from partitioner.solver.milp.highs import OPTIONS
+from partitioner.solver.milp.program import Milp, Row
 from partitioner.solver.pairwise.model import Floats, Model
 from partitioner.solver.pairwise.problem import Ints
 
@@ -100,7 +101,6 @@ def _milp(cost: Floats, matrix: Any, lower: Floats, upper: Floats, strategies: i
         (0.0,) * total,
         (1.0,) * total,
         tuple(column < strategies for column in range(total)),
-        tuple(f"x{column}" for column in range(total)),
         tuple(
             Row(
                 tuple(rows.indices[a:b].tolist()),

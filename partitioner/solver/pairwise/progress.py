@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from partitioner.solver.joint.milp import Status
+from partitioner.solver.outcome import Status
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.exact import columns, solve_exactly
 from partitioner.solver.pairwise.model import Model, build, restrict

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from partitioner.solver.joint.sites import Site, item_sites
 from partitioner.solver.problem import Problem, SolverError
+from partitioner.solver.sites import Site, item_sites
 
 Span = tuple[int, int]  #: First and last position at which something is held, inclusive.
 Wanted = tuple[tuple[int, frozenset[int]], ...]  #: (node, its choices that trigger), by node.

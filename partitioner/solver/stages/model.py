@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.joint.milp import Status
+from partitioner.solver.outcome import Status
 from partitioner.solver.problem import SolverError
 
 Floats = npt.NDArray[np.float64]

@@ -36,7 +36,7 @@ from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.one_column import minimised
 from partitioner.search.levels.one_mesh import ranked
 from partitioner.solver import Infeasible, evaluate_choices
-from partitioner.solver.joint.engines import HIGHS
+from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.problem import Problem
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import SearchError

@@ -1,4 +1,4 @@
-"""Where each item is triggered: the view of a problem that all the search methods share."""
+"""The edges and holds that trigger each item: a view of a problem that many methods share."""
 
 from __future__ import annotations
 
@@ -11,29 +11,22 @@ T = TypeVar("T")
 
 
 class Site(NamedTuple):
-    """One edge or hold that can trigger an item.
+    """One edge or hold that can trigger an item."""
 
-    Attributes:
-        edge: Index of the edge, or None for a hold.
-        hold: Index of the hold, or None for an edge.
-        pairs: The pairs of classes of the edge that trigger it.
-        choices: The choices of the hold's node that trigger it.
-    """
-
-    edge: int | None = None
-    hold: int | None = None
-    pairs: tuple[Pair, ...] = ()
-    choices: tuple[int, ...] = ()
+    edge: int | None = None  #: Index of the edge, or None for a hold.
+    hold: int | None = None  #: Index of the hold, or None for an edge.
+    pairs: tuple[Pair, ...] = ()  #: The pairs of classes of the edge that trigger it.
+    choices: tuple[int, ...] = ()  #: The choices of the hold's node that trigger it.
 
 
 def item_sites(
     problem: Problem, among: Collection[int] | None = None
 ) -> tuple[tuple[Site, ...], ...]:
-    """For each item all its sites, in the order of edges, then holds.
+    """For each item its sites, edges first, then holds.
 
     Args:
         problem: The problem.
-        among: Items that count, the others have none; None for all.
+        among: The items that get sites; None for all.
     """
     sites: list[list[Site]] = [[] for _ in problem.items]
     for index, edge in enumerate(problem.edges):
@@ -48,13 +41,13 @@ def item_sites(
 def _triggers(
     entries: Iterable[tuple[T, Sequence[int]]], among: Collection[int] | None
 ) -> Iterable[tuple[int, list[T]]]:
-    """Of each item what triggers it."""
-    found: dict[int, list[T]] = {}
+    """Each item with its triggers."""
+    by_item: dict[int, list[T]] = {}
     for trigger, items in entries:
         for item in dict.fromkeys(items):
             if among is None or item in among:
-                found.setdefault(item, []).append(trigger)
-    return found.items()
+                by_item.setdefault(item, []).append(trigger)
+    return by_item.items()
 
 
 def clique_positions(spans: Iterable[tuple[int, int]]) -> list[int]:

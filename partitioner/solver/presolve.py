@@ -28,19 +28,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Reduced:
-    """A smaller problem with equal best cost.
-
-    Attributes:
-        problem: The smaller problem.
-        kept: For each node the original index of each choice that is left.
-    """
+    """A smaller problem with equal best cost."""
 
     problem: Problem
-    kept: tuple[tuple[int, ...], ...]
+    kept: tuple[tuple[int, ...], ...]  #: For each node the original index of each choice left.
 
     def restore(self, chosen: Sequence[int]) -> tuple[int, ...]:
         """A plan of the smaller problem as one of the original."""
         return tuple(kept[index] for kept, index in zip(self.kept, chosen, strict=True))
+
+    def lower(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """A plan of the original, whose choices were kept, as one of the smaller problem."""
+        return tuple(kept.index(index) for kept, index in zip(self.kept, chosen, strict=True))
 
 
 def presolve(problem: Problem) -> Reduced:
@@ -54,13 +53,13 @@ def presolve(problem: Problem) -> Reduced:
         if not any(drop):
             return replace(reduced, problem=_binding_limits(reduced.problem))
         left = [
-            [index for index in range(len(olds)) if index not in gone]
-            for olds, gone in zip(reduced.kept, drop, strict=True)
+            [index for index in range(len(indices)) if index not in dropped]
+            for indices, dropped in zip(reduced.kept, drop, strict=True)
         ]
         smaller = keep_choices(reduced.problem, left)
         kept = tuple(
-            tuple(olds[index] for index in own)
-            for olds, own in zip(reduced.kept, left, strict=True)
+            tuple(indices[index] for index in remaining)
+            for indices, remaining in zip(reduced.kept, left, strict=True)
         )
         reduced = Reduced(simplify_edges(smaller, reduced.problem.edges), kept)
         if not all(kept):
@@ -69,26 +68,26 @@ def presolve(problem: Problem) -> Reduced:
 
 def keep_choices(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
     """The problem with only these choices of each node, in this order."""
-    whole = [len(own) == len(choices) for own, choices in zip(kept, problem.nodes, strict=True)]
+    whole = [len(left) == len(choices) for left, choices in zip(kept, problem.nodes, strict=True)]
 
     def keep(node: int, values: Sequence[T]) -> tuple[T, ...]:
         return tuple(values[index] for index in kept[node])
 
-    def keep_pairs(edge: Edge) -> Edge:
-        if whole[edge.u] and whole[edge.v]:
-            return edge
-        return _live_pairs(edge, keep(edge.u, edge.out_class), keep(edge.v, edge.in_class))
-
     return replace(
         problem,
         nodes=tuple(keep(node, choices) for node, choices in enumerate(problem.nodes)),
-        edges=tuple(map(keep_pairs, problem.edges)),
+        edges=tuple(
+            edge if whole[edge.u] and whole[edge.v] else restrict(edge, kept[edge.u], kept[edge.v])
+            for edge in problem.edges
+        ),
         holds=tuple(replace(hold, items=keep(hold.node, hold.items)) for hold in problem.holds),
     )
 
 
-def _live_pairs(edge: Edge, out_class: tuple[int, ...], in_class: tuple[int, ...]) -> Edge:
-    """The edge with fewer choices, and no pair that none of them makes."""
+def restrict(edge: Edge, kept_u: Sequence[int], kept_v: Sequence[int]) -> Edge:
+    """The edge with only these choices of its ends, and only the pairs of their classes."""
+    out_class = tuple(edge.out_class[index] for index in kept_u)
+    in_class = tuple(edge.in_class[index] for index in kept_v)
     live = {(o, i) for o in set(out_class) for i in set(in_class)}
     items = {pair: paid for pair, paid in edge.items.items() if pair in live}
     return Edge(edge.u, edge.v, out_class, in_class, items, edge.forbidden & live)
@@ -97,9 +96,7 @@ def _live_pairs(edge: Edge, out_class: tuple[int, ...], in_class: tuple[int, ...
 def simplify_edges(problem: Problem, simple: Sequence[Edge] = ()) -> Problem:
     """The problem with one edge between two nodes, few classes, and no edge that costs nothing.
 
-    Args:
-        problem: The problem.
-        simple: Edges that are known to be so.
+    The classes of `simple` edges are known to be few.
     """
     known = set(map(id, simple))
     groups: dict[tuple[int, int], list[Edge]] = {}
@@ -158,12 +155,11 @@ def _merge_classes(edge: Edge) -> Edge:
     items: dict[Pair, tuple[int, ...]] = {}
     barred = set()
     for o, row in zip(outs, rows, strict=True):
-        own = out_id[o]
         for i, cell in zip(ins, row, strict=True):
             if cell is None:
-                barred.add((own, in_id[i]))
+                barred.add((out_id[o], in_id[i]))
             elif cell:
-                items[own, in_id[i]] = cell
+                items[out_id[o], in_id[i]] = cell
     return Edge(
         edge.u,
         edge.v,
@@ -206,8 +202,8 @@ def _binding_limits(problem: Problem) -> Problem:
     for edge in problem.edges:
         most += _fullest(edge.items.values(), size)
     limits = (
-        math.inf if held <= limit else limit
-        for held, limit in zip(most, problem.limit_bytes, strict=True)
+        math.inf if fullest <= limit else limit
+        for fullest, limit in zip(most, problem.limit_bytes, strict=True)
     )
     return replace(problem, limit_bytes=tuple(limits))
 
@@ -227,21 +223,21 @@ def _fullest(
 
 @dataclass(frozen=True)
 class _Profile:
-    """What a choice costs by itself: private items added up, shared items by name."""
+    """The cost of a choice by itself: private items added up, shared items by index."""
 
     load_s: tuple[float, ...]
     shared: frozenset[int]
-    held: dict[tuple[int, int], tuple[float, ...]]
+    bytes_in: dict[tuple[int, int], tuple[float, ...]]  #: On each device, by (first, last).
 
     def beats(self, other: _Profile) -> bool:
-        """Costs no more in any respect."""
+        """Whether it costs no more in any respect."""
         return (
             all(a <= b for a, b in zip(self.load_s, other.load_s, strict=True))
             and self.shared <= other.shared
             and all(
-                span in other.held
-                and all(a <= b for a, b in zip(size, other.held[span], strict=True))
-                for span, size in self.held.items()
+                span in other.bytes_in
+                and all(a <= b for a, b in zip(size, other.bytes_in[span], strict=True))
+                for span, size in self.bytes_in.items()
             )
         )
 
@@ -260,10 +256,10 @@ def _dominated(problem: Problem) -> list[set[int]]:
     drop: list[set[int]] = [set() for _ in problem.nodes]
     for node, choices in enumerate(problem.nodes):
         profiles = [_profile(problem, node, p, holds[node], uses) for p in range(len(choices))]
-        alike: dict[Hashable, list[int]] = {}
+        rivals: dict[Hashable, list[int]] = {}
         for p, choice in enumerate(choices):
-            alike.setdefault((choice.group, *(c[p] for c in classes[node])), []).append(p)
-        for members in alike.values():
+            rivals.setdefault((choice.group, *(c[p] for c in classes[node])), []).append(p)
+        for members in rivals.values():
             drop[node] |= _beaten(profiles, members)
     return drop
 
@@ -284,7 +280,7 @@ def _profile(
 ) -> _Profile:
     load = list(problem.nodes[node][choice].load_s)
     shared = set()
-    held: dict[tuple[int, int], tuple[float, ...]] = {}
+    bytes_in: dict[tuple[int, int], tuple[float, ...]] = {}
     for index in {index for hold in holds for index in hold.items[choice]}:
         if uses[index] > 1:
             shared.add(index)
@@ -292,6 +288,6 @@ def _profile(
         item = problem.items[index]
         load = [a + b for a, b in zip(load, item.load_s, strict=True)]
         span = (item.first, item.last)
-        size = held.get(span, (0.0,) * problem.devices)
-        held[span] = tuple(a + b for a, b in zip(size, item.bytes, strict=True))
-    return _Profile(tuple(load), frozenset(shared), held)
+        size = bytes_in.get(span, (0.0,) * problem.devices)
+        bytes_in[span] = tuple(a + b for a, b in zip(size, item.bytes, strict=True))
+    return _Profile(tuple(load), frozenset(shared), bytes_in)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+Scope = tuple[int, ...]  #: Nodes that a table mentions, ascending.
 T = TypeVar("T", bound=np.generic)
 Floats = npt.NDArray[np.float64]
 Answer = tuple[tuple[int, ...], float] | None  #: A plan and its value; None: too wide.
@@ -38,24 +39,24 @@ MAX_SCOPE = 25
 
 @dataclass(frozen=True)
 class Factor:
-    """A cost for every combination of choices of the nodes in `scope` (ascending)."""
+    """A cost for every combination of choices of the nodes in `scope`."""
 
-    scope: tuple[int, ...]
+    scope: Scope
     table: Floats
 
 
 @dataclass(frozen=True)
 class _Step:
-    """How a node's choice follows from its neighbours' once theirs are known."""
+    """A node's choice as it follows from its neighbours' once theirs are known."""
 
     node: int
-    scope: tuple[int, ...]
+    scope: Scope  #: The neighbours.
     best: npt.NDArray[np.intp]
 
 
-def spread(table: npt.NDArray[T], own: Sequence[int], scope: Sequence[int]) -> npt.NDArray[T]:
-    """The table with an axis of size 1 for each node of the scope that it does not mention."""
-    sizes = dict(zip(own, table.shape, strict=True))
+def expanded(table: npt.NDArray[T], nodes: Sequence[int], scope: Sequence[int]) -> npt.NDArray[T]:
+    """The table of some nodes with an axis of size 1 for each other node of the scope."""
+    sizes = dict(zip(nodes, table.shape, strict=True))
     return table.reshape([sizes.get(node, 1) for node in scope])
 
 
@@ -67,12 +68,9 @@ def _squeezed(factor: Factor, sizes: Sequence[int]) -> Factor:
 
 
 def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMALL) -> Answer:
-    """The least sum of the factors, exactly.
+    """The least sum of the factors, exactly, and its choices; None if a table exceeds the room.
 
-    Args:
-        factors: Tables over nodes; infinite entries are forbidden.
-        sizes: How many choices each node has.
-        room: Where to give up.
+    Infinite entries are forbidden. `sizes` is how many choices each node has.
     """
     squeezed = [_squeezed(factor, sizes) for factor in factors]
     order = _order([factor.scope for factor in squeezed], sizes, room)
@@ -90,7 +88,7 @@ def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMAL
     for (node, scope), bucket in zip(order, buckets, strict=True):
         total = np.zeros([sizes[n] for n in scope])
         for factor in bucket:
-            total += spread(factor.table, factor.scope, scope)
+            total += expanded(factor.table, factor.scope, scope)
         bucket.clear()
         axis = scope.index(node)
         rest = scope[:axis] + scope[axis + 1 :]
@@ -100,10 +98,10 @@ def eliminate(factors: Sequence[Factor], sizes: Sequence[int], room: Room = SMAL
             buckets[min(place[n] for n in rest)].append(Factor(rest, least))
         else:
             constant += float(least)
-    return _decode(steps, len(sizes)), constant
-
-
-Scope = tuple[int, ...]
+    chosen = [0] * len(sizes)
+    for step in reversed(steps):
+        chosen[step.node] = int(step.best[tuple(chosen[node] for node in step.scope)])
+    return tuple(chosen), constant
 
 
 def _order(
@@ -115,7 +113,7 @@ def _order(
     for index, scope in pool.items():
         for node in scope:
             touching[node].add(index)
-    found: list[tuple[int, Scope]] = []
+    order: list[tuple[int, Scope]] = []
     queue = _Queue(touching, pool, sizes)
     work, fresh = 0, max(pool, default=0) + 1
     while touching:
@@ -124,7 +122,7 @@ def _order(
         work += entries
         if entries > room.table or work > room.work or len(scope) > MAX_SCOPE:
             return None
-        found.append((node, scope))
+        order.append((node, scope))
         for index in touching.pop(node):
             for other in pool.pop(index):
                 if other != node:
@@ -136,7 +134,7 @@ def _order(
                 touching[other].add(fresh)
             fresh += 1
             queue.update(rest)
-    return found
+    return order
 
 
 class _Queue:
@@ -146,34 +144,26 @@ class _Queue:
         self, touching: dict[int, set[int]], pool: dict[int, Scope], sizes: Sequence[int]
     ) -> None:
         self.touching, self.pool, self.sizes = touching, pool, sizes
-        self.size = {node: self._size(node) for node in touching}
-        self.heap = [(size, node) for node, size in self.size.items()]
+        self.entries = {node: self._entries(node) for node in touching}
+        self.heap = [(entries, node) for node, entries in self.entries.items()]
         heapq.heapify(self.heap)
 
-    def cheapest(self) -> tuple[int, tuple[int, ...]]:
+    def cheapest(self) -> tuple[int, Scope]:
         """The node whose elimination makes the smallest table, with that table's scope."""
         while True:
-            size, node = heapq.heappop(self.heap)
-            if node in self.touching and self.size[node] == size:
+            entries, node = heapq.heappop(self.heap)
+            if node in self.touching and self.entries[node] == entries:
                 return node, tuple(sorted(self._scope(node)))
 
     def update(self, nodes: Iterable[int]) -> None:
         """Look again at nodes whose neighbours changed."""
         for node in nodes:
-            size = self._size(node)
-            if size != self.size[node]:
-                self.size[node] = size
-                heapq.heappush(self.heap, (size, node))
+            if (entries := self._entries(node)) != self.entries[node]:
+                self.entries[node] = entries
+                heapq.heappush(self.heap, (entries, node))
 
     def _scope(self, node: int) -> set[int]:
         return {node}.union(*(self.pool[index] for index in self.touching[node]))
 
-    def _size(self, node: int) -> int:
+    def _entries(self, node: int) -> int:
         return math.prod(self.sizes[n] for n in self._scope(node))
-
-
-def _decode(steps: Sequence[_Step], count: int) -> tuple[int, ...]:
-    chosen = [0] * count
-    for step in reversed(steps):
-        chosen[step.node] = int(step.best[tuple(chosen[node] for node in step.scope)])
-    return tuple(chosen)

@@ -1,4 +1,4 @@
-"""Users' own MILP solvers: found by name, believed only as far as they can be, right in the end."""
+"""Users' own MILP solvers: named, trusted only as far as their results prove, exact in the end."""
 
 import json
 import math
@@ -18,9 +18,16 @@ from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError, brute_force, solve
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
-from partitioner.solver.joint.engines import HIGHS, Engine, EngineError, available, find
-from partitioner.solver.joint.lazy_pulp import load_pulp
-from partitioner.solver.joint.milp import MilpBuilder, solve_milp
+from partitioner.solver.milp.engines import (
+    HIGHS,
+    Engine,
+    EngineError,
+    available,
+    find,
+    solve_milp,
+)
+from partitioner.solver.milp.foreign import load_pulp
+from partitioner.solver.milp.program import MilpBuilder
 from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
@@ -48,7 +55,7 @@ def _only(name: str) -> Any:
     return lambda onlyAvailable=False: [name] if onlyAvailable else ["HiGHS", name]  # noqa: N803
 
 
-def test_what_is_not_there_is_said_with_what_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_list_the_solvers_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(EngineError, match="'nix' is not known; there are highs, cbc") as caught:
         find("nix")
     assert caught.value.exit_code == 2
@@ -72,18 +79,18 @@ def test_what_is_not_there_is_said_with_what_is(capsys: pytest.CaptureFixture[st
 def test_a_program_has_the_same_optimum(gap: float) -> None:
     milp = knapsack(12)
     best = solve_milp(milp, 60, 0.0)
-    found = solve_milp(milp, 60, gap, engine=CBC)
-    assert found.status == "optimal"
-    assert best.cost * (1 - gap) + 1e-9 >= found.cost >= best.cost - 1e-6
-    assert best.cost - 2 * (gap + 1e-6) * abs(best.cost) <= found.bound <= best.cost
+    result = solve_milp(milp, 60, gap, engine=CBC)
+    assert result.status == "optimal"
+    assert best.cost * (1 - gap) + 1e-9 >= result.cost >= best.cost - 1e-6
+    assert best.cost - 2 * (gap + 1e-6) * abs(best.cost) <= result.bound <= best.cost
     relaxed = solve_milp(milp.relaxed(), 60, 0.0, engine=CBC)
     assert relaxed.cost == pytest.approx(solve_milp(milp.relaxed(), 60, 0.0).cost)
     assert relaxed.bound <= relaxed.cost
 
 
-def test_an_infeasible_program_is_said_to_be() -> None:
+def test_an_infeasible_program_is_reported() -> None:
     program = MilpBuilder()
-    column = program.column("a", upper=1.0, integer=True)
+    column = program.column(upper=1.0, integer=True)
     program.row([(column, 2.0)], 0, 1.0)
     assert solve_milp(program.build(), 10, 0.0, engine=CBC).status == "infeasible"
 
@@ -136,26 +143,25 @@ def test_cbc_finds_the_optimum_of_random_problems(objective: Any, seed: int) -> 
     ):
         best = brute_force(problem, objective)
         try:
-            found = solve(problem, objective, gap=0.0, effort=2, engine=CBC)
+            result = solve(problem, objective, gap=0.0, effort=2, engine=CBC)
         except Infeasible:
             assert best is None
             continue
         assert best is not None
         slack = 1.1e-3 if objective == "memory" else 1e-4
-        assert found.cost <= best[1] * (1 + slack) + 1e-9
-        assert found.bound <= best[1] * (1 + 1e-9)
+        assert result.cost <= best[1] * (1 + slack) + 1e-9
+        assert result.bound <= best[1] * (1 + 1e-9)
         if objective == "throughput":
-            assert found.status == "optimal"
-        assert "HiGHS" not in found.solver
+            assert result.status == "optimal"
+        assert "HiGHS" not in result.solver
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [4, 6, 12, 13, 15, 16, 18, 20, 21, 22])
 def test_cbc_finds_the_optimum_of_pairwise_problems(seed: int) -> None:
     problem = instance(seed, nodes=5)
     best = optimum(problem)
-    if best is None or (problem.costs >= 10**15).any():
-        return
     model = prune(build(problem))
+    assert best is not None
     assert model is not None
     chosen, bound = solve_exactly(model, 60, 0.0, CBC)
     assert chosen is not None
@@ -195,7 +201,7 @@ def test_cbc_solves_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_pulp_keeps_no_frames_of_its_first_import() -> None:
     """They lead to the frames of all callers, and to what those hold."""
     load_pulp.cache_clear()
-    missing = [one.err for one in vars(load_pulp()).values() if hasattr(one, "err")]
+    missing = [member.err for member in vars(load_pulp()).values() if hasattr(member, "err")]
     errors = [error for error in missing if isinstance(error, BaseException)]
     assert errors
     assert all(error.__traceback__ is None for error in errors)

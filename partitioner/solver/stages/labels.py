@@ -11,8 +11,9 @@ import math
 
 import numpy as np
 
+from partitioner.solver.stages.model import Bools, Ints
 from partitioner.solver.stages.paths import Bounds, Lengths, Picks, bound, picks_of
-from partitioner.solver.stages.runs import Bools, Ints, Runs, Space
+from partitioner.solver.stages.runs import Runs, Space
 
 #: Labels of a position that a search keeps, spread over all; None for all, the only one that
 #: proves that nothing fits. Far from the least load there are thousands, of which nearly any

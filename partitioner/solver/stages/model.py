@@ -28,6 +28,8 @@ from partitioner.solver.joint.milp import Status
 from partitioner.solver.problem import SolverError
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

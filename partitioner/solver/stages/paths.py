@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.solver.stages.model import Floats
-from partitioner.solver.stages.runs import Bools, Ints, Runs, Space
+from partitioner.solver.stages.model import Bools, Floats, Ints
+from partitioner.solver.stages.runs import Runs, Space
 
 Picks = tuple[tuple[int, int, int], ...]  #: (interval, group, sum of degrees from here) a stage.
 

@@ -13,12 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from partitioner.solver.stages.model import Floats, StageOption, StageProblem
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from partitioner.solver.stages.model import Bools, Floats, Ints, StageOption, StageProblem
 
 
 @dataclass(frozen=True, eq=False)

@@ -187,7 +187,8 @@ def _values_by_producer(problem: Problem) -> list[list[list[Edge]]]:
     values: list[list[tuple[set[int], list[Edge]]]] = [[] for _ in problem.nodes]
     for edge in problem.edges:
         items = {item for paid in edge.items.values() for item in paid}
-        edges, others = [], []
+        edges: list[Edge] = []
+        others = []
         for known, value in values[edge.u]:
             if known & items or not (known or items):
                 items, edges = items | known, edges + value

@@ -11,18 +11,14 @@ from __future__ import annotations
 import numpy as np
 
 from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import CONFLICT, Flags, Floats, Graph
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import CONFLICT, Graph
+from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 
 
 def decode(inbox: Floats, places: Ints, unary: Floats, graph: Graph) -> Ints:
     """A choice; one strategy a node. Where nothing allowed is left, a forbidden pair is taken.
 
-    Args:
-        inbox: Messages, as in `Messages`.
-        places: First entry of each arc's message.
-        unary: Cost of each strategy; (strategies,).
-        graph: The graph.
+    `inbox` and `places` are those of `Messages`, `unary` is the cost of each strategy.
     """
     chosen = np.zeros(graph.nodes, dtype=np.int64)
     _decode(inbox, places, unary, chosen, np.ones(len(unary), dtype=np.bool_), graph)
@@ -54,7 +50,7 @@ def _decode(
 
 @jit
 def _propagate(v: int, alive: Flags, queue: Ints, queued: Flags, g: Graph) -> None:
-    """Clear what the decision of a node leaves without an allowed pair, at any distance."""
+    """Clear strategies that a node's decision leaves without an allowed pair, at any distance."""
     count = len(queue)
     queue[0], queued[v] = v, True
     head, waiting = 0, 1

@@ -80,17 +80,9 @@ def evaluate_command(argv: Sequence[str]) -> int:
 
 
 def _facts(solved: Solved) -> dict[str, object]:
-    return {
-        "objective": solved.objective,
-        "cost": solved.cost,
-        "bound": solved.bound,
-        "gap": solved.gap,
-        "status": solved.status,
-        "seconds": solved.seconds,
-        "solver": solved.solver,
-        "reason": solved.reason or None,
-        "trace": [list(entry) for entry in solved.trace],
-    }
+    facts = vars(solved) | {"reason": solved.reason or None}
+    del facts["solution"]
+    return facts
 
 
 def _text(solved: Solved) -> str:

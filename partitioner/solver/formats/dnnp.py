@@ -74,11 +74,6 @@ class Instance:
     values: tuple[Value, ...]
 
 
-def is_problem(data: Any) -> bool:
-    """Whether JSON content looks like a placement instance."""
-    return isinstance(data, dict) and isinstance(data.get("nodes"), list) and "maxFPGAs" in data
-
-
 def parse(data: Any) -> Instance:
     """An instance from JSON content.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,7 @@ LEAST_S = 0.001
 
 @dataclass(frozen=True)
 class Search:
-    """Options of a search.
-
-    Attributes:
-        deadline: Monotonic second at which to stop.
-        gap: Relative gap at which to stop.
-        seed: Of all random choices.
-        engine: Solves the MILPs.
-    """
+    """Options of a search; `deadline` is a monotonic second, `engine` solves the MILPs."""
 
     deadline: float
     gap: float
@@ -57,9 +50,8 @@ class Solved:
         cost: Of the best solution; None if none was found.
         bound: No solution costs less; None if none is feasible.
         gap: (cost - bound) / cost; None without a solution.
-        status: See `Solution`.
-        solver: What found the solution / what proved the bound.
         seconds: Wall-clock time of the search.
+        solver: Methods that found the solution / proved the bound.
         solution: JSON content of the solution's file; None if none was found.
         reason: Why nothing is feasible; empty otherwise.
         trace: (seconds, cost, bound) at every improvement, where the search keeps it.
@@ -70,8 +62,8 @@ class Solved:
     bound: float | None
     gap: float | None
     status: Status
-    solver: str
     seconds: float
+    solver: str
     solution: Any
     reason: str = ""
     trace: tuple[tuple[float, float | None, float | None], ...] = ()
@@ -90,18 +82,24 @@ class Format:
     """One format of problem files.
 
     Attributes:
-        is_problem: Whether JSON content is in this format.
+        marks: Fields, with their types, that JSON content in this format has and in others lacks.
         parse: A problem from JSON content.
         solve: Searches for the best solution of a problem.
         parse_solution: A solution from JSON content.
         evaluate: Prices a solution of a problem, apart from the search.
     """
 
-    is_problem: Callable[[Any], bool]
+    marks: Mapping[str, type]
     parse: Callable[[Any], Any]
     solve: Callable[[Any, Search], Solved]
     parse_solution: Callable[[Any], Any]
     evaluate: Callable[[Any, Any], Priced]
+
+    def is_problem(self, data: Any) -> bool:
+        """Whether JSON content is in this format."""
+        return isinstance(data, dict) and all(
+            name in data and isinstance(data[name], of) for name, of in self.marks.items()
+        )
 
 
 def read_problem(path: Path) -> tuple[Format, Any]:
@@ -132,8 +130,8 @@ def _solve_iopddl(problem: Pairwise, search: Search) -> Solved:
         _whole(answer.bound),
         answer.gap if known else None,
         answer.status,
-        answer.solver,
         answer.seconds,
+        answer.solver,
         {"solution": list(answer.chosen)} if known else None,
         answer.reason,
         tuple((spent, _whole(cost), _whole(bound)) for spent, cost, bound in answer.trace),
@@ -171,8 +169,8 @@ def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
         answer.bound,
         answer.gap,
         answer.status,
-        answer.solver,
         time.monotonic() - start,
+        answer.solver,
         to_solution(instance, answer.chosen),
     )
 
@@ -180,7 +178,7 @@ def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
 def _infeasible(objective: str, error: Infeasible, start: float) -> Solved:
     status: Status = "infeasible" if error.proven else "time_limit"
     spent_s = time.monotonic() - start
-    return Solved(objective, None, None, None, status, "none", spent_s, None, str(error))
+    return Solved(objective, None, None, None, status, spent_s, "none", None, str(error))
 
 
 def _evaluate_dnnp(instance: dnnp.Instance, split: dnnp_referee.Split) -> Priced:
@@ -209,8 +207,8 @@ def _solve_piper(instance: piper.Instance, search: Search) -> Solved:
         cut.bound_s,
         relative_gap(cut.load_s, cut.bound_s),
         cut.status,
-        "bisection / bisection",
         time.monotonic() - start,
+        "bisection / bisection",
         piper_referee.to_solution(plans.plan(cut)),
     )
 
@@ -226,7 +224,19 @@ def _evaluate_piper(
 
 
 FORMATS = (
-    Format(iopddl.is_problem, iopddl.parse, _solve_iopddl, iopddl.parse_solution, _evaluate_iopddl),
-    Format(dnnp.is_problem, dnnp.parse, _solve_dnnp, dnnp_referee.parse_split, _evaluate_dnnp),
-    Format(piper.is_problem, piper.parse, _solve_piper, piper_referee.parse_plan, _evaluate_piper),
+    Format({"problem": dict}, iopddl.parse, _solve_iopddl, iopddl.parse_solution, _evaluate_iopddl),
+    Format(
+        {"nodes": list, "maxFPGAs": object},
+        dnnp.parse,
+        _solve_dnnp,
+        dnnp_referee.parse_split,
+        _evaluate_dnnp,
+    ),
+    Format(
+        {"nodes": list, "maxDevices": object},
+        piper.parse,
+        _solve_piper,
+        piper_referee.parse_plan,
+        _evaluate_piper,
+    ),
 )

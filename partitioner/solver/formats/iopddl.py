@@ -19,20 +19,15 @@ from partitioner.solver.formats.json_files import FormatError, write_json
 from partitioner.solver.pairwise.problem import Ints, Pairwise
 
 
-def is_problem(data: Any) -> bool:
-    """Whether JSON content looks like a problem of the contest."""
-    return isinstance(data, dict) and isinstance(data.get("problem"), dict)
-
-
 def parse(data: Any) -> Pairwise:
     """A problem from JSON content.
 
     Raises:
         SolverError: The first fault found, with its values.
     """
-    if not is_problem(data):
+    problem = data.get("problem") if isinstance(data, dict) else None
+    if not isinstance(problem, dict):
         raise FormatError('no "problem" object')
-    problem = data["problem"]
     nodes, edges = _field(problem, "nodes", dict), _field(problem, "edges", dict)
     costs, offsets = _ragged(nodes, "costs")
     usages, usage_offsets = _ragged(nodes, "usages")

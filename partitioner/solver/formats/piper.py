@@ -91,11 +91,6 @@ class Instance:
     edges: Mapping[tuple[int, int], float]
 
 
-def is_problem(data: Any) -> bool:
-    """Whether JSON content looks like a pipeline planning instance."""
-    return isinstance(data, dict) and isinstance(data.get("nodes"), list) and "maxDevices" in data
-
-
 def parse(data: Any) -> Instance:
     """An instance from JSON content.
 

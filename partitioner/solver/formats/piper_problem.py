@@ -12,7 +12,7 @@ are best. So a way of a stage is one number r a class, and all plans that matter
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -90,15 +90,19 @@ def planner(instance: Instance) -> Planner:
     layout = _Layout(instance, downsets)
     tensor_degrees = sorted({t for shards in instance.nodes.values() for t in shards})
     savings = {t: _find_savings(instance, t) for t in tensor_degrees if t <= instance.devices}
-    degrees, options = [], []
-    for tensor, classes in savings.items():
-        arrays = layout.arrays(tensor, classes)
-        for data in range(1, min(instance.devices // tensor, instance.microbatches) + 1):
-            if instance.microbatches % data == 0:
-                degrees.append((data, tensor))
-                options.append(arrays.option(instance, data, tensor))
-    if not options:
+    degrees = [
+        (data, tensor)
+        for tensor in savings
+        for data in range(1, min(instance.devices // tensor, instance.microbatches) + 1)
+        if instance.microbatches % data == 0
+    ]
+    if not degrees:
         raise SolverError("no number of devices holds any node")
+    options = [
+        option
+        for tensor, classes in savings.items()
+        for option in layout.options(tensor, classes, [d for d, t in degrees if t == tensor])
+    ]
     pool = Pool(instance.devices, instance.limit_bytes)
     problem = StageProblem(tuple(options), (pool,), most_degrees=instance.microbatches)
     return Planner(instance, downsets, tuple(degrees), savings, problem)
@@ -171,33 +175,6 @@ def _find_savings(instance: Instance, tensor: int) -> tuple[Saving, ...]:
     return tuple(savings)
 
 
-@dataclass(frozen=True, eq=False)
-class _Arrays:
-    """Bytes and seconds of all stages on one tensor degree, before a data degree is chosen.
-
-    Arrays of `cut_bytes` and `parameter_bytes` are (downsets, downsets), the others (ways,
-    downsets, downsets); seconds are infinite where there is no such stage.
-    """
-
-    cut_bytes: Floats
-    parameter_bytes: Floats
-    time_s: Floats
-    flying_bytes: Floats
-    resident_bytes: Floats
-
-    def option(self, instance: Instance, data: int, tensor: int) -> StageOption:
-        renewed = 4 * (data - 1) / data * self.parameter_bytes / instance.microbatches
-        moved_s = (2 * self.cut_bytes / data + renewed) / instance.bandwidth_bytes_per_s
-        return StageOption(
-            f"data {data} x tensor {tensor}",
-            data * tensor,
-            self.time_s / data + moved_s,
-            self.resident_bytes,
-            self.flying_bytes,
-            degree=data,
-        )
-
-
 @dataclass(frozen=True)
 class _Layout:
     """Which downset has which node, for sums over the nodes of all stages.
@@ -227,8 +204,11 @@ class _Layout:
         size = self.has.sum(axis=1)
         return np.asarray((both == size[:, None]) & (size[:, None] < size))
 
-    def arrays(self, tensor: int, savings: Sequence[Saving]) -> _Arrays:
-        """The arrays of one tensor degree."""
+    def options(
+        self, tensor: int, savings: Sequence[Saving], data_degrees: Sequence[int]
+    ) -> Iterator[StageOption]:
+        """All stages on one tensor degree, for each data degree; infinite where there is none."""
+        batch, bandwidth = self.instance.microbatches, self.instance.bandwidth_bytes_per_s
         sharded = [shards.get(tensor) for shards in self.instance.nodes.values()]
         fast = [
             None if shards is None else fast_and_small(v, shards)[0]
@@ -241,13 +221,17 @@ class _Layout:
         )
         lost, saved = self._savings(savings)
         there = self.nested & (missing == 0) & np.isfinite(lost)
-        return _Arrays(
-            self._cut_bytes(tensor),
-            self._sums([0.0 if shards is None else shards.parameter_bytes for shards in sharded]),
-            np.where(there, time + lost, np.inf),
-            np.where(there, flying + saved[:, 0, None, None], 0.0),
-            np.where(there, resident + saved[:, 1, None, None], 0.0),
-        )
+        time = np.where(there, time + lost, np.inf)
+        flying = np.where(there, flying + saved[:, 0, None, None], 0.0)
+        resident = np.where(there, resident + saved[:, 1, None, None], 0.0)
+        cut = self._cut_bytes(tensor)
+        parameters = self._sums([0.0 if of is None else of.parameter_bytes for of in sharded])
+        for data in data_degrees:
+            renewed = 4 * (data - 1) / data * parameters / batch
+            moved_s = (2 * cut / data + renewed) / bandwidth
+            label, devices = f"data {data} x tensor {tensor}", data * tensor
+            load_s = time / data + moved_s
+            yield StageOption(label, devices, load_s, resident, flying, degree=data)
 
     def _sums(self, values: Sequence[float]) -> Floats:
         """[I, J]: sum over the nodes of J less I of one value a node; 0 if I is not within J."""

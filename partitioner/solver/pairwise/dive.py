@@ -30,15 +30,9 @@ FREE = 1e-4
 def dive(dual: Dual, keep: Flags, noise: Floats, until: float = math.inf) -> Ints | None:
     """A choice; one strategy a node. Where nothing allowed is left, a forbidden pair is taken.
 
-    Args:
-        dual: Messages and prices of the model; not changed.
-        keep: Strategies that may be chosen; (strategies,).
-        noise: By how much the neighbours of a node count more; (nodes,).
-        until: Monotonic second at which to give up.
-
-    Returns:
-        The choice; None if the kept strategies contradict each other or exceed memory, or if time
-        is up.
+    Only strategies flagged in `keep` are chosen; `noise` is by how much the neighbours of each node
+    count more. The dual does not change. None if the kept strategies contradict each other or
+    exceed memory, or if it is later than the monotonic second `until`.
     """
     start = _pruned(dual.model, keep)
     if start is None:
@@ -56,9 +50,7 @@ def dive(dual: Dual, keep: Flags, noise: Floats, until: float = math.inf) -> Int
         if smaller is None:
             smaller = _fixed(rest, hubs[:1], forbid=True)
         if smaller is None:
-            graph, messages = rest.model.graph, rest.messages
-            priced = rest.model.priced(rest.price)
-            chosen = decode(messages.inbox, messages.places, priced, graph)
+            chosen = decode(rest.messages, rest.model.priced(rest.price))
             return dual.model.within(rest.model.original(chosen))
         after = _within(rest, smaller)
         batch = 2 * batch if after.bound - rest.bound < FREE * abs(rest.bound) else 1

@@ -84,8 +84,7 @@ class Dual:
     def decide(self) -> Ints:
         """A choice read off at the best prices at once; one strategy a node."""
         self._offer(self.price)
-        priced = self.model.priced(self.price)
-        return decode(self.messages.inbox, self.messages.places, priced, self.model.graph)
+        return decode(self.messages, self.model.priced(self.price))
 
     def ascend(self, sweeps: int, until: float = math.inf) -> None:
         """Raise the bound, at most until this monotonic second."""

@@ -1,4 +1,4 @@
-"""The exact integer program of what is left, over the local polytope.
+"""The exact integer program of a reduced model, over the local polytope.
 
     min   sum_v cost_v . x_v  +  sum_uv cost_uv . e_uv
     (1)   sum_p x_v[p] = 1                                  every node
@@ -33,13 +33,7 @@ def columns(model: Model) -> int:
 def solve_exactly(
     model: Model, time_limit_s: float, gap: float, engine: Engine = HIGHS
 ) -> tuple[Ints | None, float]:
-    """Solve the program with one thread.
-
-    Args:
-        model: The model.
-        time_limit_s: Wall-clock limit.
-        gap: Relative gap at which to stop.
-        engine: The solver.
+    """Solve the program with one thread, to a relative gap.
 
     Returns:
         The best strategies known to the solver, if any, and a lower bound: infinite if there are

@@ -103,9 +103,11 @@ class _Work:
         self.near[v], self.free[v] = {}, False
         return tuple(w for w, _ in ends if self.free[w])
 
-    def _bridge(self, v: int, one: tuple[int, Floats], two: tuple[int, Floats]) -> bool:
+    def _bridge(
+        self, v: int, first_end: tuple[int, Floats], second_end: tuple[int, Floats]
+    ) -> bool:
         """Join the two neighbours of a node, unless that takes more entries than it saves."""
-        (a, left), (b, right) = one, two
+        (a, left), (b, right) = first_end, second_end
         known = self.near[a].get(b)
         if known is None and left.shape[1] * right.shape[1] > left.size + right.size:
             return False

@@ -36,12 +36,9 @@ class Messages:
         self.chosen = np.zeros(graph.nodes, dtype=np.int64)
 
     def inherit(self, former: Messages, labels: Ints, former_labels: Ints) -> None:
-        """Take over the messages along the same edges about the same strategies.
+        """Take over another graph's messages along the same edges about the same strategies.
 
-        Args:
-            former: Messages of another graph of the same nodes.
-            labels: The problem's strategy that each strategy stands for; (strategies,).
-            former_labels: The same for the other graph.
+        Labels are the problem's strategies that those of either graph stand for; (strategies,).
         """
         old, new = former.graph, self.graph
         most = max(int(labels.max()), int(former_labels.max())) + 1
@@ -132,7 +129,7 @@ def _send(theta: Floats, share: float, arc: int, inbox: Floats, places: Ints, g:
 
 
 @jit
-def _split(v: int, g: Graph) -> int:
+def split(v: int, g: Graph) -> int:
     """First arc of a node that leads to a later node."""
     arc = g.starts[v]
     while arc < g.starts[v + 1] and g.heads[arc] < v:
@@ -144,8 +141,8 @@ def _split(v: int, g: Graph) -> int:
 def _forward(inbox: Floats, places: Ints, unary: Floats, chosen: Ints, g: Graph) -> None:
     for v in range(len(g.offsets) - 1):
         theta = np.empty(g.offsets[v + 1] - g.offsets[v])
-        later = _split(v, g)
-        chosen[v] = _decide(theta, v, later, inbox, places, unary, chosen, g)
+        later = split(v, g)
+        chosen[v] = decide(theta, v, later, inbox, places, unary, chosen, g)
         _belief(theta, v, inbox, places, unary, g)
         share = 1.0 / max(1, later - g.starts[v], g.starts[v + 1] - later)
         for arc in range(later, g.starts[v + 1]):
@@ -153,11 +150,14 @@ def _forward(inbox: Floats, places: Ints, unary: Floats, chosen: Ints, g: Graph)
 
 
 @jit
-def _decide(
+def decide(
     theta: Floats, v: int, later: int, inbox: Floats, places: Ints, unary: Floats, chosen: Ints,
     g: Graph,
 ) -> int:  # fmt: skip
-    """The best strategy given the nodes before and the messages of the nodes after."""
+    """The best strategy given the nodes before and the messages of the nodes after.
+
+    `theta` takes the cost of each strategy, `later` is the node's `split`.
+    """
     size = len(theta)
     theta[:] = unary[g.offsets[v] : g.offsets[v + 1]]
     for arc in range(g.starts[v], later):
@@ -175,7 +175,7 @@ def _backward(inbox: Floats, places: Ints, unary: Floats, g: Graph) -> float:
     bound = 0.0
     for v in range(len(g.offsets) - 2, -1, -1):
         theta = np.empty(g.offsets[v + 1] - g.offsets[v])
-        later = _split(v, g)
+        later = split(v, g)
         bound += _belief(theta, v, inbox, places, unary, g)
         share = 1.0 / max(1, later - g.starts[v], g.starts[v + 1] - later)
         for arc in range(g.starts[v], later):
@@ -189,7 +189,7 @@ def _surplus(target: Floats, inbox: Floats, places: Ints, unary: Floats, g: Grap
         surplus = target[g.offsets[v] : g.offsets[v + 1]]
         theta = np.empty(len(surplus))
         _belief(theta, v, inbox, places, unary, g)
-        later = _split(v, g)
+        later = split(v, g)
         before = later - g.starts[v]
         share = 1.0 / max(1, before, g.starts[v + 1] - later)
         for p in range(len(surplus)):

@@ -10,7 +10,7 @@ from partitioner.solver.joint.milp import Status
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
 
-#: Bounds are sums of floats: what is taken off before they are rounded up to a whole number.
+#: Bounds are sums of floats: this is taken off before they are rounded up to a whole number.
 RELATIVE, ABSOLUTE = 1e-9, 1e-6
 
 
@@ -25,7 +25,7 @@ class PairwiseSolution:
         status: `optimal` within the gap, `feasible` (stopped by the round limit),
             `time_limit` (with a choice or without), or `infeasible`.
         reason: Why nothing is feasible; empty otherwise.
-        solver: What found the choice and what proved the bound.
+        solver: Methods that found the choice / proved the bound.
         seconds: Wall-clock time spent.
         trace: (seconds, cost, bound) at every improvement; the cost is infinite before the first
             choice.
@@ -50,19 +50,13 @@ class PairwiseSolution:
 
 @dataclass
 class Progress:
-    """The best choice and bound of a search so far.
+    """The best choice and bound of a search so far; see `PairwiseSolution`.
 
     Attributes:
-        gap: Relative gap at which to stop.
-        started: Monotonic second of the start.
-        deadline: Monotonic second at which to stop.
-        chosen: The best feasible choice, in the problem's strategies.
-        cost: Its cost; infinite if there is none.
-        bound: No feasible choice costs less.
-        reason: Why nothing is feasible.
+        started: Monotonic second of the start, as `deadline` is of the end.
+        cost: Of the best feasible choice; infinite if there is none.
         found_by: Method that found the choice.
         proved_by: Method that proved the bound.
-        trace: See `PairwiseSolution`.
     """
 
     problem: Pairwise

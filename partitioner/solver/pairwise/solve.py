@@ -21,11 +21,11 @@ from partitioner.solver.pairwise.relax import Relaxation, relax
 from partitioner.solver.pairwise.rows import peaks
 from partitioner.solver.problem import SolverError
 
-#: What proves bounds, as certificates name it.
+#: Methods that prove bounds, as certificates name them.
 PRESOLVE, MESSAGES = "presolve", "message passing"
-#: What found a choice that the search began with.
+#: Source of a choice that the search began with, as certificates name it.
 GIVEN = "plan so far"
-#: Sweeps of a round, before the search looks at what they chose.
+#: Sweeps of a round, and those before the first.
 SWEEPS = 100
 WARM_UP = 60
 #: The exact program is tried from this size (columns) down, and first after this many rounds.

@@ -62,7 +62,7 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What all loads have in common.
+    """The parts of a problem that all loads share.
 
     Attributes:
         positions: Number of positions.

@@ -50,7 +50,7 @@ def search(
     Returns:
         A cut that fits, if one was found, and whether no label was left out.
     """
-    exact = True
+    exact, groups = True, space.groups
     size = space.positions + 1
     many, begin = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
     first = np.searchsorted(space.start[entries.cell], np.arange(size))
@@ -63,7 +63,10 @@ def search(
         stop = space.stop[entries.cell[starting]]
         pairs = np.repeat(starting, many[stop])
         tails = _ranges(begin[stop], many[stop])
-        tried = _extended(space, entries, pairs, taken[tails])
+        tried, group = taken[tails], entries.group[pairs]
+        if space.coupled:
+            tried[:, 0] += groups.degree[group]
+        tried[np.arange(len(pairs)), 1 + groups.pool[group]] += groups.devices[group]
         allowed = tried[:, 0] <= entries.room[pairs]
         allowed &= (tried[:, 1:] <= space.pools).all(axis=1)
         for of in lengths:
@@ -90,15 +93,6 @@ def _ranges(begin: Ints, many: Ints) -> Ints:
     ends = np.cumsum(many)
     total = int(ends[-1]) if len(ends) else 0
     return np.asarray(np.arange(total) + np.repeat(begin - (ends - many), many))
-
-
-def _extended(space: Space, entries: Entries, pairs: Ints, taken: Ints) -> Ints:
-    groups, group = space.groups, entries.group[pairs]
-    tried = taken.copy()
-    if space.coupled:
-        tried[:, 0] += groups.degree[group]
-    tried[np.arange(len(pairs)), 1 + groups.pool[group]] += groups.devices[group]
-    return tried
 
 
 def frontier(taken: Ints) -> Ints:

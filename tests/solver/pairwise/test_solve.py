@@ -269,7 +269,6 @@ def test_a_choice_read_off_sees_what_it_rules_out_far_away() -> None:
     costs = [[0, 5], [5, 0], [0, 0]]
     problem = make(costs, [[0, 0]] * 3, [(0, 0)] * 3, [(0, 2), (1, 2)], [equal, equal], None)
     model = build(problem)
-    silent = Messages(model.graph)
-    chosen = decode(silent.inbox, silent.places, model.graph.unary, model.graph)
+    chosen = decode(Messages(model.graph), model.graph.unary)
     assert model.original(chosen) == (0, 0, 0)
     assert not evaluate(problem, (0, 0, 0)).fault

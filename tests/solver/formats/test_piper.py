@@ -83,7 +83,7 @@ def test_the_referee_agrees_on_any_plan() -> None:
         data = piper(seed)
         instance = parse(data)
         for plan in list(all_plans(data))[::11]:
-            stages = [PlannedStage(own, d, t) for own, d, t in plan]
+            stages = [PlannedStage(configs, d, t) for configs, d, t in plan]
             outcome, wanted = evaluate_plan(instance, stages), price(data, plan)
             assert bool(outcome.faults) == math.isinf(wanted)
             if not outcome.faults:

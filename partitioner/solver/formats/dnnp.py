@@ -1,4 +1,4 @@
-"""Placement instances of msr-fiddle/dnn-partitioning: what they mean, and their reader.
+"""Placement instances of msr-fiddle/dnn-partitioning: their meaning and their reader.
 
 Tarnawski, Phanishayee, Devanur, Mahajan, Nina Paravecino: "Efficient Algorithms for Device
 Placement of DNN Graph Operators", NeurIPS 2020. A file is JSON:

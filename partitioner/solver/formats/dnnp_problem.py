@@ -1,6 +1,6 @@
 """Between instances of msr-fiddle/dnn-partitioning and the problem that the solver takes.
 
-What the format cannot say of a problem, and what is written instead:
+The format cannot state all of a problem. Written instead is:
 
 - One accelerator for all: where a node's seconds or bytes differ by device, the largest.
 - A sender pays for a value once, not once a device that it sends to.

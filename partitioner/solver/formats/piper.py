@@ -1,4 +1,4 @@
-"""Pipeline planning instances of msr-fiddle/piper: what they mean, and their reader.
+"""Pipeline planning instances of msr-fiddle/piper: their meaning and their reader.
 
 Tarnawski, Narayanan, Phanishayee: "Piper: Multidimensional Planner for DNN Parallelization",
 NeurIPS 2021. A file is JSON:

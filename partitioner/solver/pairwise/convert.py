@@ -10,9 +10,9 @@ same choices of the same consumers trigger, each under other choices of the hub,
     free      there is nothing to trigger    allowed where it offers none
 
 "off" is forbidden beside every choice of a consumer that triggers. Items of several holds have no
-hub. What one node alone triggers is a cost of its choices, and what one edge alone triggers without
-holding bytes is a cost of its pairs. A node of the format has one interval: bytes that a node holds
-at other times stand on auxiliary nodes that repeat its choice.
+hub. An item that one node alone triggers is a cost of its choices, and one that a single edge
+triggers without holding bytes is a cost of its pairs. A node of the format has one interval: bytes
+that a node holds at other times stand on auxiliary nodes that repeat its choice.
 
 Costs are whole picoseconds, usages whole bytes. A pairwise sum has no maximum over devices: where
 they differ, the largest over devices is taken of every cost and size, and the smallest limit.

@@ -2,8 +2,8 @@
 
 Nodes are decided in order, each by its cost, its earlier neighbours' choices and the messages of
 the later ones. After each decision strategies of undecided nodes that are left without an allowed
-pair go, until nothing changes (maintaining arc consistency, Sabin and Freuder, ECAI 1994): what a
-decision rules out far away is known before it is too late.
+pair go, until nothing changes (maintaining arc consistency, Sabin and Freuder, ECAI 1994): so the
+search sees in time which strategies a decision rules out far away.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ TARGET = 0.05
 WARM_UP = 5
 PATIENCE = 3
 SHRINK = 0.8
-#: Sweeps without a better bound after which prices return to the best, the step to half of what led
+#: Sweeps without a better bound after which prices return to the best, with half the step that led
 #: there.
 RETURN = 24
 #: A strategy's weight falls by e for each this share of the bound, spread over the nodes.

@@ -2,7 +2,7 @@
 
 Such a node takes its best strategy whatever its neighbours take, so that its cost is one more cost
 of a neighbour, or of the edge between two (nonserial dynamic programming: Bertele and Brioschi,
-1972). An edge is only made where it has no more entries than what it replaces.
+1972). An edge is only made where it has no more entries than those it replaces.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class _Work:
         return True
 
     def model(self) -> Model:
-        """The model of what is left."""
+        """The model of the remaining nodes."""
         if not self.steps:
             return self.before
         g, gone = self.before.graph, np.zeros(len(self.free), dtype=np.bool_)

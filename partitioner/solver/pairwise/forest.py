@@ -28,7 +28,7 @@ class Space(NamedTuple):
         seen: Last node that met a tree.
         choice: Strategies proposed.
         near: Flags of a search.
-        belief: Least cost of what hangs below each strategy.
+        belief: Least cost of the subtree below each strategy.
     """
 
     block: Ints
@@ -124,7 +124,7 @@ def plan(size: int, chosen: Ints, priced: Floats, s: Space, g: Graph) -> float:
 
 @jit
 def _local(v: int, chosen: Ints, priced: Floats, s: Space, g: Graph) -> float:
-    """Start a node's beliefs with what is fixed; the cost of its choice and of its parent's arc."""
+    """Start a node's beliefs with its fixed costs; the cost of its choice and its parent's arc."""
     belief = s.belief[g.offsets[v] : g.offsets[v + 1]]
     belief[:] = priced[g.offsets[v] : g.offsets[v + 1]]
     parent = 0.0

@@ -30,7 +30,7 @@ FORBIDDEN = 10**15
 
 @dataclass(frozen=True)
 class Pairwise:
-    """Nodes with strategies, costs on nodes and on edges, one limit on what is live together.
+    """Nodes with strategies, costs on nodes and on edges, one limit on the usage at any time.
 
     Strategy p of node v is entry `offsets[v] + p` of `costs` and `usages`; the pair (p, q) of
     edge e = (u, v) is entry `edge_offsets[e] + p * strategies(v) + q` of `edge_costs`.
@@ -79,7 +79,7 @@ class PairwiseOutcome:
         peak_usage: Largest usage at any time.
         peak_time: The first time at which it is reached; None if nothing is ever live.
         limit: The problem's limit.
-        forbidden: What was chosen although it is forbidden, in words; empty if nothing.
+        forbidden: The first forbidden strategy or pair that was chosen, in words; empty if none.
     """
 
     cost: int

@@ -114,8 +114,8 @@ class Progress:
     def met(self) -> bool:
         """Whether the gap is reached, or nothing is feasible.
 
-        What `prove` takes off for rounding can never be proven: of costs above 5e8 it is whole
-        units, so a smaller gap than that counts as that.
+        A gap as small as the share that `prove` takes off for rounding can never be proven: above
+        costs of 5e8 that is whole units. So smaller gaps count as that share.
         """
         gap = max(self.gap, 2 * RELATIVE)
         return bool(self.reason) or self.cost - self.bound <= gap * self.cost < math.inf

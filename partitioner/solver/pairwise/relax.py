@@ -1,6 +1,6 @@
 """The problem with memory limited at a few times only, reduced and folded.
 
-Leaving rows out is a relaxation: what bounds it bounds the problem. Most nodes are live in none of
+Leaving rows out is a relaxation: its bounds bound the problem. Most nodes are live in none of
 the rows that matter, and without memory most of those go exactly. Rows that a choice breaks are
 added later (Dantzig, Fulkerson and Johnson, "Solution of a large-scale traveling-salesman
 problem", 1954, did so with cuts).

@@ -21,7 +21,7 @@ class Rows:
     Attributes:
         first: First row in which each node is live; (nodes,).
         last: One past its last row; not above `first` where it is in none; (nodes,).
-        capacity: What is left for usages above each node's least; (rows,).
+        capacity: Room for usages above each node's least; (rows,).
         number: Index of each row among the problem's maximal cliques, ascending; (rows,).
     """
 

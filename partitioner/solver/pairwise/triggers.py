@@ -20,8 +20,8 @@ class Offer:
         hub: The node whose choice decides which items are offered; None if nothing does.
         items: The items offered under each choice of the hub, () where none are; one entry
             without a hub.
-        wanted: The choices of other nodes, any of which triggers what is offered.
-        span: When the bytes of the items are held; None if they hold none that count.
+        wanted: The choices of other nodes, any of which triggers the offered items.
+        span: Interval in which the bytes of the items are held; None if none count.
     """
 
     hub: int | None
@@ -46,7 +46,7 @@ class Triggers:
 
 
 def span_of(problem: Problem, item: int) -> Span | None:
-    """When an item's bytes are held; None where they do not count."""
+    """Interval in which an item's bytes are held; None where they do not count."""
     held = problem.items[item]
     return (held.first, held.last) if problem.limited and any(held.bytes) else None
 

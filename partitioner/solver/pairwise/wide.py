@@ -1,10 +1,10 @@
 """The best strategies of most nodes at once, a few fixed: elimination within a table limit.
 
 Nodes are eliminated in an order that keeps tables small (Bertele and Brioschi, "Nonserial Dynamic
-Programming", 1972). Where every table would be above the limit, a node is fixed at what it has
-(a cutset; Dechter, "Enhancement schemes for constraint processing", Artificial Intelligence 41,
-1990), drawn at random in favour of many neighbours: another call fixes other nodes. What is left is
-solved exactly given what is fixed. Forests are the case of tables with two nodes.
+Programming", 1972). Where every table would be above the limit, a node keeps its strategy (a
+cutset; Dechter, "Enhancement schemes for constraint processing", Artificial Intelligence 41, 1990),
+drawn at random in favour of many neighbours: another call fixes other nodes. The rest is solved
+exactly given the fixed nodes. Forests are the case of tables with two nodes.
 """
 
 from __future__ import annotations

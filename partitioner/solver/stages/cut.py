@@ -1,6 +1,6 @@
 """The best cut into stages: bisection over the largest load, each step decided exactly.
 
-Only the loads of stages that may be are ever candidates, so the search ends at one of them with
+Only the loads of possible stages are ever candidates, so the search ends at one of them with
 the next lower one refuted. The first candidate comes from a bound: weighted by devices, loads sum
 along some path to no more than the largest load times all devices.
 """

@@ -1,4 +1,4 @@
-"""Every stage that may be, as flat arrays of entries, and what is left of them below one load.
+"""Every possible stage as flat arrays of entries, and those that matter below one load.
 
 Once a stage's load is known to count no longer, only the devices that it takes, its degree and
 its *room* matter: the largest sum of degrees, from it to the last stage, at which its memory
@@ -38,7 +38,7 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Stages that may be: entry e is interval `cell[e]` on group `group[e]`.
+    """Possible stages: entry e is interval `cell[e]` on group `group[e]`.
 
     Attributes:
         cell: Index of the interval, in `Space.start` and `Space.stop`.

@@ -1,4 +1,4 @@
-"""Shortest paths over the intervals: what every cut must take, and cuts that often fit.
+"""Shortest paths over the intervals: bounds on every cut, and cuts that often fit.
 
 With the coupling of memory left out, the devices that a cut takes, weighted by pool, are the
 length of a path from position 0 to the last. A shortest path bounds every cut from below for any

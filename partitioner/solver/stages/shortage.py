@@ -17,7 +17,7 @@ from partitioner.solver.stages.paths import head_lengths, least_of, stages_of, t
 
 #: More than any cut takes of anything.
 PLENTY = 2**31
-#: How closely the least memory that suffices is found: a share of what is short, and bytes.
+#: Precision of the least memory that suffices: a share of the shortage, and bytes.
 CLOSE = 1e-3
 BYTE = 1.0
 

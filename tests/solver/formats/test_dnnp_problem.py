@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,8 +10,7 @@ from solver_instances import placement
 
 from partitioner.solver import Item, Problem, brute_force, evaluate_choices, solve
 from partitioner.solver.formats.dnnp import Instance, parse
-from partitioner.solver.formats.dnnp_problem import to_problem
-from partitioner.solver.formats.dnnp_write import to_file
+from partitioner.solver.formats.dnnp_problem import to_file, to_problem
 
 
 def two_values(seed: int) -> Problem:
@@ -19,20 +18,21 @@ def two_values(seed: int) -> Problem:
     problem = placement(seed, 6, 3)
     items, edges = list(problem.items), list(problem.edges)
     for node in range(0, 6, 2):
-        own = [index for index, edge in enumerate(edges) if edge.u == node]
-        if len(own) < 2:
+        outgoing = [index for index, edge in enumerate(edges) if edge.u == node]
+        if len(outgoing) < 2:
             continue
+        last = outgoing[-1]
         table = {}
-        for pair, paid in edges[own[-1]].items.items():
+        for pair, paid in edges[last].items.items():
             old = items[paid[0]]
             items.append(replace(old, load_s=tuple(2 * s for s in old.load_s)))
             table[pair] = (len(items) - 1,)
-        edges[own[-1]] = replace(edges[own[-1]], items=table)
+        edges[last] = replace(edges[last], items=table)
     return replace(problem, items=tuple(items), edges=tuple(edges))
 
 
 def same_plan(instance: Instance, chosen: Sequence[int]) -> list[int]:
-    return [chosen[min(own)] for own in instance.members]
+    return [chosen[min(group)] for group in instance.members]
 
 
 def spread(problem: Problem, chosen: Sequence[int]) -> bool:
@@ -44,14 +44,15 @@ def spread(problem: Problem, chosen: Sequence[int]) -> bool:
     return any(len(devices) > 1 for devices in away.values())
 
 
-@pytest.mark.parametrize("kind", [lambda seed: placement(seed, 6, 3), two_values])
+@pytest.mark.parametrize("draw", [lambda seed: placement(seed, 6, 3), two_values])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_plan_costs_the_same_but_for_repeated_sends(kind: object, seed: int) -> None:
-    assert callable(kind)
-    problem = kind(seed)
-    found = to_file(problem)
-    assert found.uneven == found.pinned == 0
-    instance = parse(found.data)
+def test_a_plan_costs_the_same_but_for_repeated_sends(
+    draw: Callable[[int], Problem], seed: int
+) -> None:
+    problem = draw(seed)
+    file = to_file(problem)
+    assert file.uneven == file.pinned == 0
+    instance = parse(file.data)
     again = to_problem(instance)
     assert len(again.nodes) == len(problem.nodes)
     rng = random.Random(seed)
@@ -74,8 +75,8 @@ def test_on_two_devices_the_optimum_is_the_same(seed: int) -> None:
     problem = placement(seed, 7, 2)
     best = brute_force(problem, "throughput")
     assert best is not None
-    found = solve(to_problem(parse(to_file(problem).data)), gap=0.0)
-    assert found.cost == pytest.approx(best[1], rel=1e-4)
+    answer = solve(to_problem(parse(to_file(problem).data)), gap=0.0)
+    assert answer.cost == pytest.approx(best[1], rel=1e-4)
 
 
 def test_sizes_are_all_that_a_node_holds_and_the_limit_is_the_smallest() -> None:
@@ -95,10 +96,10 @@ def test_unlike_devices_are_counted_and_the_largest_written() -> None:
         for choice in problem.nodes[0]
     )
     slow = max(max(choice.load_s) for choice in first)
-    found = to_file(replace(problem, nodes=(first, *problem.nodes[1:])))
-    assert found.uneven == 1
-    assert found.figures > 1
-    assert found.data["nodes"][0]["fpgaLatency"] == slow
+    file = to_file(replace(problem, nodes=(first, *problem.nodes[1:])))
+    assert file.uneven == 1
+    assert file.figures > 1
+    assert file.data["nodes"][0]["fpgaLatency"] == slow
 
 
 def test_nodes_pinned_to_one_device_share_a_colour() -> None:
@@ -120,11 +121,11 @@ def test_nodes_pinned_to_one_device_share_a_colour() -> None:
         )
         return replace(of, nodes=nodes, edges=edges, holds=holds)
 
-    found = to_file(pin(4, 0, pin(3, 1, pin(1, 1, problem))))
-    assert found.pinned == 3
-    colours = [node["colorClass"] for node in found.data["nodes"]]
+    file = to_file(pin(4, 0, pin(3, 1, pin(1, 1, problem))))
+    assert file.pinned == 3
+    colours = [node["colorClass"] for node in file.data["nodes"]]
     assert colours == [None, 1, None, 1, 0]
-    assert len(parse(found.data).members) == 4
+    assert len(parse(file.data).members) == 4
 
 
 def test_a_value_that_costs_nothing_is_an_edge_all_the_same() -> None:

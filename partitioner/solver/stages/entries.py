@@ -1,24 +1,20 @@
-"""Every stage that may be, as flat arrays, and what is left of them below one load.
+"""Every possible stage as flat arrays of entries, and those that matter below one load.
 
 Once a stage's load is known to count no longer, only the devices that it takes, its degree and
 its *room* matter: the largest sum of degrees, from it to the last stage, at which its memory
-(and the limit on all degrees) still holds. Of stages of the same interval and pool that are alike
-in degree, one that takes more devices must have more room.
+(and the limit on all degrees) still holds. Of stages of the same interval, pool and degree, one
+that takes more devices must have more room.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
-from partitioner.solver.stages.model import Floats, StageOption, StageProblem
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from partitioner.solver.stages.model import Bools, Floats, Ints, StageOption, StageProblem
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +23,7 @@ class Groups:
 
     Attributes:
         pool: Of each group.
-        devices: That a stage of each group takes.
+        devices: Devices that a stage of each group takes.
         degree: Of each group.
         of: Group of each option.
         classes: Lists of groups, by devices, within which more devices must mean more room.
@@ -41,8 +37,8 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
-    """Stages that may be: entry e is interval `cell[e]` on group `group[e]`.
+class Entries:
+    """Possible stages: entry e is interval `cell[e]` on group `group[e]`.
 
     Attributes:
         cell: Index of the interval, in `Space.start` and `Space.stop`.
@@ -56,9 +52,9 @@ class Runs:
     room: Ints
     load_s: Floats
 
-    def where(self, mask: Bools) -> Runs:
+    def where(self, mask: Bools) -> Entries:
         """The entries of a mask."""
-        return Runs(self.cell[mask], self.group[mask], self.room[mask], self.load_s[mask])
+        return Entries(self.cell[mask], self.group[mask], self.room[mask], self.load_s[mask])
 
     def __len__(self) -> int:
         return len(self.cell)
@@ -66,10 +62,10 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What all loads have in common.
+    """The parts of a problem that all loads share.
 
     Attributes:
-        positions: How many there are.
+        positions: Number of positions.
         pools: Devices of each pool.
         groups: The groups of options.
         start: Of each interval; intervals are sorted by start, then stop.
@@ -85,7 +81,7 @@ class Space:
     coupled: bool
 
 
-def lay_out(problem: StageProblem) -> tuple[Space, Runs]:
+def lay_out(problem: StageProblem) -> tuple[Space, Entries]:
     """All stages that fit their memory alone, way by way, as entries."""
     side = problem.positions + 1
     upper = np.flatnonzero(np.triu(np.ones((side, side), dtype=bool), 1))
@@ -93,28 +89,29 @@ def lay_out(problem: StageProblem) -> tuple[Space, Runs]:
     keys = [(o.pool, o.devices, o.degree) for o in problem.options]
     order = sorted(set(keys))
     of = tuple(order.index(key) for key in keys)
-    runs = join(list(_parts(problem, of, upper, most)))
-    coupled = bool((runs.room < most).any())
+    entries = join(list(_by_option(problem, of, upper, most)))
+    coupled = bool((entries.room < most).any())
+    classes: dict[tuple[int, int], list[int]] = {}
+    for group, key in enumerate(order):
+        classes.setdefault((key[0], key[2] if coupled else 0), []).append(group)
     pool, devices, degree = (np.array(column) for column in zip(*order, strict=True))
-    groups = Groups(pool, devices, degree, of, _classes(order, coupled=coupled))
+    groups = Groups(pool, devices, degree, of, tuple(map(np.array, classes.values())))
     pools = np.array([pool.devices for pool in problem.pools])
     start, stop = np.divmod(upper, side)
-    return Space(problem.positions, pools, groups, start, stop, coupled), runs
+    return Space(problem.positions, pools, groups, start, stop, coupled), entries
 
 
-def join(parts: Sequence[Runs]) -> Runs:
+def join(parts: Sequence[Entries]) -> Entries:
     """The entries of all parts."""
     none = np.zeros(0, dtype=np.int64)
-    parts = parts or [Runs(none, none, none, np.zeros(0))]
-    return Runs(
-        np.concatenate([part.cell for part in parts]),
-        np.concatenate([part.group for part in parts]),
-        np.concatenate([part.room for part in parts]),
-        np.concatenate([part.load_s for part in parts]),
-    )
+    parts = parts or [Entries(none, none, none, np.zeros(0))]
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(Entries))
+    return Entries(*map(np.concatenate, columns))
 
 
-def _parts(problem: StageProblem, of: Sequence[int], upper: Ints, most: int) -> Iterator[Runs]:
+def _by_option(
+    problem: StageProblem, of: Sequence[int], upper: Ints, most: int
+) -> Iterator[Entries]:
     """The entries of each option, by devices, less those that are useless beside earlier ones.
 
     That is where an option of the same pool and degree, on as few devices, is as fast and has
@@ -136,25 +133,20 @@ def _parts(problem: StageProblem, of: Sequence[int], upper: Ints, most: int) -> 
 
 def _most_degrees(problem: StageProblem) -> int:
     """No cut has a larger sum of degrees."""
-    by_pool = [
-        math.floor(pool.devices * max((o.degree / o.devices for o in own), default=0.0) + 1e-6)
-        for p, pool in enumerate(problem.pools)
-        for own in [[o for o in problem.options if o.pool == p]]
-    ]
+    by_device = [0.0] * len(problem.pools)
+    for option in problem.options:
+        by_device[option.pool] = max(by_device[option.pool], option.degree / option.devices)
+    by_pool = (
+        math.floor(pool.devices * degrees + 1e-6)
+        for pool, degrees in zip(problem.pools, by_device, strict=True)
+    )
     by_stage = problem.positions * max(option.degree for option in problem.options)
     return min(sum(by_pool), by_stage)
 
 
-def _classes(order: list[tuple[int, int, int]], *, coupled: bool) -> tuple[Ints, ...]:
-    found: dict[tuple[int, int], list[int]] = {}
-    for group, (pool, _, degree) in enumerate(order):
-        found.setdefault((pool, degree if coupled else 0), []).append(group)
-    return tuple(np.array(own) for own in found.values())
-
-
 def _entries(
     problem: StageProblem, option: StageOption, group: int, upper: Ints, most: int, below: Floats
-) -> Runs:
+) -> Entries:
     """The entries of an option with loads below some, (intervals,)."""
     ways = len(option.load_s)
     loads = option.load_s.reshape(ways, -1)[:, upper]
@@ -174,7 +166,7 @@ def _entries(
         room = np.minimum(room, problem.most_degrees)
     fits = room >= option.degree
     room = room[fits].astype(np.int64)
-    return Runs(cell[fits], np.full(len(room), group), room, loads[way[fits], cell[fits]])
+    return Entries(cell[fits], np.full(len(room), group), room, loads[way[fits], cell[fits]])
 
 
 def most_in_flight(limit_bytes: float, resident: Floats, flying: Floats, most: int) -> Floats:
@@ -191,21 +183,21 @@ def most_in_flight(limit_bytes: float, resident: Floats, flying: Floats, most: i
         return np.asarray(many + more)
 
 
-def settle(space: Space, runs: Runs) -> Runs:
+def settle(space: Space, entries: Entries) -> Entries:
     """The entries less those that others make useless if no load counts, sorted by interval.
 
     The loads of the result are 0.
     """
     many = len(space.groups.pool)
-    cells = np.flatnonzero(np.bincount(runs.cell, minlength=len(space.start)))
+    cells = np.flatnonzero(np.bincount(entries.cell, minlength=len(space.start)))
     row = np.zeros(len(space.start), dtype=np.int64)
     row[cells] = np.arange(len(cells))
     table = np.zeros((len(cells), many), dtype=np.int64)
-    np.maximum.at(table.reshape(-1), row[runs.cell] * many + runs.group, runs.room)
-    for own in space.groups.classes:
-        rooms = table[:, own]
+    np.maximum.at(table.reshape(-1), row[entries.cell] * many + entries.group, entries.room)
+    for groups in space.groups.classes:
+        rooms = table[:, groups]
         fewer = np.zeros_like(rooms)
         np.maximum.accumulate(rooms[:, :-1], axis=1, out=fewer[:, 1:])
-        table[:, own] = np.where(rooms > fewer, rooms, 0)
+        table[:, groups] = np.where(rooms > fewer, rooms, 0)
     at, group = np.nonzero(table)
-    return Runs(cells[at], group, table[at, group], np.zeros(len(at)))
+    return Entries(cells[at], group, table[at, group], np.zeros(len(at)))

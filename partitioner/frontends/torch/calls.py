@@ -123,16 +123,9 @@ class Calls(Scope):
         self.values[node.name] = wish
         return wish
 
-    def add_node(
-        self,
-        name: str,
-        op: str,
-        inputs: tuple[str, ...],
-        outputs: tuple[str, ...],
-        attrs: Mapping[str, Attr] | None = None,
-    ) -> None:
+    def add_node(self, node: Node) -> None:
         """Add a node, whose name gets a number if it is in use."""
-        self.nodes.append(Node(self.node_name(name), op, inputs, outputs, attrs or {}))
+        self.nodes.append(replace(node, name=self.node_name(node.name)))
 
     def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
         """The draw from a shared seed that takes the place of a random call."""
@@ -180,7 +173,7 @@ class Calls(Scope):
             for value in filter(None, outputs[1:]):
                 self.types[value] = replace(self.types[value], dtype=dtype)
         short = op.rpartition("::")[2].partition(".")[0]  # "aten::sum.dim_IntList" -> "sum"
-        self.add_node(f"{path}/{short}", op, inputs, outputs, attrs)
+        self.add_node(Node(f"{path}/{short}", op, inputs, outputs, attrs))
 
     def _add_results(self, node: fx.Node) -> Iterator[str]:
         """Declare the results of a call; yields "" for those that nothing reads."""
@@ -208,19 +201,19 @@ class Calls(Scope):
         outputs = list(self._add_results(node))
         wanted = [index for index, value in enumerate(outputs) if value]
         graphs = [_branch_graph(self.module, body, path, wanted) for body in (yes, no)]
-        pairs = list(zip(*(graph.inputs for graph in graphs), strict=True))
         read = [
             index
-            for index, values in enumerate(pairs)
-            if any(graph.consumers[value] for graph, value in zip(graphs, values, strict=True))
+            for index in range(len(operands))  # type: ignore[arg-type]
+            if any(graph.consumers[graph.inputs[index]] for graph in graphs)
         ]
         bodies = (
             replace(graph, inputs=tuple(graph.inputs[index] for index in read)) for graph in graphs
         )
         values = [self.values[tensor.name] for tensor in tensors]
         inputs = (values[0], *(values[1 + index] for index in read))
-        attrs = dict(zip(BRANCHES, bodies, strict=True))
-        self.add_node(f"{path}/cond", COND, inputs, tuple(filter(None, outputs)), attrs)
+        results = tuple(outputs[index] for index in wanted)
+        branches = dict(zip(BRANCHES, bodies, strict=True))
+        self.add_node(Node(f"{path}/cond", COND, inputs, results, branches))
 
 
 def _branch_graph(owner: fx.GraphModule, body: Any, path: str, wanted: Sequence[int]) -> Graph:
@@ -241,7 +234,7 @@ def _branch_graph(owner: fx.GraphModule, body: Any, path: str, wanted: Sequence[
         source = calls.values[result.name]
         output = calls.add_value(result, f"{result.name}.result")
         calls.values[result.name] = source
-        calls.add_node(f"/{output}", "partitioner::alias", (source,), (output,))
+        calls.add_node(Node(f"/{output}", "partitioner::alias", (source,), (output,)))
         outputs.append(output)
     nodes = needed(calls.nodes, outputs)
     return calls.graph(name, inputs, tuple(outputs), nodes, calls.constants)

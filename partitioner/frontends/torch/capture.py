@@ -179,11 +179,8 @@ def capture(
 ) -> Captured:
     """The flat graph of an exported module: its forward pass and, for training, its backward pass.
 
-    Args:
-        module: The user's module; for training, the loss is its first output, flattened.
-        program: The module as `export_module` traced it; it is changed in place.
-        table: Decompositions to apply.
-        training: Whether there is a backward pass.
+    For training, the first flat output is the loss. The program, which `export_module` traced, is
+    changed in place.
 
     Raises:
         FrontendError: The module cannot be differentiated: its first output is not a scalar of a
@@ -198,8 +195,8 @@ def capture(
     try:
         joint, attributes = joint_trace(program, table, training=training)
     except Exception as error:
-        what = "forward and backward passes" if training else "forward pass"
-        raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
+        passes = "forward and backward passes" if training else "forward pass"
+        raise FrontendError(f"the {passes} cannot be traced: {_short(error)}") from error
     tensors: dict[str, torch.Tensor] = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),

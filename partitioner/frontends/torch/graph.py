@@ -41,7 +41,7 @@ from partitioner.frontends.torch.passes import (
 )
 from partitioner.frontends.torch.recompute import backward_with_offers
 from partitioner.ir.errors import IRError
-from partitioner.ir.graph import Attr, Constant, Graph, needed
+from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.offers import chosen
 from partitioner.ir.types import TensorType
 
@@ -99,11 +99,8 @@ def module_graph(
 ) -> ModuleGraph:
     """The graph of a captured module.
 
-    Args:
-        captured: The module.
-        name: Name of the graph.
-        state_bytes: Bytes an element that an optimizer keeps of each trained parameter.
-        keep: First names of parameters and buffers that are stored even if they are only read.
+    An optimizer keeps `state_bytes` for each element of a trained parameter. Parameters and buffers
+    whose first names are in `keep` are stored even if they are only read.
 
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
@@ -182,10 +179,7 @@ class _ModuleCalls(Calls):
         return tuple(example_inputs)
 
     def _add_weight(self, node: fx.Node, slot: Slot, *, written: bool) -> None:
-        """Declare a parameter or buffer: stored if it is written or trained with, else a constant.
-
-        Tied ones are one.
-        """
+        """Declare a weight, tied ones once: stored if written or trained with, else a constant."""
         captured = self.captured
         first = captured.ties.get(slot.target, slot.target)
         if first in self.types:
@@ -198,7 +192,7 @@ class _ModuleCalls(Calls):
         if written or trained_with or first in self.keep:
             trained = parameter and captured.training and tensor.requires_grad
             attrs = {"state_bytes": self.state_bytes if trained else 0}
-            self.add_node(_path(first), "partitioner::state", (), (value,), attrs)
+            self.add_node(Node(_path(first), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
         else:
             steers = not (parameter or tensor.is_floating_point() or is_fake(tensor))
@@ -230,13 +224,9 @@ class _ModuleCalls(Calls):
             if first in updates:
                 raise FrontendError(f"{slot.target}: tied to {first}, and both have a gradient")
             updates[first] = self.copy_value(first, word)
-            self.add_node(
-                f"{_path(first)}/{word}",
-                "partitioner::update",
-                (self.values[node.name], self.stored[first]),
-                (updates[first],),
-                {"role": word},
-            )
+            inputs, outputs = (self.values[node.name], self.stored[first]), (updates[first],)
+            name, attrs = f"{_path(first)}/{word}", {"role": word}
+            self.add_node(Node(name, "partitioner::update", inputs, outputs, attrs))
         return updates
 
     def add_results(self) -> tuple[str, ...]:
@@ -253,7 +243,7 @@ class _ModuleCalls(Calls):
                 while value in self.types:
                     value += "'"
                 self.types[value] = self.types[source]
-                self.add_node("/result", "partitioner::alias", (source,), (value,))
+                self.add_node(Node("/result", "partitioner::alias", (source,), (value,)))
             results.append(value)
         return tuple(results)
 
@@ -274,14 +264,9 @@ def _ordered_graph(
     *,
     offers: bool,
 ) -> Graph:
-    """The graph of the calls that the outputs need, in order.
+    """The graph of the calls that the outputs need, first those that the forward outputs need.
 
-    Args:
-        calls: The calls.
-        name: Name of the graph.
-        outputs: Its outputs.
-        forward_outputs: Those outputs that the forward pass makes.
-        offers: Whether it offers to compute again what the backward pass reads.
+    With offers it may compute again what the backward pass reads.
     """
     nodes = list(early_updates(needed(calls.nodes, outputs)))
     if not calls.captured.training:

@@ -53,12 +53,7 @@ def encode_call(
 ) -> tuple[str, tuple[str, ...], dict[str, Attr]]:
     """The op, inputs and attributes of the node that encodes a call.
 
-    Args:
-        op: The operator.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        is_tensor: Tells whether an argument stands for a tensor.
-        name_of: Gives the value of such an argument.
+    `is_tensor` tells whether an argument stands for a tensor, and `name_of` gives its value then.
 
     Raises:
         FrontendError: An argument has no form in the IR.

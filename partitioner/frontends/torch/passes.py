@@ -156,13 +156,10 @@ def early_updates(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def fetched_early(nodes: Sequence[Node], stored: Iterable[str] = ()) -> Iterator[Node]:
-    """The nodes, stored values and their aliases `AHEAD` uses of such values before their first.
+    """The nodes of a pass, stored values and aliases `AHEAD` uses of such values before their own.
 
     So a plan may gather a value while others are computed with; it takes memory from there on.
-
-    Args:
-        nodes: Nodes of one pass.
-        stored: Values that are stored in another pass.
+    `stored` are the values that another pass declares.
     """
     names = {*stored, *(node.outputs[0] for node in nodes if node.op == "partitioner::state")}
     early: dict[str, Node] = {}

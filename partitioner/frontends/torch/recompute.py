@@ -29,13 +29,9 @@ from partitioner.ir.types import TensorType
 def backward_with_offers(
     forward: Sequence[Node], backward: Sequence[Node], scope: Scope, outputs: Collection[str]
 ) -> tuple[list[Node], frozenset[str]]:
-    """The backward pass with offers, and the names of its optional nodes.
+    """The backward pass with offers, new names in the scope, and the names of optional nodes.
 
-    Args:
-        forward: Nodes of the forward pass.
-        backward: Nodes of the backward pass.
-        scope: Names in use; new ones join them.
-        outputs: Results of the graph, which are kept to the end.
+    The outputs of the graph are kept to the end: they are not offered.
     """
     access = _offered_access(forward, backward, scope.types, outputs)
     nodes = backward_pass(forward, backward, access, scope)

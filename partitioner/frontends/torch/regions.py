@@ -42,12 +42,9 @@ class Life:
 
 
 def regions(lives: Sequence[Life], count: int, repeated: Sequence[Stretch] = ()) -> tuple[int, ...]:
-    """The region of each position, in order from 0.
+    """The region of each of `count` positions, in order from 0.
 
-    Args:
-        lives: The live ranges of the values.
-        count: How many positions there are.
-        repeated: Where blocks repeat; all are cut in the same place if that saves anything.
+    Where blocks repeat, all are cut in the same place if that saves anything.
 
     >>> regions([Life(0, 1, 8, True), Life(1, 2, 1, True), Life(2, 3, 8, True)], 4)
     (0, 0, 1, 1)

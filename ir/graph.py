@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -179,6 +179,17 @@ class Graph:
         for value, constant in sorted(self.constants.items()):
             if constant.type.numel <= DIGEST_CONSTANT and not constant.weight:
                 yield f"{value} {_attr_text(constant.load())}"
+
+
+def needed(nodes: Sequence[Node], values: Iterable[str], roots: Container[str] = ()) -> list[Node]:
+    """The nodes that these values depend on, and that the nodes named in `roots` do, in order."""
+    live = set(values)
+    kept = []
+    for node in reversed(nodes):
+        if node.name in roots or live.intersection(node.writes):
+            live.update(node.reads)
+            kept.append(node)
+    return kept[::-1]
 
 
 def _check_values(node: Node, known: set[str], types: Mapping[str, TensorType]) -> None:

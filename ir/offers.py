@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
-from partitioner.ir.graph import Graph, Node
+from partitioner.ir.graph import Graph, Node, needed
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 
@@ -26,7 +26,7 @@ def chosen(graph: Graph, present: Container[str]) -> Graph:
         if node.name not in graph.optional or node.name in present:
             nodes.append(_settled(node, made))
             made.update(node.writes)
-    nodes = _read(nodes, graph)
+    nodes = needed(nodes, graph.outputs, graph.by_name.keys() - graph.optional)
     kept = {*graph.inputs, *graph.constants, *(v for node in nodes for v in node.writes)}
     return replace(
         graph,
@@ -83,17 +83,6 @@ def _settled(node: Node, made: set[str]) -> Node:
         return node
     computed = [value for value in node.inputs if value in made]
     return replace(node, inputs=tuple(computed[-1:])) if computed else node
-
-
-def _read(nodes: list[Node], graph: Graph) -> list[Node]:
-    """The nodes without optional ones whose results nothing reads."""
-    wanted = set(graph.outputs)
-    kept = []
-    for node in reversed(nodes):
-        if node.name not in graph.optional or wanted.intersection(node.writes):
-            wanted.update(node.reads)
-            kept.append(node)
-    return kept[::-1]
 
 
 def _reading(placed: PlacedNode, slot: int) -> PlacedNode:

@@ -1,4 +1,4 @@
-"""`partitioner.Chain` on ranks of a gloo group: a script for test_chain.py."""
+"""`partitioner.Chain` on ranks of a gloo group: jobs of test_chain.py."""
 
 from collections.abc import Callable
 from functools import cache
@@ -35,7 +35,7 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 @cache
 def alone() -> tuple[list[float], nn.Module]:
-    """Losses and the trained model of one process."""
+    """Losses and the trained model of one process; loading the optimizers takes seconds."""
     model = nn.Sequential(*parts())
     steps = optimizer(model)
     losses = []
@@ -177,7 +177,7 @@ def mistakes(rank: int) -> None:
 
 
 JOBS = {
-    "there_and_back": Job(2, there_and_back),
+    "there_and_back": Job(2, there_and_back, prepare=[alone]),
     "fork_and_join": Job(3, fork_and_join),
     "shared_and_dropped": Job(2, shared_and_dropped),
     "without_gradients": Job(2, without_gradients),
@@ -185,5 +185,4 @@ JOBS = {
 }
 
 if __name__ == "__main__":
-    alone()  # before the ranks are forked: loading the optimizers takes seconds
     main(JOBS)

@@ -1,4 +1,4 @@
-"""`partitioner.functional` on ranks of a gloo group: a script for test_functional.py."""
+"""`partitioner.functional` on ranks of a gloo group: jobs of test_functional.py."""
 
 import gc
 import re

@@ -1,9 +1,7 @@
-"""Compiled modules trained by ranks of a gloo group: a script for test_modules.py."""
+"""Compiled modules trained by ranks of a gloo group: jobs of test_rank_module.py."""
 
 import os
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -294,8 +292,7 @@ def checkpoint(_: int) -> None:
 
 
 def checkpoint_of(kind: type[Mlp | Gpt]) -> None:
-    assert FOLDER is not None
-    folder = f"{FOLDER}/{kind.__name__}"
+    folder = kind.__name__
     module = program(kind, dist.get_world_size()).module()
     whole = made(kind)
     update, right = adamw(module.parameters()), adamw(whole.parameters())
@@ -560,63 +557,60 @@ def compiled(_: int) -> None:
         )
 
 
-class Slow(Job):
-    """A job of the slow tests."""
+def programs(ranks: int = 2, **options: Any) -> list[Callable[[], ModuleProgram]]:
+    return [partial(program, kind, ranks, **options) for kind in (Mlp, Gpt)]
 
 
-FOLDER: str | None = None
+MLP, GPT = programs()
+MLP_ON_4, GPT_ON_4 = programs(4)
+PLACED, ZERO3 = (partial(placed_modules.program, how) for how in ("placed", "zero3"))
+
 JOBS = {
-    "mlp_on_2": Job(2, trains_mlp),
-    "gpt_on_2": Job(2, trains_gpt),
-    "mlp_on_4": Job(4, trains_mlp),
-    "gpt_on_4": Job(4, trains_gpt),
-    "optimizers": Job(2, other_optimizers),
-    "dropout": Job(2, dropout_is_that_of_one_device),
-    "branches": Job(2, autocast_modules.branches_under_autocast),
-    "clipping": Job(2, clips_accumulates_and_scales),
-    "evaluation": Job(2, evaluates),
-    "no_gradients": Job(2, without_gradients_the_statistics_move),
-    "sizes": Job(2, other_batch_sizes),
-    "does_not_fit": Job(2, a_batch_that_the_cuts_do_not_fit),
-    "own_parts": Job(2, own_parts_are_the_whole_batch),
-    "differ": Job(2, ranks_that_differ_say_so),
-    "load": Job(2, loads_the_whole_model),
-    "save_on_4": Job(4, checkpoint),
-    "load_on_2": Job(2, checkpoint),
-    "dies_between": Job(2, a_rank_dies_between_steps),
-    "dies_in_forward": Job(4, dies_in_forward),
-    "dies_in_backward": Job(4, dies_in_backward),
-    "raises": Job(2, a_rank_that_raises),
-    "hangs": Job(2, a_rank_that_hangs, timeout_s=4),
-    "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
-    "changes": Job(2, refuses_what_it_would_not_notice),
-    "frozen": Job(2, frozen_parameters),
-    "unused": Job(2, side_modules.has_unused_parameters),
+    "mlp_on_2": Job(2, trains_mlp, [MLP]),
+    "gpt_on_2": Job(2, trains_gpt, [GPT]),
+    "mlp_on_4": Job(4, trains_mlp, [MLP_ON_4]),
+    "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4]),
+    "optimizers": Job(2, other_optimizers, [MLP, GPT]),
+    "dropout": Job(
+        2,
+        dropout_is_that_of_one_device,
+        [partial(program, Gpt, ranks, dropout=0.3) for ranks in (1, 2)],
+    ),
+    "branches": Job(2, autocast_modules.branches_under_autocast, [autocast_modules.program]),
+    "clipping": Job(2, clips_accumulates_and_scales, [GPT]),
+    "evaluation": Job(2, evaluates, programs(dropout=0.3)),
+    "no_gradients": Job(2, without_gradients_the_statistics_move, [MLP]),
+    "sizes": Job(2, other_batch_sizes, [MLP, GPT]),
+    "does_not_fit": Job(
+        2, a_batch_that_the_cuts_do_not_fit, [partial(program, Gpt, 2, parts=True)]
+    ),
+    "own_parts": Job(2, own_parts_are_the_whole_batch, [partial(program, Mlp, 2, parts=True)]),
+    "differ": Job(2, ranks_that_differ_say_so, [MLP]),
+    "load": Job(2, loads_the_whole_model, [MLP, GPT]),
+    "save_on_4_and_load_on_2": Job(
+        4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])
+    ),
+    "dies_between": Job(2, a_rank_dies_between_steps, [MLP]),
+    "dies_in_forward": Job(4, dies_in_forward, [GPT_ON_4]),
+    "dies_in_backward": Job(4, dies_in_backward, [GPT_ON_4]),
+    "raises": Job(2, a_rank_that_raises, [MLP]),
+    "hangs": Job(2, a_rank_that_hangs, [MLP], timeout_s=4),
+    "compiled": Job(2, compiled, timeout_s=300, limit_s=500, slow=True),
+    "changes": Job(2, refuses_what_it_would_not_notice, [MLP]),
+    "frozen": Job(2, frozen_parameters, [GPT]),
+    "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
     "heads": Job(2, side_modules.evaluates_what_is_not_trained),
     "turned": Job(2, side_modules.trains_what_lies_oddly),
     "zero3": Job(2, trains_by_zero3),
-    "initialise": Job(2, initialises_from_a_seed),
-    "placed_state": Job(2, placed_modules.holds_the_whole_state),
-    "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm),
-    "placed_resuming": Job(2, lambda _: placed_modules.resumes(f"{FOLDER}/placed")),
-    "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives),
+    "initialise": Job(2, initialises_from_a_seed, [program_of_fakes]),
+    "placed_state": Job(2, placed_modules.holds_the_whole_state, [PLACED]),
+    "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm, [PLACED, ZERO3]),
+    "placed_resuming": Job(2, placed_modules.resumes, [PLACED]),
+    "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives, [PLACED]),
     "inference": Job(2, placed_modules.has_no_state_for_inference),
     "first_names": Job(2, placed_modules.lists_parameters_by_their_first_names),
     "rare_types": Job(2, placed_modules.carries_rare_types),
 }
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["compiled"]:
-        for kind, ranks in ((Mlp, 2), (Gpt, 2), (Mlp, 4), (Gpt, 4)):
-            program(kind, ranks)
-        for kind in (Mlp, Gpt):
-            program(kind, 2, dropout=0.3)
-            program(kind, 2, parts=True)
-        program(Gpt, 1, dropout=0.3)
-        for how in ("placed", "zero3"):
-            placed_modules.program(how)
-        autocast_modules.program()
-        side_modules.program()
-        program_of_fakes()
-    with tempfile.TemporaryDirectory() as FOLDER:
-        main(JOBS)
+    main(JOBS)

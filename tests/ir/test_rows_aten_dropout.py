@@ -6,8 +6,7 @@ import torch
 from aten_rows import aten
 from rows import Case, check_row, f32, scalar
 
-from partitioner.backends.torch.operators.draws import whole_of
-from partitioner.backends.torch.operators.dropout import BITS, dropout, kept, uniform
+from partitioner.backends.torch.operators.dropout import BITS, dropout, kept, uniform, whole_of
 
 CASES = [
     aten("partitioner::dropout", f32(4, 6, 5), scalar(7), 0.3, 2, options={"min_cuts": 3}),

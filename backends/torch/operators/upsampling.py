@@ -36,7 +36,8 @@ def _settings(
 ) -> list[Any]:
     """The kernel's arguments after the sizes: nearest modes take no `align_corners`."""
     corners = [] if mode.startswith("nearest") else [align_corners]
-    return [*corners, *(scales or [None] * len(output_size))]
+    factors: Sequence[float | None] = scales or [None] * len(output_size)
+    return [*corners, *factors]
 
 
 @operator(

@@ -26,7 +26,8 @@ from partitioner.search.explicit import Request, search
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.rank_module import Share, Source, Whole
+    from partitioner.backends.torch.rank_module import Share, Source
+    from partitioner.backends.torch.rank_passes import Whole
 
 
 class Variants:

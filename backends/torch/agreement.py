@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.eager import gathered
@@ -23,13 +24,7 @@ c10d = torch.ops._c10d_functional
 
 
 class Agreement:
-    """Messages between all ranks; every rank must call the same methods in the same order.
-
-    Attributes:
-        rank: This rank.
-        ranks: Number of ranks.
-        roll: Their processes.
-    """
+    """Messages between all ranks; every rank must call the same methods in the same order."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -94,7 +89,7 @@ class Agreement:
             raise BackendError(f"rank 0: {text[1:]}")
         return text[1:]
 
-    def parts(self, part: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    def parts(self, part: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Every rank's part of a tensor, on the CPU; `shapes` are the parts' sizes by rank."""
         if not self._group:
             return [part]
@@ -117,11 +112,11 @@ class Agreement:
         rows = self._gather(padded, "comparing texts").reshape(self.ranks, -1)
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
-    def _gather(self, part: torch.Tensor, doing: str) -> torch.Tensor:
+    def _gather(self, part: Tensor, doing: str) -> Tensor:
         """The ranks' tensors along their first dim, on the CPU."""
         try:
             sent = gathered(part.to(self._device), self.ranks, self._group)
-            whole: torch.Tensor = c10d.wait_tensor(sent)
+            whole: Tensor = c10d.wait_tensor(sent)
         except RuntimeError as error:
             raise CommunicationError(
                 f"rank {self.rank}: waiting for the other ranks before {doing}: "

@@ -41,9 +41,7 @@ class _Kind:
     """Properties that collectives have in common if they can be joined.
 
     Attributes:
-        target: Operator.
         settings: Its arguments after the operand.
-        dtype: Element type.
     """
 
     target: torch._ops.OpOverload
@@ -75,8 +73,6 @@ class _Member:
     """A small collective.
 
     Attributes:
-        sent: Its node.
-        wait: The node that waits for it.
         ready: Step that makes its operand.
         due: Step that reads its result.
         shape: Sizes of the operand.

@@ -9,7 +9,7 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import from_numpy, torch_dtype
@@ -51,7 +51,6 @@ def arguments(
     Args:
         node: The node; its inputs are in the schema's order.
         tensor: The argument for a value, by name.
-        device: Device of new tensors.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -112,11 +111,11 @@ def add_argument(graph: fx.Graph, name: str) -> fx.Node:
     return node
 
 
-def hold(root: torch.nn.Module, name: str, value: torch.Tensor | fx.GraphModule) -> str:
+def hold(root: torch.nn.Module, name: str, value: Tensor | fx.GraphModule) -> str:
     """Keep a buffer or a branch in a graph's root under a free name, which is returned."""
     while hasattr(root, name) or name in _TAKEN:
         name += "_"
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         root.register_buffer(name, value)
     else:
         root.add_module(name, value)
@@ -134,12 +133,8 @@ def add_call(
     """Add a node's call to a graph.
 
     Args:
-        graph: The graph.
         root: Keeps the node's branches.
-        node: The node.
         tensor: The node of a value, by name.
-        device: Device of new tensors.
-        name: Name of the call, if it is free.
 
     Returns:
         The node of each result, by name.
@@ -188,8 +183,8 @@ def branch_module(branch: Attr, device: torch.device) -> fx.GraphModule:
 
 
 def run_node(
-    node: Node, values: Mapping[str, torch.Tensor], device: torch.device
-) -> Sequence[torch.Tensor | None]:
+    node: Node, values: Mapping[str, Tensor], device: torch.device
+) -> Sequence[Tensor | None]:
     """Run a node on tensors by value name; one entry a result."""
     if node.op == COND:
         bodies = [branch_module(node.attrs[which], device) for which in BRANCHES]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
@@ -18,13 +18,11 @@ from partitioner.backends.torch.rank_passes import Stored
 
 
 def check_changes(
-    module: nn.Module, stored: Sequence[Stored], tensors: Mapping[str, torch.Tensor]
+    module: nn.Module, stored: Sequence[Stored], tensors: Mapping[str, Tensor]
 ) -> None:
     """Refuse a module that was changed since it was made.
 
     Args:
-        module: A rank's module.
-        stored: Parameters and buffers of the whole model.
         tensors: Those that the rank's module was made with, by first name.
 
     Raises:
@@ -63,7 +61,7 @@ def check_changes(
                 )
 
 
-def _tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
+def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
     """The parameter or buffer that has this name now; None if there is none."""
     path, _, leaf = name.rpartition(".")
     try:
@@ -73,13 +71,12 @@ def _tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
     return owner._parameters.get(leaf, owner._buffers.get(leaf))
 
 
-def check_frozen(stored: Sequence[Stored], tensors: Mapping[str, torch.Tensor]) -> None:
+def check_frozen(stored: Sequence[Stored], tensors: Mapping[str, Tensor]) -> None:
     """Refuse a parameter that requires a gradient now and was frozen in the trace.
 
     One that required a gradient and has none in the graphs gets none: the loss does not use it.
 
     Args:
-        stored: Parameters and buffers of the whole model.
         tensors: Those of the rank, by first name.
 
     Raises:
@@ -94,7 +91,7 @@ def check_frozen(stored: Sequence[Stored], tensors: Mapping[str, torch.Tensor]) 
             )
 
 
-def count_steps(owner: object, tensors: Mapping[str, torch.Tensor]) -> None:
+def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
     """Count each optimizer's step as a write to the parameters that have gradients.
 
     PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors.
@@ -120,7 +117,7 @@ def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         BackendError: An input requires one.
     """
     for value in pytree.tree_leaves((args, dict(kwargs))):
-        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+        if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise BackendError(
                 "an input requires a gradient: only parameters get one; detach() it, or make what "
                 "computes it a part of the module"

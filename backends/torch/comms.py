@@ -60,13 +60,9 @@ class RankComm:
     """One rank's part in a communication, to be added to its graph.
 
     Attributes:
-        graph: The rank's graph.
-        comm: The communication.
-        rank: The rank.
         source: Node of the tensor that the rank sends; None if it only receives.
         source_shape: Its local sizes.
         target_shape: Local sizes of the tensor that the rank gets.
-        device: Device of the rank's tensors.
     """
 
     graph: fx.Graph

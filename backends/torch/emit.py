@@ -15,7 +15,7 @@ from functools import cache, partial
 
 import numpy as np
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
@@ -55,14 +55,12 @@ class RankGraphs:
     """The graphs of a rank.
 
     Attributes:
-        rank: The rank.
         forward: Takes stored values and inputs; returns the forward outputs, then saved values.
         backward: Takes saved values, stored values and inputs; returns gradients. None for
             inference.
         stored: Local names of the stored values on the rank.
         inputs: Part of an input by local value.
         outputs: Parts of outputs that the forward pass returns, then those of the backward pass.
-        types: Type of every local value.
     """
 
     rank: int
@@ -78,10 +76,7 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
     """Graph modules of a rank.
 
     Args:
-        programs: The programs of all ranks.
-        rank: The rank.
         graph: The whole model, which has the contents of constants.
-        device: Device of the rank's tensors.
 
     Raises:
         BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
@@ -125,7 +120,7 @@ def _constant_results(program: RankProgram, graph: Graph) -> set[str]:
     return {o.value for o in program.outputs if o.whole not in backward} & constants
 
 
-def _constant(program: RankProgram, graph: Graph, device: torch.device, name: str) -> torch.Tensor:
+def _constant(program: RankProgram, graph: Graph, device: torch.device, name: str) -> Tensor:
     """Contents of a local constant or literal."""
     tensor_type = program.types[name]
     array = program.literals.get(name)
@@ -150,7 +145,7 @@ def _part(graph: Graph, part: Part, tensor_type: TensorType) -> np.ndarray:
 def _emit_pass(
     program: RankProgram,
     device: torch.device,
-    constant: Callable[[str], torch.Tensor],
+    constant: Callable[[str], Tensor],
     alike: bool,
     steps: Steps,
     results: tuple[str, ...],

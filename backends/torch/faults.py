@@ -108,11 +108,7 @@ def explained(
     """The error of a pass with the communication that failed; None if none did.
 
     Args:
-        error: PyTorch's error.
         module: The pass's graph, or its compiled form.
-        rank: This rank.
-        roll: The processes of all ranks.
-        which: "forward" or "backward".
     """
     comms = _failed(error.__traceback__, module) if isinstance(module, fx.GraphModule) else ()
     if comms:

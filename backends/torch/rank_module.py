@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
@@ -25,13 +25,7 @@ from partitioner.backends.torch.changes import (
 )
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
-from partitioner.backends.torch.rank_passes import (
-    RankPasses,
-    Stored,
-    Values,
-    Whole,
-    local_regions,
-)
+from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
 from partitioner.backends.torch.shards import (
     gathered_value,
     is_first_holder,
@@ -44,7 +38,7 @@ from partitioner.ir.layout import Placement as Home
 from partitioner.ir.layout import Sharding
 
 #: Returns the whole contents of a parameter or buffer by name.
-Source = Callable[[str], torch.Tensor]
+Source = Callable[[str], Tensor]
 #: Runs a function on rank 0 and returns its text on every rank.
 Share = Callable[[Callable[[], str]], str]
 #: Makes the program of another call over the same stored values, from whether it is a training
@@ -56,16 +50,12 @@ class RankModule(nn.Module):
     """A rank's module.
 
     Args:
-        whole: The program.
-        source: Contents of the parameters and buffers.
-        device: Device that the rank computes on.
         inputs: "global": every rank is called with the whole batch and takes its part; "local":
             each is called with its own part.
         seed: Seed of dropout: a step's draws follow from ``(seed << 32) + steps``.
         variants: Makes programs for evaluation and for batches of other sizes.
 
     Attributes:
-        rank: This rank.
         steps: Training steps begun; set it when training goes on from a checkpoint, so that
             dropout goes on too.
 
@@ -109,7 +99,7 @@ class RankModule(nn.Module):
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         meshes = torch_meshes([place.mesh for place in self._places.values()], device)
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, Tensor] = {}
         for entry in whole.stored:  # first names first: PyTorch lists those
             if self.rank in self._places[entry.names[0]].mesh.devices:
                 _submodule(self, entry.names[0].split(".")[:-1])
@@ -132,7 +122,7 @@ class RankModule(nn.Module):
         part = part_of(whole.detach(), region_on(place, self.rank)).to(self._device)
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             part = part.clone()
-        tensor: torch.Tensor = DTensor.from_local(
+        tensor: Tensor = DTensor.from_local(
             part,
             meshes[place.mesh],
             _placements(place),
@@ -151,7 +141,7 @@ class RankModule(nn.Module):
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
 
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
+    def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state on every rank, under its names; all ranks must call it.
 
         Raises:
@@ -160,7 +150,7 @@ class RankModule(nn.Module):
         """
         if not self._whole.training:
             _refuse(self)
-        state: dict[str, torch.Tensor] = {}
+        state: dict[str, Tensor] = {}
         for entry in self._whole.stored:
             first = entry.names[0]
             shard, holders = self._tensors.get(first), self._places[first].mesh.devices
@@ -171,14 +161,13 @@ class RankModule(nn.Module):
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; all ranks must call it.
 
         Every parameter of the whole model counts once, also those that lie on other ranks only,
         which `torch.nn.utils.clip_grad_norm_` leaves out.
 
         Args:
-            max_norm: Limit of the norm.
             norm_type: Order of the norm, from 1 to infinity.
             error_if_nonfinite: Raise if the norm is infinite or no number.
 
@@ -291,8 +280,8 @@ class RankModule(nn.Module):
         return {name: self._tensors[name]._version for name in names}
 
     def _gradients(
-        self, passes: RankPasses, kept: Values, tangent: torch.Tensor, names: Sequence[str]
-    ) -> Iterator[torch.Tensor | None]:
+        self, passes: RankPasses, kept: Values, tangent: Tensor, names: Sequence[str]
+    ) -> Iterator[Tensor | None]:
         """Gradients of parameters, in order; None for one that has none."""
         gradients = passes.backward(kept, tangent)
         for name in names:
@@ -318,10 +307,10 @@ class _Step(torch.autograd.Function):
         module: RankModule,
         passes: RankPasses,
         values: Values,
-        shards: Mapping[str, torch.Tensor],
+        shards: Mapping[str, Tensor],
         names: Sequence[str],
-        *_: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
+        *_: Tensor,
+    ) -> tuple[Tensor, ...]:
         """Run the forward graph; only the loss, the first result, is differentiable."""
         results, kept = passes.forward(values, shards)
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
@@ -331,7 +320,7 @@ class _Step(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Run the backward graph, once: it frees the kept values."""
         if ctx.kept is None:
             raise BackendError("backward() was called a second time on one step: it is freed")
@@ -363,13 +352,13 @@ def _placements(place: Home) -> list[Placement]:
     return placements
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def _local(tensor: Tensor) -> Tensor:
     """This rank's shard of a DTensor, detached."""
     detached = tensor.detach()
     return detached._local_tensor if isinstance(detached, DTensor) else detached
 
 
-def _sharded_as(tensor: DTensor, part: torch.Tensor) -> DTensor:
+def _sharded_as(tensor: DTensor, part: Tensor) -> DTensor:
     """A DTensor sharded as another one, of which this rank holds a part."""
     return DTensor.from_local(
         part,
@@ -381,7 +370,7 @@ def _sharded_as(tensor: DTensor, part: torch.Tensor) -> DTensor:
     )
 
 
-def _strided_as(shard: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:
     """The gradient with its parameter's strides: fused optimizers read both in one order."""
     if gradient.stride() == shard.stride():
         return gradient

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
@@ -25,7 +26,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Programs
 
 c10d = torch.ops._c10d_functional
-Values = dict[str, torch.Tensor]
+Values = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,6 @@ class Whole:
     """A program with the programs of all ranks.
 
     Attributes:
-        programs: Of all ranks.
-        graph: The whole model.
-        signature: Arguments and results of the module's calls.
-        stored: Parameters and buffers.
         training: Whether it has a backward pass.
         spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
     """
@@ -87,11 +84,7 @@ class RankPasses:
     """A program's graphs on this rank; every rank makes one at the same time.
 
     Args:
-        whole: The program.
-        rank: This rank.
-        device: Device that it computes on.
         places: Placements of stored values by first name, which must be the program's.
-        roll: The processes of all ranks.
 
     Raises:
         BackendError: A stored value has another placement, or a graph cannot be made.
@@ -118,7 +111,7 @@ class RankPasses:
         self._modules = {
             w: graph.module.to(device) for w, graph in passes.items() if graph is not None
         }
-        self._runs: dict[str, Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]] = {
+        self._runs: dict[str, Callable[[list[Tensor]], Sequence[Tensor]]] = {
             which: eager(module, boxed=True) for which, module in self._modules.items()
         }
         self._outputs = {o.whole: o.value for o in self.graphs.outputs}
@@ -157,7 +150,7 @@ class RankPasses:
             if part.whole in (signature.tangent, signature.seed):
                 continue
             tensor, wanted = inputs[part.whole], self.graphs.types[name]
-            if not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, Tensor):
                 raise BackendError(f"rank {self.rank}: input {part.whole!r} is {tensor!r}")
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != torch_dtype(wanted.dtype):
                 raise BackendError(
@@ -168,7 +161,7 @@ class RankPasses:
             values[name] = tensor.to(self.device)
         return values
 
-    def joined(self, inputs: Mapping[str, Any], agreement: Agreement) -> dict[str, torch.Tensor]:
+    def joined(self, inputs: Mapping[str, Any], agreement: Agreement) -> dict[str, Tensor]:
         """Whole inputs from every rank's own parts of them; all ranks must call it."""
         self.local(inputs)
         joined = {}
@@ -185,8 +178,8 @@ class RankPasses:
     # Passes ----------------------------------------------------------------------------------
 
     def forward(
-        self, inputs: Values, shards: Mapping[str, torch.Tensor]
-    ) -> tuple[tuple[torch.Tensor, ...], Values]:
+        self, inputs: Values, shards: Mapping[str, Tensor]
+    ) -> tuple[tuple[Tensor, ...], Values]:
         """Run the forward graph; written buffers get their next contents.
 
         Args:
@@ -211,13 +204,12 @@ class RankPasses:
         later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
         return results, {name: values[name] for name in later if name in values}
 
-    def backward(self, values: Values, tangent: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:
         """Run the backward graph.
 
         Args:
             values: Values that the forward graph kept; taken out, so that each is freed after its
                 last reader.
-            tangent: The gradient of the loss.
 
         Returns:
             This rank's shards of gradients by first name.
@@ -234,11 +226,11 @@ class RankPasses:
             if self._outputs.get(entry.gradient) in results
         }
 
-    def structured(self, results: Sequence[torch.Tensor]) -> Any:
+    def structured(self, results: Sequence[Tensor]) -> Any:
         """The module's returned value."""
         return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
 
-    def _run(self, which: str, graph: PassGraph, arguments: list[torch.Tensor]) -> Values:
+    def _run(self, which: str, graph: PassGraph, arguments: list[Tensor]) -> Values:
         """Results by name; the list of arguments may be emptied."""
         try:
             # the graphs have their casts
@@ -252,9 +244,7 @@ class RankPasses:
         return dict(zip(graph.results, results, strict=True))
 
 
-def _boxed(
-    compiled: Callable[..., Sequence[torch.Tensor]],
-) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+def _boxed(compiled: Callable[..., Sequence[Tensor]]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     """A compiled pass as a function of a list of arguments."""
     return lambda arguments: compiled(*arguments)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.errors import BackendError
@@ -14,7 +15,7 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement
 
 
-def part_of(whole: torch.Tensor, region: Region | None) -> torch.Tensor:
+def part_of(whole: Tensor, region: Region | None) -> Tensor:
     """The region of a tensor, dense; the tensor itself for None."""
     if region is None:
         return whole
@@ -32,15 +33,13 @@ def region_on(placement: Placement, rank: int) -> Region:
     return dict(placement.parts())[rank]
 
 
-def whole_of(
-    parts: Iterable[tuple[Region | None, torch.Tensor]], shape: tuple[int, ...]
-) -> torch.Tensor:
+def whole_of(parts: Iterable[tuple[Region | None, Tensor]], shape: tuple[int, ...]) -> Tensor:
     """The tensor that parts make up; replicas of a part may be among them.
 
     Raises:
         BackendError: The parts leave a gap.
     """
-    whole: torch.Tensor | None = None
+    whole: Tensor | None = None
     seen: set[Region] = set()
     count = 0
     for region, part in parts:
@@ -59,22 +58,20 @@ def whole_of(
 
 
 def gathered_value(
-    shard: torch.Tensor | None,
+    shard: Tensor | None,
     holders: Sequence[int],
     shape: Sequence[int],
     dtype: torch.dtype,
     device: torch.device,
-) -> torch.Tensor:
+) -> Tensor:
     """A stored value, whole on every rank; all ranks must call it.
 
     Args:
         shard: This rank's DTensor; None if it has none.
         holders: Ranks that have a shard.
         shape: Sizes of the whole value.
-        dtype: Its element type.
-        device: Device that ranks compute on.
     """
-    full: torch.Tensor | None = None
+    full: Tensor | None = None
     if shard is not None:
         tensor = shard.detach()
         assert isinstance(tensor, DTensor)
@@ -96,13 +93,11 @@ def is_first_holder(placement: Placement, rank: int) -> bool:
     return rank == min(other for other, region in parts.items() if region == parts[rank])
 
 
-def total_norm(tensors: Iterable[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
+def total_norm(tensors: Iterable[Tensor], order: float, device: torch.device) -> Tensor:
     """The norm of the tensors of all ranks, a float64 scalar; all ranks must call it.
 
     Args:
         tensors: This rank's; a tensor of several ranks counts several times.
-        order: Order of the norm.
-        device: Device that ranks compute on.
     """
     norms = [
         torch.linalg.vector_norm(x, order, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -113,5 +108,5 @@ def total_norm(tensors: Iterable[torch.Tensor], order: float, device: torch.devi
         local[0] = torch.linalg.vector_norm(torch.stack([x.double() for x in norms]), order)
     gathered = [torch.empty_like(local) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, local)
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat(gathered), order)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat(gathered), order)
     return norm

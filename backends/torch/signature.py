@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
@@ -60,7 +61,7 @@ class Signature:
         for name, value, example in zip(self.inputs, flat, self.example, strict=True):
             if name:
                 inputs[name] = value
-            elif not isinstance(example, torch.Tensor) and value != example:
+            elif not isinstance(example, Tensor) and value != example:
                 raise BackendError(f"an argument is {value!r}; it was traced as {example!r}")
         return inputs
 
@@ -111,13 +112,13 @@ class Signature:
             if name not in inputs:
                 continue
             tensor = inputs[name]
-            if not isinstance(tensor, torch.Tensor):
+            if not isinstance(tensor, Tensor):
                 raise BackendError(f"input {name!r} is {tensor!r}, not a tensor of {wanted}")
             if tuple(tensor.shape) != wanted.shape or tensor.dtype != torch_dtype(wanted.dtype):
                 actual = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
                 raise BackendError(f"input {name!r} is {actual}; the program is for {wanted}")
 
-    def unflatten(self, values: Mapping[str, torch.Tensor]) -> Any:
+    def unflatten(self, values: Mapping[str, Tensor]) -> Any:
         """The module's returned value from graph outputs by name."""
         results = zip(self.results, self.others, strict=True)
         flat = [values[name] if name else other for name, other in results]
@@ -135,7 +136,7 @@ def _word(path: pytree.KeyPath, value: Any) -> str:
     """``labels int64[8]``; a positional argument has no name."""
     keyword, inside = path[0].idx == 1, path[2:]  # type: ignore[attr-defined]
     name = (path[1].key if keyword else "") + pytree.keystr(inside)  # type: ignore[attr-defined]
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         dtype, shape = value.dtype, tuple(value.shape)
     elif isinstance(value, TensorType):
         dtype, shape = torch_dtype(value.dtype), value.shape

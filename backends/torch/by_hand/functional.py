@@ -22,9 +22,11 @@ ended, the call raises; if it hangs, after the group's timeout (the argument of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from partitioner.backends.process_group import Group
 from partitioner.backends.tensors import combine
@@ -33,21 +35,23 @@ from partitioner.backends.torch.by_hand.labels import REDUCTIONS, Label, unlike
 from partitioner.backends.torch.by_hand.linked import linked, needs_gradient, wait_at_end
 from partitioner.backends.torch.by_hand.wire import Call, open_call
 
+Tensors = Sequence[Tensor]
+Device = torch.device | str | None
+
 #: Gradients of sent tensors that arrived before the awaited one, by number of the call.
-_EARLY: dict[int, torch.Tensor] = {}
+_EARLY: dict[int, Tensor] = {}
 
 
 # Between two ranks -------------------------------------------------------------------------------
 
 
-def send(x: torch.Tensor, dst: int, group: Group = None) -> torch.Tensor:
+def send(x: Tensor, dst: int, group: Group = None) -> Tensor:
     """Send a tensor to one rank, which calls `recv`. Returns when it has taken the tensor.
 
     Backward receives the gradient of `x` from `dst`.
 
     Args:
         x: Dense tensor of any shape and element type.
-        dst: Receiving rank.
 
     Returns:
         A delegate: a float32 0-D tensor of value 0. It needs a gradient if `x` does.
@@ -59,25 +63,20 @@ def send(x: torch.Tensor, dst: int, group: Group = None) -> torch.Tensor:
     peer = call.check_peer(dst, "dst")
     wire.put(call, x, peer).wait()
 
-    def transposed(_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(_: Tensors) -> Tensors:
         return [_gradient(call.transposed(), peer)]
 
     return linked(transposed, [_zero(x.device)], [x], needs=needs_gradient(x))[0]
 
 
 def recv(
-    src: int,
-    group: Group = None,
-    *,
-    delegate: torch.Tensor | None = None,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
+    src: int, group: Group = None, *, delegate: Tensor | None = None, device: Device = None
+) -> Tensor:
     """Receive the tensor that one rank passes to `send`.
 
     Backward sends the gradient of the result to `src`.
 
     Args:
-        src: Sending rank.
         delegate: Delegate of earlier calls (add several up). The result depends on it, so that
             backward runs through this call first, and then through those.
         device: Where the result lies; by default where the group carries data.
@@ -103,7 +102,7 @@ def recv(
     if needs and not label.smooth:
         raise call.error(f"{label} has no gradient, so pass the delegate to another recv")
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(gradients: Tensors) -> Tensors:
         if label.needs:
             wait_at_end(wire.put(call.transposed(label.number), gradients[0], peer))
         return [torch.zeros_like(x) for x in delegates]
@@ -114,20 +113,13 @@ def recv(
 # From and to one rank ----------------------------------------------------------------------------
 
 
-def bcast(
-    x: torch.Tensor | None,
-    src: int,
-    group: Group = None,
-    *,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
+def bcast(x: Tensor | None, src: int, group: Group = None, *, device: Device = None) -> Tensor:
     """Copy one rank's tensor to all ranks.
 
     y_r = x_src; backward: dx_src = sum of dy_r over all ranks r.
 
     Args:
         x: The tensor, on rank `src`; ignored elsewhere.
-        src: Rank that has it.
         device: Where the result lies; by default where `x` does, or where the group carries data.
 
     Returns:
@@ -141,32 +133,24 @@ def bcast(
     labels = wire.agree(call, [x] if call.rank == root else [], root=root)
     operand = x if call.rank == root else None
     copy = wire.broadcast(call, operand, labels[root], root)
-    backward = call.transposed(labels[0].number)
     operands = [] if operand is None else [operand]
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         terms = wire.agree(backward, gradients)
         total = wire.all_reduce(backward, gradients[0], terms, "sum", root)
         return [total] if call.rank == root else []
 
     moved = _moved(copy, device or (None if operand is None else operand.device))
-    return linked(transposed, [moved], operands, needs=_any_needs(labels))[0]
+    return _linked(call, labels, [moved], operands, transposed)[0]
 
 
-def scatter(
-    xs: Sequence[torch.Tensor] | None,
-    src: int,
-    group: Group = None,
-    *,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
+def scatter(xs: Tensors | None, src: int, group: Group = None, *, device: Device = None) -> Tensor:
     """Give each rank one of a rank's tensors.
 
     y_r = xs_src[r]; backward: dxs_src[r] = dy_r, gathered by `src`.
 
     Args:
         xs: A tensor a rank, on rank `src`; ignored elsewhere. Shapes and element types may differ.
-        src: Rank that has them.
         device: Where the result lies; by default where the group carries data, and on `src` where
             its own tensor does.
 
@@ -181,25 +165,21 @@ def scatter(
     operands = _listed(xs) if call.rank == root else []
     labels = wire.agree(call, operands, wanted=call.size, root=root)
     part = _scatter(call, operands, root)
-    backward = call.transposed(labels[0].number)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         wire.agree(backward, gradients)
         return _gather(backward, gradients[0], root)
 
-    return linked(transposed, [_moved(part, device)], operands, needs=_any_needs(labels))[0]
+    return _linked(call, labels, [_moved(part, device)], operands, transposed)[0]
 
 
-def gather(
-    x: torch.Tensor, dst: int, group: Group = None
-) -> tuple[torch.Tensor, ...] | torch.Tensor:
+def gather(x: Tensor, dst: int, group: Group = None) -> tuple[Tensor, ...] | Tensor:
     """Collect all ranks' tensors on one rank.
 
     ys_dst[r] = x_r; backward: dx_r = dys_dst[r], scattered by `dst`.
 
     Args:
         x: This rank's tensor; shapes and element types may differ between ranks.
-        dst: Rank that collects.
 
     Returns:
         On `dst` the tensors by rank, on the device of its own; elsewhere a delegate, as of `send`.
@@ -211,21 +191,20 @@ def gather(
     root = call.check_rank(dst, "dst")
     labels = wire.agree(call, [x], root=root)
     parts = _gather(call, x, root)
-    backward = call.transposed(labels[0].number)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         wire.agree(backward, gradients[:1])
         return [_scatter(backward, gradients if call.rank == root else [], root)]
 
     moved = [part.to(x.device) for part in parts] if call.rank == root else [_zero(x.device)]
-    results = linked(transposed, moved, [x], needs=_any_needs(labels))
+    results = _linked(call, labels, moved, [x], transposed)
     return results if call.rank == root else results[0]
 
 
 # Among all ranks ---------------------------------------------------------------------------------
 
 
-def allgather(x: torch.Tensor, group: Group = None) -> tuple[torch.Tensor, ...]:
+def allgather(x: Tensor, group: Group = None) -> tuple[Tensor, ...]:
     """Collect all ranks' tensors on every rank.
 
     ys_r[s] = x_s; backward: dx_s = sum of dys_r[s] over all ranks r (`reduce_scatter`).
@@ -242,17 +221,16 @@ def allgather(x: torch.Tensor, group: Group = None) -> tuple[torch.Tensor, ...]:
     call = open_call("allgather", group)
     labels = wire.agree(call, [x])
     parts = wire.all_gather(call, x, labels)
-    backward = call.transposed(labels[0].number)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         terms = wire.agree(backward, gradients, wanted=call.size)
         return [_reduce_scatter(backward, gradients, terms)]
 
     results = [part.to(x.device) for part in parts]
-    return linked(transposed, results, [x], needs=_any_needs(labels))
+    return _linked(call, labels, results, [x], transposed)
 
 
-def alltoall(xs: Sequence[torch.Tensor], group: Group = None) -> tuple[torch.Tensor, ...]:
+def alltoall(xs: Tensors, group: Group = None) -> tuple[Tensor, ...]:
     """Send a tensor to each rank and receive one from each.
 
     ys_r[s] = xs_s[r]; backward: dxs_s[r] = dys_r[s], which is `alltoall` again.
@@ -270,16 +248,15 @@ def alltoall(xs: Sequence[torch.Tensor], group: Group = None) -> tuple[torch.Ten
     operands = _listed(xs)
     labels = wire.agree(call, operands, wanted=call.size)
     parts = _all_to_all(call, operands, labels)
-    backward = call.transposed(labels[0].number)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         return _all_to_all(backward, gradients, wire.agree(backward, gradients, wanted=call.size))
 
     results = [part.to(operands[0].device) for part in parts]
-    return linked(transposed, results, operands, needs=_any_needs(labels))
+    return _linked(call, labels, results, operands, transposed)
 
 
-def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
+def allreduce(x: Tensor, op: str = "sum", group: Group = None) -> Tensor:
     """Reduce the ranks' tensors elementwise, on every rank.
 
     "sum": y_r = sum of x_s over all ranks s; backward: dx_s = sum of dy_r over all ranks r.
@@ -304,10 +281,9 @@ def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Te
     labels = wire.agree(call, [x], reduction=op)
     _check_reduction(call, x, labels, op)
     result = _reduced(call, x, labels, op).to(x.device)
-    backward = call.transposed(labels[0].number)
     winners = x == result if op in ("max", "min") else None
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         terms = wire.agree(backward, gradients)
         total = _reduced(backward, gradients[0], terms, "mean" if op == "mean" else "sum")
         if winners is not None:
@@ -315,10 +291,10 @@ def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Te
             total = total * shares / wire.all_reduce(backward, shares, terms, "sum")
         return [total]
 
-    return linked(transposed, [result], [x], needs=_any_needs(labels))[0]
+    return _linked(call, labels, [result], [x], transposed)[0]
 
 
-def reduce_scatter(xs: Sequence[torch.Tensor], group: Group = None) -> torch.Tensor:
+def reduce_scatter(xs: Tensors, group: Group = None) -> Tensor:
     """Sum the ranks' lists of tensors and keep one entry a rank.
 
     y_r = sum of xs_s[r] over all ranks s; backward: dxs_s[r] = dy_r (`allgather`).
@@ -341,18 +317,17 @@ def reduce_scatter(xs: Sequence[torch.Tensor], group: Group = None) -> torch.Ten
     if problem is not None:
         raise call.error(problem)
     result = _reduce_scatter(call, operands, labels).to(operands[call.rank].device)
-    backward = call.transposed(labels[0].number)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         return wire.all_gather(backward, gradients[0], wire.agree(backward, gradients))
 
-    return linked(transposed, [result], operands, needs=_any_needs(labels))[0]
+    return _linked(call, labels, [result], operands, transposed)[0]
 
 
 # Between a communication and its backward ---------------------------------------------------------
 
 
-def _gradient(call: Call, source: int) -> torch.Tensor:
+def _gradient(call: Call, source: int) -> Tensor:
     """The gradient of the tensor that `call` sent; those of other calls may arrive first."""
     while call.number not in _EARLY:
         label, gradient = wire.get(call, source)
@@ -360,12 +335,19 @@ def _gradient(call: Call, source: int) -> torch.Tensor:
     return _EARLY.pop(call.number)
 
 
-def _any_needs(labels: Sequence[Label]) -> bool:
-    """Whether a rank needs a gradient, so that backward must run on all."""
-    return any(label.needs for label in labels)
+def _linked(
+    call: Call,
+    labels: Sequence[Label],
+    results: Tensors,
+    operands: Tensors,
+    transposed: Callable[[Call, Tensors], Tensors],
+) -> tuple[Tensor, ...]:
+    """Results of a collective, whose backward runs on all ranks if one needs a gradient."""
+    backward = partial(transposed, call.transposed(labels[0].number))
+    return linked(backward, results, operands, needs=any(label.needs for label in labels))
 
 
-def _zero(device: torch.device) -> torch.Tensor:
+def _zero(device: torch.device) -> Tensor:
     """The value of a delegate."""
     return torch.zeros((), dtype=torch.float32, device=device)
 
@@ -373,16 +355,16 @@ def _zero(device: torch.device) -> torch.Tensor:
 # Communication without gradients -----------------------------------------------------------------
 
 
-def _listed(xs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+def _listed(xs: Tensors | None) -> list[Tensor]:
     """The tensors as a list; empty if `xs` is no list, which the ranks then refuse together."""
     return list(xs) if isinstance(xs, list | tuple) else []
 
 
-def _moved(x: torch.Tensor, device: torch.device | str | None) -> torch.Tensor:
+def _moved(x: Tensor, device: Device) -> Tensor:
     return x if device is None else x.to(device)
 
 
-def _scatter(call: Call, parts: Sequence[torch.Tensor], root: int) -> torch.Tensor:
+def _scatter(call: Call, parts: Tensors, root: int) -> Tensor:
     if call.rank != root:
         return wire.get(call, root)[1]
     sends = [wire.put(call, part, rank) for rank, part in enumerate(parts) if rank != root]
@@ -391,7 +373,7 @@ def _scatter(call: Call, parts: Sequence[torch.Tensor], root: int) -> torch.Tens
     return parts[root].detach().clone()
 
 
-def _gather(call: Call, x: torch.Tensor, root: int) -> list[torch.Tensor]:
+def _gather(call: Call, x: Tensor, root: int) -> list[Tensor]:
     if call.rank != root:
         wire.put(call, x, root).wait()
         return []
@@ -399,21 +381,17 @@ def _gather(call: Call, x: torch.Tensor, root: int) -> list[torch.Tensor]:
     return [copy if rank == root else wire.get(call, rank)[1] for rank in range(call.size)]
 
 
-def _all_to_all(
-    call: Call, parts: Sequence[torch.Tensor], labels: Sequence[Label]
-) -> list[torch.Tensor]:
+def _all_to_all(call: Call, parts: Tensors, labels: Sequence[Label]) -> list[Tensor]:
     return wire.swap(call, parts, wire.swap_labels(call, parts), wire.carrier(call.group, labels))
 
 
-def _reduce_scatter(
-    call: Call, parts: Sequence[torch.Tensor], labels: Sequence[Label]
-) -> torch.Tensor:
+def _reduce_scatter(call: Call, parts: Tensors, labels: Sequence[Label]) -> Tensor:
     label = call.label([parts[call.rank]])
     terms = wire.swap(call, parts, [label] * call.size, wire.carrier(call.group, labels))
     return combine(terms, "sum")
 
 
-def _check_reduction(call: Call, x: torch.Tensor, labels: Sequence[Label], op: str) -> None:
+def _check_reduction(call: Call, x: Tensor, labels: Sequence[Label], op: str) -> None:
     problem = unlike(labels)
     if problem is None and op == "mean" and not labels[0].smooth:
         problem = f"{labels[0]} has no mean of its own type: use op='sum'"
@@ -423,7 +401,7 @@ def _check_reduction(call: Call, x: torch.Tensor, labels: Sequence[Label], op: s
         raise call.error(problem)
 
 
-def _reduced(call: Call, x: torch.Tensor, labels: Sequence[Label], op: str) -> torch.Tensor:
+def _reduced(call: Call, x: Tensor, labels: Sequence[Label], op: str) -> Tensor:
     if op == "mean":
         return wire.all_reduce(call, x, labels, "sum") / call.size
     return wire.all_reduce(call, x, labels, op)

@@ -43,18 +43,15 @@ class Label:
 
     Attributes:
         name: Index in `NAMES`.
-        backward: Whether it is the call's backward.
         number: Number of the call; a backward has its forward's.
         root: `src` or `dst`; -1 without.
         reduction: Index in `REDUCTIONS`.
-        count: Number of tensors.
         needs: Whether a tensor needs a gradient.
         enabled: Whether this rank records gradients.
         smooth: Whether every tensor could have a gradient.
         near: Whether every tensor lies on an accelerator.
         dtype: Index in `DTYPES` of the first tensor's type; UNKNOWN if a tensor cannot be sent.
         digest: Hash of all element types and shapes.
-        shape: Shape of the first tensor.
     """
 
     name: int
@@ -145,7 +142,6 @@ def conflict(labels: Sequence[Label], wanted: int) -> str | None:
     """Why the labels of all ranks are not those of one call; None if they are.
 
     Args:
-        labels: By rank.
         wanted: Number of tensors from each rank that passes any.
     """
     root = labels[0].root

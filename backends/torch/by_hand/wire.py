@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.process_group import Group
@@ -38,13 +39,10 @@ class Call:
     """This rank's part in one communication.
 
     Attributes:
-        name: Name of the function.
         handle: Process group; weak, as autograd's graphs keep calls: a group that outlives
             `destroy_process_group` would end its threads too late, and abort the process.
         rank: Rank of this process in the group.
-        size: Number of ranks in the group.
         number: Number of the call on this rank, by which backwards are told apart.
-        backward: Whether it is the backward.
     """
 
     name: str
@@ -157,13 +155,13 @@ def carrier(group: Group, labels: Sequence[Label]) -> torch.device:
     return _label_device(group)
 
 
-def _onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _onto(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor detached and dense, on a type of device."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     return (plain if plain.device.type == device.type else plain.to(device)).contiguous()
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
@@ -186,7 +184,7 @@ class Leaving:
     call: Call
     target: int
     works: Sequence[Any]
-    buffers: Sequence[torch.Tensor]
+    buffers: Sequence[Tensor]
 
     def wait(self) -> None:
         """Wait until it is sent.
@@ -205,7 +203,7 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
     Raises:
         BackendError: `tensor` is no tensor, or one that cannot be sent.
     """
-    if not isinstance(tensor, torch.Tensor) or not is_sendable(tensor):
+    if not isinstance(tensor, Tensor) or not is_sendable(tensor):
         raise call.error(f"{_described(tensor)} to rank {target}, where a dense tensor is wanted")
     label = call.label([tensor])
     data = _onto(tensor, carrier(call.group, [label]))
@@ -217,12 +215,12 @@ def put(call: Call, tensor: object, target: int) -> Leaving:
 
 
 def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return f"{value.dtype} tensor of layout {value.layout} with {value.dim()} dims"
     return type(value).__name__
 
 
-def get(call: Call, source: int) -> tuple[Label, torch.Tensor]:
+def get(call: Call, source: int) -> tuple[Label, Tensor]:
     """Receive the tensor that a rank sends next, on the device that it is received on.
 
     Raises:
@@ -242,7 +240,7 @@ def get(call: Call, source: int) -> tuple[Label, torch.Tensor]:
     return label, data
 
 
-def _unpacked(call: Call, numbers: torch.Tensor) -> Label:
+def _unpacked(call: Call, numbers: Tensor) -> Label:
     try:
         return Label.unpack(numbers.tolist())
     except BackendError as error:
@@ -275,11 +273,8 @@ def agree(
     """The labels of all ranks, which are those of one call.
 
     Args:
-        call: The call.
-        tensors: Tensors that this rank passes.
         wanted: Number of tensors from each rank that passes any.
         root: `src` or `dst`; -1 without.
-        reduction: Name of the reduction.
 
     Raises:
         BackendError: The labels are not those of one call; raised on all ranks.
@@ -298,7 +293,7 @@ def agree(
     return labels
 
 
-def swap_labels(call: Call, tensors: Sequence[torch.Tensor]) -> list[Label]:
+def swap_labels(call: Call, tensors: Sequence[Tensor]) -> list[Label]:
     """Each rank's label of the tensor that it has for this rank."""
     device = _label_device(call.group)
     packed = [call.label([x]).pack() for x in tensors]
@@ -310,13 +305,11 @@ def swap_labels(call: Call, tensors: Sequence[torch.Tensor]) -> list[Label]:
 
 
 def swap(
-    call: Call, tensors: Sequence[torch.Tensor], labels: Sequence[Label], device: torch.device
-) -> list[torch.Tensor]:
+    call: Call, tensors: Sequence[Tensor], labels: Sequence[Label], device: torch.device
+) -> list[Tensor]:
     """Send a tensor to each rank and receive one from each.
 
     Args:
-        call: The call.
-        tensors: By receiver.
         labels: Of the tensors that arrive, by sender.
         device: Device that they are sent from and received on.
     """
@@ -342,13 +335,13 @@ def _padded_size(label: Label) -> int:
     return max(1, -(-_size(label) // _ALIGN)) * _ALIGN
 
 
-def _padded(tensor: torch.Tensor) -> torch.Tensor:
+def _padded(tensor: Tensor) -> Tensor:
     data = _bytes(tensor)
     missing = _ALIGN - data.numel() % _ALIGN if data.numel() % _ALIGN or not data.numel() else 0
     return torch.cat((data, data.new_zeros(missing))) if missing else data
 
 
-def all_gather(call: Call, tensor: torch.Tensor, labels: Sequence[Label]) -> Sequence[torch.Tensor]:
+def all_gather(call: Call, tensor: Tensor, labels: Sequence[Label]) -> Sequence[Tensor]:
     """Every rank's tensor, by rank."""
     device = carrier(call.group, labels)
     first = labels[0]
@@ -363,19 +356,11 @@ def all_gather(call: Call, tensor: torch.Tensor, labels: Sequence[Label]) -> Seq
 
 
 def all_reduce(
-    call: Call,
-    tensor: torch.Tensor,
-    labels: Sequence[Label],
-    reduction: str,
-    target: int | None = None,
-) -> torch.Tensor:
+    call: Call, tensor: Tensor, labels: Sequence[Label], reduction: str, target: int | None = None
+) -> Tensor:
     """The tensors of all ranks reduced by "sum", "max" or "min".
 
     Args:
-        call: The call.
-        tensor: This rank's.
-        labels: By rank.
-        reduction: Name of the reduction.
         target: Rank that gets the result, which means nothing on the others; None for all.
     """
     data = _onto(tensor, carrier(call.group, labels))
@@ -392,7 +377,7 @@ def all_reduce(
     return torch.view_as_complex(total) if data.is_complex() else total
 
 
-def broadcast(call: Call, tensor: torch.Tensor | None, label: Label, source: int) -> torch.Tensor:
+def broadcast(call: Call, tensor: Tensor | None, label: Label, source: int) -> Tensor:
     """A copy of the source's tensor on every rank."""
     device = carrier(call.group, [label])
     if tensor is not None:

@@ -116,8 +116,7 @@ def _empty_results(query: Tensor, _key: Tensor, value: Tensor, *_: object) -> tu
 
 
 @operator(
-    f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)",
-    _empty_results,
+    f"attention({_OPERANDS}, bool is_causal, float? scale) -> (Tensor, Tensor)", _empty_results
 )
 def attention(
     query: Tensor,

@@ -47,18 +47,11 @@ _PART = "int[] pieces, int[] starts, int[] lengths"
 
 
 def _draw(
-    part: Part,
-    seed: Tensor,
-    index: int,
-    out: Tensor,
-    write: Callable[[Tensor, Tensor], object],
+    part: Part, seed: Tensor, index: int, out: Tensor, write: Callable[[Tensor, Tensor], object]
 ) -> None:
     """Draw the numbers of a shard.
 
     Args:
-        part: The shard.
-        seed: A single int64.
-        index: Number of the node.
         out: Written, (rows, columns).
         write: Writes a block of `out` (its second argument) from 32-bit numbers, which it may
             overwrite.

@@ -39,8 +39,7 @@ def _empty_like_first(x: Tensor, *_: object) -> Tensor:
 
 
 @operator(
-    "batch_norm_sums(Tensor x) -> Tensor",
-    lambda x: x.new_empty(2, x.shape[1], dtype=torch.float64),
+    "batch_norm_sums(Tensor x) -> Tensor", lambda x: x.new_empty(2, x.shape[1], dtype=torch.float64)
 )
 def batch_norm_sums(x: Tensor) -> Tensor:
     """Sum and sum of squares a channel, [2, C] in float64."""
@@ -311,11 +310,7 @@ def rms_norm_grad_input(
     lambda grad_out, _x, shape, _rstd, dtype: grad_out.new_empty(list(shape), dtype=dtype),
 )
 def rms_norm_grad_weight(
-    grad_out: Tensor,
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    rstd: Tensor,
-    dtype: torch.dtype,
+    grad_out: Tensor, x: Tensor, normalized_shape: Sequence[int], rstd: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Gradient of the weight, whose element type is `dtype`."""
     rows = (x * rstd).mul_(grad_out).reshape(-1, *normalized_shape)

@@ -11,10 +11,10 @@ from torch import fx
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch import buckets
+from partitioner.backends.torch.all_ranks import run_lockstep
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import add_argument
 from partitioner.backends.torch.eager import eager, gathered
-from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.compiled.module import ModuleProgram
 
 aten = torch.ops.aten

@@ -118,6 +118,23 @@ class Signature:
                 actual = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
                 raise BackendError(f"input {name!r} is {actual}; the program is for {wanted}")
 
+    def feed(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+    ) -> dict[str, Tensor]:
+        """All graph inputs of a call: its arguments, the seed, and a gradient of one for the loss.
+
+        Raises:
+            BackendError: The arguments differ from those of the trace, see `flatten` and `check`.
+        """
+        inputs = self.flatten(args, kwargs)
+        self.check(inputs, self.types)
+        if self.seed:
+            inputs[self.seed] = torch.tensor(seed)
+        if self.tangent:
+            loss = self.types[self.tangent]
+            inputs[self.tangent] = torch.ones(loss.shape, dtype=torch_dtype(loss.dtype))
+        return inputs
+
     def unflatten(self, values: Mapping[str, Tensor]) -> Any:
         """The module's returned value from graph outputs by name."""
         results = zip(self.results, self.others, strict=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from partitioner.compiled.base import Planned
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.pictures.edges import (
     INPUT,
@@ -27,6 +26,7 @@ from partitioner.report.pictures.palette import (
     tint,
 )
 from partitioner.report.pictures.text import shown
+from partitioner.report.planned import Planned
 
 
 def dot(result: Planned) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from partitioner import units
-from partitioner.compiled.base import Planned
 from partitioner.cost_model.schedule import Key, Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import CommKind
+from partitioner.report.planned import Planned
 from partitioner.report.text.show import comm_bytes
 
 INPUT, OUTPUT = "input", "output"

@@ -169,7 +169,13 @@ def run_lockstep(
             raise BackendError(f"the ranks wait for each other: {where}")
         for ranks in ready:
             calls = [waiting.pop(rank) for rank in ranks]
-            answers.update(zip(ranks, _carry_out(calls), strict=True))
+            operators = {operator for operator, _, _ in calls}
+            if len(operators) != 1:
+                raise BackendError(
+                    f"ranks of {calls[0][2]} are in different collectives: {operators}"
+                )
+            results = _COLLECTIVES[operators.pop()]([args for _, args, _ in calls])
+            answers.update(zip(ranks, results, strict=True))
     return done
 
 
@@ -221,14 +227,6 @@ def _last_reads(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         if node.users:
             last_reads.setdefault(max(node.users, key=order.__getitem__), []).append(node)
     return last_reads
-
-
-def _carry_out(calls: Sequence[Call]) -> list[Tensor]:
-    """Each rank's result of a collective."""
-    ops = {call[0] for call in calls}
-    if len(ops) != 1:
-        raise BackendError(f"ranks of {calls[0][2]} are in different collectives: {ops}")
-    return _COLLECTIVES[calls[0][0]]([call[1] for call in calls])
 
 
 def _all_reduce(calls: Sequence[tuple[Any, ...]]) -> list[Tensor]:

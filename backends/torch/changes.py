@@ -26,8 +26,10 @@ def check_changes(
         tensors: Those that the rank's module was made with, by first name.
 
     Raises:
-        BackendError: A submodule is in another mode than the module, or has hooks, or a
-            parameter or buffer was replaced by another tensor or has another element type.
+        BackendError: A submodule is in another mode than the module, or has hooks; a parameter or
+            buffer was replaced by another tensor or has another element type; a parameter requires
+            a gradient and was frozen in the trace. (One that required a gradient in the trace, and
+            that the loss does not use, gets none.)
     """
     for name, submodule in module.named_modules():
         if submodule.training != module.training:
@@ -59,6 +61,11 @@ def check_changes(
                     "load_state_dict() or in place under torch.no_grad(); for another element "
                     "type, compile the module in it"
                 )
+        if tensor.requires_grad and entry.value and entry.frozen:
+            raise BackendError(
+                f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
+                "compiled: compile it again"
+            )
 
 
 def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
@@ -69,26 +76,6 @@ def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
     except AttributeError:
         return None
     return owner._parameters.get(leaf, owner._buffers.get(leaf))
-
-
-def check_frozen(stored: Sequence[Stored], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a parameter that requires a gradient now and was frozen in the trace.
-
-    One that required a gradient and has none in the graphs gets none: the loss does not use it.
-
-    Args:
-        tensors: Those of the rank, by first name.
-
-    Raises:
-        BackendError: There is such a parameter.
-    """
-    for entry in stored:
-        tensor = tensors.get(entry.names[0])
-        if tensor is not None and tensor.requires_grad and entry.value and entry.frozen:
-            raise BackendError(
-                f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
-                "compiled: compile it again"
-            )
 
 
 def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
@@ -111,11 +98,7 @@ def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse inputs that require a gradient in a training step.
-
-    Raises:
-        BackendError: An input requires one.
-    """
+    """Refuse inputs that require a gradient in a training step."""
     for value in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
             raise BackendError(

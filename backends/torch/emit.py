@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from partitioner.backends.regions import cut
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import ALIAS, add_argument, add_call, hold
@@ -133,13 +134,7 @@ def _part(graph: Graph, part: Part, tensor_type: TensorType) -> np.ndarray:
     if part.zero:
         return np.zeros(tensor_type.shape, numpy_dtype(tensor_type.dtype))
     whole = graph.constants[part.whole].load()
-    if part.region is None:
-        return whole
-    index = [
-        np.concatenate([np.arange(start, start + length) for start, length in intervals])
-        for intervals in part.region
-    ]
-    return np.ascontiguousarray(whole[np.ix_(*index)])
+    return whole if part.region is None else np.array(cut(whole, part.region), order="C")
 
 
 def _emit_pass(
@@ -268,15 +263,17 @@ class _PassWriter:
             self.known[comm.target] = arrival
 
 
+def _touched(step: Compute | Comm, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Local values that a step reads and makes; those that an update writes over are not read."""
+    if isinstance(step, Comm):
+        return step.touched(rank)
+    reads, writes = step.touched
+    return step.node.inputs[:1] if step.node.op == UPDATE else reads, writes
+
+
 def _written(steps: Steps, rank: int) -> set[str]:
     """Local values that steps make on a rank."""
-    return {name for step in steps for name in _writes(step, rank)}
-
-
-def _writes(step: Compute | Comm, rank: int) -> tuple[str, ...]:
-    if isinstance(step, Compute):
-        return step.node.writes
-    return (step.target,) if rank in step.targets() else ()
+    return {name for step in steps for name in _touched(step, rank)[1]}
 
 
 def _outside(steps: Steps, rank: int) -> set[str]:
@@ -284,15 +281,9 @@ def _outside(steps: Steps, rank: int) -> set[str]:
     made: set[str] = set()
     outside: set[str] = set()
     for step in steps:
-        reads: tuple[str, ...]
-        if not isinstance(step, Compute):
-            reads = (step.source,) if rank in step.sources() else ()
-        elif step.node.op == UPDATE:
-            reads = step.node.inputs[:1]  # the value that an update writes over is not read
-        else:
-            reads = step.node.reads
+        reads, writes = _touched(step, rank)
         outside.update(set(reads) - made)
-        made.update(_writes(step, rank))
+        made.update(writes)
     return outside
 
 

@@ -129,11 +129,7 @@ def explained(
 
 @contextmanager
 def telling(doing: str, rank: int, roll: Roll) -> Iterator[None]:
-    """Name the rank and its activity in errors of communications inside.
-
-    Raises:
-        CommunicationError: A communication failed.
-    """
+    """Name the rank and its activity in errors of communications inside."""
     try:
         yield
     except RuntimeError as error:

@@ -18,11 +18,7 @@ from partitioner.ir.program import CommKind, Programs
 
 
 def check_world(ranks: int) -> int:
-    """This process's rank.
-
-    Raises:
-        BackendError: torch.distributed is not up, or has another number of processes.
-    """
+    """This process's rank."""
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError(
             f"module() needs {ranks} processes: start them with torchrun and call "

@@ -13,16 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
-from partitioner.backends.torch.changes import (
-    check_changes,
-    check_frozen,
-    check_inputs,
-    count_steps,
-)
+from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
@@ -34,8 +29,7 @@ from partitioner.backends.torch.shards import (
     total_norm,
 )
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.layout import Placement as Home
-from partitioner.ir.layout import Sharding
+from partitioner.ir.layout import Placement, Sharding
 
 #: Returns the whole contents of a parameter or buffer by name.
 Source = Callable[[str], Tensor]
@@ -89,7 +83,7 @@ class RankModule(nn.Module):
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])
-            or Home(whole.spare, Sharding.replicate(entry.shape))
+            or Placement(whole.spare, Sharding.replicate(entry.shape))
             for entry in whole.stored
         }
         self._whole = whole
@@ -227,7 +221,6 @@ class RankModule(nn.Module):
         signature = self._whole.signature
         try:
             check_changes(self, self._whole.stored, self._tensors)
-            check_frozen(self._whole.stored, self._tensors)
             if training:
                 check_inputs(args, kwargs)
             if self._local_inputs:
@@ -343,9 +336,9 @@ def _compiling() -> Any:
     return backend
 
 
-def _placements(place: Home) -> list[Placement]:
+def _placements(place: Placement) -> list[Shard | Replicate]:
     """DTensor's placement on each axis."""
-    placements: list[Placement] = []
+    placements: list[Shard | Replicate] = []
     for axis in place.mesh.names or ("one",):
         dims = [dim for dim, layout in enumerate(place.sharding.dims) if axis in layout.axes]
         placements.append(Shard(dims[0]) if dims else Replicate())

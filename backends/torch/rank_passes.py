@@ -139,11 +139,7 @@ class RankPasses:
         }
 
     def local(self, inputs: Mapping[str, Any]) -> Values:
-        """Inputs by local name, where the rank is called with its own parts of the batch.
-
-        Raises:
-            BackendError: A part has another type than the plan gives it.
-        """
+        """Inputs by local name, where the rank is called with its own parts of the batch."""
         signature = self.whole.signature
         values = {}
         for name, part in self.graphs.inputs.items():
@@ -250,11 +246,7 @@ def _boxed(compiled: Callable[..., Sequence[Tensor]]) -> Callable[[list[Tensor]]
 
 
 def local_regions(whole: Whole) -> Mapping[str, Mapping[int, Region | None]]:
-    """Region of each input by rank, where a rank is called with its own part; None for all of it.
-
-    Raises:
-        BackendError: A rank reads an input in two different parts.
-    """
+    """Region of each input that each rank is called with under "local" inputs; None for all."""
     regions: dict[str, dict[int, Region | None]] = {}
     apart = {whole.signature.tangent, whole.signature.seed}
     for program in whole.programs.ranks:

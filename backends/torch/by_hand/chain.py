@@ -126,11 +126,7 @@ class Chain(nn.Module):
 
 
 def _ranks(call: Call, ranks: int | Sequence[int] | None, word: str) -> tuple[int, ...] | None:
-    """The argument called `word` as a tuple of other ranks of the group; None stays None.
-
-    Raises:
-        BackendError: It is empty, or a rank is this one or not in the group.
-    """
+    """The argument called `word` as a tuple of other ranks of the group; None stays None."""
     if ranks is None:
         return None
     listed = tuple(ranks) if isinstance(ranks, list | tuple) else (ranks,)

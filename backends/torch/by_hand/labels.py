@@ -76,11 +76,7 @@ class Label:
 
     @classmethod
     def unpack(cls, numbers: Sequence[int]) -> Label:
-        """The label that `pack` made numbers of.
-
-        Raises:
-            BackendError: The numbers are no label.
-        """
+        """The label that `pack` made numbers of."""
         magic, *rest = numbers
         if magic != _MAGIC:
             raise BackendError("what arrived was not sent by partitioner.functional")

@@ -54,11 +54,7 @@ class Call:
 
     @property
     def group(self) -> Group:
-        """The process group.
-
-        Raises:
-            BackendError: It was destroyed.
-        """
+        """The process group."""
         group = self.handle()
         if group is None:
             raise self.error("the process group was destroyed")
@@ -95,32 +91,20 @@ class Call:
         return f"with rank{'s' * (len(others) > 1)} {', '.join(others)}"
 
     def check_rank(self, rank: object, word: str) -> int:
-        """The argument called `word`, if it is a rank of the group.
-
-        Raises:
-            BackendError: It is not.
-        """
+        """The argument called `word`, if it is a rank of the group."""
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.size:
             raise self.error(f"{word} is {rank!r}, not one of the ranks 0..{self.size - 1}")
         return rank
 
     def check_peer(self, rank: object, word: str) -> int:
-        """The argument called `word`, if it is another rank of the group.
-
-        Raises:
-            BackendError: It is not.
-        """
+        """The argument called `word`, if it is another rank of the group."""
         if self.check_rank(rank, word) == self.rank:
             raise self.error(f"{word} is this rank itself")
         return self.check_rank(rank, word)
 
 
 def open_call(name: str, group: Group = None) -> Call:
-    """A call on a group; None stands for the default group.
-
-    Raises:
-        BackendError: There is no group yet, or this process is not in it.
-    """
+    """A call on a group; None stands for the default group."""
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError(
             f"{name}: no process group; call torch.distributed.init_process_group first"
@@ -187,22 +171,14 @@ class Leaving:
     buffers: Sequence[Tensor]
 
     def wait(self) -> None:
-        """Wait until it is sent.
-
-        Raises:
-            CommunicationError: The receiver is gone, or the group's timeout is over.
-        """
+        """Wait until it is sent."""
         with _failing(self.call, f"to rank {self.target}"):
             for work in self.works:
                 work.wait()
 
 
 def put(call: Call, tensor: object, target: int) -> Leaving:
-    """Start to send a tensor.
-
-    Raises:
-        BackendError: `tensor` is no tensor, or one that cannot be sent.
-    """
+    """Start to send a tensor."""
     if not isinstance(tensor, Tensor) or not is_sendable(tensor):
         raise call.error(f"{_described(tensor)} to rank {target}, where a dense tensor is wanted")
     label = call.label([tensor])
@@ -221,12 +197,7 @@ def _described(value: object) -> str:
 
 
 def get(call: Call, source: int) -> tuple[Label, Tensor]:
-    """Receive the tensor that a rank sends next, on the device that it is received on.
-
-    Raises:
-        BackendError: It does not belong to such a call.
-        CommunicationError: The sender is gone, or the group's timeout is over.
-    """
+    """Receive the tensor that a rank sends next, on the device that it is received on."""
     ahead = torch.empty(LABEL_SIZE, dtype=torch.int64, device=_label_device(call.group))
     with _failing(call, f"from rank {source}"):
         dist.recv(ahead, group=call.group, group_src=source)
@@ -313,31 +284,30 @@ def swap(
         labels: Of the tensors that arrive, by sender.
         device: Device that they are sent from and received on.
     """
-    leaving = [_padded(_onto(x, device)) for x in tensors]
-    sizes = [_padded_size(label) for label in labels]
+    leaving = [_padded(_bytes(_onto(x, device))) for x in tensors]
+    sizes = [_padded_size(_nbytes(label)) for label in labels]
     arriving = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     with _failing(call, call.others):
         dist.all_to_all_single(
             arriving, torch.cat(leaving), sizes, [x.numel() for x in leaving], group=call.group
         )
     return [
-        part[: _size(label)].view(DTYPES[label.dtype]).view(label.shape)
+        part[: _nbytes(label)].view(DTYPES[label.dtype]).view(label.shape)
         for label, part in zip(labels, torch.split(arriving, sizes), strict=True)
     ]
 
 
-def _size(label: Label) -> int:
+def _nbytes(label: Label) -> int:
     return torch.Size(label.shape).numel() * DTYPES[label.dtype].itemsize
 
 
-def _padded_size(label: Label) -> int:
+def _padded_size(nbytes: int) -> int:
     """Never 0: libraries differ on empty data."""
-    return max(1, -(-_size(label) // _ALIGN)) * _ALIGN
+    return max(1, -(-nbytes // _ALIGN)) * _ALIGN
 
 
-def _padded(tensor: Tensor) -> Tensor:
-    data = _bytes(tensor)
-    missing = _ALIGN - data.numel() % _ALIGN if data.numel() % _ALIGN or not data.numel() else 0
+def _padded(data: Tensor) -> Tensor:
+    missing = _padded_size(data.numel()) - data.numel()
     return torch.cat((data, data.new_zeros(missing))) if missing else data
 
 

@@ -57,7 +57,8 @@ def _draw(
             overwrite.
     """
     rows, columns = part
-    key = _mix(_mix(rows * ROW + _wrapped(index * NODE)) + _mix(seed * SEED))
+    node = (index * NODE + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit number
+    key = _mix(_mix(rows * ROW + node) + _mix(seed * SEED))
     low, high = _half(key).unsqueeze(1), _half(_shifted(key, 32)).unsqueeze(1)
     place = _half(_mix(columns * COLUMN + 1))
     for tall, wide in _blocks(len(rows), len(columns), rows.device):
@@ -111,11 +112,6 @@ def _half(x: Tensor) -> Tensor:
     """The lower 32 bits as a signed number."""
     signed = ((x + (1 << 31)) & ((1 << 32) - 1)) - (1 << 31)
     return signed.to(torch.int32)
-
-
-def _wrapped(x: int) -> int:
-    """As a signed 64-bit number."""
-    return (x + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _blocks(rows: int, columns: int, device: torch.device) -> Iterator[tuple[slice, slice]]:

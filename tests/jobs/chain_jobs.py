@@ -75,9 +75,9 @@ def there_and_back(rank: int) -> None:
     if rank == 0:
         assert losses[-1] < losses[0] / 2
         assert losses == pytest.approx(expected, rel=1e-6)
-    own = (first, third) if rank == 0 else (second,)
+    submodules = (first, third) if rank == 0 else (second,)
     theirs = (model[0], model[2]) if rank == 0 else (model[1],)
-    for ours, right in zip(own, theirs, strict=True):
+    for ours, right in zip(submodules, theirs, strict=True):
         for name, value in right.state_dict().items():
             torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-6, atol=1e-7)
     assert len(list(chain.parameters())) == (4 if rank == 0 else 2)
@@ -110,11 +110,11 @@ def fork_and_join(rank: int) -> None:
     else:
         chain.add(modules[rank], rank_in=0, rank_out=[0])
     (chain(x) if rank == 0 else chain()).sum().backward()
-    own = modules[rank].weight.grad
+    gradient = modules[rank].weight.grad
     whole = [Weight(1.0), Weight(2.0), Weight(3.0)]
     middle = whole[0](x)
     (whole[2](middle) * whole[1](middle).exp()).sum().backward()
-    torch.testing.assert_close(own, whole[rank].weight.grad)
+    torch.testing.assert_close(gradient, whole[rank].weight.grad)
 
 
 def shared_and_dropped(rank: int) -> None:

@@ -61,17 +61,17 @@ def placed(rank: int) -> None:
     whole = mnist.MLP()
     program = partitioner.compile(whole, (images, labels), training=True, **mnist.SPLITS["model"])
     module = program.module()
-    own = ("fc2",) if rank else ("fc1", "fc3")
-    names = [f"{layer}.{kind}" for layer in own for kind in ("weight", "bias")]
+    layers = ("fc2",) if rank else ("fc1", "fc3")
+    names = [f"{layer}.{parameter}" for layer in layers for parameter in ("weight", "bias")]
     assert sorted(dict(module.named_parameters())) == sorted(names)
     dist.broadcast(images, 0)
     loss, expected = module(images, labels), whole(images, labels)
     loss.backward()
     expected.backward()
     torch.testing.assert_close(loss.detach(), expected.detach())
-    for name, held in module.named_parameters():
-        assert held.grad is not None
-        torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
 def own_parts(rank: int) -> None:
@@ -91,8 +91,8 @@ def own_parts(rank: int) -> None:
     norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (module, whole)]
     assert float(norms[1]) > 0.1
     torch.testing.assert_close(norms[0].full_tensor(), norms[1])
-    for name, held in module.named_parameters():
-        torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
 @cache

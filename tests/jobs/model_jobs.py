@@ -33,21 +33,21 @@ def model(name: str, dropout: float) -> Model:
 @cache
 def program(name: str, devices: int, dropout: float) -> ModuleProgram:
     """Compiled once, before the ranks are forked; each keeps a copy."""
-    own = model(name, dropout)
-    found = partitioner.compile(
-        own.module,
-        dict(own.inputs),
+    whole = model(name, dropout)
+    compiled = partitioner.compile(
+        whole.module,
+        dict(whole.inputs),
         devices=devices,
         mesh=MESHES[devices],
         cluster="ideal",
         training=True,
     )
-    assert isinstance(found, ModuleProgram)
-    return found
+    assert isinstance(compiled, ModuleProgram)
+    return compiled
 
 
-def batches(own: Model) -> Iterator[dict[str, Tensor]]:
-    return (own.more_inputs(step) for step in range(STEPS))
+def batches(whole: Model) -> Iterator[dict[str, Tensor]]:
+    return (whole.more_inputs(step) for step in range(STEPS))
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:
@@ -55,11 +55,11 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
 
 
-def eager(own: Model) -> tuple[Losses, State]:
+def eager(whole: Model) -> tuple[Losses, State]:
     """As PyTorch trains the module in one process."""
-    module = copy.deepcopy(own.module)
+    module = copy.deepcopy(whole.module)
     optimizer, losses = adamw(module), []
-    for batch in batches(own):
+    for batch in batches(whole):
         optimizer.zero_grad()
         loss = module(**batch)[0]
         loss.backward()
@@ -70,15 +70,15 @@ def eager(own: Model) -> tuple[Losses, State]:
 
 def one_device(name: str) -> tuple[Losses, State]:
     """As the program of one device trains it, with the seed of each step as on ranks."""
-    own = model(name, DROPOUT)
-    optimizer, losses = adamw(own.module), []
-    for step, batch in enumerate(batches(own)):
-        found, gradients = program(name, 1, DROPOUT).gradients(**batch, seed=(SEED << 32) + step)
-        for key, parameter in own.module.named_parameters():
+    whole = model(name, DROPOUT)
+    optimizer, losses = adamw(whole.module), []
+    for step, batch in enumerate(batches(whole)):
+        results, gradients = program(name, 1, DROPOUT).gradients(**batch, seed=(SEED << 32) + step)
+        for key, parameter in whole.module.named_parameters():
             parameter.grad = gradients[key]
         optimizer.step()
-        losses.append(float(found[0]))
-    return losses, own.module.state_dict()
+        losses.append(float(results[0]))
+    return losses, whole.module.state_dict()
 
 
 def check(rank: int, losses: Losses, state: State, expected: tuple[Losses, State]) -> None:
@@ -107,18 +107,18 @@ class Training:
 
     def run(self, rank: int) -> None:
         """Train and compare on a rank."""
-        own = model(self.name, self.dropout)
+        whole = model(self.name, self.dropout)
         compiled = program(self.name, self.devices, self.dropout)
         assert compiled.summary["sharded_flops_share"] > SPLIT
         module: Any = compiled.module(seed=SEED)
         optimizer, losses = adamw(module), []
-        for batch in batches(own):
+        for batch in batches(whole):
             optimizer.zero_grad()
             loss = module(**batch)[0]
             loss.backward()
             optimizer.step()
             losses.append(float(loss))
-        expected = one_device(self.name) if self.dropout else eager(own)
+        expected = one_device(self.name) if self.dropout else eager(whole)
         check(rank, losses, module.full_state_dict(), expected)
 
 

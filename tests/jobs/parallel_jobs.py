@@ -46,8 +46,8 @@ def train(compiled: ModuleProgram) -> torch.nn.Module:
     for name, tensor in whole.state_dict().items():
         if not name.endswith("k.bias"):  # softmax does not see it: its gradient is rounding
             torch.testing.assert_close(state[name], tensor, atol=1e-4, rtol=1e-4)
-    held = [*module.parameters(), *(s for p in ours.state.values() for s in p.values())]
-    module.held = sum(_nbytes(tensor) for tensor in held if tensor.dim())
+    tensors = [*module.parameters(), *(s for p in ours.state.values() for s in p.values())]
+    module.nbytes = sum(_nbytes(tensor) for tensor in tensors if tensor.dim())
     return module
 
 
@@ -60,7 +60,7 @@ def zero_holds_its_share(compiled: ModuleProgram) -> None:
     """Parameters and both moments: half of the whole, within 5 %."""
     module = train(compiled)
     whole = 3 * sum(p.numel() * p.element_size() for p in small_gpt()[0].parameters())
-    assert abs(module.held / whole - 1 / 2) < 0.05, (module.held, whole)
+    assert abs(module.nbytes / whole - 1 / 2) < 0.05, (module.nbytes, whole)
 
 
 def job(

@@ -14,46 +14,41 @@ from partitioner.ir.types import DTYPE_BITS, numpy_dtype
 
 
 def check_inputs(header: Header, inputs: Mapping[str, np.ndarray]) -> None:
-    """Names, sizes and element types of whole inputs are the model's.
+    """Refuse whole inputs whose names, sizes or element types are not the model's.
 
     Raises:
         BackendError: Something is missing, unknown or of another type; says what and what is right.
     """
-    wanted = header.whole_inputs
-    for name, kind in header.whole_outputs.items():
-        check_dtype(f"output {name!r}", kind.dtype)
-    for name in wanted:
-        check_dtype(f"input {name!r}", wanted[name].dtype)
+    types = header.whole_inputs
+    for name, type_ in header.whole_outputs.items():
+        check_dtype(f"output {name!r}", type_.dtype)
+    for name, type_ in types.items():
+        check_dtype(f"input {name!r}", type_.dtype)
         if name not in inputs:
-            raise BackendError(
-                f"input {name!r} ({wanted[name]}) is missing; given: {_names(inputs)}"
-            )
+            raise BackendError(f"input {name!r} ({type_}) is missing; given: {_names(inputs)}")
     for name, array in inputs.items():
-        if name not in wanted:
-            raise BackendError(f"input {name!r} is not one of the model's: {_names(wanted)}")
-        kind = wanted[name]
+        if name not in types:
+            raise BackendError(f"input {name!r} is not one of the model's: {_names(types)}")
+        type_ = types[name]
         if not isinstance(array, np.ndarray | np.generic):
             raise BackendError(
                 f"input {name!r} is a {type(array).__name__}, not a NumPy array; "
                 "numpy.asarray(...) makes one"
             )
-        if tuple(array.shape) != kind.shape:
-            raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {kind.shape}")
-        if array.dtype != numpy_dtype(kind.dtype):
+        if tuple(array.shape) != type_.shape:
+            raise BackendError(f"input {name!r} has shape {tuple(array.shape)}, not {type_.shape}")
+        if array.dtype != numpy_dtype(type_.dtype):
             raise BackendError(
-                f"input {name!r} holds {array.dtype.name} elements, not {kind.dtype}"
+                f"input {name!r} holds {array.dtype.name} elements, not {type_.dtype}"
             )
 
 
 def check_dtype(what: str, dtype: str) -> None:
-    """Elements can be passed into or out of a model: they have bytes of their own.
+    """Refuse elements that cannot be passed into or out of a model: packed 4-bit ones.
 
     Args:
         what: Which input or output, for the message.
         dtype: The element type's name.
-
-    Raises:
-        BackendError: Packed 4-bit elements.
     """
     if DTYPE_BITS[dtype] < 8:
         raise BackendError(
@@ -81,8 +76,8 @@ def assemble(
         parts: Local output values by rank and local name.
     """
     wholes = {
-        name: np.empty(kind.shape, numpy_dtype(kind.dtype))
-        for name, kind in headers[0].whole_outputs.items()
+        name: np.empty(type_.shape, numpy_dtype(type_.dtype))
+        for name, type_ in headers[0].whole_outputs.items()
     }
     for header in headers:
         for output in header.outputs:

@@ -2,12 +2,16 @@
 
 Data that is not reduced travels as bytes, so that every element type does. Sums and the like use
 the library's all-reduce where it takes the type; else parts are exchanged and combined here, in
-ascending order of rank. Data for a later round is posted without waiting.
+ascending order of rank.
+
+Data for a later round is posted without waiting. Ranks match point-to-point data by its order
+alone: a sender posts in order of (round, seq); with several requests in flight the receiver may
+want it in another order, so it posts its receives in the sender's order, which it can compute.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,16 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.ledger import Ledger, Message
-from partitioner.backends.onnx.executor import round_of
+from partitioner.backends.onnx.executor import round_of, write_parts
 from partitioner.backends.onnx.steps import Cut, RankModel
 from partitioner.backends.process_group import Group, Groups
-from partitioner.backends.regions import (
-    box_view,
-    read_region,
-    region_shape,
-    write_region,
-)
+from partitioner.backends.regions import box_view, read_region, region_shape, write_region
 from partitioner.backends.tensors import REDUCIBLE, combine, torch_dtype
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
@@ -46,12 +44,21 @@ class _Sent:
     due: int
 
 
+@dataclass(frozen=True, eq=False)
+class _Message:
+    """A transfer of a request to this rank for a later round; each is an object of its own."""
+
+    cut: Cut
+    request: int
+    transfer: Transfer
+
+
 class DistributedCommunicator:
-    """One rank's side of all communications: a `Communicator`.
+    """A rank's side of all communications: a `Communicator`.
 
     Args:
         model: The rank's file.
-        groups: Made with the rank sets of all its cuts (`rank_sets`).
+        groups: Made with `rank_sets(model)`.
     """
 
     def __init__(self, model: RankModel, groups: Groups) -> None:
@@ -59,15 +66,34 @@ class DistributedCommunicator:
         self._groups = groups
         self._cuts = tuple(step for step in model.steps if isinstance(step, Cut))
         self._requests = 0
-        self._ledger = Ledger((), 0, 0)
-        self._arriving: dict[Message, tuple[Any, torch.Tensor]] = {}
+        #: Messages by (seq, request), and by source in the order in which it sends them.
+        self._messages: dict[tuple[int, int], list[_Message]] = {}
+        self._queues: dict[int, deque[_Message]] = {}
+        self._arriving: dict[_Message, tuple[Any, torch.Tensor]] = {}
         self._sources: dict[tuple[int, int], torch.Tensor] = {}
         self._sent: deque[_Sent] = deque()
 
     def begin(self, requests: int) -> None:
-        """Forget the last run and note in which order the other ranks will send."""
+        """Forget the last run and compute in which order the other ranks will send."""
+        messages = [
+            _Message(cut, request, transfer)
+            for cut in self._cuts
+            if cut.pipelined
+            for request in range(requests)
+            for transfer in _moving(cut)
+            if transfer.target == self._rank
+        ]
         self._requests = requests
-        self._ledger = Ledger(self._cuts, self._rank, requests)
+        self._messages = defaultdict(list)
+        for message in messages:
+            self._messages[message.cut.comm.seq, message.request].append(message)
+        self._queues = defaultdict(deque)
+        in_order = sorted(
+            messages,
+            key=lambda m: (round_of(m.cut.comm.phase, m.request, requests), m.cut.comm.seq),
+        )
+        for message in in_order:
+            self._queues[message.transfer.source].append(message)
         self._arriving.clear()
         self._sources.clear()
 
@@ -120,25 +146,26 @@ class DistributedCommunicator:
         self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor
     ) -> None:
         parts: list[tuple[Region, torch.Tensor]] = []
-        for message in self._ledger.messages(cut, request):
+        for message in self._messages[cut.comm.seq, request]:
             transfer = message.transfer
             if transfer.source == self._rank:
                 assert source is not None
                 parts.append((transfer.write, _packed(source, transfer.read)))
                 continue
-            for earlier in self._ledger.take_until(message):
-                self._expect(earlier, target)
+            while message not in self._arriving:
+                self._expect(self._queues[transfer.source].popleft(), target)
             work, buffer = self._arriving.pop(message)
             work.wait()
             parts.append((transfer.write, buffer))
-        _unpack(cut, parts, target)
+        write_parts(cut, parts, target)
 
-    def _expect(self, message: Message, like: torch.Tensor) -> None:
+    def _expect(self, message: _Message, like: torch.Tensor) -> None:
         """Post the receive of the next data from a rank: ranks match data in the order sent."""
-        assert message.cut.target is not None
-        kind = torch_dtype(message.cut.comm.dtype)
-        shape = region_shape(message.transfer.write)
-        buffer = torch.empty(shape, dtype=kind, device=like.device)
+        buffer = torch.empty(
+            region_shape(message.transfer.write),
+            dtype=torch_dtype(message.cut.comm.dtype),
+            device=like.device,
+        )
         source = message.transfer.source
         group = self._groups.mail(source, self._rank)
         self._arriving[message] = dist.irecv(_bytes(buffer), source, group=group), buffer
@@ -185,11 +212,11 @@ class DistributedCommunicator:
         for work in works:
             work.wait()
         if target is not None:
-            _unpack(cut, parts, target)
+            write_parts(cut, parts, target)
 
 
 def rank_sets(model: RankModel) -> list[tuple[int, ...]]:
-    """Ranks of the communications within a round: each set wants a process group."""
+    """Ranks of the communications within a round: each set needs a process group."""
     cuts = (step for step in model.steps if isinstance(step, Cut))
     return sorted({cut.active for cut in cuts if not cut.pipelined})
 
@@ -221,8 +248,8 @@ def _broadcast(
         part = target.new_empty(region_shape(transfer.write))
     dist.broadcast(_bytes(part), transfer.source, group=group)
     if target is not None:
-        own = next(t for t in _moving(cut) if t.target == cut.rank)
-        write_region(target, own.write, part)
+        arriving = next(t for t in _moving(cut) if t.target == cut.rank)
+        write_region(target, arriving.write, part)
 
 
 def _all_gather(cut: Cut, source: torch.Tensor, target: torch.Tensor, group: Group) -> None:
@@ -262,16 +289,3 @@ def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _unpack(cut: Cut, parts: list[tuple[Region, torch.Tensor]], target: torch.Tensor) -> None:
-    """Write parts into the target; reduce those of one region in ascending order of rank."""
-    if not cut.reduces:
-        for write, part in parts:
-            write_region(target, write, part)
-        return
-    together: dict[Region, list[torch.Tensor]] = {}
-    for write, part in parts:
-        together.setdefault(write, []).append(part)
-    for write, terms in together.items():
-        write_region(target, write, combine(terms, cut.comm.reduce))

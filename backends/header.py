@@ -1,4 +1,4 @@
-"""What a rank file says about itself beside its nodes, as plain JSON data."""
+"""The description of a rank that its file holds beside the nodes, as plain JSON data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partitioner.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Origin:
-    """What rank files were made from, so that a reader sees when they are out of date.
+    """The plan and weights that rank files were made from: a reader sees if they are outdated.
 
     Attributes:
         plan: `Plan.digest` of the plan; "" for programs that are of no stored plan.
@@ -30,11 +30,11 @@ class Header:
     """A rank file's description.
 
     Attributes:
-        rank: Which rank it is of.
-        ranks: How many there are.
+        rank: The rank.
+        ranks: Number of ranks.
         programs: Digest of what all ranks exchange; the files of one folder have the same.
-        origin: What the files were made from; the same in all of a folder.
-        comms: Communications that the file holds (local slices are ordinary nodes).
+        origin: The plan and weights behind the files; the same in all of a folder.
+        comms: Number of communications in the file (local slices are ordinary nodes).
         inputs: Part of a whole input by local value.
         outputs: Parts of whole outputs that this rank delivers.
         whole_inputs: Types of the model's inputs.
@@ -54,12 +54,12 @@ class Header:
 
 def digest(programs: Programs) -> str:
     """SHA-256 of the communications of all ranks, apart from local names."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for program in programs.ranks:
         for comm in program.comms:
             plain = replace(comm, source="", target="", why="")
-            found.update(f"{program.rank} {plain!r}\n".encode())
-    return found.hexdigest()
+            sha256.update(f"{program.rank} {plain!r}\n".encode())
+    return sha256.hexdigest()
 
 
 def header_data(
@@ -84,9 +84,9 @@ def parse_header(data: Any) -> Header:
     """A description from its JSON form.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError, IRError: It is none.
+        KeyError, TypeError, ValueError, AttributeError, IRError: It is malformed.
     """
-    inputs, outputs = _read_types(data["whole_inputs"]), _read_types(data["whole_outputs"])
+    inputs, outputs = _parse_types(data["whole_inputs"]), _parse_types(data["whole_outputs"])
     return Header(
         rank=count(data["rank"]),
         ranks=count(data["ranks"]),
@@ -106,12 +106,12 @@ def parse_header(data: Any) -> Header:
     )
 
 
-def _read_types(data: Any) -> dict[str, TensorType]:
-    return {n: TensorType.of(text(kind), map(count, shape)) for n, (kind, shape) in data.items()}
+def _parse_types(data: Any) -> dict[str, TensorType]:
+    return {n: TensorType.of(text(dtype), map(count, shape)) for n, (dtype, shape) in data.items()}
 
 
 def count(value: Any) -> int:
-    """A whole number of at least 0.
+    """The value if it is a whole number of at least 0.
 
     Raises:
         ValueError: It is none.
@@ -122,7 +122,7 @@ def count(value: Any) -> int:
 
 
 def text(value: Any) -> str:
-    """Text.
+    """The value if it is text.
 
     Raises:
         TypeError: It is none.
@@ -141,7 +141,7 @@ def _region_of(whole: TensorType, data: Any) -> Region | None:
 
 
 def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {name: (kind.dtype, kind.shape) for name, kind in types.items()}
+    return {name: (type_.dtype, type_.shape) for name, type_ in types.items()}
 
 
 def parse_region(data: Any) -> Region | None:

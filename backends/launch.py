@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from partitioner.backends.onnx.load import read_directory
 
 
 class LocalRun(NamedTuple):
-    """What a run gave.
+    """The results of a run.
 
     Attributes:
         outputs: Whole outputs of the last request, by name.
@@ -51,12 +51,12 @@ def run_local(
     optimization: str = "all",
     timeout_s: float | None = None,
 ) -> LocalRun:
-    """Run requests with the same inputs, several of them in flight.
+    """Run requests with the same whole inputs on a folder of rank files, several in flight.
 
     Args:
-        directory: Folder of rank files.
-        inputs: Whole inputs by name.
-        requests: How many.
+        directory: The folder.
+        inputs: By name.
+        requests: At least 1.
         optimization: ONNX Runtime's level, see `SessionConfig`.
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
@@ -78,27 +78,28 @@ def run_ranks(
     job: Mapping[str, Any],
     timeout_s: float | None = None,
 ) -> LocalRun:
-    """Run a job of `partitioner.backends.worker` with a process a rank.
+    """Run a job of `partitioner.backends.worker` with a process a rank, as `run_local` does.
 
     Args:
         headers: Of all ranks.
         inputs: Whole inputs by name, which fit the headers.
-        job: What the ranks are told.
+        job: Arguments of the backend's `run_files`.
         timeout_s: Seconds after which the run is given up; None waits for ever.
-
-    Raises:
-        BackendError: A rank raised or was killed, or the time is up. No process and no temporary
-            file is left, also on any other exception.
     """
     with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
         folder = Path(name)
-        threads = max(1, len(os.sched_getaffinity(0)) // len(headers))
-        told = {**job, "ranks": len(headers), "threads": threads}
-        (folder / "job.json").write_text(json.dumps(told))
+        threads = threads_per_rank(len(headers))
+        whole_job = {**job, "ranks": len(headers), "threads": threads}
+        (folder / "job.json").write_text(json.dumps(whole_job))
         for header in headers:
             save_arrays(folder / f"inputs-{header.rank}.npz", local_inputs(header, inputs).values())
         _run(folder, threads, timeout_s)
         return _collect(folder, headers)
+
+
+def threads_per_rank(ranks: int) -> int:
+    """Cores of this machine that each of its ranks may use."""
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def _run(folder: Path, threads: int, timeout_s: float | None) -> None:
@@ -107,8 +108,14 @@ def _run(folder: Path, threads: int, timeout_s: float | None) -> None:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise BackendError(f"no result within {timeout_s} s; the run was given up") from None
-    if code:
-        raise BackendError(_reason(folder, code))
+    if not code:
+        return
+    failure = folder / "failure.txt"
+    if failure.is_file():
+        raise BackendError(failure.read_text())
+    log = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
+    last_line = f": {log[-1]}" if log else ""
+    raise BackendError(f"the process that watches the ranks ended with code {code}{last_line}")
 
 
 @contextlib.contextmanager
@@ -135,13 +142,11 @@ def _worker(folder: Path, threads: int) -> Iterator[subprocess.Popen[bytes]]:
         process.stdin.close()
 
 
-def _reason(folder: Path, code: int) -> str:
-    report = folder / "failure.txt"
-    if report.is_file():
-        return report.read_text()
-    log = (folder / "log.txt").read_text(errors="replace").strip().splitlines()
-    said = f": {log[-1]}" if log else ""
-    return f"the process that watches the ranks ended with code {code}{said}"
+def save_results(folder: Path, rank: int, outputs: Iterable[np.ndarray], seconds: float) -> None:
+    """Leave the results of a rank in the folder of its job."""
+    save_arrays(folder / f"outputs-{rank}.npz", outputs)
+    if rank == 0:
+        (folder / "seconds.json").write_text(json.dumps(seconds))
 
 
 def _collect(folder: Path, headers: Sequence[Header]) -> LocalRun:

@@ -1,12 +1,9 @@
-"""One rank as a process, once torch.distributed is up: its sessions and groups, run and timed."""
+"""A rank as a process, once torch.distributed is up: its sessions and groups, run and timed."""
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +11,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from partitioner.backends.arrays import load_arrays, save_arrays
+from partitioner.backends.arrays import load_arrays
 from partitioner.backends.distributed import DistributedCommunicator, rank_sets
+from partitioner.backends.launch import save_results
 from partitioner.backends.onnx.executor import Done, Executor
 from partitioner.backends.onnx.load import load_rank
-from partitioner.backends.onnx.sessions import SessionConfig, default_device
-from partitioner.backends.process_group import make_groups
+from partitioner.backends.onnx.sessions import CPU, SessionConfig
+from partitioner.backends.process_group import make_groups, timed
 from partitioner.backends.tensors import from_numpy, to_numpy
-
-
-@dataclass(frozen=True)
-class RankRun:
-    """What a rank delivers.
-
-    Attributes:
-        outputs: Local output values.
-        seconds: Of all requests together, on the slowest rank.
-    """
-
-    outputs: Mapping[str, np.ndarray]
-    seconds: float
 
 
 class RankProcess:
@@ -41,15 +26,16 @@ class RankProcess:
 
     Args:
         directory: Folder of rank files.
-        local_rank: Which GPU of this machine, if there are GPUs.
+        local_rank: Its GPU of this machine, if there are GPUs.
         config: How segments run; its device is replaced by the rank's.
     """
 
     def __init__(self, directory: Path, local_rank: int, config: SessionConfig) -> None:
         rank = dist.get_rank()
         self.model = load_rank(directory / f"rank{rank}.onnx")
-        self.device = default_device(local_rank)
-        if self.device.type == "cuda":
+        self.device = CPU
+        if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
+            self.device = torch.device("cuda", local_rank)
             torch.cuda.set_device(self.device)
         torch.set_num_threads(config.threads)
         self.groups = make_groups(rank_sets(self.model), self.device)
@@ -58,28 +44,25 @@ class RankProcess:
             self.model, communicator, replace(config, device=self.device, shared_arena=True)
         )
 
-    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> RankRun:
-        """Run the same request once to warm up, then `requests` times, several in flight.
+    def run(
+        self, inputs: Mapping[str, np.ndarray], requests: int
+    ) -> tuple[dict[str, np.ndarray], float]:
+        """Local output values of requests with the same local inputs, several of them in flight.
 
-        Args:
-            inputs: Local inputs.
-            requests: How many; at least 1.
+        The seconds are of all requests together on the slowest rank, after one to warm up.
         """
         feed = {
             name: from_numpy(array, self.model.types[name].dtype).to(self.device)
             for name, array in inputs.items()
         }
-        self._serve([feed])
-        dist.barrier(group=self.groups.control)
-        start = time.perf_counter()
-        values = self._serve([feed] * requests)
-        own = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-        dist.all_reduce(own, dist.ReduceOp.MAX, group=self.groups.control)
+        values, seconds = timed(
+            lambda number: self._serve([feed] * number), requests, self.groups.control
+        )
         outputs = {
             output.value: to_numpy(values[output.value], self.model.types[output.value].dtype)
             for output in self.model.header.outputs
         }
-        return RankRun(outputs, own.item())
+        return outputs, seconds
 
     def _serve(self, feeds: list[dict[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
         last: Mapping[str, torch.Tensor] = {}
@@ -98,12 +81,5 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     names = list(process.model.header.inputs)
     dtypes = [process.model.types[name].dtype for name in names]
     inputs = load_arrays(folder / f"inputs-{rank}.npz", dtypes)
-    done = process.run(dict(zip(names, inputs, strict=True)), job["requests"])
-    save_arrays(folder / f"outputs-{rank}.npz", done.outputs.values())
-    if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps(done.seconds))
-
-
-def threads_per_rank(ranks: int) -> int:
-    """Cores of this machine that each of its ranks may use."""
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
+    outputs, seconds = process.run(dict(zip(names, inputs, strict=True)), job["requests"])
+    save_results(folder, rank, outputs.values(), seconds)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import EllipsisType
 from typing import Any, TypeVar
 
 import numpy as np
 
-from partitioner.ir.exchange import Region, Transfer
+from partitioner.ir.exchange import Region
+from partitioner.ir.layout import Interval
 
-#: A NumPy array or a torch tensor: both index and assign by slices alike.
+#: A NumPy array or a torch tensor: both index and assign by slices in the same way.
 ArrayT = TypeVar("ArrayT", bound=Any)
 Index = tuple[slice | EllipsisType, ...]
 
@@ -33,20 +33,10 @@ def whole_region(shape: tuple[int, ...]) -> Region:
 
 def is_whole(region: Region | None, shape: tuple[int, ...]) -> bool:
     """Whether a region is all of a tensor, in its own order."""
-    if region is None:
-        return True
-    return len(region) == len(shape) and all(
-        _is_full(intervals, size) for intervals, size in zip(region, shape, strict=True)
+    return region is None or (
+        region_shape(region) == shape
+        and all(start == at for intervals in region for start, _, at in _placed(intervals))
     )
-
-
-def _is_full(intervals: tuple[tuple[int, int], ...], size: int) -> bool:
-    at = 0
-    for start, length in intervals:
-        if start != at:
-            return False
-        at += length
-    return at == size
 
 
 def boxes(region: Region) -> Iterator[tuple[Index, Index]]:
@@ -57,7 +47,8 @@ def boxes(region: Region) -> Iterator[tuple[Index, Index]]:
         yield (*tensor, ...), (*packed, ...)
 
 
-def _placed(intervals: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
+def _placed(intervals: tuple[Interval, ...]) -> list[tuple[int, int, int]]:
+    """(start, length, start in the packed part) of each interval."""
     placed, at = [], 0
     for start, length in intervals:
         placed.append((start, length, at))
@@ -96,12 +87,3 @@ def cut(array: np.ndarray, region: Region | None) -> np.ndarray:
     part = np.empty(region_shape(region), array.dtype)
     read_region(array, region, part)
     return part
-
-
-def numbered(transfers: Iterable[Transfer]) -> Iterator[tuple[Transfer, int]]:
-    """Transfers with their number among those of the same two ranks: the same on both sides."""
-    seen: Counter[tuple[int, int]] = Counter()
-    for transfer in transfers:
-        pair = transfer.source, transfer.target
-        yield transfer, seen[pair]
-        seen[pair] += 1

@@ -7,6 +7,7 @@ Each rank runs until it waits for data that is not there yet, then the next one 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +20,12 @@ from onnx import ModelProto
 
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError
-from partitioner.backends.header import Header
-from partitioner.backends.onnx.executor import Done, Executor, Observer, Waiting
+from partitioner.backends.onnx.executor import Done, Executor, Observer, Waiting, write_parts
 from partitioner.backends.onnx.load import load_rank, read_directory
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.steps import Cut, RankModel
-from partitioner.backends.regions import numbered, read_region, region_shape, write_region
-from partitioner.backends.tensors import combine, from_numpy, to_numpy
+from partitioner.backends.regions import read_region, region_shape, whole_region
+from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import CommKind
 
@@ -37,11 +37,11 @@ _Key = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Lockstep:
-    """What a request gave.
+    """The results of a request.
 
     Attributes:
         outputs: Whole outputs by name.
-        values: Local values that were asked for, by rank and local name.
+        values: The local values to keep, by rank and local name.
     """
 
     outputs: Mapping[str, np.ndarray]
@@ -54,12 +54,7 @@ def run_lockstep(
     *,
     optimization: str = "basic",
 ) -> dict[str, np.ndarray]:
-    """Run one request on all ranks.
-
-    Args:
-        source: A folder of rank files, or their messages in order of rank.
-        inputs: Whole inputs by name.
-        optimization: See `SessionConfig`; at "basic" cutting a model changes no bit.
+    """Whole outputs of one request on all ranks; see `Simulator`.
 
     Raises:
         BackendError: A file or an input is wrong, ONNX Runtime fails, or the ranks deadlock.
@@ -73,7 +68,7 @@ class Simulator:
     Args:
         source: A folder of rank files, or their messages in order of rank.
         keep: Local values to return beside the outputs, by rank.
-        optimization: See `SessionConfig`.
+        optimization: See `SessionConfig`; at "basic" cutting a model changes no bit.
         configs: Per rank, in place of `optimization`.
         observers: Per rank, see `Executor`.
     """
@@ -88,39 +83,32 @@ class Simulator:
         observers: Mapping[int, Observer] = MappingProxyType({}),
     ) -> None:
         default = SessionConfig(optimization=optimization, threads=torch.get_num_threads())
-        mail = _Mail()
-        self.mail = mail
+        self._mail: dict[_Key, torch.Tensor] = {}
         self.executors = tuple(
             Executor(
                 model,
-                mail.of(model.rank),
+                _Mailbox(self._mail, model.rank),
                 configs.get(model.rank, default),
                 observers.get(model.rank),
             )
             for model in _load(source, keep)
         )
-
-    @property
-    def headers(self) -> tuple[Header, ...]:
-        """The ranks' descriptions."""
-        return tuple(executor.model.header for executor in self.executors)
+        self.headers = tuple(executor.model.header for executor in self.executors)
 
     def run(self, requests: Sequence[Mapping[str, np.ndarray]]) -> tuple[Lockstep, ...]:
-        """Run requests (in flight together, if several) and gather what each gave.
+        """Results of requests, given by their whole inputs and in flight together if several.
 
         Raises:
             BackendError: An input is wrong, ONNX Runtime fails, or the ranks deadlock.
         """
         for inputs in requests:
             check_inputs(self.headers[0], inputs)
-        self.mail.clear()
-        done: dict[int, dict[int, Mapping[str, torch.Tensor]]] = {
-            r: {} for r in range(len(requests))
-        }
+        self._mail.clear()  # of an earlier run that failed
+        values: list[dict[int, Mapping[str, torch.Tensor]]] = [{} for _ in requests]
         with _one_torch_thread():
-            for rank, result in self._interleave(requests):
-                done[result.request][rank] = result.values
-        return tuple(self._gather(done[request]) for request in range(len(requests)))
+            for rank, done in self._interleave(requests):
+                values[done.request][rank] = done.values
+        return tuple(map(self._gather, values))
 
     def _interleave(
         self, requests: Sequence[Mapping[str, np.ndarray]]
@@ -130,7 +118,7 @@ class Simulator:
         while running:
             moved = False
             for rank in list(running):
-                while rank in running and (rank not in waits or self.mail.ready(rank, waits[rank])):
+                while rank in running and (rank not in waits or self._ready(rank, waits[rank])):
                     moved = True
                     waits.pop(rank, None)
                     event = next(running[rank], None)
@@ -141,7 +129,15 @@ class Simulator:
                     else:
                         waits[rank] = event
             if not moved:
-                raise BackendError(_deadlock(waits))
+                each = "; ".join(
+                    f"rank {rank} waits for {wait.cut} (request {wait.request})"
+                    for rank, wait in sorted(waits.items())
+                )
+                raise BackendError(f"the ranks deadlock: {each}")
+
+    def _ready(self, rank: int, wait: Waiting) -> bool:
+        """Whether everything that a rank waits for has been sent."""
+        return all(key in self._mail for _, key in _arrivals(wait.cut, rank, wait.request))
 
     def _gather(self, values: Mapping[int, Mapping[str, torch.Tensor]]) -> Lockstep:
         parts, kept = {}, {}
@@ -170,14 +166,13 @@ def _one_torch_thread() -> Iterator[None]:
 def _load(
     source: Path | Sequence[ModelProto], keep: Mapping[int, Collection[str]]
 ) -> Iterator[RankModel]:
-    if isinstance(source, Path):
-        files: list[Path | ModelProto] = [
-            source / f"rank{header.rank}.onnx" for header in read_directory(source)
-        ]
-    else:
-        files = list(source)
-    for rank, item in enumerate(files):
-        yield load_rank(item, keep.get(rank, ()))
+    files: Sequence[Path | ModelProto] = (
+        [source / f"rank{header.rank}.onnx" for header in read_directory(source)]
+        if isinstance(source, Path)
+        else source
+    )
+    for rank, file in enumerate(files):
+        yield load_rank(file, keep.get(rank, ()))
 
 
 def _feeds(
@@ -192,38 +187,11 @@ def _feeds(
     ]
 
 
-def _deadlock(waits: Mapping[int, Waiting]) -> str:
-    each = "; ".join(
-        f"rank {rank} waits for {wait.cut} (request {wait.request})"
-        for rank, wait in sorted(waits.items())
-    )
-    return f"the ranks deadlock: {each}"
-
-
-class _Mail:
-    """Data between ranks, kept until it is taken."""
-
-    def __init__(self) -> None:
-        self._parts: dict[_Key, torch.Tensor] = {}
-
-    def of(self, rank: int) -> _Mailbox:
-        """The communicator of one rank."""
-        return _Mailbox(self._parts, rank)
-
-    def ready(self, rank: int, wait: Waiting) -> bool:
-        """Whether everything that a rank waits for has been sent."""
-        return all(key in self._parts for key in _incoming(wait.cut, rank, wait.request))
-
-    def clear(self) -> None:
-        """Forget what an earlier run that failed has left."""
-        self._parts.clear()
-
-
 class _Mailbox:
-    """One rank's side of the mail: a `Communicator`."""
+    """A rank's side of the mail between ranks: a `Communicator`."""
 
-    def __init__(self, parts: dict[_Key, torch.Tensor], rank: int) -> None:
-        self._parts = parts
+    def __init__(self, mail: dict[_Key, torch.Tensor], rank: int) -> None:
+        self._mail = mail
         self._rank = rank
 
     def begin(self, requests: int) -> None:
@@ -238,36 +206,37 @@ class _Mailbox:
         if cut.comm.kind is CommKind.ALL_REDUCE:
             copy = source.clone()
             for target in cut.comm.ranks:
-                self._parts[seq, request, rank, target, 0] = copy
+                self._mail[seq, request, rank, target, 0] = copy
             return
-        for transfer, number in numbered(cut.comm.transfers):
+        for transfer, number in _numbered(cut.comm.transfers):
             if transfer.source == rank:
                 part = source.new_empty(region_shape(transfer.read))
                 read_region(source, transfer.read, part)
-                self._parts[seq, request, rank, transfer.target, number] = part
+                self._mail[seq, request, rank, transfer.target, number] = part
 
     def receive(self, cut: Cut, request: int, target: torch.Tensor) -> None:
         """Take this rank's parts out of the mail; reductions are in ascending order of rank."""
-        if cut.comm.kind is CommKind.ALL_REDUCE:
-            parts = [self._parts.pop(key) for key in _incoming(cut, self._rank, request)]
-            target.copy_(combine(parts, cut.comm.reduce))
-            return
-        by_write: dict[Region, list[torch.Tensor]] = {}
-        for transfer, key in _arrivals(cut, self._rank, request):
-            by_write.setdefault(transfer.write, []).append(self._parts.pop(key))
-        for write, parts in by_write.items():
-            write_region(
-                target, write, combine(parts, cut.comm.reduce) if cut.reduces else parts[-1]
-            )
+        arrivals = _arrivals(cut, self._rank, request)
+        write_parts(cut, [(region, self._mail.pop(key)) for region, key in arrivals], target)
 
 
-def _arrivals(cut: Cut, rank: int, request: int) -> Iterator[tuple[Transfer, _Key]]:
-    for transfer, number in numbered(cut.comm.transfers):
-        if transfer.target == rank:
-            yield transfer, (cut.comm.seq, request, transfer.source, rank, number)
-
-
-def _incoming(cut: Cut, rank: int, request: int) -> list[_Key]:
+def _arrivals(cut: Cut, rank: int, request: int) -> Iterator[tuple[Region, _Key]]:
+    """Regions that a rank receives of a cut, and where in the mail their data lies."""
     if cut.comm.kind is CommKind.ALL_REDUCE:
-        return [(cut.comm.seq, request, source, rank, 0) for source in cut.comm.ranks]
-    return [key for _, key in _arrivals(cut, rank, request)]
+        assert cut.target is not None
+        everything = whole_region(cut.target.shape)
+        for source in cut.comm.ranks:
+            yield everything, (cut.comm.seq, request, source, rank, 0)
+        return
+    for transfer, number in _numbered(cut.comm.transfers):
+        if transfer.target == rank:
+            yield transfer.write, (cut.comm.seq, request, transfer.source, rank, number)
+
+
+def _numbered(transfers: Sequence[Transfer]) -> Iterator[tuple[Transfer, int]]:
+    """Transfers with their number among those of the same two ranks: the same on both sides."""
+    seen: Counter[tuple[int, int]] = Counter()
+    for transfer in transfers:
+        pair = transfer.source, transfer.target
+        yield transfer, seen[pair]
+        seen[pair] += 1

@@ -9,43 +9,25 @@ import numpy as np
 import torch
 
 from partitioner.backends.errors import BackendError
-from partitioner.ir.types import numpy_dtype
+from partitioner.ir.types import DTYPE_BITS, numpy_dtype
 
+#: torch's types by our names, which differ in the underscore of ``float8_e5m2`` only. Packed 4-bit
+#: elements have none.
 _TORCH: Mapping[str, torch.dtype] = MappingProxyType(
     {
-        "bool": torch.bool,
-        "int8": torch.int8,
-        "uint8": torch.uint8,
-        "float8e4m3fn": torch.float8_e4m3fn,
-        "float8e5m2": torch.float8_e5m2,
-        "int16": torch.int16,
-        "uint16": torch.uint16,
-        "float16": torch.float16,
-        "bfloat16": torch.bfloat16,
-        "int32": torch.int32,
-        "uint32": torch.uint32,
-        "float32": torch.float32,
-        "int64": torch.int64,
-        "uint64": torch.uint64,
-        "float64": torch.float64,
-        "complex64": torch.complex64,
-        "complex128": torch.complex128,
+        dtype: getattr(torch, dtype.replace("float8", "float8_"))
+        for dtype, bits in DTYPE_BITS.items()
+        if bits >= 8
     }
 )
 
-#: Element types that both gloo and NCCL reduce; others are
-#: exchanged and combined elementwise.
+#: Element types that both gloo and NCCL reduce; others are exchanged and combined elementwise.
 REDUCIBLE = frozenset(
-    {
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-        torch.int8,
-        torch.uint8,
-        torch.int32,
-        torch.int64,
-    }
+    _TORCH[dtype]
+    for dtype in (
+        *("float16", "bfloat16", "float32", "float64"),
+        *("int8", "uint8", "int32", "int64"),
+    )
 )
 
 _COMBINE: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = MappingProxyType(
@@ -85,12 +67,11 @@ def dtype_word(dtype: torch.dtype) -> str:
 
 def from_numpy(array: np.ndarray, dtype: str) -> torch.Tensor:
     """A CPU tensor on the array's memory (copied if read-only or not contiguous)."""
-    kind = torch_dtype(dtype)
     dense = np.require(array, requirements=["C", "W"])
     if dense.nbytes == 0:
-        return torch.empty(array.shape, dtype=kind)
+        return torch.empty(array.shape, dtype=torch_dtype(dtype))
     raw = torch.from_numpy(dense.reshape(-1).view(np.uint8))
-    return raw.view(kind).reshape(array.shape)
+    return raw.view(torch_dtype(dtype)).reshape(array.shape)
 
 
 def to_numpy(tensor: torch.Tensor, dtype: str) -> np.ndarray:

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,29 +42,29 @@ _RUNNERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a rank ended; the least `order` is the cause of the others."""
+    """The reason why a rank ended; the least `order` is the cause of the others."""
 
     order: int
     message: str
 
 
 def main(folder: Path) -> int:
-    """Run all ranks of a job; 0 if all succeed."""
+    """Run all ranks of a job; 0 if all succeed, else 1."""
     job = json.loads((folder / "job.json").read_text())
     importlib.import_module(_RUNNERS[job["backend"]])  # once, for all ranks
     listener = socket.create_server(("127.0.0.1", 0))
     ranks = {_fork(rank, folder, job, listener): rank for rank in range(job["ranks"])}
     failures = _watch(ranks, folder)
-    if _given_up():
+    if _input_closed():
         shutil.rmtree(folder, ignore_errors=True)  # nobody else is left to do it
     elif failures:
-        worst = min(failures, key=lambda failure: failure.order)
-        (folder / "failure.txt").write_text(worst.message)
+        cause = min(failures, key=lambda failure: failure.order)
+        (folder / "failure.txt").write_text(cause.message)
     return 1 if failures else 0
 
 
-def _given_up(wait_s: float = 0.0) -> bool:
-    """Whether standard input was closed."""
+def _input_closed(wait_s: float = 0.0) -> bool:
+    """Whether standard input was closed: nobody wants the run any more."""
     return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 
@@ -73,8 +73,11 @@ def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
     failures: list[_Failure] = []
     deadline = float("inf")
     while ranks:
-        if _given_up(_POLL_S) or time.monotonic() > deadline:
-            _kill(ranks)
+        if _input_closed(_POLL_S) or time.monotonic() > deadline:
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+            for pid in ranks:
+                os.waitpid(pid, 0)
             return failures or [_Failure(9, "the run was given up")]
         for pid in list(ranks):
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -84,13 +87,6 @@ def _watch(ranks: dict[int, int], folder: Path) -> list[_Failure]:
                     failures.append(_failure(rank, status, folder))
                     deadline = min(deadline, time.monotonic() + _GRACE_S)
     return failures
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        os.waitpid(pid, 0)
 
 
 def _failure(rank: int, status: int, folder: Path) -> _Failure:
@@ -111,7 +107,8 @@ def _fork(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.sock
     if pid:
         return pid
     try:
-        _die_with_parent()
+        if sys.platform == "linux":  # die with the parent
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _run_rank(rank, folder, job, listener)
     except BaseException as error:  # noqa: BLE001 (whatever it is, the watcher hears of it)
         message = one_line(error)
@@ -120,11 +117,6 @@ def _fork(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.sock
         (folder / f"error-{rank}.json").write_text(json.dumps(report))
         os._exit(1)
     os._exit(0)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Do the rank files of one folder mean the same communications? Asked before a process starts.
+"""Checks, before a process starts, that the rank files of a folder mean the same communications.
 
 Each file holds its own side only. Where two sides differ the ranks would wait for each other, or
 move the wrong parts, so a folder whose files disagree is refused.
@@ -19,37 +19,34 @@ Steps = Sequence[Segment | Cut]
 
 
 def check_agreement(files: Sequence[Steps]) -> None:
-    """Compare the communications of all ranks.
-
-    Args:
-        files: Steps of each rank's file, by rank; they need not be linked.
+    """Compare the communications in the steps of each rank's file, in order of rank.
 
     Raises:
         BackendError: A communication is missing in the file of a rank that takes part, two files
             differ in one, or a step's phase is none that the files can reach.
     """
     _check_phases(files)
-    held: dict[int, dict[int, Cut]] = {}
+    comms: dict[int, dict[int, Cut]] = {}
     for rank, steps in enumerate(files):
         for step in steps:
             if isinstance(step, Cut):
-                held.setdefault(step.comm.seq, {})[rank] = step
-    for seq, sides in sorted(held.items()):
+                comms.setdefault(step.comm.seq, {})[rank] = step
+    for seq, sides in sorted(comms.items()):
         _check_sides(seq, sides)
 
 
 def check_delivery(headers: Sequence[Header]) -> None:
-    """Do the parts that all ranks deliver make up every output?
+    """Refuse files that do not deliver every output once.
 
     Raises:
-        BackendError: They have more or fewer elements than the output.
+        BackendError: The ranks' parts have more or fewer elements than the output.
     """
-    for name, kind in headers[0].whole_outputs.items():
+    for name, type_ in headers[0].whole_outputs.items():
         parts = [out.region for header in headers for out in header.outputs if out.whole == name]
-        found = sum(kind.numel if part is None else region_numel(part) for part in parts)
-        if found != kind.numel:
+        delivered = sum(type_.numel if part is None else region_numel(part) for part in parts)
+        if delivered != type_.numel:
             raise BackendError(
-                f"the ranks deliver {found} elements of output {name!r}, which is {kind}; "
+                f"the ranks deliver {delivered} elements of output {name!r}, which is {type_}; "
                 "partition the model again"
             )
 
@@ -60,24 +57,21 @@ def _check_phases(files: Sequence[Steps]) -> None:
     for rank, step in ((rank, step) for rank, steps in enumerate(files) for step in steps):
         first, last = step.span
         if not 0 <= first <= last <= most:
+            name = f"node {step.nodes[0].name!r}" if isinstance(step, Segment) else str(step)
             raise BackendError(
-                f"rank{rank}.onnx: phases {first} to {last} of {_name(step)} are not in order "
+                f"rank{rank}.onnx: phases {first} to {last} of {name} are not in order "
                 f"within 0 to {most}; partition the model again"
             )
-
-
-def _name(step: Segment | Cut) -> str:
-    return f"node {step.nodes[0].name!r}" if isinstance(step, Segment) else str(step)
 
 
 def _check_sides(seq: int, sides: Mapping[int, Cut]) -> None:
     (first, cut), *rest = sides.items()
     for rank, other in rest:
-        for what, value in _shared(other).items():
-            if value != _shared(cut)[what]:
+        for field, value in _shared(other).items():
+            if value != _shared(cut)[field]:
                 raise BackendError(
-                    f"rank{rank}.onnx and rank{first}.onnx differ in communication {seq}: {what} "
-                    f"{value} and {_shared(cut)[what]}; partition the model again"
+                    f"rank{rank}.onnx and rank{first}.onnx differ in communication {seq}: {field} "
+                    f"{value} and {_shared(cut)[field]}; partition the model again"
                 )
     if sorted(sides) != sorted(cut.active):
         raise BackendError(
@@ -88,7 +82,7 @@ def _check_sides(seq: int, sides: Mapping[int, Cut]) -> None:
 
 
 def _shared(cut: Cut) -> dict[str, Any]:
-    """What both sides of a communication say alike."""
+    """The fields that are equal on all sides of a communication."""
     comm = cut.comm
     return {
         "kind": comm.kind.value,
@@ -106,11 +100,11 @@ def _check_transfers(seq: int, sides: Mapping[int, tuple[Transfer, ...]]) -> Non
     """Both ends of a transfer have it, in the same order among those of the pair."""
     pairs = {(t.source, t.target) for t in chain(*sides.values())}
     for source, target in sorted(pairs):
-        sent, got = (
+        sent, received = (
             [t for t in sides.get(end, ()) if (t.source, t.target) == (source, target)]
             for end in (source, target)
         )
-        if sent != got:
+        if sent != received:
             raise BackendError(
                 f"rank{source}.onnx and rank{target}.onnx differ in communication {seq}: what goes "
                 f"from {source} to {target}; partition the model again"

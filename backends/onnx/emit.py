@@ -7,6 +7,7 @@ A file holds the rank's nodes and constants, and its communications as nodes of 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,40 +15,33 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Origin
-from partitioner.backends.onnx.header import DOMAIN, write_header
+from partitioner.backends.onnx.header import DOMAIN, ORIGIN_KEY, PHASE_KEY, write_header
 from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
-from partitioner.backends.onnx.weights import FileStore, InlineStore, Store
+from partitioner.backends.onnx.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
 
 #: The newest that ONNX Runtime 1.31 reads without multi-device annotations.
 IR_VERSION = 10
-#: Keys of a node's metadata.
-PHASE_KEY = f"{DOMAIN}.phase"
-ORIGIN_KEY = f"{DOMAIN}.origin"
 _NO_ORIGIN = Origin()
 
 
 def emit(programs: Programs, graph: Graph, directory: Path, origin: Origin = _NO_ORIGIN) -> None:
     """Write `rank0.onnx`, ... and, for ranks with large constants, `rank0.weights`, ...
 
-    Args:
-        programs: What each rank runs.
-        graph: Where the constants come from; they are read one at a time.
-        directory: An existing folder.
-        origin: What they are made from, for readers that must tell whether they are up to date.
+    Constants of the graph are read one at a time.
 
     Raises:
-        ProgramError: The programs would deadlock or read what is not made.
+        ProgramError: The programs would deadlock or read a value before it is made.
         BackendError: A program cannot be written.
     """
     programs.check()
     for program in programs.ranks:
-        with FileStore(directory / f"rank{program.rank}.weights") as store:
-            model = _build(program, programs, graph, store, origin)
+        with closing(WeightFile(directory / f"rank{program.rank}.weights")) as weights:
+            model = _build(program, programs, graph, weights.tensor, origin)
         (directory / f"rank{program.rank}.onnx").write_bytes(model.SerializeToString())
 
 
@@ -55,7 +49,7 @@ def emit_models(programs: Programs, graph: Graph) -> tuple[ModelProto, ...]:
     """The rank files as messages with all constants inside: small models, without a folder."""
     programs.check()
     return tuple(
-        _build(program, programs, graph, InlineStore(), _NO_ORIGIN) for program in programs.ranks
+        _build(program, programs, graph, inline_tensor, _NO_ORIGIN) for program in programs.ranks
     )
 
 
@@ -70,75 +64,56 @@ def _build(
     body.input.extend(value_info(name, program.types[name]) for name in program.inputs)
     body.output.extend(_outputs(body, program))
     body.value_info.extend(_inner_values(body, program))
-    if not body.node:
-        _add_idle(body)
+    if not body.node:  # stock ONNX Runtime does not load a file without any
+        idle = tensor_proto("", np.zeros((), np.int64), "int64")
+        name = f"{DOMAIN}.idle"
+        body.node.append(helper.make_node("Constant", [], [name], name=name, value=idle))
+        body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, ()))
     comms = [node for node in body.node if node.domain == DOMAIN]
     functions = {node.op_type: node for node in comms}
+    opsets = sorted(graph.opsets.items()) + ([(DOMAIN, 1)] if comms else [])
     model = helper.make_model(
         body,
         producer_name=DOMAIN,
         ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid(*pair) for pair in _opsets(graph, bool(comms))],
+        opset_imports=[helper.make_opsetid(*pair) for pair in opsets],
         functions=[stub(name, node, opset) for name, node in sorted(functions.items())],
     )
     write_header(model, program, programs, len(comms), origin)
     return model
 
 
-def _opsets(graph: Graph, communicates: bool) -> Iterator[tuple[str, int]]:
-    yield from sorted(graph.opsets.items())
-    if communicates:
-        yield DOMAIN, 1
-
-
 def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[TensorProto]:
     for name, array in program.literals.items():
         yield tensor_proto(name, np.asarray(array), program.types[name].dtype)
     for name, part in program.constants.items():
-        kind = program.types[name]
+        type_ = program.types[name]
         if part.zero:
-            yield store.tensor(name, kind, None)
+            yield store(name, type_, None)
             continue
         array = cut(graph.constants[part.whole].load(), part.region)
-        if array.shape != kind.shape:
+        if array.shape != type_.shape:
             raise BackendError(
-                f"rank {program.rank}: {name!r} is {kind}, but its part of {part.whole!r} has shape"
-                f" {array.shape}"
+                f"rank {program.rank}: {name!r} is {type_}, "
+                f"but its part of {part.whole!r} has shape {array.shape}"
             )
-        yield store.tensor(name, kind, array)
+        yield store(name, type_, array)
 
 
 def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opset: int) -> None:
     if isinstance(step, Compute):
-        _add_node(body, _local_node(step), step.phase, step.origin)
+        node = node_proto(step.node, dict(step.renames))
+        # Operands and results have local names; `renames` is for the bodies inside only.
+        node.input[:] = step.node.inputs
+        node.output[:] = step.node.outputs
+        _add_node(body, node, step.phase, step.origin)
     elif step.kind is CommKind.SLICE:
         nodes, literals = slice_nodes(step, program, opset)
         body.initializer.extend(literals)
         for node in nodes:
             _add_node(body, node, step.phase, step.why)
-    else:
-        reads, writes = program.rank in step.sources(), program.rank in step.targets()
-        if reads or writes:
-            source = program.types[step.source] if reads else None
-            target = program.types[step.target] if writes else None
-            result = step.target if writes else _sent_name(step, program)
-            body.node.append(comm_node(step, program.rank, source, target, result, opset))
-
-
-def _sent_name(comm: Comm, program: RankProgram) -> str:
-    """Name of the graph output of a tensor that leaves; none of the program's own."""
-    name = f"{DOMAIN}.sent{comm.seq}"
-    while name in program.types:
-        name += "'"
-    return name
-
-
-def _local_node(step: Compute) -> NodeProto:
-    """A node with local names; `renames` is for the bodies inside it only."""
-    proto = node_proto(step.node, dict(step.renames))
-    proto.input[:] = step.node.inputs
-    proto.output[:] = step.node.outputs
-    return proto
+    elif program.rank in step.sources() | step.targets():
+        body.node.append(comm_node(step, program, opset))
 
 
 def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> None:
@@ -150,7 +125,7 @@ def _add_node(body: GraphProto, node: NodeProto, phase: int, origin: str) -> Non
 
 
 def _outputs(body: GraphProto, program: RankProgram) -> list[ValueInfoProto]:
-    """What is delivered and what is sent; on a rank that does neither, what no node reads."""
+    """Values that are delivered or sent; on a rank that does neither, those that no node reads."""
     types = {output.value: program.types[output.value] for output in program.outputs}
     for node in body.node:
         if node.domain == DOMAIN and node.output[0] not in program.types:
@@ -159,7 +134,7 @@ def _outputs(body: GraphProto, program: RankProgram) -> list[ValueInfoProto]:
         read = {name for node in body.node for name in node.input}
         made = [name for node in body.node for name in node.output]
         types = {n: program.types[n] for n in made if n in program.types and n not in read}
-    return [value_info(name, kind) for name, kind in types.items()]
+    return [value_info(name, type_) for name, type_ in types.items()]
 
 
 def _inner_values(body: GraphProto, program: RankProgram) -> Iterator[ValueInfoProto]:
@@ -168,11 +143,3 @@ def _inner_values(body: GraphProto, program: RankProgram) -> Iterator[ValueInfoP
         for name in node.output:
             if name and name not in outer and name in program.types:
                 yield value_info(name, program.types[name])
-
-
-def _add_idle(body: GraphProto) -> None:
-    """Give a rank without nodes one: stock ONNX Runtime does not load a file without any."""
-    idle = tensor_proto("", np.zeros((), np.int64), "int64")
-    name = f"{DOMAIN}.idle"
-    body.node.append(helper.make_node("Constant", [], [name], name=name, value=idle))
-    body.output.append(helper.make_tensor_value_info(name, TensorProto.INT64, ()))

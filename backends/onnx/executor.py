@@ -1,4 +1,4 @@
-"""Runs one rank's steps for one or several requests in flight.
+"""Runs the steps of a rank for one or several requests in flight.
 
 With several requests, round t runs phase p of request t - p, in step order; a single request runs
 all steps in order. The executor is a generator that pauses before it waits for data, so that one
@@ -8,7 +8,7 @@ process can run all ranks in turn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,7 +21,9 @@ from partitioner.backends.errors import BackendError, CommunicationError, one_li
 from partitioner.backends.onnx.load import constants_outside
 from partitioner.backends.onnx.sessions import SessionConfig, open_session
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
-from partitioner.backends.tensors import from_numpy, torch_dtype
+from partitioner.backends.regions import write_region
+from partitioner.backends.tensors import combine, from_numpy, torch_dtype
+from partitioner.ir.exchange import Region
 from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import TensorType
@@ -46,7 +48,7 @@ class Communicator(Protocol):
 
 
 class Role(IntEnum):
-    """What a rank does at a step, in this order if both."""
+    """A rank's roles in a step, in the order in which it does them."""
 
     COMPUTE = 0
     SEND = 1
@@ -55,11 +57,11 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Action:
-    """One thing that a rank does for every request.
+    """A rank's part in one step, done for every request.
 
     Attributes:
         index: Of the step.
-        role: What.
+        role: Computing, sending or receiving.
         phase: Pipeline phase it happens in.
         reads: Values that must be there.
         writes: Values that are there afterwards.
@@ -82,15 +84,25 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Done:
-    """A request is done on a rank.
-
-    Attributes:
-        request: Which.
-        values: Outputs and the values that were asked for, by local name.
-    """
+    """A request is done on a rank; `values` are outputs and those to keep, by local name."""
 
     request: int
     values: Mapping[str, torch.Tensor]
+
+
+def write_parts(
+    cut: Cut, parts: Iterable[tuple[Region, torch.Tensor]], target: torch.Tensor
+) -> None:
+    """Write packed parts to their regions; reduce those of one region, first to last."""
+    if not cut.reduces:
+        for region, part in parts:
+            write_region(target, region, part)
+        return
+    terms: dict[Region, list[torch.Tensor]] = {}
+    for region, part in parts:
+        terms.setdefault(region, []).append(part)
+    for region, summands in terms.items():
+        write_region(target, region, combine(summands, cut.comm.reduce))
 
 
 def round_of(phase: int, request: int, requests: int) -> int:
@@ -103,11 +115,11 @@ Observer = Callable[[Action, Mapping[str, torch.Tensor]], None]
 
 
 class Executor:
-    """One rank, with its sessions open.
+    """A rank with its sessions open.
 
     Args:
         model: The rank's file.
-        communicator: How it exchanges data.
+        communicator: Its side of the communications.
         config: How segments run.
         observe: Called after each action of each request with the values that live then.
 
@@ -133,21 +145,21 @@ class Executor:
             if isinstance(step := model.steps[action.index], Segment)
         }
         self._constants = {
-            name: from_numpy(model.constant(name), kind.dtype).to(config.device)
-            for name, kind in constants_outside(model).items()
+            name: from_numpy(model.constant(name), type_.dtype).to(config.device)
+            for name, type_ in constants_outside(model).items()
         }
         self._kept = frozenset((*(o.value for o in model.header.outputs), *model.keep))
         self._nowhere = torch.empty(1, device=config.device)  # of tensors without elements
         self._in_place = frozenset(_in_place(model.steps, self._kept))
 
     def run(self, feeds: Sequence[Mapping[str, torch.Tensor]]) -> Iterator[Waiting | Done]:
-        """Run requests, one a feed.
-
-        Args:
-            feeds: Local inputs of each request, contiguous, on the device.
+        """Run requests, given by their local inputs, which are contiguous and on the device.
 
         Yields:
             `Waiting` before each receive, `Done` after each request.
+
+        Raises:
+            BackendError: ONNX Runtime or a communication fails.
         """
         requests = len(feeds)
         frees = _frees(self.actions, self._kept, staggered=requests > 1)
@@ -180,20 +192,16 @@ class Executor:
         elif step.keeps_all:
             values[step.comm.target] = values[step.comm.source]
         else:
-            target = self._target(step, values)
+            in_place = step.comm.target in self._in_place
+            assert step.target is not None
+            target = values[step.comm.source] if in_place else self._empty(step.target)
             yield Waiting(step, request)
             with _failing(self.model.rank, step):
                 self.communicator.receive(step, request, target)
             values[step.comm.target] = target
 
-    def _target(self, cut: Cut, values: Values) -> torch.Tensor:
-        if cut.comm.target in self._in_place:
-            return values[cut.comm.source]
-        assert cut.target is not None
-        return self._empty(cut.target)
-
-    def _empty(self, kind: TensorType) -> torch.Tensor:
-        return torch.empty(kind.shape, dtype=torch_dtype(kind.dtype), device=self.config.device)
+    def _empty(self, type_: TensorType) -> torch.Tensor:
+        return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)
 
     def _compute(self, index: int, segment: Segment, values: Values) -> None:
         session, types = self.sessions[index], self.model.types
@@ -213,12 +221,12 @@ class Executor:
             ) from error
 
     def _memory(
-        self, tensor: torch.Tensor, kind: TensorType
+        self, tensor: torch.Tensor, type_: TensorType
     ) -> tuple[str, int, int, tuple[int, ...], int]:
-        """What ONNX Runtime's binding wants: device, its index, element type, sizes, address."""
+        """Arguments of ONNX Runtime's binding: device, its index, element type, sizes, address."""
         device = tensor.device
         address = tensor.data_ptr() or self._nowhere.data_ptr()
-        return device.type, device.index or 0, onnx_dtype(kind.dtype), kind.shape, address
+        return device.type, device.index or 0, onnx_dtype(type_.dtype), type_.shape, address
 
 
 def _actions(steps: Sequence[Segment | Cut]) -> Iterator[Action]:
@@ -243,31 +251,31 @@ def _frees(
     last: dict[str, Action] = {}
     for action in ordered:
         last.update(dict.fromkeys((*action.reads, *action.writes), action))
-    found: dict[Action, list[str]] = {action: [] for action in actions}
+    frees: dict[Action, tuple[str, ...]] = dict.fromkeys(actions, ())
     for name, action in last.items():
         if name not in kept:
-            found[action].append(name)
-    return {action: tuple(names) for action, names in found.items()}
+            frees[action] += (name,)
+    return frees
 
 
 def _in_place(steps: Sequence[Segment | Cut], kept: frozenset[str]) -> Iterator[str]:
     """Targets of all-reduces that may overwrite their source: nothing else reads it."""
-    reads = Counter(name for step in steps for name in _inputs(step))
-    owned = {name for step in steps if isinstance(step, Segment) for name in step.outputs}
+    reads = Counter(
+        name
+        for step in steps
+        for name in (step.inputs if isinstance(step, Segment) else step.reads)
+    )
+    computed = {name for step in steps if isinstance(step, Segment) for name in step.outputs}
     for step in steps:
         if isinstance(step, Cut) and step.comm.kind is CommKind.ALL_REDUCE:
             source = step.comm.source
-            if source in owned and source not in kept and reads[source] == 1:
+            if source in computed and source not in kept and reads[source] == 1:
                 yield step.comm.target
-
-
-def _inputs(step: Segment | Cut) -> tuple[str, ...]:
-    return step.inputs if isinstance(step, Segment) else (step.comm.source,)
 
 
 @contextmanager
 def _failing(rank: int, cut: Cut) -> Iterator[None]:
-    """Name the rank and the communication in whatever goes wrong inside."""
+    """Name the rank and the communication in errors of the library."""
     try:
         yield
     except RuntimeError as error:

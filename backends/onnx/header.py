@@ -24,8 +24,12 @@ from partitioner.ir.program import Programs, RankProgram
 DOMAIN = "partitioner"
 #: Version of what rank files hold; files of another version are refused.
 FORMAT_VERSION = 2
+#: Keys of the model's metadata.
 PROGRAM_KEY = f"{DOMAIN}.program"
 VERSION_KEY = f"{DOMAIN}.format_version"
+#: Keys of a node's metadata.
+PHASE_KEY = f"{DOMAIN}.phase"
+ORIGIN_KEY = f"{DOMAIN}.origin"
 
 
 def write_header(
@@ -38,23 +42,19 @@ def write_header(
 
 
 def read_header(model: ModelProto, where: str) -> Header:
-    """The description in a rank file.
-
-    Args:
-        model: The file's message.
-        where: What to call it in errors.
+    """The description in a rank file, which errors call `where`.
 
     Raises:
         BackendError: It is no rank file, or one of another version.
     """
-    found = {entry.key: entry.value for entry in model.metadata_props}
-    if PROGRAM_KEY not in found:
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if PROGRAM_KEY not in metadata:
         raise BackendError(f"{where} is not a rank file: its metadata lacks {PROGRAM_KEY!r}")
-    version = found.get(VERSION_KEY)
+    version = metadata.get(VERSION_KEY)
     if version != str(FORMAT_VERSION):
         raise BackendError(f"{where} has format version {version}, this is {FORMAT_VERSION}")
     try:
-        return parse_header(json.loads(found[PROGRAM_KEY]))
+        return parse_header(json.loads(metadata[PROGRAM_KEY]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, IRError) as error:
         raise BackendError(f"{where}: metadata {PROGRAM_KEY!r}: {one_line(error)}") from error
 
@@ -67,11 +67,7 @@ def dump_transfers(transfers: Iterable[Transfer]) -> str:
 
 def parse_transfers(text: str) -> tuple[Transfer, ...]:
     """Transfers from JSON."""
-    found = []
-    for source, target, read, write in json.loads(text):
-        found.append(
-            Transfer(
-                count(source), count(target), parse_region(read) or (), parse_region(write) or ()
-            )
-        )
-    return tuple(found)
+    return tuple(
+        Transfer(count(source), count(target), parse_region(read) or (), parse_region(write) or ())
+        for source, target, read, write in json.loads(text)
+    )

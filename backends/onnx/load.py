@@ -8,12 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.header import Header, fits
 from partitioner.backends.onnx.agreement import check_agreement, check_delivery
-from partitioner.backends.onnx.header import DOMAIN, parse_transfers, read_header
+from partitioner.backends.onnx.header import DOMAIN, PHASE_KEY, parse_transfers, read_header
+from partitioner.backends.onnx.nodes import attribute_graphs
 from partitioner.backends.onnx.steps import Cut, RankModel, Segment
 from partitioner.backends.regions import region_shape
 from partitioner.ir.errors import IRError
@@ -21,8 +22,6 @@ from partitioner.ir.exchange import Transfer
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
-
-_PHASE_KEY = f"{DOMAIN}.phase"
 
 
 def read_directory(directory: Path) -> tuple[Header, ...]:
@@ -36,7 +35,7 @@ def read_directory(directory: Path) -> tuple[Header, ...]:
     headers, files = [first], [steps]
     for rank in range(1, first.ranks):
         header, steps = _read_steps(directory / f"rank{rank}.onnx")
-        if _common(header) != _common(first):
+        if _shared(header) != _shared(first):
             raise BackendError(
                 f"{directory}: rank{rank}.onnx is not of the plan that rank0.onnx is of"
             )
@@ -51,46 +50,48 @@ def read_directory(directory: Path) -> tuple[Header, ...]:
 
 
 def _read_steps(path: Path) -> tuple[Header, tuple[Segment | Cut, ...]]:
+    """Header and steps of a file; the parts that it is fed and delivers fit its values."""
     proto, header = _read_file(path)
-    steps = tuple(_steps(proto, header))
-    _check_order(steps, header)
-    _check_parts(header, dict(_types(proto.graph)))
-    return header, steps
-
-
-def _common(header: Header) -> tuple[object, ...]:
-    """What all files of a folder have alike."""
-    return header.ranks, header.programs, header.origin, header.whole_inputs, header.whole_outputs
-
-
-def _check_parts(header: Header, types: Mapping[str, TensorType]) -> None:
-    """What a rank is fed and delivers is of the size that its values have."""
+    steps, types = _steps(proto, header), _types(proto.graph)
     inputs, outputs = header.whole_inputs, header.whole_outputs
-    fed = [(name, inputs[part.whole], part.region) for name, part in header.inputs.items()]
-    got = [(out.value, outputs[out.whole], out.region) for out in header.outputs]
-    for name, whole, region in fed + got:
+    parts = [(name, inputs[part.whole], part.region) for name, part in header.inputs.items()]
+    parts += [(out.value, outputs[out.whole], out.region) for out in header.outputs]
+    for name, whole, region in parts:
         part = whole if region is None else TensorType.of(whole.dtype, region_shape(region))
         if types.get(name) != part:
             raise BackendError(
                 f"rank {header.rank}: {name!r} is {types.get(name)}, but its part is {part}"
             )
+    return header, steps
+
+
+def _shared(header: Header) -> tuple[object, ...]:
+    """The fields that are equal in all files of a folder."""
+    return header.ranks, header.programs, header.origin, header.whole_inputs, header.whole_outputs
 
 
 def load_rank(source: Path | ModelProto, keep: Collection[str] = ()) -> RankModel:
-    """One rank file.
+    """A rank file, or its message with all constants inside, as steps.
 
     Args:
-        source: The file, or its message (all constants inside).
+        source: The file or message.
         keep: Local values to have after a run, beside the outputs.
 
     Raises:
         BackendError: It is no rank file, or its communications are incomplete or out of order.
     """
     if isinstance(source, ModelProto):
-        header = read_header(source, "the message")
-        return _cut(source, header, None, tuple(keep))
-    proto, header = _read_file(source)
-    return _cut(proto, header, source.parent, tuple(keep))
+        proto, header, folder = source, read_header(source, "the message"), None
+    else:
+        (proto, header), folder = _read_file(source), source.parent
+    steps, types = _steps(proto, header), _types(proto.graph)
+    model = RankModel(header, proto, folder, steps, types, tuple(keep))
+    linked = tuple(_link(model))
+    values = {name for step in linked for name in _values(step)}
+    values.update(output.value for output in header.outputs)
+    for name in sorted(values - set(types)):
+        raise BackendError(f"rank {header.rank}: value {name!r} has no type in the file")
+    return replace(model, steps=linked)
 
 
 def _read_file(path: Path) -> tuple[ModelProto, Header]:
@@ -104,86 +105,78 @@ def _read_file(path: Path) -> tuple[ModelProto, Header]:
     return proto, header
 
 
-def _cut(
-    proto: ModelProto, header: Header, folder: Path | None, keep: tuple[str, ...]
-) -> RankModel:
-    steps = tuple(_steps(proto, header))
-    _check_order(steps, header)
-    types = dict(_types(proto.graph))
-    model = RankModel(header, proto, folder, steps, types, keep)
-    linked = tuple(_link(model))
-    needed = {name for step in linked for name in _names(step)} - set(model.constants)
-    needed.update(output.value for output in header.outputs)
-    for name in sorted(needed - set(types) - set(model.constants)):
-        raise BackendError(f"rank {header.rank}: value {name!r} has no type in the file")
-    return replace(model, steps=linked)
+def _steps(proto: ModelProto, header: Header) -> tuple[Segment | Cut, ...]:
+    """Segments (not linked yet) and cuts in file order.
+
+    Raises:
+        BackendError: A tool has re-sorted or dropped nodes: the global order is broken.
+    """
+    steps = tuple(_split(proto.graph.node, header.rank))
+    cuts = [step for step in steps if isinstance(step, Cut)]
+    order = [cut.comm.seq for cut in cuts]
+    if any(a >= b for a, b in pairwise(order)):
+        raise BackendError(f"rank {header.rank}: communications are out of order: {order}")
+    for cut in cuts:
+        if cut.pipelined and cut.comm.kind is CommKind.ALL_REDUCE:
+            raise BackendError(f"rank {header.rank}: {cut} cannot end in a later phase")
+    if len(cuts) != header.comms:
+        raise BackendError(
+            f"rank {header.rank}: the file holds {len(cuts)} communications, not {header.comms}"
+        )
+    return steps
 
 
-def _steps(proto: ModelProto, header: Header) -> Iterator[Segment | Cut]:
-    """Segments (not linked yet) and cuts in file order."""
+def _split(nodes: Iterable[NodeProto], rank: int) -> Iterator[Segment | Cut]:
     run: list[NodeProto] = []
-    phase = 0
-    for node in proto.graph.node:
-        if node.domain == DOMAIN:
-            if run:
-                yield Segment(phase, tuple(run), (), (), ())
-            yield _parse_cut(node, header)
+    run_phase = 0
+    for node in nodes:
+        communicates = node.domain == DOMAIN
+        phase = run_phase if communicates else _phase(node, rank)
+        if run and (communicates or phase != run_phase):
+            yield Segment(run_phase, tuple(run))
             run = []
-            continue
-        own = _phase(node, header)
-        if run and own != phase:
-            yield Segment(phase, tuple(run), (), (), ())
-            run = []
-        phase = own
-        run.append(node)
+        run_phase = phase
+        if communicates:
+            yield _cut(node, rank)
+        else:
+            run.append(node)
     if run:
-        yield Segment(phase, tuple(run), (), (), ())
+        yield Segment(run_phase, tuple(run))
 
 
-def _phase(node: NodeProto, header: Header) -> int:
-    text = next((entry.value for entry in node.metadata_props if entry.key == _PHASE_KEY), "0")
+def _phase(node: NodeProto, rank: int) -> int:
+    text = next((entry.value for entry in node.metadata_props if entry.key == PHASE_KEY), "0")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise BackendError(f"rank {header.rank}: node {node.name!r} has phase {text!r}")
+        raise BackendError(f"rank {rank}: node {node.name!r} has phase {text!r}")
     return int(text)
 
 
-def _parse_cut(node: NodeProto, header: Header) -> Cut:
+def _cut(node: NodeProto, rank: int) -> Cut:
     try:
-        found = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        dtype = from_onnx_dtype(found["dtype"])
+        attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        dtype = from_onnx_dtype(attrs["dtype"])
         comm = Comm(
-            seq=found["seq"],
-            kind=CommKind(found["kind"].decode()),
-            ranks=tuple(found["ranks"]),
+            seq=attrs["seq"],
+            kind=CommKind(attrs["kind"].decode()),
+            ranks=tuple(attrs["ranks"]),
             source=node.input[0] if node.input else "",
-            target=node.output[0] if "target_shape" in found else "",
+            target=node.output[0] if "target_shape" in attrs else "",
             dtype=dtype,
-            transfers=parse_transfers(found["transfers"].decode()),
-            reduce=found["reduce"].decode(),
-            phase=found["phase"],
-            target_phase=found["target_phase"],
-            why=found["why"].decode(),
+            transfers=parse_transfers(attrs["transfers"].decode()),
+            reduce=attrs["reduce"].decode(),
+            phase=attrs["phase"],
+            target_phase=attrs["target_phase"],
+            why=attrs["why"].decode(),
         )
-        types = [_local_type(found.get(key), dtype) for key in ("source_shape", "target_shape")]
-        uniform = bool(found["uniform"])
-        _check_bounds(comm.transfers, header.rank, types[0], types[1])
-        return Cut(header.rank, comm, tuple(found["active"]), uniform, types[0], types[1])
+        source, target = (
+            _local_type(attrs.get(key), dtype) for key in ("source_shape", "target_shape")
+        )
+        uniform = bool(attrs["uniform"])
+        _check_bounds(comm.transfers, rank, source, target)
+        return Cut(rank, comm, tuple(attrs["active"]), uniform, source, target)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError, IRError) as error:
-        raise BackendError(
-            f"rank {header.rank}: communication {node.name!r}: {one_line(error)}"
-        ) from error
-
-
-def _check_bounds(
-    transfers: Iterable[Transfer], rank: int, source: TensorType | None, target: TensorType | None
-) -> None:
-    for transfer in transfers:
-        for end, region, kind in (
-            (transfer.source, transfer.read, source),
-            (transfer.target, transfer.write, target),
-        ):
-            if end == rank and not (kind is not None and fits(region, kind.shape)):
-                raise ValueError(f"region {region} is not within {kind or 'a local tensor'}")
+        where = f"rank {rank}: communication {node.name!r}"
+        raise BackendError(f"{where}: {one_line(error)}") from error
 
 
 def _local_type(shape: onnx.TensorProto | None, dtype: str) -> TensorType | None:
@@ -192,42 +185,43 @@ def _local_type(shape: onnx.TensorProto | None, dtype: str) -> TensorType | None
     return TensorType.of(dtype, onnx.numpy_helper.to_array(shape).tolist())
 
 
-def _check_order(steps: tuple[Segment | Cut, ...], header: Header) -> None:
-    """Communications are all there and in the one global order (tools re-sort and drop nodes)."""
-    found = [step.comm.seq for step in steps if isinstance(step, Cut)]
-    if any(a >= b for a, b in pairwise(found)):
-        raise BackendError(f"rank {header.rank}: communications are out of order: {found}")
-    for step in steps:
-        if isinstance(step, Cut) and step.pipelined and step.comm.kind is CommKind.ALL_REDUCE:
-            raise BackendError(f"rank {header.rank}: {step} cannot end in a later phase")
-    if len(found) != header.comms:
-        raise BackendError(
-            f"rank {header.rank}: the file holds {len(found)} communications, not {header.comms}"
-        )
+def _check_bounds(
+    transfers: Iterable[Transfer], rank: int, source: TensorType | None, target: TensorType | None
+) -> None:
+    for transfer in transfers:
+        for end, region, type_ in (
+            (transfer.source, transfer.read, source),
+            (transfer.target, transfer.write, target),
+        ):
+            if end == rank and not (type_ is not None and fits(region, type_.shape)):
+                raise ValueError(f"region {region} is not within {type_ or 'a local tensor'}")
 
 
-def _types(graph: GraphProto) -> Iterator[tuple[str, TensorType]]:
+def _types(graph: GraphProto) -> dict[str, TensorType]:
+    types: dict[str, TensorType] = {}
     for value in (*graph.input, *graph.output, *graph.value_info):
-        yield value.name, _value_type(value)
+        proto = value.type.tensor_type
+        sizes = (dim.dim_value for dim in proto.shape.dim)
+        types[value.name] = TensorType.of(from_onnx_dtype(proto.elem_type), sizes)
     for tensor in graph.initializer:
-        yield tensor.name, TensorType.of(from_onnx_dtype(tensor.data_type), tensor.dims)
-
-
-def _value_type(value: ValueInfoProto) -> TensorType:
-    kind = value.type.tensor_type
-    return TensorType.of(from_onnx_dtype(kind.elem_type), (dim.dim_value for dim in kind.shape.dim))
+        types[tensor.name] = TensorType.of(from_onnx_dtype(tensor.data_type), tensor.dims)
+    return types
 
 
 def _link(model: RankModel) -> Iterator[Segment | Cut]:
     """Give each segment its inputs, outputs and constants."""
+    delivered = (*(output.value for output in model.header.outputs), *model.keep)
+    reads_of = [
+        step.reads if isinstance(step, Cut) else tuple(dict.fromkeys(_free(step.nodes, set())))
+        for step in model.steps
+    ]
+    last_read = {name: index for index, reads in enumerate(reads_of) for name in reads}
+    last_read |= dict.fromkeys(delivered, len(model.steps))
     made = dict.fromkeys(model.header.inputs, 0)  # the phase in which each value is made
-    wanted_after = _wanted_after(model)
-    for step, wanted in zip(model.steps, wanted_after, strict=True):
-        reads = _reads(step)
+    for index, (step, reads) in enumerate(zip(model.steps, reads_of, strict=True)):
         missing = [name for name in reads if name not in made and name not in model.constants]
         if missing:
             raise BackendError(f"rank {model.rank}: {missing[0]!r} is read before it is made")
-        writes = _writes(step)
         phase, last = step.span
         late = [name for name in reads if made.get(name, 0) > phase]
         if late:
@@ -235,47 +229,28 @@ def _link(model: RankModel) -> Iterator[Segment | Cut]:
                 f"rank {model.rank}: {late[0]!r} is made in phase {made[late[0]]}, "
                 f"but read in phase {phase}"
             )
-        made.update(dict.fromkeys(writes, last))
         if isinstance(step, Cut):
+            made.update(dict.fromkeys(step.writes, last))
             yield step
             continue
+        writes = [name for node in step.nodes for name in node.output if name]
+        made.update(dict.fromkeys(writes, last))
         yield replace(
             step,
             inputs=tuple(name for name in reads if name in made),
-            outputs=tuple(name for name in writes if name in wanted),
+            outputs=tuple(name for name in writes if last_read.get(name, -1) > index),
             constants=tuple(name for name in reads if name not in made),
         )
-    for name in (*(output.value for output in model.header.outputs), *model.keep):
+    for name in delivered:
         if name not in made and name not in model.constants:
             raise BackendError(f"rank {model.rank}: no value {name!r}")
 
 
-def _wanted_after(model: RankModel) -> list[frozenset[str]]:
-    """Per step, values that later steps read or that are delivered."""
-    wanted = frozenset((*(output.value for output in model.header.outputs), *model.keep))
-    found = []
-    for step in reversed(model.steps):
-        found.append(wanted)
-        wanted = wanted.union(_reads(step))
-    return found[::-1]
-
-
-def _names(step: Segment | Cut) -> tuple[str, ...]:
+def _values(step: Segment | Cut) -> tuple[str, ...]:
+    """Values that cross steps at this one, once it is linked."""
     if isinstance(step, Cut):
-        return tuple(name for name in (step.comm.source, step.comm.target) if name)
+        return (*step.reads, *step.writes)
     return (*step.inputs, *step.outputs)
-
-
-def _reads(step: Segment | Cut) -> tuple[str, ...]:
-    if isinstance(step, Cut):
-        return (step.comm.source,) if step.comm.source else ()
-    return tuple(dict.fromkeys(_free(step.nodes, set())))
-
-
-def _writes(step: Segment | Cut) -> tuple[str, ...]:
-    if isinstance(step, Cut):
-        return (step.comm.target,) if step.comm.target else ()
-    return tuple(name for node in step.nodes for name in node.output if name)
 
 
 def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
@@ -285,24 +260,16 @@ def _free(nodes: Iterable[NodeProto], known: set[str]) -> Iterator[str]:
         for name in node.input:
             if name and name not in known:
                 yield name
-        for body in _bodies(node):
-            own = {value.name for value in (*body.input, *body.initializer)}
-            yield from _free(body.node, known | own)
-            made = own.union(name for inner in body.node for name in inner.output)
+        for body in (body for attribute in node.attribute for body in attribute_graphs(attribute)):
+            passed = {value.name for value in (*body.input, *body.initializer)}
+            yield from _free(body.node, known | passed)
+            made = passed.union(name for inner in body.node for name in inner.output)
             yield from (v.name for v in body.output if v.name not in made | known)
         known.update(name for name in node.output if name)
 
 
-def _bodies(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
-
-
 def constants_outside(model: RankModel) -> Mapping[str, TensorType]:
-    """Constants that are sent, delivered or asked for: the runtime itself reads them."""
-    names = [name for step in model.steps if isinstance(step, Cut) for name in _names(step)]
+    """Constants that are sent, delivered or kept: the runtime itself reads them."""
+    names = [name for step in model.steps if isinstance(step, Cut) for name in _values(step)]
     names += [output.value for output in model.header.outputs] + list(model.keep)
     return {name: model.types[name] for name in names if name in model.constants}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
@@ -20,47 +20,34 @@ from onnx import (
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Attr, Node, Opaque
-from partitioner.ir.onnx_types import from_onnx_dtype, onnx_dtype
+from partitioner.ir.onnx_types import onnx_dtype
 from partitioner.ir.types import TensorType, numpy_dtype
-
-__all__ = [
-    "from_onnx_dtype",
-    "node_proto",
-    "onnx_dtype",
-    "rename_graph",
-    "tensor_proto",
-    "value_info",
-]
 
 _NO_RENAMES: Mapping[str, str] = MappingProxyType({})
 
 
 def node_proto(node: Node, rename: Mapping[str, str] = _NO_RENAMES) -> NodeProto:
-    """One node, with some values renamed.
-
-    Args:
-        node: The node; the key "domain::Name" becomes domain and op_type.
-        rename: New names by old, for operands, results and captured outer values alike.
-    """
+    """A node with some values (operands, results, captured outer values) renamed, by old name."""
     domain, _, op_type = node.op.rpartition("::")
-    proto = NodeProto(name=node.name, op_type=op_type, domain=domain)
-    proto.input.extend(rename.get(name, name) for name in node.inputs)
-    proto.output.extend(rename.get(name, name) for name in node.outputs)
     schema_types = _attribute_types(op_type, domain)
-    for key, value in node.attrs.items():
-        proto.attribute.append(
+    return NodeProto(
+        name=node.name,
+        op_type=op_type,
+        domain=domain,
+        input=[rename.get(name, name) for name in node.inputs],
+        output=[rename.get(name, name) for name in node.outputs],
+        attribute=[
             _attribute(key, value, schema_types.get(key, AttributeProto.INTS), rename)
-        )
-    return proto
+            for key, value in node.attrs.items()
+        ],
+    )
 
 
 def tensor_proto(name: str, array: np.ndarray, dtype: str) -> TensorProto:
     """A constant with its elements inlined as raw little-endian bytes.
 
-    Args:
-        name: Value name.
-        array: Elements (ml_dtypes for the types that NumPy lacks).
-        dtype: Element type by the IR's name; must be the array's.
+    Raises:
+        IRError: The elements (ml_dtypes for the types that NumPy lacks) are not of type `dtype`.
     """
     if array.dtype != numpy_dtype(dtype):
         raise IRError(f"tensor {name!r} holds {array.dtype.name} elements, not {dtype}")
@@ -70,36 +57,31 @@ def tensor_proto(name: str, array: np.ndarray, dtype: str) -> TensorProto:
     return proto
 
 
-def value_info(name: str, kind: TensorType) -> ValueInfoProto:
+def value_info(name: str, type_: TensorType) -> ValueInfoProto:
     """Name, element type and sizes of a value (sizes only: symbols are not written)."""
-    return helper.make_tensor_value_info(name, onnx_dtype(kind.dtype), kind.shape)
+    return helper.make_tensor_value_info(name, onnx_dtype(type_.dtype), type_.shape)
 
 
-def rename_graph(graph: GraphProto, rename: Mapping[str, str]) -> GraphProto:
-    """A copy of a subgraph body that reads outer values by their new names.
+def attribute_graphs(attribute: AttributeProto) -> Sequence[GraphProto]:
+    """The subgraph bodies in an attribute."""
+    return [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
 
-    Names that the body itself (or a body inside it) defines are its own and stay.
+
+def _rename_outer(body: GraphProto, rename: Mapping[str, str]) -> None:
+    """Rename the outer values that a body reads, in place.
+
+    Names that the body itself (or a body inside it) defines stay.
     """
-    body = GraphProto()
-    body.CopyFrom(graph)
-    _rename_in_place(body, rename)
-    return body
-
-
-def _rename_in_place(body: GraphProto, rename: Mapping[str, str]) -> None:
-    own = {value.name for value in (*body.input, *body.initializer)}
-    own.update(name for node in body.node for name in node.output)
-    outer = {old: new for old, new in rename.items() if old and old not in own}
+    defined = {value.name for value in (*body.input, *body.initializer)}
+    defined.update(name for node in body.node for name in node.output)
+    outer = {old: new for old, new in rename.items() if old and old not in defined}
     for node in body.node:
         node.input[:] = [outer.get(name, name) for name in node.input]
         for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.type in _BODIES else ():
-                _rename_in_place(inner, outer)
+            for inner in attribute_graphs(attribute):
+                _rename_outer(inner, outer)
     for value in body.output:
         value.name = outer.get(value.name, value.name)
-
-
-_BODIES = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 
 
 def _attribute_types(op_type: str, domain: str) -> Mapping[str, int]:
@@ -111,22 +93,19 @@ def _attribute_types(op_type: str, domain: str) -> Mapping[str, int]:
 
 
 def _attribute(key: str, value: Attr, empty_type: int, rename: Mapping[str, str]) -> AttributeProto:
+    if isinstance(value, Opaque) and value.kind == "GraphProto":
+        body = GraphProto.FromString(value.data)
+        _rename_outer(body, rename)
+        return helper.make_attribute(key, body)
+    if isinstance(value, Opaque) and value.kind == "AttributeProto":
+        attribute: AttributeProto = AttributeProto.FromString(value.data)
+        return attribute
     if isinstance(value, Opaque):
-        return _opaque_attribute(key, value, rename)
+        raise IRError(
+            f"attribute {key!r} is opaque data of kind {value.kind!r}, which ONNX does not have"
+        )
     if isinstance(value, np.ndarray):
         return helper.make_attribute(key, numpy_helper.from_array(value))
     if isinstance(value, tuple):
         return helper.make_attribute(key, list(value), attr_type=None if value else empty_type)
     return helper.make_attribute(key, value)
-
-
-def _opaque_attribute(key: str, value: Opaque, rename: Mapping[str, str]) -> AttributeProto:
-    if value.kind == "GraphProto":
-        return helper.make_attribute(key, rename_graph(GraphProto.FromString(value.data), rename))
-    if value.kind == "AttributeProto":
-        proto = AttributeProto()
-        proto.ParseFromString(value.data)
-        return proto
-    raise IRError(
-        f"attribute {key!r} is opaque data of kind {value.kind!r}, which ONNX does not have"
-    )

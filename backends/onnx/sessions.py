@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -23,20 +22,18 @@ _LEVELS = {
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-
-
 CPU = torch.device("cpu")
 _NUMBERS = count()  # profile files are named to the second otherwise
 
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """How segments run.
+    """Options of segments' sessions.
 
     Attributes:
         optimization: "disable", "basic" (cutting changes no bit), "extended" or "all".
         threads: Of one operator.
-        device: Where values live; "cuda" wants ONNX Runtime's CUDA provider.
+        device: Where values live; "cuda" needs ONNX Runtime's CUDA provider.
         shared_arena: Whether the CPU sessions of this process share one allocator, so that their
             peaks do not add. It lives as long as the process.
         profile: Folder for one profile file a session; None for none.
@@ -55,7 +52,7 @@ class SessionConfig:
             )
 
 
-def segment_model(model: RankModel, segment: Segment) -> ModelProto:
+def _segment_model(model: RankModel, segment: Segment) -> ModelProto:
     """A segment as a model of its own; large constants still refer to the rank's weight file."""
     graph = GraphProto(name=f"rank{model.rank}")
     graph.node.extend(segment.nodes)
@@ -76,7 +73,7 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
-    message = segment_model(model, segment).SerializeToString()
+    message = _segment_model(model, segment).SerializeToString()
     try:
         session = ort.InferenceSession(message, options, providers=providers)
     except Exception as error:
@@ -93,22 +90,19 @@ def session_options(config: SessionConfig, folder: Path | None) -> ort.SessionOp
     options.intra_op_num_threads = config.threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    for key, value in _entries(config, folder):
+    entries = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+    if folder is not None:
+        key = "session.model_external_initializers_file_folder_path"
+        entries[key] = str(folder.resolve())
+    if config.shared_arena:
+        _share_arena()
+        entries["session.use_env_allocators"] = "1"
+    for key, value in entries.items():
         options.add_session_config_entry(key, value)
     if config.profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(config.profile / f"{next(_NUMBERS)}")
     return options
-
-
-def _entries(config: SessionConfig, folder: Path | None) -> Iterator[tuple[str, str]]:
-    yield "session.intra_op.allow_spinning", "0"
-    yield "session.inter_op.allow_spinning", "0"
-    if folder is not None:
-        yield "session.model_external_initializers_file_folder_path", str(folder.resolve())
-    if config.shared_arena:
-        _share_arena()
-        yield "session.use_env_allocators", "1"
 
 
 @cache
@@ -118,10 +112,3 @@ def _share_arena() -> None:
         "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
     )
     ort.create_and_register_allocator(memory, None)
-
-
-def default_device(local_rank: int) -> torch.device:
-    """The GPU of a rank if torch sees one for it, else the CPU."""
-    if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
-        return torch.device("cuda", local_rank)
-    return torch.device("cpu")

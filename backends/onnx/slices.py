@@ -58,50 +58,50 @@ def slice_nodes(
     """Nodes and literals that make `comm.target` from `comm.source` on one rank.
 
     Raises:
-        BackendError: The slice wants a part of another rank, or not one part that fills the target.
+        BackendError: The slice reads a part of another rank, or not one part that fills the target.
     """
-    transfer = _own_transfer(comm, program)
+    transfer = _local_transfer(comm, program)
     build = _Builder(f"{DOMAIN}.slice{comm.seq}", opset)
     single, several = _split(transfer, program.types[comm.source].shape)
     value, left = comm.source, len(several) + bool(single)
     if single:
         left -= 1
         value = build.slice(value, build.fresh() if left else comm.target, single)
-    for axis, intervals in several.items():
+    for dim, intervals in several.items():
         left -= 1
-        pieces = [build.slice(value, build.fresh(), {axis: interval}) for interval in intervals]
-        value = build.add("Concat", pieces, build.fresh() if left else comm.target, axis=axis)
+        pieces = [build.slice(value, build.fresh(), {dim: interval}) for interval in intervals]
+        value = build.add("Concat", pieces, build.fresh() if left else comm.target, axis=dim)
     if value != comm.target:
         build.add("Identity", [value], comm.target)
     return build.nodes, build.literals
 
 
-def _own_transfer(comm: Comm, program: RankProgram) -> Transfer:
-    own = [t for t in comm.transfers if program.rank in (t.source, t.target)]
-    if len(own) != 1 or own[0].source != own[0].target:
+def _local_transfer(comm: Comm, program: RankProgram) -> Transfer:
+    local = [t for t in comm.transfers if program.rank in (t.source, t.target)]
+    if len(local) != 1 or local[0].source != local[0].target:
         raise BackendError(
             f"slice {comm.seq} on rank {program.rank} must be one transfer to itself,"
-            f" not {len(own)} transfers"
+            f" not {len(local)} transfers"
         )
     target = program.types[comm.target]
-    if not is_whole(own[0].write, target.shape):
+    if not is_whole(local[0].write, target.shape):
         raise BackendError(
             f"slice {comm.seq} on rank {program.rank} fills only a part of {comm.target!r},"
             f" which is {target}"
         )
-    return own[0]
+    return local[0]
 
 
 def _split(
     transfer: Transfer, shape: tuple[int, ...]
 ) -> tuple[dict[int, Interval], dict[int, tuple[Interval, ...]]]:
-    """Axes that keep one interval (less than all), and axes that keep several."""
+    """Dims that keep one interval (less than all), and dims that keep several."""
     single: dict[int, Interval] = {}
     several: dict[int, tuple[Interval, ...]] = {}
-    for axis, (intervals, size) in enumerate(zip(transfer.read, shape, strict=True)):
+    for dim, (intervals, size) in enumerate(zip(transfer.read, shape, strict=True)):
         kept = tuple(interval for interval in intervals if interval[1]) or ((0, 0),)
         if len(kept) > 1:
-            several[axis] = kept
+            several[dim] = kept
         elif kept[0] != (0, size):
-            single[axis] = kept[0]
+            single[dim] = kept[0]
     return single, several

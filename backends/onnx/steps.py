@@ -1,4 +1,4 @@
-"""What a loaded rank runs: segments of local nodes, and communications between them. Data only."""
+"""The steps of a loaded rank: segments of local nodes, and communications between. Data only."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Segment:
 
     phase: int
     nodes: tuple[NodeProto, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    constants: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
     @property
     def span(self) -> tuple[int, int]:
@@ -44,7 +44,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Cut:
-    """One rank's side of a communication.
+    """A rank's side of a communication.
 
     Attributes:
         rank: The rank.
@@ -70,6 +70,16 @@ class Cut:
         return self.comm.kind in _REDUCING
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The local value that this rank reads, if it does."""
+        return (self.comm.source,) if self.comm.source else ()
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """The local value that this rank writes, if it does."""
+        return (self.comm.target,) if self.comm.target else ()
+
+    @property
     def span(self) -> tuple[int, int]:
         """Phases in which it reads and writes."""
         return self.comm.phase, self.comm.target_phase
@@ -84,12 +94,12 @@ class Cut:
         """Whether the target here is the source here, unchanged: nothing needs to be received."""
         if self.source is None or self.target is None or self.reduces:
             return False
-        own = [t for t in self.comm.transfers if t.target == self.rank and t.numel]
+        arriving = [t for t in self.comm.transfers if t.target == self.rank and t.numel]
         return (
-            len(own) == 1
-            and own[0].source == self.rank
-            and is_whole(own[0].read, self.source.shape)
-            and is_whole(own[0].write, self.target.shape)
+            len(arriving) == 1
+            and arriving[0].source == self.rank
+            and is_whole(arriving[0].read, self.source.shape)
+            and is_whole(arriving[0].write, self.target.shape)
         )
 
     def __str__(self) -> str:
@@ -102,12 +112,12 @@ class RankModel:
     """A rank file, cut into steps.
 
     Attributes:
-        header: What the file says about itself.
+        header: Its description.
         proto: The file's message.
         folder: Where its external weights lie; None if it has none.
         steps: In order.
         types: Types of the values that cross steps.
-        keep: Values that a caller asked for beside the outputs.
+        keep: Values to have after a run beside the outputs.
     """
 
     header: Header

@@ -13,8 +13,7 @@ from onnx import AttributeProto, FunctionProto, NodeProto, TensorProto, helper, 
 
 from partitioner.backends.onnx.header import DOMAIN, dump_transfers
 from partitioner.ir.onnx_types import onnx_dtype
-from partitioner.ir.program import Comm, CommKind
-from partitioner.ir.types import TensorType
+from partitioner.ir.program import Comm, CommKind, RankProgram
 
 #: First operator set with ConstantOfShape.
 _CONSTANT_OF_SHAPE = 9
@@ -24,26 +23,17 @@ _ATTRIBUTES = (
 )  # fmt: skip
 
 
-def comm_node(
-    comm: Comm,
-    rank: int,
-    source: TensorType | None,
-    target: TensorType | None,
-    result: str,
-    opset: int,
-) -> NodeProto:
-    """One rank's side of a communication.
+def comm_node(comm: Comm, program: RankProgram, opset: int) -> NodeProto:
+    """The node of a communication in a file of a rank that takes part.
 
-    Args:
-        comm: The communication.
-        rank: The rank whose file it is for.
-        source: Type of the local value that is read; None if the rank only receives.
-        target: Type of the local value that is written; None if the rank only sends.
-        result: Name of the node's result: the value that is written or, if the rank only sends,
-            the tensor that leaves.
-        opset: Version of the default domain.
+    The node's result is the value that the rank writes or, if it only sends, the tensor that
+    leaves, under a name that none of the program's values has.
     """
-    own = tuple(t for t in comm.transfers if rank in (t.source, t.target))
+    reads, writes = program.rank in comm.sources(), program.rank in comm.targets()
+    local = tuple(t for t in comm.transfers if program.rank in (t.source, t.target))
+    result = comm.target if writes else f"{DOMAIN}.sent{comm.seq}"
+    while not writes and result in program.types:
+        result += "'"
     attributes: dict[str, Any] = {
         "seq": comm.seq,
         "kind": comm.kind.value,
@@ -54,19 +44,20 @@ def comm_node(
         "reduce": comm.reduce,
         "phase": comm.phase,
         "target_phase": comm.target_phase,
-        "transfers": dump_transfers(own),
+        "transfers": dump_transfers(local),
         "why": comm.why,
     }
-    if source is not None:
-        attributes["source_shape"] = _sizes(source.shape)
-    if target is not None:
+    if reads:
+        attributes["source_shape"] = _sizes(program.types[comm.source].shape)
+    if writes:
+        target = program.types[comm.target]
         attributes["target_shape"] = _sizes(target.shape)
         if opset < _CONSTANT_OF_SHAPE:
             attributes["old_shape"] = _sizes(target.shape, np.float64)
             attributes["old_numel"] = _sizes((target.numel,), np.float64)
     return helper.make_node(
-        stub_name(comm.kind, source is not None, target is not None),
-        [] if source is None else [comm.source],
+        _stub_name(comm.kind, reads, writes),
+        [comm.source] if reads else [],
         [result],
         name=f"{DOMAIN}.comm{comm.seq}",
         domain=DOMAIN,
@@ -91,7 +82,7 @@ def _uniform(comm: Comm) -> bool:
     return one_part and len({t.numel for t in moved}) == 1
 
 
-def stub_name(kind: CommKind, reads: bool, writes: bool) -> str:
+def _stub_name(kind: CommKind, reads: bool, writes: bool) -> str:
     """Operator and function name of a rank's side: "CommAllReduce", "CommSend", "CommScatterRecv".
 
     Never a name that ONNX has too: an optimization of ONNX Runtime looks at the name `Gather`
@@ -103,15 +94,12 @@ def stub_name(kind: CommKind, reads: bool, writes: bool) -> str:
 
 
 def stub(name: str, node: NodeProto, opset: int) -> FunctionProto:
-    """The function behind a communication node, for nodes of the same name.
+    """The function behind communication nodes of this name, of which `node` is one.
 
-    Args:
-        name: Function name.
-        node: One node that calls it.
-        opset: Version of the default domain; a function must import the model's own.
+    A function must import the model's own version of the default domain, `opset`.
     """
     sends_only = all(attribute.name != "target_shape" for attribute in node.attribute)
-    if sends_only or name == stub_name(CommKind.ALL_REDUCE, reads=True, writes=True):
+    if sends_only or name == _stub_name(CommKind.ALL_REDUCE, reads=True, writes=True):
         body = [helper.make_node("Identity", ["X"], ["Y"])]
     else:
         body = _zeros(opset)
@@ -143,11 +131,11 @@ def _old_zeros() -> list[NodeProto]:
 
 
 def _referring(
-    op: str, inputs: list[str], output: str, attribute: str, refers_to: str, kind: int
+    op: str, inputs: list[str], output: str, attribute: str, refers_to: str, type_: int
 ) -> NodeProto:
     node = helper.make_node(op, inputs, [output])
     node.attribute.append(
-        AttributeProto(name=attribute, ref_attr_name=refers_to, type=kind)  # type: ignore[arg-type]
+        AttributeProto(name=attribute, ref_attr_name=refers_to, type=type_)  # type: ignore[arg-type]
     )
     return node
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Protocol, Self
+from typing import IO
 
 import numpy as np
 from onnx import TensorProto
@@ -18,81 +18,60 @@ EXTERNAL_BYTES = 4096
 #: Offsets in the weight file are multiples of a memory page, so that tensors can be mapped.
 _ALIGNMENT = 4096
 
-
-class Store(Protocol):
-    """Where constants are written."""
-
-    def tensor(self, name: str, kind: TensorType, array: np.ndarray | None) -> TensorProto:
-        """Write one constant; None stands for zeros."""
+#: Writes a constant of this name and type; None stands for zeros.
+Store = Callable[[str, TensorType, np.ndarray | None], TensorProto]
 
 
-class InlineStore:
-    """Keeps every constant in the message (at most 2 GB)."""
+def inline_tensor(name: str, type_: TensorType, array: np.ndarray | None) -> TensorProto:
+    """A constant with its bytes inside the message (at most 2 GB): a `Store`."""
+    if array is not None:
+        return tensor_proto(name, array, type_.dtype)
+    return TensorProto(
+        name=name,
+        data_type=onnx_dtype(type_.dtype),
+        dims=type_.shape,
+        raw_data=bytes(type_.nbytes),
+    )
 
-    def tensor(self, name: str, kind: TensorType, array: np.ndarray | None) -> TensorProto:
-        """The constant with its bytes inside."""
-        return _inline(name, kind, array)
 
-
-class FileStore:
-    """Streams constants into one file, made when there is something to write; a context manager."""
+class WeightFile:
+    """Streams constants into one file, which is made when there is something to write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
         self._end = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Give the file its full length: zeros at its end are a hole."""
         if self._file is not None:
             self._file.truncate(self._end)
             self._file.close()
 
-    def tensor(self, name: str, kind: TensorType, array: np.ndarray | None) -> TensorProto:
-        """The constant, referring to the file if it is large. Zeros become a hole in the file."""
-        if kind.nbytes < EXTERNAL_BYTES:
-            return _inline(name, kind, array)
+    def tensor(self, name: str, type_: TensorType, array: np.ndarray | None) -> TensorProto:
+        """A constant that refers to the file if it is large: a `Store`. Zeros become a hole."""
+        if type_.nbytes < EXTERNAL_BYTES:
+            return inline_tensor(name, type_, array)
         if self._file is None:
             self._file = self._path.open("wb")
         offset = -(-self._end // _ALIGNMENT) * _ALIGNMENT
         if array is not None:
             self._file.seek(offset)
-            self._file.write(_raw(name, kind, array))
-        self._end = offset + kind.nbytes
-        return self._reference(name, kind, offset)
-
-    def _reference(self, name: str, kind: TensorType, offset: int) -> TensorProto:
+            self._file.write(_raw(name, type_, array))
+        self._end = offset + type_.nbytes
         proto = TensorProto(
             name=name,
-            data_type=onnx_dtype(kind.dtype),
-            dims=kind.shape,
+            data_type=onnx_dtype(type_.dtype),
+            dims=type_.shape,
             data_location=TensorProto.EXTERNAL,
         )
-        entries = (("location", self._path.name), ("offset", offset), ("length", kind.nbytes))
+        entries = (("location", self._path.name), ("offset", offset), ("length", type_.nbytes))
         for key, value in entries:
             proto.external_data.add(key=key, value=str(value))
         return proto
 
 
-def _inline(name: str, kind: TensorType, array: np.ndarray | None) -> TensorProto:
-    if array is not None:
-        return tensor_proto(name, array, kind.dtype)
-    return TensorProto(
-        name=name,
-        data_type=onnx_dtype(kind.dtype),
-        dims=kind.shape,
-        raw_data=bytes(kind.nbytes),
-    )
-
-
-def _raw(name: str, kind: TensorType, array: np.ndarray) -> memoryview | bytes:
-    if kind.dtype in ("int4", "uint4"):  # packed in pairs
-        return tensor_proto(name, array, kind.dtype).raw_data
+def _raw(name: str, type_: TensorType, array: np.ndarray) -> memoryview | bytes:
+    if type_.dtype in ("int4", "uint4"):  # packed in pairs
+        return tensor_proto(name, array, type_.dtype).raw_data
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""The whole model in one ONNX Runtime session: what partitioned runs are compared with."""
+"""The whole model in one ONNX Runtime session, to compare partitioned runs with."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def run_whole(
     """Run a model without partitioning it.
 
     Args:
-        model: The model; its external data lies in `folder`.
-        folder: None without external data.
+        model: The model.
+        folder: Where its external data lies; None without any.
         inputs: Whole inputs by name (ml_dtypes for the types that NumPy lacks).
         optimization: See `SessionConfig`.
 
@@ -37,9 +37,9 @@ def run_whole(
         BackendError: ONNX Runtime cannot load or run the model, or an input or output holds
             elements that cannot be passed.
     """
-    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
+    for side, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:
-            check_dtype(f"{kind} {value.name!r}", from_onnx_dtype(value.type.tensor_type.elem_type))
+            check_dtype(f"{side} {value.name!r}", from_onnx_dtype(value.type.tensor_type.elem_type))
     try:
         session = open_whole(model, folder, optimization=optimization)
         return _run_bound(session, model, inputs)

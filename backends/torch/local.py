@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from partitioner.backends.arrays import check_inputs, load_arrays, save_arrays
+from partitioner.backends.arrays import check_inputs, load_arrays
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.launch import LocalRun, run_ranks
+from partitioner.backends.launch import LocalRun, run_ranks, save_results
+from partitioner.backends.process_group import timed
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.groups import register_named
@@ -78,20 +76,13 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         for (name, kind), array in zip(kinds.items(), arrays, strict=True)
     }
     feed = [fed[name] for name in file.arguments]
-    _serve(module, feed, 1)
-    dist.barrier()
-    start = time.perf_counter()
-    results = _serve(module, feed, job["requests"])
-    own = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-    dist.all_reduce(own, dist.ReduceOp.MAX)
+    results, seconds = timed(lambda number: _serve(module, feed, number), job["requests"])
     made = dict(zip(file.results, results, strict=True))
     outputs = {
         output.value: to_numpy(made[output.value], header.whole_outputs[output.whole].dtype)
         for output in header.outputs
     }
-    save_arrays(folder / f"outputs-{rank}.npz", outputs.values())
-    if rank == 0:
-        (folder / "seconds.json").write_text(json.dumps(own.item()))
+    save_results(folder, rank, outputs.values(), seconds)
 
 
 def _serve(

@@ -36,12 +36,12 @@ class _Factor:
     shards: int
 
 
-def sharding_spec(tensor: str, kind: TensorType, at: Placement) -> ShardingSpecProto:
+def sharding_spec(tensor: str, type_: TensorType, at: Placement) -> ShardingSpecProto:
     """The spec of a tensor's placement.
 
     Args:
         tensor: Name that the node has for it.
-        kind: Type of the whole tensor.
+        type_: Type of the whole tensor.
         at: Where it lies.
 
     Raises:
@@ -50,10 +50,10 @@ def sharding_spec(tensor: str, kind: TensorType, at: Placement) -> ShardingSpecP
     if at.sharding.partial:
         pending = ", ".join(f"{reduce} over {axis}" for axis, reduce in at.sharding.partial)
         raise NotInStandardError(f"a pending {pending}")
-    factors = [_factors(dim, at.mesh, kind.dims[i].size) for i, dim in enumerate(at.sharding.dims)]
+    factors = [_factors(dim, at.mesh, type_.dims[i].size) for i, dim in enumerate(at.sharding.dims)]
     spec = ShardingSpecProto(tensor_name=tensor)
     _add_devices(spec, at, factors)
-    for axis, (parts, dim) in enumerate(zip(factors, kind.dims, strict=True)):
+    for axis, (parts, dim) in enumerate(zip(factors, type_.dims, strict=True)):
         if all(part.shards == 1 for part in parts):
             continue
         sharded = spec.sharded_dim.add(axis=axis)

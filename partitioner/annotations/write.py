@@ -16,15 +16,15 @@ from pathlib import Path
 
 import onnx_ir
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, NodeDeviceConfigurationProto, NodeProto
+from onnx import ModelProto, NodeDeviceConfigurationProto, NodeProto, TensorProto
 from onnx_ir.passes.common import InlinePass
 
 from partitioner.annotations.check import IR_VERSION, annotation_problems
-from partitioner.annotations.external_data import relocate
 from partitioner.annotations.specs import NotInStandardError, sharding_spec
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.schedule import Schedule
 from partitioner.files import FileError, refuse_to_replace, write_files
+from partitioner.frontends.onnx.checks import all_tensors
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
@@ -59,13 +59,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Annotated:
-    """An annotated file.
+    """An annotated file: the number of its annotated nodes, and of the devices they are for.
 
-    Attributes:
-        path: The file.
-        nodes: Number of nodes annotated.
-        devices: Number of devices that they are annotated for.
-        left_out: What could not be said, in the plan's order.
+    `left_out` is what could not be said, in the plan's order.
     """
 
     path: Path
@@ -74,7 +70,7 @@ class Annotated:
     left_out: tuple[LeftOut, ...]
 
     def lines(self) -> Iterator[str]:
-        """What was left out, one line a reason, with the names of the first few."""
+        """A line for each reason why something was left out, with the names of the first few."""
         by_reason: dict[str, list[str]] = defaultdict(list)
         for item in self.left_out:
             name = f"{item.tensor!r} of {item.node!r}" if item.tensor else repr(item.node)
@@ -112,7 +108,7 @@ def annotate(
     if model_path is not None:
         refuse_to_replace(model_path, target)
     model, left_out = annotated_model(traced, schedule, cluster)
-    copies = relocate(model, traced.folder, target)
+    copies = _relocate(model, traced.folder, target)
     try:
         data = model.SerializeToString()
     except (ValueError, EncodeError):
@@ -221,8 +217,8 @@ def _add_specs(
             yield LeftOut(node.name, tensor, "the node reads it in two layouts")
             continue
         try:
-            kind = graph.types[values[tensor]]
-            config.sharding_spec.append(sharding_spec(tensor, kind, *places))
+            type_ = graph.types[values[tensor]]
+            config.sharding_spec.append(sharding_spec(tensor, type_, *places))
         except NotInStandardError as error:
             yield LeftOut(node.name, tensor, str(error))
 
@@ -232,7 +228,40 @@ def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | N
     made = {name for node in model.graph.node for name in node.output}
     known = {*made, *(t.name for t in model.graph.initializer), *graph.inputs}
     return {
-        name: tuple(dim.symbol or dim.size for dim in kind.dims)
-        for name, kind in graph.types.items()
+        name: tuple(dim.symbol or dim.size for dim in type_.dims)
+        for name, type_ in graph.types.items()
         if name in known
     }
+
+
+def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path, Path]:
+    """Make references to external files hold from the folder of `target`, in place.
+
+    Files in that folder, or below it, are referred to where they are (ONNX allows no way up).
+    The others are to be copied beside `target`, under its name.
+
+    Args:
+        model: Changed in place.
+        folder: Where its references hold now; None without any.
+        target: The model file to be.
+
+    Returns:
+        The file to copy, by the file to make.
+    """
+    outside = [t for t in all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
+    entries = [entry for t in outside for entry in t.external_data if entry.key == "location"]
+    if folder is None:
+        return {}
+    copies: dict[Path, Path] = {}
+    locations: dict[str, str] = {}
+    for location in dict.fromkeys(entry.value for entry in entries):
+        file = folder / location
+        try:
+            locations[location] = file.resolve().relative_to(target.parent.resolve()).as_posix()
+        except ValueError:  # there is no way down to the file
+            place = target.with_name(f"{target.name}.{len(copies)}.data")
+            copies[place] = file
+            locations[location] = place.name
+    for entry in entries:
+        entry.value = locations[entry.value]
+    return copies

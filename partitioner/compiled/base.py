@@ -17,12 +17,14 @@ from partitioner.backends.header import Origin
 from partitioner.compiled.rank_files import RankFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.schedule import schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.files import replace_directory
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
+from partitioner.no_gc import no_collection
 from partitioner.report.planned import Planned
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
@@ -125,7 +127,6 @@ class Compiled(Planned):
             plan=plan,
             evaluation=evaluation,
             summary=summary,
-            delivered=model.delivered,
             seconds=seconds or {},
             warnings=warnings,
             model=model,
@@ -138,8 +139,13 @@ class Compiled(Planned):
         Raises:
             ResultError: As `schedule`.
         """
-        count = len(self.cluster)
-        return lower(self.graph, self.schedule, count, deliver_all=self.model.delivers_all)
+        count, tasks = len(self.cluster), self.schedule
+        if self.model.delivered:
+            # The price of a plan leaves out what brings results to ranks that do not make them.
+            with no_collection():
+                placed = resolve(self.graph, self.plan)
+                tasks = schedule(self.graph, placed, self.cluster, everywhere=self.model.delivered)
+        return lower(self.graph, tasks, count, deliver_all=self.model.delivers_all)
 
     @cached_property
     def ranks(self) -> Ranks:

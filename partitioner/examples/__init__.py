@@ -27,17 +27,16 @@ NAMES: tuple[str, ...] = tuple(sorted(_BUILDERS))
 
 
 def build(name: str, **options: int) -> onnx.ModelProto:
-    """Build an example model with random weights, the same for the same options.
+    """An example model with random weights, the same for the same options.
+
+    Shapes are static, the IR version is 10, and weights are initializers.
 
     Args:
-        name: one of `NAMES`.
-        **options: sizes and `seed`; `options_of(name)` lists them with their defaults.
-
-    Returns:
-        A model of static shapes, IR version 10, weights as initializers.
+        name: One of `NAMES`.
+        **options: Sizes and `seed`; `options_of(name)` lists them with their defaults.
 
     Raises:
-        ExampleError: unknown name or option, or a size that is impossible.
+        ExampleError: Unknown name or option, or a size that is impossible.
     """
     known = options_of(name)
     for option, value in options.items():
@@ -49,7 +48,7 @@ def build(name: str, **options: int) -> onnx.ModelProto:
 
 
 def options_of(name: str) -> dict[str, int]:
-    """Return the options of an example and their defaults.
+    """The options of an example and their defaults.
 
     Raises:
         ExampleError: `name` is not one of `NAMES`.

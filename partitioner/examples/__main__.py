@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 
@@ -13,30 +14,25 @@ _HEADROOM_BYTES = 2**24  # graph and names beside the weights
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write one example model.
-
-    Returns:
-        0, or 1 when the model cannot be built or written; argparse exits 2 on wrong usage.
-    """
-    name, out, options = _parse(arguments)
+    """Write an example model; 1 if it cannot be built or written, and argparse exits with 2."""
+    options = _parse(arguments)
+    name, out = options.pop("name"), options.pop("out")
     try:
         model = build(name, **options)
-        written = _write(model, out)
+        weight_bytes = _write(model, out)
     except ExampleError as error:
-        return _fail(str(error))
+        reason = str(error)
     except OSError as error:
-        return _fail(f"cannot write {out}: {error.strerror}")
-    print(f"{out}: {name}, {len(model.graph.node)} nodes, {written / 1e6:.1f} MB")
-    return 0
-
-
-def _fail(reason: str) -> int:
+        reason = f"cannot write {out}: {error.strerror}"
+    else:
+        print(f"{out}: {name}, {len(model.graph.node)} nodes, {weight_bytes / 1e6:.1f} MB")
+        return 0
     print(f"error: {reason}", file=sys.stderr)
     return 1
 
 
-def _parse(arguments: list[str] | None) -> tuple[str, Path, dict[str, int]]:
-    """Split a command line into the example's name, the file and the options."""
+def _parse(arguments: list[str] | None) -> dict[str, Any]:
+    """The example's name, the file "out" and the options of a command line."""
     parser = argparse.ArgumentParser(
         prog="python -m partitioner.examples",
         description="Write an example model with random weights.",
@@ -51,16 +47,11 @@ def _parse(arguments: list[str] | None) -> tuple[str, Path, dict[str, int]]:
         for option, default in options_of(name).items():
             flag, text = f"--{option.replace('_', '-')}", f"default {default}"
             example.add_argument(flag, type=int, metavar="N", default=default, help=text)
-    parsed = vars(parser.parse_args(arguments))
-    return parsed.pop("name"), parsed.pop("out"), parsed
+    return vars(parser.parse_args(arguments))
 
 
 def _write(model: onnx.ModelProto, out: Path) -> int:
-    """Write the model, with its weights beside it where one file cannot hold them.
-
-    Returns:
-        Bytes of the weights.
-    """
+    """Write a model, with its weights beside it where one file cannot hold them; their bytes."""
     weight_bytes = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     if weight_bytes + _HEADROOM_BYTES > _PROTOBUF_LIMIT_BYTES:
         onnx.save(model, out, save_as_external_data=True, location=f"{out.name}.data")

@@ -18,26 +18,16 @@ class ExampleError(ValueError):
 
 
 class Builder:
-    """Collects nodes and weights of one graph; each op returns its output's name.
-
-    Mutable while a model is being built, dropped when `model` has been called.
-    """
+    """Collects nodes and weights of a graph; each method returns the name of its value."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._nodes: list[onnx.NodeProto] = []
         self._weights: dict[str, onnx.TensorProto] = {}
 
-    def op(self, kind: str, *inputs: str, name: str, **attributes: Any) -> str:
-        """Add a node of one output, which is named like the node.
-
-        Args:
-            kind: ONNX operator.
-            *inputs: names of the operands; empty for one left out.
-            name: of the node and its output, unique in the graph.
-            **attributes: of the operator.
-        """
-        self._nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
+    def op(self, op_type: str, *inputs: str, name: str, **attributes: Any) -> str:
+        """Add a node whose only output has the node's name, unique in the graph."""
+        self._nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
         return name
 
     def weight(self, name: str, *shape: int, gain: float = 1.0, fan_in: int | None = None) -> str:
@@ -73,7 +63,7 @@ class Builder:
         inputs: Sequence[onnx.ValueInfoProto],
         outputs: Sequence[onnx.ValueInfoProto],
     ) -> onnx.ModelProto:
-        """Return what was built, stamped with this module's opset and IR version."""
+        """The model that was built, of this module's opset and IR version."""
         graph = helper.make_graph(
             self._nodes, name, inputs, outputs, initializer=list(self._weights.values())
         )
@@ -86,10 +76,10 @@ class Builder:
 
 
 def floats(name: str, *shape: int) -> onnx.ValueInfoProto:
-    """Describe a float32 graph input or output."""
+    """A float32 graph input or output."""
     return helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
 
 
 def integers(name: str, *shape: int) -> onnx.ValueInfoProto:
-    """Describe an int64 graph input or output."""
+    """An int64 graph input or output."""
     return helper.make_tensor_value_info(name, onnx.TensorProto.INT64, shape)

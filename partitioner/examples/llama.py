@@ -52,24 +52,23 @@ def build(
     seq: int = 64,
     seed: int = 0,
 ) -> onnx.ModelProto:
-    """Build a Llama with random weights: RMSNorm, rotary embeddings, grouped queries, SwiGLU.
+    """A Llama with random weights: RMSNorm, rotary embeddings, grouped queries, SwiGLU.
+
+    `input_ids` int64 (batch, seq) -> `logits` float32 (batch, seq, vocab).
 
     Args:
-        layers: decoder blocks.
-        hidden: elements of the residual stream.
-        heads: query heads; hidden / heads must be even.
-        kv_heads: key and value heads; must divide heads.
-        intermediate: elements between the MLP's matrices.
-        vocab: rows of the embedding table.
-        batch: sequences at once.
-        seq: tokens of a sequence.
-        seed: of the weights.
-
-    Returns:
-        A model of `input_ids` int64 (batch, seq) -> `logits` float32 (batch, seq, vocab).
+        layers: Decoder blocks.
+        hidden: Elements of the residual stream.
+        heads: Query heads; hidden / heads must be even.
+        kv_heads: Key and value heads; must divide heads.
+        intermediate: Elements between the MLP's matrices.
+        vocab: Rows of the embedding table.
+        batch: Sequences at once.
+        seq: Tokens of a sequence.
+        seed: Of the weights.
 
     Raises:
-        ExampleError: the sizes do not divide.
+        ExampleError: The sizes do not divide.
     """
     sizes = _Sizes(layers, hidden, heads, kv_heads, intermediate, vocab, batch, seq)
     b = Builder(seed)
@@ -95,7 +94,7 @@ def _block(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
 
 
 def _rms_norm(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
-    """Compute x / sqrt(mean(x^2) + epsilon) * weight, over the last dim."""
+    """X / sqrt(mean(x^2) + epsilon) * weight, over the last dim."""
     square = b.op("Mul", x, x, name=f"{prefix}.square")
     mean = b.op("ReduceMean", square, b.ints(-1), name=f"{prefix}.mean", keepdims=1)
     shifted = b.op("Add", mean, b.scalar(_EPSILON), name=f"{prefix}.shifted")
@@ -134,7 +133,7 @@ def _heads(b: Builder, sizes: _Sizes, x: str, prefix: str, heads: int) -> str:
 
 
 def _rotate(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
-    """Compute x * cos + (-second half, first half) * sin."""
+    """X * cos + (-second half, first half) * sin."""
     half, end, last, one = b.ints(sizes.head // 2), b.ints(sizes.head), b.ints(-1), b.ints(1)
     first = b.op("Slice", x, b.ints(0), half, last, one, name=f"{prefix}.first")
     second = b.op("Slice", x, half, end, last, one, name=f"{prefix}.second")
@@ -158,7 +157,7 @@ def _repeat(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
 
 
 def _swiglu(b: Builder, sizes: _Sizes, x: str, prefix: str) -> str:
-    """Compute (silu(x @ gate) * (x @ up)) @ down."""
+    """(silu(x @ gate) * (x @ up)) @ down."""
     inner = sizes.intermediate
     gate_weight = b.weight(f"{prefix}.gate_proj.weight", sizes.hidden, inner)
     up_weight = b.weight(f"{prefix}.up_proj.weight", sizes.hidden, inner)
@@ -177,7 +176,7 @@ def _branch_weight(b: Builder, sizes: _Sizes, name: str, fan_in: int) -> str:
 
 
 def _rotary_tables(b: Builder, sizes: _Sizes) -> None:
-    """Add cos and sin of every position and pair, (seq, head), both halves alike."""
+    """Add cos and sin of every position and pair, (seq, head), both halves equal."""
     pairs = np.arange(0, sizes.head, 2) / sizes.head
     angles = np.outer(np.arange(sizes.seq), _ROPE_BASE**-pairs)
     both = np.concatenate([angles, angles], axis=1)

@@ -8,14 +8,7 @@ from partitioner.examples.builder import Builder, floats
 def build_mlp(
     *, layers: int = 4, hidden: int = 256, batch: int = 8, seed: int = 0
 ) -> onnx.ModelProto:
-    """Build `x` (batch, hidden) -> layers of Gemm with Relu between -> `y` (batch, hidden).
-
-    Args:
-        layers: matrices, each hidden x hidden.
-        hidden: elements of every layer.
-        batch: rows of x.
-        seed: of the weights.
-    """
+    """`x` (batch, hidden) -> layers of Gemm (hidden, hidden) with Relu between -> `y`."""
     b = Builder(seed)
     x = "x"
     for layer in range(layers):
@@ -31,14 +24,9 @@ def build_mlp(
 def build_tiny(
     *, size: int = 16, channels: int = 8, batch: int = 2, classes: int = 10, seed: int = 0
 ) -> onnx.ModelProto:
-    """Build a CNN with a residual block: `image` (batch, 3, size, size) -> `scores`.
+    """A CNN with a residual block: `image` (batch, 3, size, size) -> `scores` (batch, classes).
 
-    Args:
-        size: pixels of the image's height and width.
-        channels: of every convolution.
-        batch: images at once.
-        classes: of the softmax `scores` (batch, classes).
-        seed: of the weights.
+    Every convolution has `channels` channels.
     """
     b = Builder(seed)
     stem = _convolution(b, "image", "stem", 3, channels)

@@ -31,7 +31,7 @@ FILES = {
     "zfnet512": "light_zfnet512.onnx",
 }
 
-# What a weight is, by the operator and the operand it feeds.
+# The role of a weight by the operator and the operand that it feeds.
 _ROLES = {
     ("Conv", 1): "kernel",
     ("Conv", 2): "bias",
@@ -54,42 +54,33 @@ _VARIANCE_GAIN = {"kernel": 3.0, "linear": 1.5, "classifier": 4.0}
 # variance 2**16 times.
 _CENTRE = {"scale": 1.0, "variance": 1.0, "residual": 0.5}
 
-# What a kernel's result passes on its way to the Relu.
+# Operators that a kernel's result passes on its way to the Relu.
 _TRANSPARENT = ("Add", "BatchNormalization", "Dropout", "Mul", "Sum")
 
 Weights = NDArray[np.float32]
 
 
 def build(name: str, *, seed: int = 0) -> onnx.ModelProto:
-    """Build a zoo model with random weights as initializers.
+    """A zoo model of opset 9 with random weights: one float32 input of (1, 3, 224, 224).
 
     Args:
-        name: a key of `FILES`.
-        seed: of the weights; the same seed gives the same bytes.
-
-    Returns:
-        A model of the zoo's opset (9), one float32 input of shape (1, 3, 224, 224).
+        name: A key of `FILES`.
+        seed: Of the weights; the same seed gives the same bytes.
 
     Raises:
-        ExampleError: this onnx wheel does not hold the graph.
+        ExampleError: This onnx wheel does not hold the graph.
     """
-    graph = _load(name)
-    made = {node.output[0] for node in graph.graph.node if node.op_type == "ConstantOfShape"}
-    shapes = _weight_shapes(graph.graph)
-    roles = _roles(graph.graph)
+    file = files(onnx).joinpath(f"{_FOLDER}/{FILES[name]}")
+    if not file.is_file():
+        raise ExampleError(f"onnx {onnx.__version__} holds no graph of {name} ({FILES[name]})")
+    model = onnx.load_model_from_string(file.read_bytes())
+    shapes, roles = _weight_shapes(model.graph), _roles(model.graph)
     weights = [
         numpy_helper.from_array(_draw(roles[key], shapes[key], _generator(seed, key)), key)
         for key in sorted(shapes)
         if key in roles
     ]
-    return _rebuilt(graph, made, weights)
-
-
-def _load(name: str) -> onnx.ModelProto:
-    file = files(onnx).joinpath(f"{_FOLDER}/{FILES[name]}")
-    if not file.is_file():
-        raise ExampleError(f"onnx {onnx.__version__} holds no graph of {name} ({FILES[name]})")
-    return onnx.load_model_from_string(file.read_bytes())
+    return _rebuilt(model, weights)
 
 
 def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
@@ -108,7 +99,7 @@ def _weight_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 
 
 def _roles(graph: onnx.GraphProto) -> dict[str, str]:
-    """Map each weight to its role: `_ROLES`, and those that depend on what follows."""
+    """The role of each weight: of `_ROLES`, refined by the operators that follow."""
     viewed = {
         node.output[0]: node.input[0]
         for node in graph.node
@@ -137,21 +128,22 @@ def _refined(role: str, node: onnx.NodeProto, readers: dict[str, onnx.NodeProto]
 
 
 def _next(node: onnx.NodeProto, readers: dict[str, onnx.NodeProto]) -> str:
-    """Return the operator that reads the node's output, empty for a graph output."""
+    """The operator that reads the node's output, empty for a graph output."""
     reader = readers.get(node.output[0])
     return reader.op_type if reader else ""
 
 
 def _draw(role: str, shape: tuple[int, ...], random: np.random.Generator) -> Weights:
-    """Draw one weight.
+    """A weight.
 
     Args:
-        role: a value of `_ROLES`, `residual`, `linear` or `classifier`.
+        role: A value of `_ROLES`, `residual`, `linear` or `classifier`.
         shape: (out, in / groups, *window) of Conv, (1, ..., out, in) of Gemm, (channels,).
-        random: what to draw from.
+        random: The source of its elements.
     """
     if role in _VARIANCE_GAIN:
-        fan_in = _fan_in(shape)
+        outer = next((place for place, size in enumerate(shape) if size > 1), 0)
+        fan_in = prod(shape[outer + 1 :])  # products summed for one output
         kernel = random.standard_normal((prod(shape) // fan_in, fan_in), np.float32)
         kernel -= kernel.mean(axis=1, keepdims=True)
         return (kernel * np.float32(sqrt(_VARIANCE_GAIN[role] / fan_in))).reshape(shape)
@@ -161,25 +153,17 @@ def _draw(role: str, shape: tuple[int, ...], random: np.random.Generator) -> Wei
     return np.float32(0.2) * uniform - np.float32(0.1)
 
 
-def _fan_in(shape: tuple[int, ...]) -> int:
-    """Return the products summed for one output of a kernel."""
-    outer = next((place for place, size in enumerate(shape) if size > 1), 0)
-    return prod(shape[outer + 1 :])
-
-
 def _generator(seed: int, name: str) -> np.random.Generator:
-    """One generator a tensor, so that a weight does not depend on the others' order."""
+    """A tensor's own generator, so that a weight does not depend on the others' order."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
-def _rebuilt(
-    model: onnx.ModelProto, made: set[str], weights: list[onnx.TensorProto]
-) -> onnx.ModelProto:
-    """Assemble the model anew: weights stored, none of them an input, nothing unused."""
+def _rebuilt(model: onnx.ModelProto, weights: list[onnx.TensorProto]) -> onnx.ModelProto:
+    """The model assembled anew: weights stored, none of them an input, nothing unused."""
     graph = model.graph
     stored = {tensor.name for tensor in graph.initializer}
-    nodes = [node for node in graph.node if node.output[0] not in made]
+    nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
     used = {name for node in nodes for name in node.input}
     drawn = {tensor.name for tensor in weights}
     kept = [t for t in graph.initializer if t.name in used and t.name not in drawn]

@@ -1,7 +1,8 @@
 """Random inputs that a model accepts: indices within the tables that they index.
 
-What an input may hold follows from where it flows, never from its name. Each integer input is
-followed through ops that keep or shift its elements until it reaches an operand with a meaning.
+The values that an input may hold follow from where it flows, never from its name. Each integer
+input is followed through ops that keep or shift its elements until it reaches an operand with a
+meaning.
 """
 
 from __future__ import annotations
@@ -30,41 +31,33 @@ class _Use:
     shift: int
 
 
-#: From a node and the types of its operands to how many indices are valid (0 .. count - 1).
-_Operands = tuple[TensorType | None, ...]
-_Limit = Callable[[Node, _Operands], int]
+#: From a node and the shapes of its operands (() if absent) to the number of valid indices.
+_Shapes = tuple[tuple[int, ...], ...]
+_Limit = Callable[[Node, _Shapes], int]
 
 
-def _shape(operands: _Operands, index: int) -> tuple[int, ...]:
-    kind = operands[index]
-    assert kind is not None
-    return kind.shape
+def _dim(table: int, attr: str = "", default: int = 0) -> _Limit:
+    """Size of a dim, by attribute `attr` or fixed, of operand `table`."""
 
-
-def _dim(table: int, attr: str | None = None, default: int = 0) -> _Limit:
-    """Size of dim `attr` (an attribute, or fixed) of operand `table`."""
-
-    def limit(node: Node, operands: _Operands) -> int:
-        axis = node.attrs.get(attr, default) if attr is not None else default
-        assert isinstance(axis, int)
-        return _shape(operands, table)[axis]
+    def limit(node: Node, shapes: _Shapes) -> int:
+        dim = node.attrs.get(attr, default)
+        assert isinstance(dim, int)
+        return shapes[table][dim]
 
     return limit
 
 
-def _leading(node: Node, operands: _Operands) -> int:
+def _leading(node: Node, shapes: _Shapes) -> int:
     """Least of the dims that an index tuple (GatherND, ScatterND) addresses."""
     batch = node.attrs.get("batch_dims", 0)
     assert isinstance(batch, int)
-    depth = _shape(operands, 1)[-1]
-    return min(_shape(operands, 0)[batch : batch + depth], default=1)
+    return min(shapes[0][batch : batch + shapes[1][-1]], default=1)
 
 
-def _rotations(_: Node, operands: _Operands) -> int:
+def _rotations(_: Node, shapes: _Shapes) -> int:
     """Places of com.microsoft's cosine cache; a single one is that of the first row."""
-    x, cache = _shape(operands, 0), _shape(operands, 2)
-    first = len(_shape(operands, 1)) == 1
-    return cache[0] - (x[-2] - 1 if first else 0)
+    x, positions, cache = shapes[:3]
+    return cache[0] - (x[-2] - 1 if len(positions) == 1 else 0)
 
 
 #: Operands that hold indices, by op and operand number.
@@ -95,38 +88,15 @@ _INT_ENDS = {
 }
 
 #: Ops whose first result holds the elements of operand 0 (or of any operand), moved or cast.
-_MOVES_FIRST = frozenset(
-    {
-        "Cast",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
+_MOVES_FIRST = frozenset((
+    "Cast", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Reshape",
+    "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+))  # fmt: skip
 _MOVES_ALL = frozenset({"Concat", "Max", "Min"})
 #: Operands that read an integer as yes or no.
-_AS_TRUTH = frozenset(
-    {
-        "And",
-        "Equal",
-        "Greater",
-        "GreaterOrEqual",
-        "Less",
-        "LessOrEqual",
-        "Not",
-        "Or",
-        "Xor",
-    }
-)
+_AS_TRUTH = frozenset((
+    "And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Xor",
+))  # fmt: skip
 #: Operands that divide: never zero.
 _DIVISORS = frozenset({("Div", 1), ("Mod", 1)})
 #: Ops that take an angle, and those that lead from places in a sequence to angles.
@@ -141,11 +111,7 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
     indexed; integers that become angles (rotary embeddings) are places in a sequence as long as
     the input; other integers that are compared or cast, and booleans, are masks of mostly ones;
     all others lie in 1 .. 7. What divides is not zero. An input's values depend on `seed` and its
-    position only.
-
-    Args:
-        graph: The model.
-        seed: At least 0.
+    position only. `seed` is at least 0.
     """
     return {
         name: _draw(np.random.default_rng([seed, index]), graph.types[name], _range(graph, name))
@@ -153,18 +119,18 @@ def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _draw(rng: np.random.Generator, kind: TensorType, span: tuple[int, int] | None) -> np.ndarray:
-    dtype = numpy_dtype(kind.dtype)
+def _draw(rng: np.random.Generator, type_: TensorType, span: tuple[int, int] | None) -> np.ndarray:
+    dtype, shape = numpy_dtype(type_.dtype), type_.shape
     if span is None:
-        mask = np.asarray(rng.random(kind.shape) < _MASK_ONES)
+        mask = np.asarray(rng.random(shape) < _MASK_ONES)
         if mask.ndim:
             mask[..., :1] = True
         return mask.astype(dtype)
-    if "int" in kind.dtype:
-        return np.asarray(rng.integers(*span, size=kind.shape)).astype(dtype)
-    drawn = np.asarray(rng.standard_normal(kind.shape))
-    if kind.dtype.startswith("complex"):
-        return np.asarray(drawn + 1j * rng.standard_normal(kind.shape)).astype(dtype)
+    if "int" in type_.dtype:
+        return np.asarray(rng.integers(*span, size=shape)).astype(dtype)
+    drawn = np.asarray(rng.standard_normal(shape))
+    if type_.dtype.startswith("complex"):
+        return np.asarray(drawn + 1j * rng.standard_normal(shape)).astype(dtype)
     return drawn.astype(dtype)
 
 
@@ -195,7 +161,8 @@ def _limit_of(graph: Graph, use: _Use) -> tuple[int, int] | None:
     limit = INDEX_OPERANDS.get((use.node.op, use.index))
     if limit is None:
         return None
-    count = limit(use.node, tuple(graph.types.get(name) for name in use.node.inputs))
+    types = (graph.types.get(name) for name in use.node.inputs)
+    count = limit(use.node, tuple(() if type_ is None else type_.shape for type_ in types))
     return -use.shift, count - use.shift
 
 
@@ -242,8 +209,7 @@ def _uses(graph: Graph, name: str) -> Iterator[_Use]:
 def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
     """Results that hold the elements of an operand, with the shift that they then have."""
     node = use.node
-    integral = "int" in graph.types[node.outputs[0]].dtype if node.outputs[0] else False
-    if not integral:
+    if not node.outputs[0] or "int" not in graph.types[node.outputs[0]].dtype:
         return
     if (
         node.op in _MOVES_ALL
@@ -253,16 +219,9 @@ def _results(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
         yield node.outputs[0], use.shift
     elif node.op == "Split" and use.index == 0:
         yield from ((name, use.shift) for name in node.writes)
-    elif node.op in {"Add", "Sub"}:
-        yield from _shifted(graph, use)
-
-
-def _shifted(graph: Graph, use: _Use) -> Iterator[tuple[str, int]]:
-    """Follow x + c, c + x and x - c with a small constant c, at its extremes."""
-    node = use.node
-    other = graph.constant(node.inputs[1 - use.index])
-    if other is None or other.size == 0 or (node.op == "Sub" and use.index == 1):
-        return
-    sign = 1 if node.op == "Add" else -1
-    for extreme in {int(other.min()), int(other.max())}:
-        yield node.outputs[0], use.shift + sign * extreme
+    elif node.op == "Add" or (node.op == "Sub" and use.index == 0):
+        other = graph.constant(node.inputs[1 - use.index])  # only small ones are read
+        if other is not None and other.size:
+            sign = 1 if node.op == "Add" else -1
+            for extreme in {int(other.min()), int(other.max())}:
+                yield node.outputs[0], use.shift + sign * extreme

@@ -1,4 +1,4 @@
-"""What the text that names a model may mean; nothing heavy is loaded here."""
+"""The meaning of a text that names a model; nothing heavy is loaded here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def module_name(text: str) -> str | None:
-    """What to call a PyTorch module's file or factory; None for an ONNX model.
+    """A name for a PyTorch module's file or factory; None for an ONNX model.
 
     ``model.pt2`` is an exported program; ``package.module:factory`` a function, where there is no
     file of that name.

@@ -13,7 +13,6 @@ from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.files import ResultError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
-from partitioner.no_gc import no_collection
 from partitioner.report.summary import certificate_line
 from partitioner.search.limits import MOST_EXPLICIT
 
@@ -29,7 +28,6 @@ class Planned:
         plan: The decisions.
         evaluation: The referee's figures.
         summary: The facts that ``--json`` prints.
-        delivered: Values of the graph that every rank delivers whole.
         seconds: Seconds that each stage of the compilation took.
         warnings: Faults of a saved compilation that can still be used, one line each.
     """
@@ -40,7 +38,6 @@ class Planned:
     plan: Plan
     evaluation: Evaluation
     summary: Mapping[str, Any]
-    delivered: frozenset[str] = frozenset()
     seconds: Mapping[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -67,15 +64,13 @@ class Planned:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The tasks of all ranks in the global order.
+        """The tasks that the plan's price counts, in the global order.
 
         Raises:
             ResultError: The plan is for more devices than tasks are listed for.
         """
         check_explicit(self.cluster)
-        with no_collection():
-            placed = resolve(self.graph, self.plan)
-            return schedule(self.graph, placed, self.cluster, everywhere=self.delivered)
+        return schedule(self.graph, resolve(self.graph, self.plan), self.cluster)
 
 
 def check_explicit(cluster: Cluster) -> None:

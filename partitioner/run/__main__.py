@@ -18,10 +18,12 @@ import torch.distributed as dist
 
 from partitioner.backends.arrays import assemble, check_inputs, local_inputs
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
+from partitioner.backends.header import Header
+from partitioner.backends.launch import threads_per_rank
 from partitioner.backends.onnx.load import read_directory
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.process_group import TIMEOUT
-from partitioner.backends.rank import RankProcess, RankRun, threads_per_rank
+from partitioner.backends.rank import RankProcess
 from partitioner.compiled.folder import load_plan
 from partitioner.compiled.rank_files import ModuleFiles, rank_files
 from partitioner.ir.errors import PartitionerError
@@ -42,14 +44,23 @@ _GRACE_S = 3.0
 def main(argv: Sequence[str]) -> int:
     """Run this process's rank; 0 if all is well."""
     args = _parser().parse_args(argv)
-    directory = Path(args.directory)
-    ranks = _world_size(directory)
+    headers = _headers(args.directory)
     dist.init_process_group("gloo", timeout=TIMEOUT)
     local_rank, here = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    process = RankProcess(directory, local_rank, SessionConfig(threads=threads_per_rank(here)))
-    whole = _whole_inputs(args, directory) if dist.get_rank() == 0 else None
-    done = process.run(_own_inputs(whole, directory, ranks), args.requests)
-    _deliver(done, directory, Path(args.outputs) if args.outputs else None, args.requests)
+    config = SessionConfig(threads=threads_per_rank(here))
+    process = RankProcess(args.directory, local_rank, config)
+    is_first = dist.get_rank() == 0
+    whole = _whole_inputs(args, headers[0]) if is_first else None
+    outputs, seconds = process.run(_scattered(whole, headers), args.requests)
+    parts: list[Mapping[str, np.ndarray] | None] = [None] * len(headers)
+    dist.gather_object(outputs, parts if is_first else None)
+    if is_first:
+        wholes = assemble(headers, {rank: part or {} for rank, part in enumerate(parts)})
+        if args.outputs is not None:
+            write_outputs(args.outputs, wholes)
+        has_plan = (args.directory / "plan.json").exists()
+        expected = prediction(args.directory) if has_plan else ""
+        print(report(seconds, args.requests, expected, wholes))
     dist.barrier()
     dist.destroy_process_group()
     return 0
@@ -57,15 +68,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="partitioner.run", allow_abbrev=False)
-    parser.add_argument("directory", metavar="DIR")
-    parser.add_argument("--inputs", metavar="in.npz", help="whole inputs by name")
-    parser.add_argument("--outputs", metavar="out.npz", help="where to write whole outputs")
+    parser.add_argument("directory", metavar="DIR", type=Path)
+    parser.add_argument("--inputs", metavar="in.npz", type=Path, help="whole inputs by name")
+    text = "where to write whole outputs"
+    parser.add_argument("--outputs", metavar="out.npz", type=Path, help=text)
     parser.add_argument("--requests", type=int, default=1, metavar="N", help="requests in flight")
     parser.add_argument("--seed", type=int, default=0, help="of random inputs")
     return parser
 
 
-def _world_size(directory: Path) -> int:
+def _headers(directory: Path) -> Sequence[Header]:
+    """The headers of the ranks that torchrun has started, which are up to date."""
     if "RANK" not in os.environ:
         raise BackendError("start it with torchrun, or use `partition run`")
     if (directory / "plan.json").exists():  # without one there is nothing to be out of date
@@ -76,64 +89,48 @@ def _world_size(directory: Path) -> int:
                 "loaded program under torchrun"
             )
         files.check(load_plan(directory))
-    ranks, given = len(read_directory(directory)), int(os.environ["WORLD_SIZE"])
-    if ranks != given:
-        raise BackendError(f"{directory} holds {ranks} ranks, torchrun started {given}")
-    return ranks
+    headers, world_size = read_directory(directory), int(os.environ["WORLD_SIZE"])
+    if len(headers) != world_size:
+        raise BackendError(f"{directory} holds {len(headers)} ranks, torchrun started {world_size}")
+    return headers
 
 
-def _whole_inputs(args: argparse.Namespace, directory: Path) -> Mapping[str, np.ndarray]:
+def _whole_inputs(args: argparse.Namespace, header: Header) -> Mapping[str, np.ndarray]:
     if args.requests < 1:
         raise BackendError(f"--requests is {args.requests}; it must be at least 1")
-    if args.outputs:
-        check_outputs(Path(args.outputs))
-    path = Path(args.inputs) if args.inputs else None
-    inputs = draw_inputs(directory, args.seed) if path is None else read_inputs(path, directory)
-    check_inputs(read_directory(directory)[0], inputs)
+    if args.outputs is not None:
+        check_outputs(args.outputs)
+    if args.inputs is None:
+        inputs = draw_inputs(args.directory, args.seed)
+    else:
+        inputs = read_inputs(args.inputs, header)
+    check_inputs(header, inputs)
     return inputs
 
 
-def _own_inputs(
-    whole: Mapping[str, np.ndarray] | None, directory: Path, ranks: int
+def _scattered(
+    whole: Mapping[str, np.ndarray] | None, headers: Sequence[Header]
 ) -> Mapping[str, np.ndarray]:
-    """Rank 0 hands out parts; the others have `whole` None."""
-    parts: list[Mapping[str, np.ndarray]] | None = None
-    if whole is not None:
-        parts = [local_inputs(header, whole) for header in read_directory(directory)]
-        assert len(parts) == ranks
-    own: list[Mapping[str, np.ndarray]] = [{}]
-    dist.scatter_object_list(own, parts)
-    return own[0]
-
-
-def _deliver(done: RankRun, directory: Path, path: Path | None, requests: int) -> None:
-    """Rank 0 puts the outputs together, writes them and says how long it took."""
-    first = dist.get_rank() == 0
-    parts: list[Mapping[str, np.ndarray] | None] = [None] * dist.get_world_size()
-    dist.gather_object(dict(done.outputs), parts if first else None)
-    if not first:
-        return
-    outputs = assemble(read_directory(directory), dict(enumerate(p or {} for p in parts)))
-    if path is not None:
-        write_outputs(path, outputs)
-    expected = prediction(directory) if (directory / "plan.json").exists() else ""
-    print(report(done.seconds, requests, expected, outputs))
+    """This rank's parts of the whole inputs, which rank 0 has and hands out."""
+    parts = None if whole is None else [local_inputs(header, whole) for header in headers]
+    received: list[Mapping[str, np.ndarray]] = [{}]
+    dist.scatter_object_list(received, parts)
+    return received[0]
 
 
 def _fail(error: Exception) -> NoReturn:
-    """One line on stderr and exit code 1; torchrun stops the other ranks.
+    """Print a line on stderr and exit with 1; torchrun stops the other ranks.
 
     Rank 0's own mistakes speak at once. What may only echo another rank's end waits first, so
     that in most runs one rank speaks.
     """
-    first = os.environ.get("RANK", "0") == "0"
-    own = isinstance(error, PartitionerError) and not isinstance(error, CommunicationError)
-    if not (first and own):
+    is_first = os.environ.get("RANK", "0") == "0"
+    is_mistake = isinstance(error, PartitionerError) and not isinstance(error, CommunicationError)
+    if not (is_first and is_mistake):
         time.sleep(_GRACE_S)
-    message = one_line(error)
-    rank = f"rank {os.environ.get('RANK', '?')}"
-    said = message if message.startswith(f"{rank}:") else f"{rank}: {message}"
-    print(said, file=sys.stderr, flush=True)
+    rank, message = f"rank {os.environ.get('RANK', '?')}", one_line(error)
+    line = message if message.startswith(f"{rank}:") else f"{rank}: {message}"
+    print(line, file=sys.stderr, flush=True)
     os._exit(1)
 
 

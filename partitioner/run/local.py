@@ -1,4 +1,4 @@
-"""`partition run`: one local process a rank, and what was measured beside what was predicted."""
+"""`partition run`: one local process a rank, with measured beside predicted times."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from partitioner import units
 from partitioner.backends.errors import one_line
+from partitioner.backends.header import Header
 from partitioner.compiled.folder import load_plan, load_summary
 from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.cluster import Cluster
@@ -38,17 +39,14 @@ def run_directory(
     requests: int = 1,
     seed: int = 0,
 ) -> str:
-    """Run a saved compilation and report.
+    """Run a saved compilation; a few lines for people.
 
     Args:
-        directory: What ``partition MODEL`` wrote.
+        directory: Written by ``partition MODEL``.
         inputs: .npz of whole inputs by name; None draws valid random ones.
-        outputs: .npz to write the whole outputs to.
+        outputs: .npz to write the whole outputs to; None writes none.
         requests: Requests in flight.
         seed: Of the random inputs.
-
-    Returns:
-        A few lines for people.
 
     Raises:
         RunError: A file cannot be read or written.
@@ -61,28 +59,28 @@ def run_directory(
     expected = prediction(directory)
     if outputs is not None:
         check_outputs(outputs)
-    fed = read_inputs(inputs, directory) if inputs is not None else draw_inputs(directory, seed)
-    done = files.run(fed, requests)
+    if inputs is None:
+        arrays = draw_inputs(directory, seed)
+    else:
+        arrays = read_inputs(inputs, files.headers()[0])
+    run = files.run(arrays, requests)
     if outputs is not None:
-        write_outputs(outputs, done.outputs)
-    return report(done.seconds, requests, expected, done.outputs)
+        write_outputs(outputs, run.outputs)
+    return report(run.seconds, requests, expected, run.outputs)
 
 
 def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, np.ndarray]) -> str:
-    """What a run took, what was predicted, and the types of its outputs; a line each."""
-    lines = [_measured(seconds, requests), *([expected] if expected else [])]
+    """The measured time, the expected one ("" for none) and the outputs' types; a line each."""
+    number = f"{requests} requests" if requests > 1 else "1 request"
+    rate = units.per_second(requests / seconds)
+    lines = [f"measured on this machine: {number} in {units.seconds(seconds)}, {rate}"]
+    lines += [expected] if expected else []
     lines += [f"  {name}: {array.dtype}{list(array.shape)}" for name, array in outputs.items()]
     return "\n".join(lines)
 
 
-def _measured(seconds: float, requests: int) -> str:
-    many = f"{requests} requests" if requests > 1 else "1 request"
-    rate = units.per_second(requests / seconds)
-    return f"measured on this machine: {many} in {units.seconds(seconds)}, {rate}"
-
-
 def prediction(directory: Path) -> str:
-    """What a saved plan should take on the cluster that it was made for, in a line.
+    """The time that a saved plan should take on the cluster that it was made for, in a line.
 
     Raises:
         ResultError: Not such a folder.
@@ -97,25 +95,19 @@ def prediction(directory: Path) -> str:
     return f"predicted for the planned cluster {name}: latency {units.seconds(latency)}, {shown}"
 
 
-def read_inputs(path: Path, directory: Path) -> dict[str, np.ndarray]:
-    """Arrays of an .npz file, never unpickling.
+def read_inputs(path: Path, header: Header) -> dict[str, np.ndarray]:
+    """Arrays of an .npz file, never unpickling, of the element types in a rank's header.
 
     An .npz file cannot say bfloat16 or float8: an input of these may be float32 in the file, and
     is rounded to nearest, or its raw bytes, which is what NumPy writes of an ml_dtypes array.
 
-    Args:
-        path: The file.
-        directory: Folder of rank files, which say the inputs' element types.
-
     Raises:
         RunError: Not an .npz file of plain arrays.
-        BackendError: The rank files cannot be read.
     """
-    arrays = _read_arrays(path)
-    kinds = rank_files(directory).headers()[0].whole_inputs
+    types = header.whole_inputs
     return {
-        name: _from_file(array, numpy_dtype(kinds[name].dtype)) if name in kinds else array
-        for name, array in arrays.items()
+        name: _from_file(array, numpy_dtype(types[name].dtype)) if name in types else array
+        for name, array in _read_arrays(path).items()
     }
 
 
@@ -197,15 +189,15 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     Raises:
         RunError: The file cannot be written.
     """
+    stored = {
+        name: array.astype(np.float32) if _is_foreign(array.dtype) else array
+        for name, array in arrays.items()
+    }
     part = _part(path)
     try:
         with part.open("wb") as file:
-            np.savez(file, **{name: _to_file(array) for name, array in arrays.items()})  # type: ignore[arg-type]
+            np.savez(file, **stored)  # type: ignore[arg-type]
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
         raise RunError(f"outputs {path}: {error.strerror}") from None
-
-
-def _to_file(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float32) if _is_foreign(array.dtype) else array

@@ -43,7 +43,7 @@ def written(result: Compiled, path: Path) -> Annotated:
     return annotated
 
 
-def held(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]]:
+def said(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]]:
     """Elements on each device by the proposal's loops: shards row-major over the cut dims."""
     groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
     whole = np.arange(int(np.prod(shape))).reshape(shape)
@@ -89,19 +89,19 @@ def said_and_meant(result: Compiled, model: ModelProto) -> Iterator[tuple[str, o
     nodes = {node.name: node for node in model.graph.node}
     for task in result.schedule.tasks:
         if task.placed is not None:
-            said = specs(nodes[task.placed.node.name])
+            written_specs = specs(nodes[task.placed.node.name])
             for value, at in (*task.placed.operands(), *task.placed.results()):
-                if value in said:
-                    yield value, held(said[value], at.sharding.shape), placed(at)
+                if value in written_specs:
+                    yield value, said(written_specs[value], at.sharding.shape), placed(at)
 
 
 def runs_alike(result: Compiled, path: Path) -> None:
     feeds = random_inputs(result.graph, 0)
     whole = ort.InferenceSession(result.model.traced.whole.SerializeToString())
-    for expected, got in zip(
+    for expected, output in zip(
         whole.run(None, feeds), ort.InferenceSession(path).run(None, feeds), strict=True
     ):
-        np.testing.assert_array_equal(got, expected)
+        np.testing.assert_array_equal(output, expected)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -239,8 +239,8 @@ def test_external_weights_stay_valid(place: str, tmp_path: Path) -> None:
     target.mkdir(exist_ok=True)
     written(result, target / "a.onnx")
     runs_alike_from_disk(source / "m.onnx", target / "a.onnx")
-    made = {path.name for path in target.iterdir() if path.is_file()} - {"m.onnx", "m.weights"}
-    assert made == ({"a.onnx", "a.onnx.0.data"} if place == "elsewhere" else {"a.onnx"})
+    files = {path.name for path in target.iterdir() if path.is_file()} - {"m.onnx", "m.weights"}
+    assert files == ({"a.onnx", "a.onnx.0.data"} if place == "elsewhere" else {"a.onnx"})
 
 
 def runs_alike_from_disk(one: Path, other: Path) -> None:
@@ -281,7 +281,7 @@ def test_cuts_of_factors(layout: DimLayout, mesh: DeviceMesh, parts: list[tuple[
     spec = sharding_spec("t", TensorType.of("float32", (layout.size,)), at)
     (dim,) = spec.sharded_dim
     assert [(part.dim_value, part.num_shards) for part in dim.simple_sharding] == parts
-    assert held(spec, (layout.size,)) == placed(at)
+    assert said(spec, (layout.size,)) == placed(at)
 
 
 @pytest.mark.parametrize(

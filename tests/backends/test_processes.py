@@ -26,18 +26,19 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def workers() -> dict[int, list[str]]:
-    """Command lines of living (not zombie) worker processes, ranks included, by process id."""
-    found = {}
+    """Command lines of living worker processes, ranks included, by process id, oldest first."""
+    processes: list[tuple[int, int, list[str]]] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
                 words = (entry / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
+            state, start = fields[0], int(fields[19])
             if "partitioner.backends.worker" in words and state != "Z":
-                found[int(entry.name)] = words
-    return found
+                processes.append((start, int(entry.name), words))
+    return {pid: words for _, pid, words in sorted(processes)}
 
 
 def still_there(private: Path, patience_s: float = 30) -> list[list[str]]:
@@ -63,8 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def mine(folder: Path) -> list[int]:
     """Process ids of the worker of a test, and of its ranks, oldest first."""
-    found = [p for p, words in workers().items() if any(str(folder) in word for word in words)]
-    return sorted(found)
+    return [p for p, words in workers().items() if any(str(folder) in word for word in words)]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -127,10 +127,10 @@ def when_running(folder: Path, act: Callable[[list[int]], None]) -> threading.Th
 
     def wait() -> None:
         for _ in range(2000):
-            found = mine(folder / "tmp")
-            if len(found) == 3:
+            pids = mine(folder / "tmp")
+            if len(pids) == 3:
                 time.sleep(0.5)
-                act(found)
+                act(pids)
                 return
             time.sleep(0.05)
 

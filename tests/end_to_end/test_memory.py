@@ -6,10 +6,10 @@ from pathlib import Path
 
 import onnx
 import pytest
+from measured import measured_bytes
 
 import partitioner
 from partitioner import examples
-from partitioner.backends.measure import measured_bytes
 from partitioner.cli.main import main
 from partitioner.frontends.inputs import random_inputs
 from partitioner.solver import Infeasible

@@ -20,12 +20,12 @@ def node(op: str, reads: str, makes: str, **attrs: object) -> onnx.NodeProto:
 
 def drawn(proto: onnx.ModelProto, name: str = "a", seed: int = 0) -> om.Array:
     graph = load_onnx(proto).graph
-    found = random_inputs(graph, seed)
-    for value, array in found.items():
-        kind = graph.types[value]
-        assert (array.shape, array.dtype.name) == (kind.shape, kind.dtype)
-    om.run(om.to_proto(graph), found)
-    return found[name]
+    inputs = random_inputs(graph, seed)
+    for value, array in inputs.items():
+        type_ = graph.types[value]
+        assert (array.shape, array.dtype.name) == (type_.shape, type_.dtype)
+    om.run(om.to_proto(graph), inputs)
+    return inputs[name]
 
 
 def lookup(*before: onnx.NodeProto, reads: str = "a", opset: int = 17) -> onnx.ModelProto:
@@ -223,11 +223,11 @@ def test_booleans_floats_and_free_integers() -> None:
         {"x": ("bool", None), "y": (F32, None), "z": ("int32", None), "w": (F32, None)},
         {"top": np.array(9, np.int32)},
     )
-    found = random_inputs(load_onnx(proto).graph, 0)
-    assert found["flag"].dtype == bool
-    assert abs(float(found["half"].astype(np.float32).std()) - 1) < 0.1
-    assert set(np.unique(found["a"])) == set(range(1, 8))
-    assert found["brain"].dtype == ml_dtypes.bfloat16
+    inputs = random_inputs(load_onnx(proto).graph, 0)
+    assert inputs["flag"].dtype == bool
+    assert abs(float(inputs["half"].astype(np.float32).std()) - 1) < 0.1
+    assert set(np.unique(inputs["a"])) == set(range(1, 8))
+    assert inputs["brain"].dtype == ml_dtypes.bfloat16
 
 
 def test_the_same_seed_gives_the_same_inputs() -> None:

@@ -41,8 +41,8 @@ def body(
     outputs: Values,
     weights: Mapping[str, Array] | None = None,
 ) -> onnx.GraphProto:
-    made = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
-    return helper.make_graph(nodes, "built", infos(inputs), infos(outputs), made)
+    tensors = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    return helper.make_graph(nodes, "built", infos(inputs), infos(outputs), tensors)
 
 
 def model(
@@ -62,7 +62,7 @@ def model(
 
 def to_proto(graph: Graph) -> onnx.ModelProto:
     """The whole graph as one model, weights inlined."""
-    made = helper.make_graph(
+    written = helper.make_graph(
         [node_proto(node) for node in graph.nodes],
         "written",
         [value_info(name, graph.types[name]) for name in graph.inputs],
@@ -73,7 +73,7 @@ def to_proto(graph: Graph) -> onnx.ModelProto:
         ],
     )
     imports = [helper.make_opsetid(domain, version) for domain, version in graph.opsets.items()]
-    return helper.make_model(made, opset_imports=imports, ir_version=10)
+    return helper.make_model(written, opset_imports=imports, ir_version=10)
 
 
 def run(proto: onnx.ModelProto, feeds: Mapping[str, Array], folder: str = "") -> list[Array]:
@@ -86,8 +86,8 @@ def run(proto: onnx.ModelProto, feeds: Mapping[str, Array], folder: str = "") ->
     session = ort.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    found: list[Array] = session.run(None, dict(feeds))
-    return found
+    outputs: list[Array] = session.run(None, dict(feeds))
+    return outputs
 
 
 def assert_same(traced: Traced, feeds: Mapping[str, Array], tolerance: float = 0.0) -> list[Array]:
@@ -96,9 +96,9 @@ def assert_same(traced: Traced, feeds: Mapping[str, Array], tolerance: float = 0
     written = run(to_proto(traced.graph), feeds)
     assert len(written) == len(whole) == len(traced.graph.outputs)
     for name, mine, theirs in zip(traced.graph.outputs, written, whole, strict=True):
-        kind = traced.graph.types[name]
+        type_ = traced.graph.types[name]
         assert (mine.shape, mine.dtype.name) == (theirs.shape, theirs.dtype.name)
-        assert mine.shape == kind.shape
+        assert mine.shape == type_.shape
         np.testing.assert_allclose(
             mine.astype(np.float64), theirs.astype(np.float64), rtol=tolerance, atol=tolerance
         )

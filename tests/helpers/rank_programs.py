@@ -47,9 +47,9 @@ def graph(
     extra: Mapping[str, int] | None = None,
 ) -> Graph:
     """A graph that only holds constants (emission reads nothing else of it)."""
-    held = {name: Constant.of(array) for name, array in (constants or {}).items()}
-    types = {name: constant.type for name, constant in held.items()}
-    return Graph("hand", (), (), (), types, held, {"": opset, **(extra or {})})
+    stored = {name: Constant.of(array) for name, array in (constants or {}).items()}
+    types = {name: constant.type for name, constant in stored.items()}
+    return Graph("hand", (), (), (), types, stored, {"": opset, **(extra or {})})
 
 
 def rank(
@@ -72,11 +72,11 @@ def rank(
     )
 
 
-def op(kind: str, inputs: str, outputs: str, phase: int = 0, **attrs: object) -> Compute:
+def op(name: str, inputs: str, outputs: str, phase: int = 0, **attrs: object) -> Compute:
     """op("MatMul", "x w", "y"): names are separated by spaces."""
-    name = f"{kind}_{outputs.replace(' ', '_')}"
-    node = Node(name, kind, tuple(inputs.split()), tuple(outputs.split()), attrs)  # type: ignore[arg-type]
-    return Compute(node, f"whole_{kind}", phase)
+    node_name = f"{name}_{outputs.replace(' ', '_')}"
+    node = Node(node_name, name, tuple(inputs.split()), tuple(outputs.split()), attrs)  # type: ignore[arg-type]
+    return Compute(node, f"whole_{name}", phase)
 
 
 def f32(*shape: int) -> TensorType:
@@ -185,9 +185,9 @@ def exchange_case(
             steps.append(op("Identity", "t", "o", phases[1]))
             outputs.append(Output("o", "y", part))
         programs.append(rank(number, steps, types, inputs, outputs=outputs))
-    kind_of = TensorType.of(dtype, shape)
-    made = Programs(tuple(programs), {"x": kind_of}, {"y": kind_of})
-    return Case(made, graph(), {"x": x}, {"y": x})
+    type_ = TensorType.of(dtype, shape)
+    both = Programs(tuple(programs), {"x": type_}, {"y": type_})
+    return Case(both, graph(), {"x": x}, {"y": x})
 
 
 def all_gather(dtype: str = "float32", sizes: Sequence[int] = (3, 2)) -> Case:
@@ -227,8 +227,8 @@ def _named_outputs(case: Case) -> Case:
         for p in programs.ranks
     )
     outputs = {f"y{p.rank}": programs.outputs["y"] for p in programs.ranks if p.outputs}
-    made = Programs(ranks, programs.inputs, outputs)
-    return Case(made, case.graph, case.inputs, dict.fromkeys(outputs, case.expected["y"]))
+    renamed = Programs(ranks, programs.inputs, outputs)
+    return Case(renamed, case.graph, case.inputs, dict.fromkeys(outputs, case.expected["y"]))
 
 
 def broadcast(dtype: str = "float32", ranks: int = 3) -> Case:
@@ -243,13 +243,13 @@ def broadcast(dtype: str = "float32", ranks: int = 3) -> Case:
 
 def scatter(dtype: str = "float32") -> Case:
     """Rank 0 keeps rows 0 and 4 (two intervals), rank 1 gets rows 1 to 3."""
-    own = region([(0, 1), (4, 1)], (0, 4))
+    outer = region([(0, 1), (4, 1)], (0, 4))
     transfers = [
-        Transfer(0, 0, own, rows(0, 2, 4)),
+        Transfer(0, 0, outer, rows(0, 2, 4)),
         Transfer(0, 1, rows(1, 3, 4), rows(0, 3, 4)),
     ]
     sources = {0: (rows(0, 5, 4), (5, 4))}
-    targets = {0: (own, (2, 4)), 1: (rows(1, 3, 4), (3, 4))}
+    targets = {0: (outer, (2, 4)), 1: (rows(1, 3, 4), (3, 4))}
     return exchange_case(CommKind.SCATTER, dtype, transfers, sources, targets)
 
 
@@ -317,7 +317,7 @@ def pipeline(dtype: str = "float32") -> Case:
     The skipping value (rank 0 to 2, phases 0 to 2) is sent before, and received after, younger
     requests' values of the same two ranks.
     """
-    kind, shape = TensorType.of(dtype, (3, 4)), (3, 4)
+    type_, shape = TensorType.of(dtype, (3, 4)), (3, 4)
 
     def send(seq: int, a: int, b: int, source: str, target: str, *phases: int) -> Comm:
         moved = (whole_to(a, b, shape),)
@@ -332,15 +332,15 @@ def pipeline(dtype: str = "float32") -> Case:
     first = rank(
         0,
         [op("Neg", "x", "n"), there, skip, back, op("Add", "r0 r0", "d", 2), last],
-        dict.fromkeys(("x", "n", "r0", "d"), kind),
+        dict.fromkeys(("x", "n", "r0", "d"), type_),
         {"x": Part("x", None)},
     )
     second = rank(
         1,
         [there, skip, op("Relu", "n1", "r", 1), back, last, op("Add", "d1 x2", "y", 3)],
-        dict.fromkeys(("n1", "x2", "r", "d1", "y"), kind),
+        dict.fromkeys(("n1", "x2", "r", "d1", "y"), type_),
         outputs=[Output("y", "y", None)],
     )
     x = random(*shape, dtype=dtype)
-    programs = Programs((first, second), {"x": kind}, {"y": kind})
+    programs = Programs((first, second), {"x": type_}, {"y": type_})
     return Case(programs, graph(), {"x": x}, {"y": 2 * np.maximum(-x, 0) + x})

@@ -33,7 +33,7 @@ def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
 
     Args:
         proto: The message, external data not loaded.
-        where: What error messages call the model.
+        where: The model's name in error messages.
         path: The model's file, whose folder holds the external data; None in memory.
 
     Raises:
@@ -57,10 +57,8 @@ def nested_graphs(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
     """The subgraph bodies under these nodes, at any depth, outer ones first."""
     for node in nodes:
         for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield attribute.g
-                yield from nested_graphs(attribute.g.node)
-            for graph in attribute.graphs:
+            single = [attribute.g] if attribute.type == AttributeProto.GRAPH else []
+            for graph in (*single, *attribute.graphs):
                 yield graph
                 yield from nested_graphs(graph.node)
 
@@ -76,18 +74,18 @@ def _run_checker(proto: ModelProto, path: Path | None) -> None:
     """ONNX's own checker, less its demand that inputs and outputs declare at least a rank."""
     graphs = (proto.graph, *nested_graphs(proto.graph.node))
     values = (value for graph in graphs for value in (*graph.input, *graph.output))
-    kinds = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
-    bare = [kind for kind in kinds if not kind.HasField("shape")]
-    if not bare:
+    types = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
+    unranked = [type_ for type_ in types if not type_.HasField("shape")]
+    if not unranked:
         onnx.checker.check_model(proto if path is None else path)
         return
-    for kind in bare:
-        kind.shape.SetInParent()
+    for type_ in unranked:
+        type_.shape.SetInParent()
     try:
         onnx.checker.check_model(proto)
     finally:
-        for kind in bare:
-            kind.ClearField("shape")
+        for type_ in unranked:
+            type_.ClearField("shape")
 
 
 def _check_opset(proto: ModelProto, where: str) -> None:
@@ -117,10 +115,9 @@ def _check_external_data(proto: ModelProto, where: str, folder: Path | None) -> 
 def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
     """Every tensor of a model: initializers and attributes, at any depth and in functions."""
     nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
-    inner = list(nested_graphs(nodes))
-    for graph in (proto.graph, *inner):
+    for graph in (proto.graph, *nested_graphs(nodes)):
         yield from graph.initializer
-    for node in (*nodes, *(node for graph in inner for node in graph.node)):
+    for node in _flat(nodes):
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:
                 yield attribute.t
@@ -187,7 +184,10 @@ def _entry(entries: Mapping[str, str], key: str, default: int, what: str) -> int
 def _check_calls(proto: ModelProto, where: str) -> None:
     """Refuse functions that call themselves, and nests that would inline to a bomb."""
     bodies = {(f.domain, f.name, f.overload): _flat(f.node) for f in proto.functions}
-    calls = {key: [c for n in body if (c := _called(n)) in bodies] for key, body in bodies.items()}
+    calls = {
+        key: [callee for node in body if (callee := _called(node)) in bodies]
+        for key, body in bodies.items()
+    }
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as error:
@@ -196,8 +196,7 @@ def _check_calls(proto: ModelProto, where: str) -> None:
     sizes: dict[_FunctionId, int] = {}
     for key in order:
         sizes[key] = len(bodies[key]) + sum(sizes[callee] for callee in calls[key])
-    main = _flat(proto.graph.node)
-    total = sum(sizes.get(_called(node), 1) for node in main)
+    total = sum(sizes.get(_called(node), 1) for node in _flat(proto.graph.node))
     if total > MAX_EXPANDED_NODES:
         shown = f"{total:,}" if math.log10(total) < 15 else f"10^{math.log10(total):.0f}"
         raise FrontendError(

@@ -12,6 +12,8 @@ from partitioner.ir.checks import is_a, is_whole
 
 #: A declared dim: a size, a symbol, or None where the model says nothing.
 Declared = int | str | None
+#: Declared shapes of inputs by name; None where even the rank is unknown.
+DeclaredShapes = Mapping[str, tuple[Declared, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,12 @@ class Binding:
 
 
 def bind_dims(
-    declared: Mapping[str, tuple[Declared, ...] | None],
-    dims: Mapping[str, int],
-    shapes: Mapping[str, tuple[int, ...]],
+    declared: DeclaredShapes, dims: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
 ) -> Binding:
     """Give every input a static shape.
 
     Args:
-        declared: Dims of each input as the model has them; None where even the rank is unknown.
+        declared: Shape of each input as the model has it.
         dims: Sizes by symbol (`--dim batch=8`).
         shapes: Sizes by input (`--shape input_ids=2,16`).
 
@@ -38,38 +38,33 @@ def bind_dims(
         FrontendError: An unknown name, two sizes for one dim, or a dim left without a size.
     """
     _check_names(declared, dims, shapes)
-    found = {symbol: (size, f"--dim {symbol}={size}") for symbol, size in dims.items()}
+    sources = {symbol: (size, f"--dim {symbol}={size}") for symbol, size in dims.items()}
     for name, sizes in shapes.items():
-        _match(name, declared[name], sizes, found)
-    symbols = {symbol: size for symbol, (size, _) in found.items()}
-    known = {
-        name: shapes[name]
-        if kind is None and name in shapes
-        else _resolve(name, kind, symbols, shapes)
-        for name, kind in declared.items()
-    }
-    open_inputs = [name for name, sizes in known.items() if sizes is None or None in sizes]
-    if open_inputs:
-        raise FrontendError(_missing(open_inputs, declared, known))
-    static = {
-        name: tuple(int(size) for size in sizes or () if size is not None)
-        for name, sizes in known.items()
-    }
-    return Binding(static, symbols | _implied(declared, static))
-
-
-def symbols_of(declared: Mapping[str, tuple[Declared, ...] | None]) -> tuple[str, ...]:
-    """Symbols of the inputs' dims, in order, each once."""
-    kinds = (kind for kind in declared.values() if kind is not None)
-    return tuple(dict.fromkeys(dim for kind in kinds for dim in kind if isinstance(dim, str)))
+        _match(name, declared[name], sizes, sources)
+    symbols = {symbol: size for symbol, (size, _) in sources.items()}
+    static: dict[str, tuple[int, ...]] = {}
+    missing: dict[str, tuple[int | None, ...] | None] = {}
+    for name, shape in declared.items():
+        bound: tuple[int | None, ...] | None = shapes.get(name)
+        if bound is None and shape is not None:
+            bound = tuple(evaluate(dim, symbols) for dim in shape)
+        static[name] = tuple(int(size) for size in bound or () if size is not None)
+        if bound is None or None in bound:
+            missing[name] = bound
+    if missing:
+        raise FrontendError(_missing(missing, declared))
+    for name, shape in declared.items():
+        pairs = zip(shape or (), static[name], strict=False)
+        symbols |= {dim: size for dim, size in pairs if isinstance(dim, str)}
+    return Binding(static, symbols)
 
 
 def evaluate(dim: Declared, symbols: Mapping[str, int]) -> int | None:
     """Size of a dim under a binding of symbols; expressions such as "past + 1" are computed."""
-    if isinstance(dim, str) and dim in symbols:
-        return symbols[dim]
-    if not isinstance(dim, str) or dim.isidentifier():
-        return dim if isinstance(dim, int) else None
+    if not isinstance(dim, str):
+        return dim
+    if dim in symbols or dim.isidentifier():
+        return symbols.get(dim)
     try:
         symbolic = onnx_ir.SymbolicDim(dim)
         free = symbolic.free_symbols()
@@ -86,11 +81,10 @@ def declared_dims(value: onnx_ir.Value) -> tuple[Declared, ...] | None:
     return tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape.dims)
 
 
-def agree(found: tuple[Declared, ...], said: tuple[Declared, ...]) -> bool:
+def agree(a: tuple[Declared, ...], b: tuple[Declared, ...]) -> bool:
     """Whether two shapes may be of one tensor."""
-    pairs = zip(found, said, strict=False)
-    return len(found) == len(said) and not any(
-        isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs
+    return len(a) == len(b) and not any(
+        isinstance(x, int) and isinstance(y, int) and x != y for x, y in zip(a, b, strict=True)
     )
 
 
@@ -100,14 +94,14 @@ def text(dims: tuple[Declared, ...]) -> str:
 
 
 def _check_names(
-    declared: Mapping[str, tuple[Declared, ...] | None],
-    dims: Mapping[str, int],
-    shapes: Mapping[str, tuple[int, ...]],
+    declared: DeclaredShapes, dims: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
 ) -> None:
-    for what, sizes_by_name in (("dims", dims), ("shapes", shapes)):
+    for option, sizes_by_name in (("dims", dims), ("shapes", shapes)):
         if not is_a(sizes_by_name, Mapping):
-            raise FrontendError(f"{what} is {sizes_by_name!r}; give sizes by name, as a dict")
-    known = symbols_of(declared)
+            raise FrontendError(f"{option} is {sizes_by_name!r}; give sizes by name, as a dict")
+    known = dict.fromkeys(
+        dim for shape in declared.values() for dim in shape or () if isinstance(dim, str)
+    )
     names = {name for symbol in known for name in (symbol, *_free(symbol))}
     for symbol, size in dims.items():
         if symbol not in names:
@@ -118,11 +112,11 @@ def _check_names(
     for name, sizes in shapes.items():
         if not is_a(sizes, list, tuple):
             raise FrontendError(f"shape of {name!r} is {sizes!r}; give its sizes, as (2, 16)")
-        given = f"--shape {name}={','.join(map(str, sizes))}"
+        flag = f"--shape {name}={','.join(map(str, sizes))}"
         if name not in declared:
-            raise FrontendError(f"{given}: no input has that name (inputs: {', '.join(declared)})")
+            raise FrontendError(f"{flag}: no input has that name (inputs: {', '.join(declared)})")
         if not all(map(_is_size, sizes)):
-            raise FrontendError(f"{given}: a size is a whole number of at least 0")
+            raise FrontendError(f"{flag}: a size is a whole number of at least 0")
 
 
 def _is_size(size: int) -> bool:
@@ -141,73 +135,44 @@ def _free(symbol: str) -> frozenset[str]:
 
 def _match(
     name: str,
-    kind: tuple[Declared, ...] | None,
+    shape: tuple[Declared, ...] | None,
     sizes: tuple[int, ...],
-    found: dict[str, tuple[int, str]],
+    sources: dict[str, tuple[int, str]],
 ) -> None:
-    given = f"--shape {name}={','.join(map(str, sizes))}"
-    if kind is None:
+    """Bind the symbols of one input's declared shape; `sources` gets size and flag of new ones."""
+    if shape is None:
         return
-    if len(kind) != len(sizes):
-        raise FrontendError(f"{given}: {len(sizes)} dims, but the input is {_text(name, kind)}")
-    for index, (dim, size) in enumerate(zip(kind, sizes, strict=True)):
+    flag = f"--shape {name}={','.join(map(str, sizes))}"
+    if len(shape) != len(sizes):
+        raise FrontendError(f"{flag}: {len(sizes)} dims, but the input is {_named(name, shape)}")
+    for index, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
         if isinstance(dim, int) and dim != size:
-            raise FrontendError(f"{given}: dim {index} is {size}, but the model fixes it to {dim}")
+            raise FrontendError(f"{flag}: dim {index} is {size}, but the model fixes it to {dim}")
         if isinstance(dim, str):
-            before, source = found.setdefault(dim, (size, given))
+            before, source = sources.setdefault(dim, (size, flag))
             if before != size:
                 raise FrontendError(
-                    f"{given}: dim {index} ({dim}) is {size}, but {source} makes it {before}"
+                    f"{flag}: dim {index} ({dim}) is {size}, but {source} makes it {before}"
                 )
 
 
-def _resolve(
-    name: str,
-    kind: tuple[Declared, ...] | None,
-    symbols: Mapping[str, int],
-    shapes: Mapping[str, tuple[int, ...]],
-) -> tuple[int | None, ...] | None:
-    if kind is None:
-        return None
-    given = shapes.get(name)
-    return tuple(
-        given[index] if given is not None else evaluate(dim, symbols)
-        for index, dim in enumerate(kind)
-    )
-
-
-def _implied(
-    declared: Mapping[str, tuple[Declared, ...] | None], static: Mapping[str, tuple[int, ...]]
-) -> dict[str, int]:
-    pairs = ((kind, static[name]) for name, kind in declared.items() if kind is not None)
-    return {
-        dim: size
-        for kind, sizes in pairs
-        for dim, size in zip(kind, sizes, strict=True)
-        if isinstance(dim, str)
-    }
-
-
-def _missing(
-    names: list[str],
-    declared: Mapping[str, tuple[Declared, ...] | None],
-    known: Mapping[str, tuple[int | None, ...] | None],
-) -> str:
+def _missing(missing: Mapping[str, tuple[int | None, ...] | None], declared: DeclaredShapes) -> str:
+    """The message for inputs whose sizes (None: no rank either) are not all known."""
     flags: dict[str, None] = {}
-    for name in names:
-        kind, sizes = declared[name], known[name]
-        if kind is None or sizes is None:
+    for name, sizes in missing.items():
+        shape = declared[name]
+        if shape is None or sizes is None:
             flags[f"--shape {name}=..."] = None
-        elif any(dim is None for dim in kind):
+        elif None in shape:
             flags[f"--shape {name}={','.join('N' if s is None else str(s) for s in sizes)}"] = None
         else:
-            free = (dim for dim, s in zip(kind, sizes, strict=True) if s is None)
+            free = (dim for dim, size in zip(shape, sizes, strict=True) if size is None)
             flags.update({f"--dim {dim}=N": None for dim in free})
-    inputs = ", ".join(_text(name, declared[name]) for name in names)
-    word = "input has" if len(names) == 1 else "inputs have"
+    inputs = ", ".join(_named(name, declared[name]) for name in missing)
+    word = "input has" if len(missing) == 1 else "inputs have"
     return f"{word} dims without a size: {inputs}; pass {' '.join(flags)}"
 
 
-def _text(name: str, kind: tuple[Declared, ...] | None) -> str:
-    shown = "..." if kind is None else ", ".join("?" if dim is None else str(dim) for dim in kind)
+def _named(name: str, shape: tuple[Declared, ...] | None) -> str:
+    shown = "..." if shape is None else ", ".join("?" if dim is None else str(dim) for dim in shape)
     return f"{name}[{shown}]"

@@ -1,4 +1,4 @@
-"""Simplifications that leave every result as it was: constants folded, inference-only noise gone.
+"""Simplifications that leave every result as it was: constants folded, inactive nodes removed.
 
 All functions here change an onnx_ir model in place, which is how onnx_ir passes work.
 """
@@ -17,7 +17,8 @@ from onnx_ir.passes.common import (
 )
 from onnxscript.optimizer import fold_constants_ir
 
-from partitioner.frontends.onnx.unused import remove_unused
+from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.names import fresh, last_present
 
 #: Largest constant made without data of its own (a repeated element, a reshaped weight), in bytes.
 MAX_VIEW_BYTES = 2**31
@@ -26,50 +27,49 @@ MAX_COMPUTED = 512 * 512
 MAX_OPERAND = 8192
 
 #: Ops that give another result each time: never folded, never merged.
-_RANDOM = frozenset(
-    {
-        "Bernoulli",
-        "Dropout",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
+_RANDOM = frozenset((
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike",
+))  # fmt: skip
 #: Ops whose result size depends on data but never exceeds (rank x) their operand's.
 _BOUNDED = frozenset({"Compress", "NonZero", "Unique"})
 #: Ops that only re-arrange the elements of operand 0.
 _VIEWS = frozenset(
     {"ConstantOfShape", "Expand", "Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 )
+#: Ops that ONNX Runtime runs without any of their last optional results (see `names`).
+_INDEPENDENT = frozenset((
+    "Dropout", "GRU", "LSTM", "LayerNormalization", "MaxPool", "RNN", "SoftmaxCrossEntropyLoss",
+    "Unique",
+))  # fmt: skip
+#: First opset in which an attribute, not the number of results, tells BatchNormalization's mode.
+_NORM_MODE = 14
 
 
 def fold(model: onnx_ir.Model) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
-    graph = model.graph
-    changed = _fold_known(graph)
-    changed = _fold_views(graph) or changed
-    folded = fold_constants_ir(
+    changed = _fold_known(model.graph)
+    changed = _fold_views(model.graph) or changed
+    result = fold_constants_ir(
         model,
         onnx_shape_inference=False,
         input_size_limit=MAX_OPERAND,
         output_size_limit=MAX_COMPUTED,
         should_fold=_may_fold,
     )
-    remove_unused(model)
-    return bool(folded.modified) or changed
+    _remove_unused(model)
+    return bool(result.modified) or changed
 
 
 def merge_equal(model: onnx_ir.Model) -> None:
     """Compute equal subexpressions once."""
     if not any(node.op_type in _RANDOM for node in model.graph):
         CommonSubexpressionEliminationPass()(model)
-        remove_unused(model)
+        _remove_unused(model)
 
 
-def remove_noise(model: onnx_ir.Model) -> None:
-    """Remove Dropout that is off, and Identity wherever the names of outputs permit."""
+def remove_identities(model: onnx_ir.Model) -> None:
+    """Remove Dropout that is off, and Identity where the names of outputs permit."""
     opset = model.graph.opset_imports.get("", 0)
     for node in list(model.graph):
         if _is(node, "Dropout") and _is_off(node, opset):
@@ -77,6 +77,16 @@ def remove_noise(model: onnx_ir.Model) -> None:
     for node in list(model.graph):
         if _is(node, "Identity"):
             _remove_identity(node)
+
+
+def _remove_unused(model: onnx_ir.Model) -> None:
+    """Remove nodes and initializers that nobody reads, in place; no other result loses its name."""
+    graph = model.graph
+    _remove_nodes(graph, graph.opset_imports.get("", 0))
+    kept = {*graph.inputs, *graph.outputs}
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and value not in kept:
+            del graph.initializers[name]
 
 
 def settle_outputs(graph: onnx_ir.Graph, names: tuple[str, ...]) -> None:
@@ -93,16 +103,6 @@ def settle_outputs(graph: onnx_ir.Graph, names: tuple[str, ...]) -> None:
             graph.append(node)
             graph.outputs[index] = node.outputs[0]
         graph.outputs[index].name = name
-
-
-def fresh(name: str, taken: set[str | None]) -> str:
-    """`name`, or `name_k` with the first k that is free; it is then taken."""
-    count, found = 0, name
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    taken.add(found)
-    return found
 
 
 def lift_constants(model: onnx_ir.Model) -> None:
@@ -125,58 +125,50 @@ def _may_fold(node: onnx_ir.Node) -> bool | None:
 
 
 def _numel(value: onnx_ir.Value) -> int | None:
-    dims = None if value.shape is None else value.shape.dims
-    if dims is None or not all(isinstance(dim, int) for dim in dims):
+    if value.shape is None or not value.shape.is_static():
         return None
-    return math.prod(int(dim) for dim in dims if isinstance(dim, int))
+    return math.prod(value.shape.numpy())
 
 
 def _fold_known(graph: onnx_ir.Graph) -> bool:
     """Make the values that shape inference knows by content (Shape and what follows) constants."""
-    known = [
-        (node, node.outputs[0].const_value)
-        for node in graph
-        if len(node.outputs) == 1
-        and not _is(node, "Constant")
-        and not node.outputs[0].is_graph_output()
-        and node.outputs[0].const_value is not None
-    ]
-    for node, tensor in known:
-        assert tensor is not None
-        _replace(graph, node, tensor)
-    return bool(known)
+    changed = False
+    for node in list(graph):
+        if len(node.outputs) != 1 or _is(node, "Constant"):
+            continue
+        tensor = node.outputs[0].const_value
+        if tensor is not None and not node.outputs[0].is_graph_output():
+            _replace(graph, node, tensor)
+            changed = True
+    return changed
 
 
 def _fold_views(graph: onnx_ir.Graph) -> bool:
     changed = False
     for node in list(graph):
-        if node.domain == "" and node.op_type in _VIEWS:
-            tensor = _view(node)
-            if tensor is not None:
-                _replace(graph, node, tensor)
-                changed = True
+        tensor = _view(node) if node.domain == "" and node.op_type in _VIEWS else None
+        if tensor is not None:
+            _replace(graph, node, tensor)
+            changed = True
     return changed
 
 
 def _view(node: onnx_ir.Node) -> onnx_ir.LazyTensor | None:
     """The result of a re-arranging op as a view of its constant operand; None if it must stay."""
     result, source = node.outputs[0], node.inputs[0]
-    numel = _numel(result)
-    if numel is None or result.is_graph_output() or source is None:
+    if source is None or result.shape is None or result.is_graph_output():
         return None
-    tensor = source.const_value
-    if (
-        tensor is None
-        or result.shape is None
-        or any(v is None or v.const_value is None for v in node.inputs)
-    ):
+    tensor, numel = source.const_value, _numel(result)
+    if tensor is None or numel is None:
+        return None
+    if any(value is None or value.const_value is None for value in node.inputs):
         return None
     dtype = tensor.dtype if node.op_type != "ConstantOfShape" else _fill(node).dtype
     if numel * dtype.bitwidth > 8 * MAX_VIEW_BYTES or dtype == onnx_ir.DataType.STRING:
         return None
     if tensor.size > MAX_OPERAND and len(source.uses()) > 1:
         return None  # a second copy of a weight that others read as it is
-    shape = tuple(int(dim) for dim in result.shape.dims if isinstance(dim, int))
+    shape = result.shape.numpy()
     arrange = _arranger(node, tensor, shape)
     return onnx_ir.LazyTensor(
         lambda: onnx_ir.Tensor(arrange(), dtype=dtype), dtype=dtype, shape=onnx_ir.Shape(shape)
@@ -192,15 +184,15 @@ def _arranger(
     if node.op_type == "Expand":
         return lambda: np.broadcast_to(tensor.numpy(), shape)
     if node.op_type == "Transpose":
-        given = node.attributes.get("perm")
-        perm = None if given is None else tuple(given.as_ints())
+        attribute = node.attributes.get("perm")
+        perm = None if attribute is None else tuple(attribute.as_ints())
         return lambda: tensor.numpy().transpose(perm)
     return lambda: tensor.numpy().reshape(shape)
 
 
 def _fill(node: onnx_ir.Node) -> onnx_ir.TensorProtocol:
-    given = node.attributes.get("value")
-    return onnx_ir.tensor(np.zeros(1, np.float32)) if given is None else given.as_tensor()
+    value = node.attributes.get("value")
+    return onnx_ir.tensor(np.zeros(1, np.float32)) if value is None else value.as_tensor()
 
 
 def _replace(graph: onnx_ir.Graph, node: onnx_ir.Node, tensor: onnx_ir.TensorProtocol) -> None:
@@ -248,3 +240,27 @@ def _remove_identity(node: onnx_ir.Node) -> None:
         source.name = result.name
     convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
     node.graph.remove(node, safe=True)
+
+
+def _remove_nodes(graph: onnx_ir.Graph, opset: int) -> None:
+    outputs = frozenset(graph.outputs)
+    for node in reversed(graph):
+        if not any(_is_read(value, outputs) for value in node.outputs):
+            graph.remove(node, safe=True)
+            continue
+        node.resize_inputs(last_present(value is not None for value in node.inputs))
+        if node.domain == "" and _independent(node, opset):
+            node.resize_outputs(last_present(_is_read(value, outputs) for value in node.outputs))
+        for body in bodies(node):
+            _remove_nodes(body, opset)
+
+
+def _is_read(value: onnx_ir.Value, outputs: frozenset[onnx_ir.Value]) -> bool:
+    return bool(value.uses()) or value in outputs
+
+
+def _independent(node: onnx_ir.Node, opset: int) -> bool:
+    if node.op_type != "BatchNormalization":
+        return node.op_type in _INDEPENDENT
+    mode = node.attributes.get("training_mode")
+    return opset >= _NORM_MODE and (mode is None or mode.as_int() == 0)

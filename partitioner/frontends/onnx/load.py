@@ -40,7 +40,7 @@ class Traced:
             are distinct; nothing else differs.
         folder: Where external data files of `whole` lie (ONNX Runtime's session config entry
             "session.model_external_initializers_file_folder_path"); None without any.
-        notes: What a user should be told, one line each.
+        notes: Remarks for the user, one line each.
     """
 
     graph: Graph
@@ -101,7 +101,7 @@ def _bind_inputs(
         raise FrontendError(f"{where}: {error}") from error
     for value in kept:
         value.shape = onnx_ir.Shape(binding.shapes[value.name or ""])
-    return {name: kind for name, kind in declared.items() if kind is not None}, binding
+    return {name: shape for name, shape in declared.items() if shape is not None}, binding
 
 
 def _inline(model: onnx_ir.Model, where: str) -> None:
@@ -121,17 +121,13 @@ def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
         if any(isinstance(value, Opaque) for value in node.attrs.values()):
             yield f"node {node.name!r} ({node.op}) holds subgraphs and is kept whole"
-    for op, name in _unknown_ops(graph).items():
-        yield f"stock ONNX Runtime has no operator {op} ({name!r}): verify and run will fail"
-
-
-def _unknown_ops(graph: Graph) -> Mapping[str, str]:
-    """Custom operators that ONNX Runtime does not have, and the first node of each."""
     custom: dict[str, str] = {}
     for node in graph.nodes:
         if "::" in node.op:
             custom.setdefault(node.op, node.name)
-    return {op: name for op, name in custom.items() if op not in _runtime_ops()} if custom else {}
+    for op, first in custom.items():
+        if op not in _runtime_ops():
+            yield f"stock ONNX Runtime has no operator {op} ({first!r}): verify and run will fail"
 
 
 @cache

@@ -1,20 +1,28 @@
-"""Static shapes for every value: inference and folding in turn until nothing moves."""
+"""Static shapes for every value: inference and folding in turn until nothing moves.
+
+onnx_shape_inference infers; where it knows no rule, ONNX's own inference does, node by node: it
+knows the forms of old opsets (Slice with attributes, Upsample-7, TopK-1, Resize-10, Sum-6).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
+import onnx
 import onnx_ir
+from onnx import TensorProto, TypeProto
+from onnx_ir import serde
 from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
-from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_noise
-from partitioner.frontends.onnx.loops import check_loops
-from partitioner.frontends.onnx.schema import infer_by_schema
+from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
 _MAX_TURNS = 64
+#: Largest constant operand handed to ONNX's own inference, in elements: sizes, axes, scales.
+_MAX_OPERAND = 1024
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
@@ -25,23 +33,25 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     Args:
         model: Its graph inputs have static shapes, its functions are inlined.
         symbols: Sizes of the inputs' symbols; they also close dims that the model declares.
-        where: What error messages call the model.
+        where: The model's name in error messages.
 
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     declared = _forget_declared(model.graph)
     for _ in range(_MAX_TURNS):
-        _infer(model, where)
-        found = infer_by_schema(model.graph)
-        _check_declared(model.graph, declared, where)
-        found = _fill_declared(model.graph, declared, symbols) or found
-        if not fold(model) and not found:
+        try:
+            infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
+        except ValueError as error:  # also ShapeInferenceError and OpUsageError
+            raise FrontendError(f"{where}: shapes do not fit: {one_line(error)}") from error
+        changed = _infer_by_schema(model.graph)
+        changed = _apply_declared(model.graph, declared, symbols, where) or changed
+        if not fold(model) and not changed:
             break
     lift_constants(model)
-    remove_noise(model)
+    remove_identities(model)
     merge_equal(model)
-    check_loops(model.graph, where)
+    _check_loops(model.graph, where)
     for node in model.graph:
         for value in node.outputs:
             if value.name:
@@ -60,49 +70,89 @@ def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:
     return declared
 
 
-def _infer(model: onnx_ir.Model, where: str) -> None:
+def _infer_by_schema(graph: onnx_ir.Graph) -> bool:
+    """Fill in missing result types, in place and in order; True if any was inferred."""
+    inferred = False
+    for node in graph:
+        if any(value.name and not _is_static(value) for value in node.outputs):
+            inferred = _infer_node(node, graph.opset_imports.get(node.domain)) or inferred
+    return inferred
+
+
+def _is_static(value: onnx_ir.Value) -> bool:
+    """Whether element type and all sizes are known."""
+    return value.dtype is not None and value.shape is not None and value.shape.is_static()
+
+
+def _infer_node(node: onnx_ir.Node, opset: int | None) -> bool:
+    inputs = [value for value in node.inputs if value is not None]
+    if opset is None or not all(map(_is_static, inputs)) or next(bodies(node), None) is not None:
+        return False
     try:
-        infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
-    except ValueError as error:  # also ShapeInferenceError and OpUsageError
-        raise FrontendError(f"{where}: shapes do not fit: {one_line(error)}") from error
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        types = onnx.shape_inference.infer_node_outputs(
+            schema,
+            serde.serialize_node(node),
+            {value.name or "": _type(value) for value in inputs},
+            {value.name or "": data for value in inputs if (data := _data(value)) is not None},
+        )
+    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):
+        return False  # stays dynamic, and is then refused by name
+    return sum(_set_type(value, types.get(value.name or "")) for value in node.outputs) > 0
 
 
-def _computed(
-    graph: onnx_ir.Graph, declared: Shapes
-) -> Iterator[tuple[onnx_ir.Node, onnx_ir.Value]]:
+def _type(value: onnx_ir.Value) -> TypeProto:
+    assert value.dtype is not None and value.shape is not None  # noqa: PT018
+    return onnx.helper.make_tensor_type_proto(value.dtype.value, value.shape.numpy())
+
+
+def _data(value: onnx_ir.Value) -> TensorProto | None:
+    tensor = value.const_value
+    if tensor is None or tensor.size > _MAX_OPERAND:
+        return None
+    return serde.serialize_tensor(tensor)
+
+
+def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
+    if proto is None or _is_static(value) or not proto.HasField("tensor_type"):
+        return False
+    shape = serde.deserialize_type_proto_for_shape(proto)
+    if shape is None or not shape.is_static():
+        return False
+    value.shape = shape
+    value.type = serde.deserialize_type_proto_for_type(proto)
+    return True
+
+
+def _apply_declared(
+    graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int], where: str
+) -> bool:
+    """Take declared dims where inference found none (custom ops); True if any was taken.
+
+    Raises:
+        FrontendError: A declared shape contradicts the inferred one.
+    """
+    changed = False
     for node in graph:
         for value in node.outputs:
-            if value.name in declared:
-                yield node, value
-
-
-def _check_declared(graph: onnx_ir.Graph, declared: Shapes, where: str) -> None:
-    for node, value in _computed(graph, declared):
-        found, said = declared_dims(value), declared[value.name or ""]
-        if found is not None and not agree(found, said):
-            raise FrontendError(
-                f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
-                f"declared {text(said)} but works out as {text(found)}; "
-                "correct or remove its declaration"
-            )
-
-
-def _fill_declared(graph: onnx_ir.Graph, declared: Shapes, symbols: Mapping[str, int]) -> bool:
-    """Take declared dims where inference found none (custom ops); True if any was taken."""
-    filled = False
-    for _, value in _computed(graph, declared):
-        said = declared[value.name or ""]
-        found = declared_dims(value) or (None,) * len(said)
-        dims = [
-            dim if isinstance(dim, int) else evaluate(other, symbols)
-            for dim, other in zip(found, said, strict=True)
-        ]
-        if any(isinstance(new, int) and new != old for new, old in zip(dims, found, strict=True)):
-            value.shape = onnx_ir.Shape(
-                [new if new is not None else old for new, old in zip(dims, found, strict=True)]
-            )
-            filled = True
-    return filled
+            stated, inferred = declared.get(value.name or ""), declared_dims(value)
+            if stated is None:
+                continue
+            if inferred is None:
+                inferred = (None,) * len(stated)
+            elif not agree(inferred, stated):
+                raise FrontendError(
+                    f"{where}: tensor {value.name!r} of node {node.name!r} ({node.op_type}) is "
+                    f"declared {text(stated)} but works out as {text(inferred)}; "
+                    "correct or remove its declaration"
+                )
+            pairs = zip(inferred, stated, strict=True)
+            sizes = [a if isinstance(a, int) else evaluate(b, symbols) for a, b in pairs]
+            dims = [a if size is None else size for a, size in zip(inferred, sizes, strict=True)]
+            if dims != list(inferred):
+                value.shape = onnx_ir.Shape(dims)
+                changed = True
+    return changed
 
 
 def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:
@@ -120,3 +170,59 @@ def _check_static(node: onnx_ir.Node, value: onnx_ir.Value, where: str) -> None:
             f"{what} has {shown}, which is not static: it depends on data, or the op is not known; "
             "declare its shape in the model (graph.value_info), or make what it depends on constant"
         )
+
+
+def _check_loops(graph: onnx_ir.Graph, where: str) -> None:
+    """Refuse loops, at any depth, whose shapes differ from iteration to iteration.
+
+    Inference takes all shapes for the first iteration's.
+    """
+    for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
+        what = f"{where}: node {node.name!r} ({node.op_type})"
+        if node.domain == "" and node.op_type == "Loop":
+            body = node.attributes["body"].as_graph()
+            _check_carried(zip(body.inputs[2:], body.outputs[1:], strict=False), what)
+            _check_stacked(node, body, what)
+        elif node.domain == "" and node.op_type == "Scan":
+            body = node.attributes["body"].as_graph()
+            states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+            _check_carried(zip(body.inputs[:states], body.outputs[:states], strict=True), what)
+
+
+def _check_carried(pairs: Iterable[tuple[onnx_ir.Value, onnx_ir.Value]], what: str) -> None:
+    for before, after in pairs:
+        old, new = declared_dims(before), declared_dims(after)
+        if old is not None and new is not None and not agree(new, old):
+            raise FrontendError(
+                f"{what} carries {before.name!r} of shape {text(old)} into an iteration and "
+                f"{text(new)} out of it; only loops that keep their shapes are supported"
+            )
+
+
+def _check_stacked(node: onnx_ir.Node, body: onnx_ir.Graph, what: str) -> None:
+    stacked = node.outputs[len(body.inputs) - 2 :]
+    for value in stacked:
+        if (value.uses() or value.is_graph_output()) and not _runs_to_its_count(node, body):
+            raise FrontendError(
+                f"{what} stacks {value.name!r} over as many iterations as its condition allows, "
+                "which depends on data; only loops with a constant condition are supported"
+            )
+
+
+def _runs_to_its_count(node: onnx_ir.Node, body: onnx_ir.Graph) -> bool:
+    """Whether the condition is true at the start and handed on unchanged."""
+    start = node.inputs[1] if len(node.inputs) > 1 else None
+    if start is not None and not _is_true(start):
+        return False
+    value: onnx_ir.Value | None = body.outputs[0]
+    while value is not None:
+        producer = value.producer()
+        if value is body.inputs[1] or _is_true(value):
+            return True
+        identity = producer is not None and producer.op_type == "Identity" and not producer.domain
+        value = producer.inputs[0] if producer is not None and identity else None
+    return False
+
+
+def _is_true(value: onnx_ir.Value) -> bool:
+    return value.const_value is not None and bool(value.const_value.numpy().all())

@@ -42,8 +42,8 @@ def test_files_pass_the_checker_and_load_in_stock_onnx_runtime(
 
 def stages() -> tuple[Programs, Graph]:
     """Three ranks in a row: the middle one neither reads an input nor delivers an output."""
-    kind = hand.f32(2, 3)
-    types = dict.fromkeys(("x", "a", "b", "y", "partitioner.sent0"), kind)
+    type_ = hand.f32(2, 3)
+    types = dict.fromkeys(("x", "a", "b", "y", "partitioner.sent0"), type_)
 
     def send(seq: int, value: str, source: int) -> Comm:
         move = Transfer(source, source + 1, hand.rows(0, 2, 3), hand.rows(0, 2, 3))
@@ -62,7 +62,7 @@ def stages() -> tuple[Programs, Graph]:
         ),
         hand.rank(3, [hand.op("Neg", "x", "a"), hand.op("Exp", "a", "b")], types, {}, {"x": ONE}),
     )
-    return Programs(ranks, {"x": kind}, {"y": kind}), hand.graph(
+    return Programs(ranks, {"x": type_}, {"y": type_}), hand.graph(
         {"one": np.ones((2, 3), np.float32)}
     )
 
@@ -82,8 +82,8 @@ def test_ranks_without_inputs_and_outputs_of_the_model_load_in_stock_onnx_runtim
         session.run(None, {v.name: np.zeros(v.shape, np.float32) for v in session.get_inputs()})
     assert names == [["partitioner.sent0'"], ["partitioner.sent1"], ["y"], ["b"]]
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    got = run_lockstep(tmp_path, {"x": x})["y"]
-    np.testing.assert_allclose(got, -np.exp(x), rtol=1e-6)
+    y = run_lockstep(tmp_path, {"x": x})["y"]
+    np.testing.assert_allclose(y, -np.exp(x), rtol=1e-6)
 
 
 def test_lockstep_gives_the_expected_outputs(case: hand.Case, tmp_path: Path) -> None:

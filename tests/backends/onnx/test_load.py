@@ -50,20 +50,20 @@ def test_segments_lie_between_communications() -> None:
 
 
 def test_phases_cut_segments_too() -> None:
-    kind = hand.f32(2)
+    type_ = hand.f32(2)
     steps = [hand.op("Neg", "x", "a"), hand.op("Abs", "a", "b"), hand.op("Exp", "b", "c", phase=1)]
     program = hand.rank(
         0,
         steps,
-        dict.fromkeys("xabc", kind),
+        dict.fromkeys("xabc", type_),
         {"x": Part("x", None)},
         outputs=[Output("c", "c", None)],
     )
-    model = load_rank(emit_models(one_rank(program, ("c", kind)), hand.graph())[0])
-    found = [
+    model = load_rank(emit_models(one_rank(program, ("c", type_)), hand.graph())[0])
+    segments = [
         (step.phase, step.inputs, step.outputs) for step in model.steps if isinstance(step, Segment)
     ]
-    assert found == [(0, ("x",), ("b",)), (1, ("b",), ("c",))]
+    assert segments == [(0, ("x",), ("b",)), (1, ("b",), ("c",))]
     origins = {
         node.name: {e.key: e.value for e in node.metadata_props} for node in model.proto.graph.node
     }
@@ -102,32 +102,32 @@ def test_a_rank_file_holds_its_parts_only(tmp_path: Path) -> None:
     assert spans["rows"] == {"location": "rank0.weights", "offset": "0", "length": "4096"}
     assert spans["columns"]["offset"] == "4096"
     assert (tmp_path / "rank0.weights").stat().st_size == 4096 * 3
-    held = np.fromfile(tmp_path / "rank0.weights", np.float32).reshape(3, -1)
-    np.testing.assert_array_equal(held[0], weight[16:32].ravel())
-    np.testing.assert_array_equal(held[1], weight[32:][:, [*range(8), *range(40, 64)]].ravel())
-    assert not held[2].any()
-    got = run_lockstep(tmp_path, {"x": hand.random(1, 32)})
-    np.testing.assert_array_equal(got["r"], weight[16:32])
-    np.testing.assert_array_equal(got["s"], whole["small"])
-    np.testing.assert_array_equal(got["y"], np.zeros((1, 32), np.float32))
+    stored = np.fromfile(tmp_path / "rank0.weights", np.float32).reshape(3, -1)
+    np.testing.assert_array_equal(stored[0], weight[16:32].ravel())
+    np.testing.assert_array_equal(stored[1], weight[32:][:, [*range(8), *range(40, 64)]].ravel())
+    assert not stored[2].any()
+    outputs = run_lockstep(tmp_path, {"x": hand.random(1, 32)})
+    np.testing.assert_array_equal(outputs["r"], weight[16:32])
+    np.testing.assert_array_equal(outputs["s"], whole["small"])
+    np.testing.assert_array_equal(outputs["y"], np.zeros((1, 32), np.float32))
 
 
 def test_inputs_pass_through_and_literals_are_kept() -> None:
-    kind = hand.f32(2, 3)
+    type_ = hand.f32(2, 3)
     program = hand.rank(
         0,
         [hand.op("Reshape", "x shape", "y")],
-        {"x": kind, "shape": TensorType.of("int64", (1,)), "y": hand.f32(6)},
+        {"x": type_, "shape": TensorType.of("int64", (1,)), "y": hand.f32(6)},
         {"x": Part("x", None)},
         literals={"shape": np.array([6])},
         outputs=[Output("y", "y", None), Output("x", "same", None)],
     )
     case_graph, x = hand.graph(), hand.random(2, 3)
-    models = emit_models(one_rank(program, ("y", hand.f32(6)), ("same", kind)), case_graph)
+    models = emit_models(one_rank(program, ("y", hand.f32(6)), ("same", type_)), case_graph)
     onnx.checker.check_model(models[0], full_check=True)
-    got = run_lockstep(models, {"x": x})
-    np.testing.assert_array_equal(got["y"], x.ravel())
-    np.testing.assert_array_equal(got["same"], x)
+    outputs = run_lockstep(models, {"x": x})
+    np.testing.assert_array_equal(outputs["y"], x.ravel())
+    np.testing.assert_array_equal(outputs["same"], x)
 
 
 def test_bodies_read_outer_values_by_their_local_names() -> None:
@@ -165,15 +165,15 @@ def test_bodies_read_outer_values_by_their_local_names() -> None:
 def test_intermediate_values_on_request() -> None:
     case = hand.tensor_parallel()
     keep = {0: ["r", "a"], 1: ["x"]}
-    (found,) = Simulator(emit_models(case.programs, case.graph), keep=keep).run([case.inputs])
-    check(case, dict(found.outputs))
-    assert {rank: list(values) for rank, values in found.values.items()} == keep
+    (result,) = Simulator(emit_models(case.programs, case.graph), keep=keep).run([case.inputs])
+    check(case, dict(result.outputs))
+    assert {rank: list(values) for rank, values in result.values.items()} == keep
     a = case.graph.constants["A"].load()
-    np.testing.assert_array_equal(found.values[0]["a"], a[:, :5])
+    np.testing.assert_array_equal(result.values[0]["a"], a[:, :5])
     np.testing.assert_allclose(
-        found.values[0]["r"], np.maximum(case.inputs["x"] @ a[:, :5], 0), rtol=1e-5, atol=1e-6
+        result.values[0]["r"], np.maximum(case.inputs["x"] @ a[:, :5], 0), rtol=1e-5, atol=1e-6
     )
-    np.testing.assert_array_equal(found.values[1]["x"], case.inputs["x"])
+    np.testing.assert_array_equal(result.values[1]["x"], case.inputs["x"])
 
 
 @pytest.mark.parametrize("opset", [7, 8, 9, 13, 21])
@@ -190,8 +190,8 @@ def test_stubs_and_slices_exist_in_every_operator_set(opset: int) -> None:
         ]
     check(case, run_lockstep(emit_models(case.programs, graph), case.inputs))
     sliced = slicing(hand.region([(0, 1), (4, 1)], (1, 2)), (2, 2))
-    got = run_lockstep(emit_models(sliced, graph), {"x": (x := hand.random(5, 4))})
-    np.testing.assert_array_equal(got["y"], x[[0, 4], 1:3])
+    outputs = run_lockstep(emit_models(sliced, graph), {"x": (x := hand.random(5, 4))})
+    np.testing.assert_array_equal(outputs["y"], x[[0, 4], 1:3])
 
 
 def slicing(read: object, shape: tuple[int, int], write: object = None) -> Programs:
@@ -224,8 +224,8 @@ def test_local_slices(rows: list[int], columns: list[int]) -> None:
     models = emit_models(slicing(read, (len(rows), len(columns))), hand.graph())
     onnx.checker.check_model(models[0], full_check=True)
     x = hand.random(5, 4)
-    got = run_lockstep(models, {"x": x})
-    np.testing.assert_array_equal(got["y"], x[np.ix_(rows, columns)] if rows else x[:0, :1])
+    outputs = run_lockstep(models, {"x": x})
+    np.testing.assert_array_equal(outputs["y"], x[np.ix_(rows, columns)] if rows else x[:0, :1])
 
 
 def test_slices_that_are_none_are_refused() -> None:
@@ -241,6 +241,13 @@ def test_programs_that_would_deadlock_are_not_written(tmp_path: Path) -> None:
     with pytest.raises(ProgramError, match="communication 0 wants ranks"):
         emit(wrong, case.graph, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def rewrite(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    """Change a rank file."""
+    model = onnx.load(path, load_external_data=False)
+    change(model)
+    path.write_bytes(model.SerializeToString())
 
 
 def drop_comm(model: onnx.ModelProto) -> None:
@@ -301,12 +308,9 @@ def test_changed_files_are_refused(
 ) -> None:
     case = make()
     emit(case.programs, case.graph, tmp_path)
-    path = tmp_path / "rank0.onnx"
-    model = onnx.load(path, load_external_data=False)
-    change(model)
-    path.write_bytes(model.SerializeToString())
+    rewrite(tmp_path / "rank0.onnx", change)
     with pytest.raises(BackendError, match=message):
-        load_rank(path)
+        load_rank(tmp_path / "rank0.onnx")
 
 
 def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
@@ -406,10 +410,7 @@ def test_files_that_disagree_are_refused_before_a_process_starts(
     case = hand.pipeline()
     emit(case.programs, case.graph, tmp_path)
     assert len(read_directory(tmp_path)) == 2
-    path = tmp_path / "rank0.onnx"
-    model = onnx.load(path, load_external_data=False)
-    change(model)
-    path.write_bytes(model.SerializeToString())
+    rewrite(tmp_path / "rank0.onnx", change)
     with pytest.raises(BackendError, match=message):
         read_directory(tmp_path)
 
@@ -463,12 +464,14 @@ def test_parts_that_do_not_fit_are_refused(
     case = hand.tensor_parallel()
     emit(case.programs, case.graph, tmp_path)
     assert len(read_directory(tmp_path)) == 2
-    for path in sorted(tmp_path.glob("*.onnx")):
-        model = onnx.load(path, load_external_data=False)
+
+    def change_header(model: onnx.ModelProto) -> None:
         entry = next(e for e in model.metadata_props if e.key == "partitioner.program")
         data = json.loads(entry.value)
         change(data)
         entry.value = json.dumps(data)
-        path.write_bytes(model.SerializeToString())
+
+    for path in sorted(tmp_path.glob("*.onnx")):
+        rewrite(path, change_header)
     with pytest.raises(BackendError, match=message):
         read_directory(tmp_path)

@@ -5,15 +5,10 @@ import onnx
 import pytest
 from onnx import AttributeProto, helper, numpy_helper
 
-from partitioner.backends.onnx.nodes import (
-    from_onnx_dtype,
-    node_proto,
-    onnx_dtype,
-    tensor_proto,
-    value_info,
-)
+from partitioner.backends.onnx.nodes import node_proto, tensor_proto, value_info
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Node, Opaque
+from partitioner.ir.onnx_types import from_onnx_dtype, onnx_dtype
 from partitioner.ir.types import DTYPE_BITS, TensorType, numpy_dtype
 
 
@@ -24,16 +19,16 @@ def test_tensors_of_every_type_round_trip(dtype: str, shape: tuple[int, ...]) ->
     array = array.astype(numpy_dtype(dtype))
     proto = tensor_proto("t", array, dtype)
     assert from_onnx_dtype(proto.data_type) == dtype
-    found = numpy_helper.to_array(proto)
-    assert (found.shape, found.dtype) == (shape, array.dtype)
-    np.testing.assert_array_equal(found, array)
+    read = numpy_helper.to_array(proto)
+    assert (read.shape, read.dtype) == (shape, array.dtype)
+    np.testing.assert_array_equal(read, array)
 
 
 def test_tensors_that_are_views() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     for view in (array.T, np.broadcast_to(np.float32(2), (4, 5)), array[:, 1:]):
-        found = numpy_helper.to_array(tensor_proto("t", view, "float32"))
-        np.testing.assert_array_equal(found, view)
+        read = numpy_helper.to_array(tensor_proto("t", view, "float32"))
+        np.testing.assert_array_equal(read, view)
 
 
 def test_type_numbers_are_onnx_own() -> None:
@@ -58,9 +53,9 @@ def test_attributes_of_every_kind() -> None:
     proto = node_proto(Node("n", "acme::Op", ("x", "", "w"), ("y", ""), attrs), {"x": "x2"})
     assert (proto.name, proto.op_type, proto.domain) == ("n", "Op", "acme")
     assert (list(proto.input), list(proto.output)) == (["x2", "", "w"], ["y", ""])
-    found = {a.name: a for a in proto.attribute}
-    kinds = {name: AttributeProto.AttributeType.Name(a.type) for name, a in found.items()}
-    assert kinds == {
+    written = {a.name: a for a in proto.attribute}
+    types = {name: AttributeProto.AttributeType.Name(a.type) for name, a in written.items()}
+    assert types == {
         "i": "INT",
         "f": "FLOAT",
         "s": "STRING",
@@ -71,7 +66,7 @@ def test_attributes_of_every_kind() -> None:
         "none": "INTS",
         "rest": "INTS",
     }
-    assert helper.get_attribute_value(found["ints"]) == [1, 2]
+    assert helper.get_attribute_value(written["ints"]) == [1, 2]
 
 
 def test_an_empty_list_takes_its_type_from_the_schema() -> None:

@@ -221,8 +221,8 @@ def test_strings_sequences_and_sparse_weights() -> None:
     with refused("tensor 'q' of node 'SequenceConstruct_0' (SequenceConstruct) is a SequenceType"):
         load_onnx(proto)
     proto = relu([2])
-    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2]))
-    proto.graph.input.append(helper.make_value_info("q", kind))
+    sequence = helper.make_sequence_type_proto(helper.make_tensor_type_proto(1, [2]))
+    proto.graph.input.append(helper.make_value_info("q", sequence))
     with refused("input 'q' is not a tensor"):
         load_onnx(proto)
     proto = relu([2])
@@ -292,18 +292,20 @@ def test_external_data_of_a_model_in_memory(tmp_path: Path) -> None:
 def _functions(*calls: tuple[str, str]) -> onnx.ModelProto:
     """Functions that each call another one twice, one after the other; the first is run."""
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
-    made = []
+    functions = []
     for name, callee in calls:
         domain = "local" if callee != "Relu" else ""
         first = helper.make_node(callee, ["a"], ["m"], domain=domain)
         second = helper.make_node(callee, ["m"], ["b"], domain=domain)
-        made.append(helper.make_function("local", name, ["a"], ["b"], [first, second], imports))
+        functions.append(
+            helper.make_function("local", name, ["a"], ["b"], [first, second], imports)
+        )
     return om.model(
         [helper.make_node(calls[0][0], ["x"], ["y"], domain="local")],
         {"x": (F32, [2])},
         {"y": (F32, [2])},
         domains=["local"],
-        functions=made,
+        functions=functions,
     )
 
 

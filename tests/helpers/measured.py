@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.onnx.executor import Action, Executor, Role
+from partitioner.backends.onnx.executor import Action, Role
 from partitioner.backends.onnx.sessions import SessionConfig
-from partitioner.backends.onnx.steps import Cut, RankModel
+from partitioner.backends.onnx.steps import Cut
 from partitioner.backends.simulator import Simulator
 from partitioner.ir.types import DTYPE_BITS
 
@@ -28,7 +28,7 @@ class MeasuredBytes:
 
     Attributes:
         weights: Of its constants.
-        held: What ONNX Runtime holds for them before the first kernel, packed copies included,
+        sessions: Held by ONNX Runtime for them before the first kernel, packed copies included,
             over all segments. A packed copy takes the place of the original, which stays on
             disk (96 MiB of weights grew a process by 105 MiB with packing and without).
         peak: Most at one time beside those: a segment's own activations or a communication's
@@ -36,19 +36,13 @@ class MeasuredBytes:
     """
 
     weights: int
-    held: int
+    sessions: int
     peak: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return max(self.weights, self.held) + self.peak
-
-
-@dataclass(frozen=True)
-class _SegmentBytes:
-    idle: int
-    peak: int
+        return max(self.weights, self.sessions) + self.peak
 
 
 def measured_bytes(
@@ -58,22 +52,17 @@ def measured_bytes(
     *,
     optimization: str = "all",
 ) -> MeasuredBytes:
-    """Run one request in lock-step and measure one rank.
-
-    Args:
-        directory: Folder of rank files.
-        rank: Which to measure.
-        inputs: Whole inputs by name.
-        optimization: ONNX Runtime's level, see `SessionConfig`.
+    """Bytes that a rank takes in a lock-step run of a folder of rank files.
 
     Raises:
         BackendError: No such rank, a wrong file or input, or no profile was written.
     """
-    live: dict[int, int] = {}
+    live: dict[int, int] = {}  # bytes of the values between segments, by index of the step
 
     def observe(action: Action, values: Mapping[str, torch.Tensor]) -> None:
         if action.role is not Role.SEND:
-            live[action.index] = _live_bytes(values)
+            storages = {value.untyped_storage().data_ptr(): value for value in values.values()}
+            live[action.index] = sum(v.untyped_storage().nbytes() for v in storages.values())
 
     with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as folder:
         config = SessionConfig(optimization=optimization, profile=Path(folder))
@@ -82,50 +71,35 @@ def measured_bytes(
             raise BackendError(f"rank {rank} is not one of {len(simulator.executors)}")
         simulator.run([inputs])
         executor = simulator.executors[rank]
-        segments = _segments(executor)
+        profiles = {
+            index: _profile(Path(session.end_profiling()))
+            for index, session in executor.sessions.items()
+        }
     model = executor.model
-    moments = [
-        bytes_ + (segments[index].peak - segments[index].idle if index in segments else 0)
-        for index, bytes_ in live.items()
-    ]
-    moments += [
-        live.get(index, 0) + _transit_bytes(step)
-        for index, step in enumerate(model.steps)
-        if isinstance(step, Cut)
-    ]
-    held = sum(segment.idle for segment in segments.values())
-    return MeasuredBytes(_weight_bytes(model), held, max(moments, default=0))
+    moments = []
+    for index, live_bytes in live.items():
+        idle, most = profiles.get(index, (0, 0))
+        moments.append(live_bytes + most - idle)
+    for index, step in enumerate(model.steps):
+        if isinstance(step, Cut):
+            moments.append(live.get(index, 0) + _transit_bytes(step))
+    return MeasuredBytes(
+        weights=sum(model.types[name].nbytes for name in model.constants),
+        sessions=sum(idle for idle, _ in profiles.values()),
+        peak=max(moments, default=0),
+    )
 
 
-def _segments(executor: Executor) -> dict[int, _SegmentBytes]:
-    return {
-        index: _profile(Path(session.end_profiling()))
-        for index, session in executor.sessions.items()
-    }
-
-
-def _profile(path: Path) -> _SegmentBytes:
-    """What a session held before its first kernel, and at most."""
+def _profile(path: Path) -> tuple[int, int]:
+    """Bytes that a session holds before its first kernel, and at most."""
     events = json.loads(path.read_text())
     kernels = [event["args"] for event in events if event["name"].endswith("_kernel_time")]
-    stats = [args for args in kernels if "mem_bytes_requested_in_use" in args]
-    if len(stats) != len(kernels):
+    if any("mem_bytes_requested_in_use" not in kernel for kernel in kernels):
         raise BackendError("this ONNX Runtime's profile does not report bytes in use")
-    in_use = [int(args["mem_bytes_requested_in_use"]) for args in stats]
-    if not in_use:
-        return _SegmentBytes(0, 0)
-    idle = in_use[0] - int(stats[0]["mem_requested_in_use_delta"])
-    return _SegmentBytes(idle, max(in_use))
-
-
-def _live_bytes(values: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of tensors, each memory once."""
-    storages = {value.untyped_storage().data_ptr(): value for value in values.values()}
-    return sum(value.untyped_storage().nbytes() for value in storages.values())
-
-
-def _weight_bytes(model: RankModel) -> int:
-    return sum(model.types[name].nbytes for name in model.constants)
+    if not kernels:
+        return 0, 0
+    in_use = [int(kernel["mem_bytes_requested_in_use"]) for kernel in kernels]
+    return in_use[0] - int(kernels[0]["mem_requested_in_use_delta"]), max(in_use)
 
 
 def _transit_bytes(cut: Cut) -> int:

@@ -76,8 +76,8 @@ def test_batch_norm_has_no_absent_result(
     outputs: Sequence[str], opset: int, attrs: dict[str, int], kept: int
 ) -> None:
     traced = load_onnx(norm(outputs, opset, **attrs))
-    made = traced.graph.nodes[-1]
-    assert len(made.outputs) == len(made.writes) == kept
+    batch_norm = traced.graph.nodes[-1]
+    assert len(batch_norm.outputs) == len(batch_norm.writes) == kept
     om.assert_same(traced, random_inputs(traced.graph, 0))
 
 

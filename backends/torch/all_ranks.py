@@ -180,7 +180,7 @@ def run_lockstep(
 
 
 def _ready(waiting: Mapping[int, Call]) -> list[tuple[int, ...]]:
-    """Ranks of the groups of which all ranks wait in the group's collective."""
+    """The groups whose ranks all wait in a collective of the group."""
     ready = []
     for name in sorted({call[2] for call in waiting.values()}):
         ranks = tuple(map(int, name.removeprefix("ranks_").split("_")))

@@ -143,7 +143,10 @@ def _buckets(members: Sequence[_Member], dtype: torch.dtype) -> list[list[_Membe
 
 
 def _join(graph: fx.Graph, kind: _Kind, members: Sequence[_Member]) -> None:
-    """One collective once all operands are there, waited for where the first result is due."""
+    """Replace collectives by one, which starts once all operands are there.
+
+    It is waited for where the first result is due.
+    """
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = min((member.wait for member in members), key=order.__getitem__)
     last = max((root for m in members for root in _roots(m.sent)), key=order.__getitem__)

@@ -57,7 +57,7 @@ def group_name(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class RankComm:
-    """One rank's part in a communication, to be added to its graph.
+    """A rank's part in a communication, to be added to its graph.
 
     Attributes:
         source: Node of the tensor that the rank sends; None if it only receives.

@@ -38,7 +38,7 @@ Steps = Sequence[Compute | Comm]
 
 @dataclass(frozen=True)
 class PassGraph:
-    """One pass of a rank.
+    """A pass of a rank.
 
     Attributes:
         module: The graph; takes the arguments and returns the results, in order.
@@ -141,7 +141,7 @@ def _emit_pass(
     program: RankProgram,
     device: torch.device,
     constant: Callable[[str], Tensor],
-    alike: bool,
+    join_small: bool,
     steps: Steps,
     results: tuple[str, ...],
 ) -> PassGraph:
@@ -166,7 +166,7 @@ def _emit_pass(
     wait_for_unread(graph)
     graph.output(returned)
     note_values(writer.known)
-    if alike:
+    if join_small:
         bucket(graph)
     graph.lint()
     return PassGraph(fx.GraphModule(writer.root, graph, f"Rank{rank}"), arguments, results)

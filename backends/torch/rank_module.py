@@ -1,4 +1,4 @@
-"""One rank's part of a compiled module, as an ordinary module under torchrun.
+"""A rank's part of a compiled module, as an ordinary module under torchrun.
 
 Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Calling
 the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No gradient

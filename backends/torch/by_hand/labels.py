@@ -39,7 +39,7 @@ MAX_DIMS = 64
 
 @dataclass(frozen=True)
 class Label:
-    """One rank's description of a call and of the tensors that it passes to it.
+    """A rank's description of a call and of the tensors that it passes to it.
 
     Attributes:
         name: Index in `NAMES`.

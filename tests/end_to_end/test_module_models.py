@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from model_jobs import JOBS
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch_jobs import job_names, run_jobs
+from torch_jobs import RunJob, job_parameters
 from torch_models import BUILDERS, build, gradients
 
 import partitioner
@@ -133,9 +134,7 @@ def test_dropout_does_not_depend_on_the_number_of_devices(name: str) -> None:
     assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("job", job_names("model_jobs.py"))
-@pytest.mark.slow  # by default, test_modules.py trains on processes
-@pytest.mark.timeout(400)
-def test_ten_steps_on_processes(job: str) -> None:
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_ten_steps_on_processes(run_job: RunJob, job: str) -> None:
     """Losses and all final weights are those of one process."""
-    run_jobs("model_jobs.py", [job], limit_s=350)
+    run_job("model_jobs.py", job)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from partitioner.backends.torch.operators.draws import whole_of
-from partitioner.backends.torch.operators.dropout import BITS, dropout, kept, uniform
+from partitioner.backends.torch.operators.dropout import BITS, dropout, kept, uniform, whole_of
 
 
 def mask(

@@ -21,7 +21,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.offers import chosen
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.sequence import Stretch
+from partitioner.ir.repeats import Stretch
 from partitioner.report.text.diff import diff
 from partitioner.report.text.show import show
 from partitioner.search.explicit import Request, first_problem

@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from partitioner.frontends.torch.passes import Passes
 from partitioner.frontends.torch.regions import Life, regions
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.sequence import Stretch, repetitions
+from partitioner.ir.repeats import Stretch, numbered, repetitions
 
 
 @dataclass
@@ -72,19 +70,15 @@ class Again(Passes):
 
     def _repeated(self) -> tuple[Stretch, ...]:
         """Where the forward pass repeats."""
-        known: dict[object, int] = {}
-        kinds = [
-            known.setdefault(
-                (
-                    node.op,
-                    repr(sorted(node.attrs.items())),
-                    *(str(self.types[value]) for value in (*node.reads, *node.writes)),
-                ),
-                len(known),
+        kinds = numbered(
+            (
+                node.op,
+                repr(sorted(node.attrs.items())),
+                *(str(self.types[value]) for value in (*node.reads, *node.writes)),
             )
             for node in self.forward
-        ]
-        return tuple(repetitions(np.array(kinds, np.int64), 0, len(kinds)))
+        )
+        return tuple(repetitions(kinds))
 
     def _is_view(self, node: Node) -> bool:
         row = row_of(node)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.ir.sequence import Stretch
+from partitioner.ir.repeats import Stretch
 
 #: In how many parts what is saved is thought to be cut, at most that many a region.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)

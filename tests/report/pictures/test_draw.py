@@ -15,9 +15,9 @@ from partitioner.compiled.onnx_model import Compiled
 from partitioner.cost_model.simulate import simulate
 from partitioner.files import FileError
 from partitioner.ir.plan import PlacedNode
+from partitioner.report.edges import Terminal, edges, placed_nodes
 from partitioner.report.pictures.canvas import PictureError
 from partitioner.report.pictures.draw import draw_graph, draw_timeline
-from partitioner.report.pictures.edges import Terminal, edges, placed_nodes
 from partitioner.report.pictures.fold import fold
 from partitioner.report.pictures.layers import arrange
 from partitioner.report.pictures.timeline import bars
@@ -89,7 +89,7 @@ def test_a_large_graph_is_folded_by_group(tiny: Compiled, limit: int) -> None:
     assert len(found.boxes) <= limit
     for box in found.boxes:
         assert {placed.mesh for placed in box.nodes} == {box.mesh}
-    assert [p for box in found.boxes for p in box.nodes] == list(placed_nodes(tiny))
+    assert [p for box in found.boxes for p in box.nodes] == list(placed_nodes(tiny.schedule))
 
 
 def test_nodes_that_are_cut_differently_are_folded_last() -> None:
@@ -112,7 +112,7 @@ def test_a_plan_that_always_changes_its_device_is_folded_too(tmp_path: Path) -> 
 
 
 def test_folding_keeps_every_edge_and_communication(tiny: Compiled) -> None:
-    drawn = edges(tiny)
+    drawn = tuple(edges(tiny.graph, tiny.schedule))
     for limit in (15, 3):
         found = fold(tiny, limit)
         home: dict[Terminal, int] = {
@@ -205,7 +205,7 @@ def test_without_matplotlib_one_line_says_what_to_install(
 
 
 def test_placed_nodes_are_all_nodes(tiny: Compiled) -> None:
-    found: tuple[PlacedNode, ...] = placed_nodes(tiny)
+    found: tuple[PlacedNode, ...] = placed_nodes(tiny.schedule)
     assert [placed.node.name for placed in found] == [node.name for node in tiny.graph.nodes]
 
 

@@ -67,8 +67,8 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
         new = tuple(task for task in path if _between_devices(task) and _place(task) not in drawn)
         drawn.update(map(_place, new))
         producer = graph.producers.get(value)
-        source = (NODE, producer.name) if producer else (INPUT, value)
-        yield Edge(source, reader, value, tuple(path), new)
+        start = (NODE, producer.name) if producer else (INPUT, value)
+        yield Edge(start, reader, value, tuple(path), new)
 
 
 def _reads(schedule: Schedule) -> Iterator[tuple[Terminal, Key]]:

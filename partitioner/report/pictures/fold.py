@@ -96,8 +96,8 @@ def fold(result: Planned, limit: int) -> Diagram:
     stretches are as short as the limit allows. Nodes of different groups never share a box.
     """
     placed = placed_nodes(result.schedule)
-    foldings = (runs for runs in _foldings(placed) if len(runs) <= limit)
-    boxes = tuple(map(_box, next(foldings, None) or _stretches(placed, limit)))
+    small = next((runs for runs in _foldings(placed) if len(runs) <= limit), None)
+    boxes = tuple(map(_box, small or _stretches(placed, limit)))
     drawn = tuple(edges(result.graph, result.schedule))
     home: Home = {(NODE, p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
     terminals: dict[Terminal, tuple[str, ...]] = {}

@@ -20,7 +20,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.search.explicit import Request
 from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_levels
-from partitioner.search.levels.meshes import Kind, kinds, sizes
+from partitioner.search.levels.meshes import DevicePool, device_pools, sizes
 from partitioner.search.split_axes import axes_meshes, search_axes
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import StageProblem, evaluate_cut
@@ -148,7 +148,7 @@ def two_kinds(fast: int, slow: int) -> Cluster:
 @pytest.mark.slow
 def test_faster_devices_get_more_work() -> None:
     cluster = two_kinds(12, 12)
-    assert kinds(cluster) == (Kind(0, 12), Kind(12, 12))
+    assert device_pools(cluster) == (DevicePool(0, 12), DevicePool(12, 12))
     graph = load_onnx(mlp(layers=80, hidden=2048, batch=512)).graph
     staged = searched(graph, cluster)
     figures = evaluate(graph, plan_of(staged, cluster), cluster)
@@ -162,14 +162,14 @@ def test_faster_devices_get_more_work() -> None:
 def test_stage_sizes_divide_one_another_and_lie_alike() -> None:
     for spec in ("3x8xh100", "128x8xh100", "5x6xh100", "24xh100"):
         cluster = resolve_cluster(spec)
-        (kind,) = kinds(cluster)
-        found = sizes(kind, cluster)
+        (pool,) = device_pools(cluster)
+        found = sizes(pool, cluster)
         assert found[0] == 1
         assert found[-1] == len(cluster)
         assert all(b % a == 0 for a, b in pairwise(found))
     odd = resolve_cluster("3x8xh100")
-    assert 6 not in sizes(Kind(0, 24), odd)
-    assert sizes(Kind(4, 20), odd) == (1, 2, 4, 20)
+    assert 6 not in sizes(DevicePool(0, 24), odd)
+    assert sizes(DevicePool(4, 20), odd) == (1, 2, 4, 20)
 
 
 @pytest.mark.parametrize("spec", ["4x8xh100", "32xideal"])

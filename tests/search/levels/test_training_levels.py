@@ -378,7 +378,7 @@ def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     assert job.best is best  # the problem of the last search
     job.step("tp", 2 * room)
     assert job.best is not best
-    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].found is None  # 1,024 samples
+    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].sharded is None  # 1,024 samples
 
 
 def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:

@@ -41,8 +41,6 @@ class _Copy(NamedTuple):
     Attributes:
         home: Number of the placement that the value is made in.
         after: Number of the placement of the copy.
-        load_s: Seconds of the step.
-        bytes: Bytes of the copy.
         zeros: Whether blocks of zeros are in it: they are constants, so it stays.
     """
 
@@ -90,7 +88,6 @@ class Built:
     """A problem with the strategies, groups and values that its indices stand for.
 
     Attributes:
-        problem: For the solver.
         groups: Device groups by the choices' group index.
         candidates: Strategy of each choice, by node.
         values: Value of the graph that each item holds or moves.
@@ -126,10 +123,8 @@ def build(
     """The problem of choosing one candidate for every node.
 
     Args:
-        graph: The model.
         groups: Device groups that the candidates use.
         candidates: Strategies of each node; at least one each.
-        prices: Costs of choices on each column of the problem.
         interchangeable: Sets of group indices that are symmetric.
     """
     builder = _Builder(graph, candidates, prices)
@@ -153,13 +148,7 @@ def build(
 
 @dataclass
 class _Builder:
-    """Numbers items in the order in which they are first asked for.
-
-    Attributes:
-        items: The items.
-        keys: Key of each item.
-        zeros: Items that are blocks of zeros.
-    """
+    """Numbers items in the order in which choices, holds and edges first need them."""
 
     graph: Graph
     candidates: Candidates
@@ -220,9 +209,9 @@ class _Builder:
 
     def hold(self, node: Node) -> Hold:
         """Items that each strategy of a node holds, whatever the others choose."""
-        held = (self._held(node, placed) for placed in self.candidates[node.name])
-        items = tuple(tuple(dict.fromkeys(i for i in own if i is not None)) for own in held)
-        return Hold(node=self.graph.order[node.name], items=items)
+        items = (self._held(node, placed) for placed in self.candidates[node.name])
+        once = tuple(tuple(dict.fromkeys(i for i in each if i is not None)) for each in items)
+        return Hold(node=self.graph.order[node.name], items=once)
 
     def _held(self, node: Node, placed: PlacedNode) -> Iterator[int | None]:
         first, last = self.graph.order[node.name], len(self.graph.nodes) - 1
@@ -318,8 +307,8 @@ class _Builder:
         if first > last:
             return
         number = self._number(home)
-        held = [(number, self._bytes(value, home)), *((copy.after, copy.bytes) for copy in copies)]
-        for at, nbytes in held:
+        sizes = [(number, self._bytes(value, home)), *((copy.after, copy.bytes) for copy in copies)]
+        for at, nbytes in sizes:
             item = self._item((taker.outputs[0], number, at, at), nbytes, first, last)
             if item is not None:
                 yield item
@@ -373,7 +362,7 @@ class _Builder:
             pair: tuple([item for k in path if (item := items[k]) is not None])
             for pair, path in moves.paths.items()
         }
-        return paid if None not in items else {pair: own for pair, own in paid.items() if own}
+        return paid if None not in items else {pair: some for pair, some in paid.items() if some}
 
     def _copy_item(self, value: str, copy: _Copy) -> int | None:
         key = (value, copy.home, copy.after)

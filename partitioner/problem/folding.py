@@ -80,8 +80,8 @@ class Folded:
         """Of each short run the positions of the tied blocks, and the end of the stand-in."""
         blocks = [[run.block(k) for k in self.tied] for run in self.short]
         return tuple(
-            (range(min(b.start for b in own), max(b.stop for b in own)), run.block(STAND_IN).stop)
-            for own, run in zip(blocks, self.short, strict=True)
+            (range(min(b.start for b in tied), max(b.stop for b in tied)), run.block(STAND_IN).stop)
+            for tied, run in zip(blocks, self.short, strict=True)
         )
 
     def unfold(self, chosen: Sequence[int]) -> tuple[int, ...]:
@@ -214,13 +214,13 @@ def fold(graph: Graph, rules: Rules) -> Folded:
 
 def _shortened(graph: Graph, nodes: tuple[Node, ...]) -> Graph:
     """The graph of these nodes only."""
-    made = {value for node in nodes for value in node.writes}
+    results = {value for node in nodes for value in node.writes}
     names = {node.name for node in nodes}
-    used = made | {value for node in nodes for value in node.reads}
+    used = results | {value for node in nodes for value in node.reads}
     return Graph(
         name=graph.name,
         inputs=graph.inputs,
-        outputs=tuple(value for value in graph.outputs if value in made),
+        outputs=tuple(value for value in graph.outputs if value in results),
         nodes=nodes,
         types={v: t for v, t in graph.types.items() if v in used or v in graph.inputs},
         constants={v: c for v, c in graph.constants.items() if v in used},

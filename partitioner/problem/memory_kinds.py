@@ -49,7 +49,6 @@ class Holdings:
         """Bytes of each kind at the peak of a device; their sum is the peak.
 
         Args:
-            device: The device.
             exact: Whether by liveness; else by the safe formula, with head-room.
         """
         kinds = Kinds(self.graph)
@@ -86,9 +85,6 @@ def planned_parts(
     """Bytes of each kind on the first device of a problem, as the search counts them.
 
     Args:
-        graph: Of the problem.
-        built: The problem.
-        chosen: A plan: one choice index a node.
         position: Node at which they are held.
     """
     problem, kinds = built.problem, Kinds(graph)

@@ -75,8 +75,6 @@ def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[R
     """The coupled runs that hide most nodes; empty if none hide any.
 
     Args:
-        graph: The model.
-        rules: Its rules.
         kept: Blocks that stay in a folded graph, by the number of its runs.
     """
 

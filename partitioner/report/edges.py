@@ -20,9 +20,6 @@ class Edge:
     """A value on its way from its producer to one reader.
 
     Attributes:
-        source: Its producer.
-        target: Its reader.
-        value: Its name.
         comms: Communications that carry it, in order; slices are local.
         new: Those of them between devices that carry no earlier edge.
     """

@@ -43,7 +43,6 @@ class Block:
         kind: Equal for blocks of equal structure; -1 for chunks.
         index: 0 .. count - 1 among consecutive repeats.
         count: How many repeats stand in a row; 1 for chunks.
-        inner: Blocks inside.
     """
 
     first: int
@@ -61,7 +60,6 @@ def blocks(graph: Graph, groups: Sequence[int]) -> list[Block]:
     """The outermost blocks, in order, with blocks inside them.
 
     Args:
-        graph: The graph.
         groups: Device group of each node: chunks end where it changes, if they can.
     """
 

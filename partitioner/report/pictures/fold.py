@@ -27,7 +27,6 @@ class Box:
 
     Attributes:
         nodes: At least one, in the plan's order.
-        mesh: Their group.
         cut: How they are cut, if they are cut alike (see `how_cut`).
         is_cut: Whether any of them is cut.
     """
@@ -44,7 +43,6 @@ class Arc:
 
     Attributes:
         source: Index of a box, or a terminal that is drawn.
-        target: The same of its other end.
         values: Their names, in order, each once.
         comms: Communications between devices that carry them and no earlier arc.
         needs_comm: Whether any value needs communications, these or an earlier arc's.
@@ -62,8 +60,6 @@ class Diagram:
     """Boxes in the plan's order, and arcs between them and terminals.
 
     Attributes:
-        boxes: The nodes.
-        arcs: The values.
         terminals: Inputs and outputs that are drawn, with the values that each stands for.
     """
 
@@ -101,10 +97,10 @@ def fold(result: Planned, limit: int) -> Diagram:
     drawn = tuple(edges(result.graph, result.schedule))
     home: Home = {(NODE, p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
     terminals: dict[Terminal, tuple[str, ...]] = {}
-    for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
-        for run in _joined(kind, values, drawn, home):
-            terminals[kind, run[0]] = run
-            home.update({(kind, value): (kind, run[0]) for value in run})
+    for side, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
+        for run in _joined(side, values, drawn, home):
+            terminals[side, run[0]] = run
+            home.update({(side, value): (side, run[0]) for value in run})
     return Diagram(boxes, _arcs(drawn, home), terminals)
 
 
@@ -136,7 +132,7 @@ def _box(run: Sequence[PlacedNode]) -> Box:
 
 
 def _joined(
-    kind: str, values: Sequence[str], drawn: Sequence[Edge], home: Home
+    side: str, values: Sequence[str], drawn: Sequence[Edge], home: Home
 ) -> Sequence[tuple[str, ...]]:
     """Runs of inputs, or outputs, that are drawn as one: each by itself if they are few.
 
@@ -147,7 +143,7 @@ def _joined(
     near: dict[str, set[End]] = {value: set() for value in values}
     for edge in drawn:
         for here, other in ((edge.source, edge.target), (edge.target, edge.source)):
-            if here[0] == kind and other in home:
+            if here[0] == side and other in home:
                 near[here[1]].add(home[other])
     runs: dict[frozenset[End], list[str]] = defaultdict(list)
     for value in values:

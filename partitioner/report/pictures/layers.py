@@ -80,7 +80,6 @@ class _Grid:
     """Layers of boxes and waypoints, and the neighbours of each.
 
     Attributes:
-        graph: Its nodes are the boxes.
         layers: Items of each layer, from left to right.
         chains: Each edge as items, one a layer.
         up: Neighbours of each item in the layer above.
@@ -188,7 +187,7 @@ def _order(
     row: list[Item], toward: Mapping[Item, Sequence[Item]], layers: Sequence[Sequence[Item]]
 ) -> None:
     """Sort a layer in place by the mean place of the neighbours, 0 .. 1 in their layer."""
-    place = {item: (index + 0.5) / len(own) for own in layers for index, item in enumerate(own)}
+    place = {item: (i + 0.5) / len(items) for items in layers for i, item in enumerate(items)}
     mean = {
         item: sum(place[n] for n in toward[item]) / len(toward[item])
         if toward.get(item)

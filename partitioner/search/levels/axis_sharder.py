@@ -182,7 +182,6 @@ class AxisSharder:
         """A good plan on the mesh, from its first plan on; each axis has one turn at least.
 
         Args:
-            plan: The first plan.
             best_s: Cost of the best plan of other meshes: if this one's is more after a pass, the
                 search ends.
 
@@ -341,9 +340,7 @@ class MeshPlan:
         """Choose the cuts over one axis anew, unless nothing has changed since that was last done.
 
         Args:
-            axis: The axis.
             room: Bytes that a device counts as having.
-            pins: Constraints that the plan has to honour.
             tight: Whether to search within the memory if the cheapest plan does not fit.
 
         Raises:

@@ -113,10 +113,8 @@ class Sharder:
         """The best sharding over a mesh of equal devices.
 
         Args:
-            mesh: The devices.
             stages: Groups like it that share the model: each holds its part of the weights.
             limited: Whether memory counts.
-            time_limit_s: Limit of the solver.
             gap: Relative gap at which the solver may stop.
 
         Raises:

@@ -115,7 +115,6 @@ def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> 
     """Layouts of a request: fewer axes first, larger stages first.
 
     Args:
-        cluster: The devices.
         strategy: "auto", "intra" (one stage of all devices) or "inter" (stages of one device).
         mesh: The mesh of an intra plan; None for all.
 

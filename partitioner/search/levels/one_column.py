@@ -62,10 +62,6 @@ def refused(
     """The refusal of a plan that does not fit, as if the axes after this one cut all its bytes.
 
     Args:
-        graph: The graph of the problem.
-        even: The mesh.
-        built: The problem.
-        chosen: The plan, by node.
         room: Bytes that a device counts as having.
     """
     outcome = evaluate_choices(built.problem, chosen)

@@ -48,18 +48,11 @@ def search_whole(
     yields: bool = False,
     best_s: float = math.inf,
 ) -> tuple[Staged, ...]:
-    """The best plans with one stage of all devices.
+    """The best plans with one stage of all devices, on one of the meshes `candidates`.
+
+    Takes the arguments of `search_levels`, and two more.
 
     Args:
-        graph: The model.
-        rules: Its rules.
-        cluster: The devices.
-        candidates: Meshes of all devices.
-        deadline: Monotonic second after which no further mesh is begun.
-        gap: Relative gap between load and bound at which to stop.
-        progress: Called with a line of text before each mesh.
-        seed: Of all random choices.
-        engine: MILP solver.
         yields: Whether to stop where memory forbids a cheaper plan (`Staged.tight`), since another
             graph is planned there: the one with offers.
         best_s: Cost of a plan of another graph, which is to be beaten.

@@ -38,8 +38,6 @@ class Option:
     """One layout with the model sharded over it.
 
     Attributes:
-        layout: The mesh.
-        sharded: The model on it.
         stage: The costs of stretches of blocks on it; None if it runs the whole model.
     """
 
@@ -53,7 +51,6 @@ class Staged:
     """A cut of the model into stages.
 
     Attributes:
-        folded: The model.
         cut: The stages: stretches of blocks.
         block_ends: Positions at which blocks end, exclusive.
         options: The layout of each stage.
@@ -92,15 +89,10 @@ def search_levels(
     Layouts are sharded in order until the gap is met or time is up.
 
     Args:
-        graph: The model.
-        rules: Its rules.
-        cluster: The devices.
         candidates: Layouts to choose from, the most promising first.
         deadline: Monotonic second after which no further layout is begun.
         gap: Relative gap between load and bound at which to stop.
         progress: Called with a line of text before each layout.
-        seed: Of all random choices.
-        engine: MILP solver.
 
     Raises:
         Infeasible: No cut into stages fits the devices' memory.

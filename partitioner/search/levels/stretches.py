@@ -52,10 +52,7 @@ def stage_option(
 
     Args:
         sharded: The model on the mesh.
-        ends: Where blocks end.
         stages: Most stages that there may be.
-        pool: The pool of the mesh's devices.
-        label: For people.
     """
     load, resident = map(_between, _stretch_sums(sharded, ends, stages))
     passing = np.zeros_like(load) + sharded.passing_bytes
@@ -220,8 +217,6 @@ def paid(hop: Hop, device: int, *, beside: bool) -> tuple[float, float]:
     """Seconds that a hop takes of a device, and bytes that it sends.
 
     Args:
-        hop: The hop.
-        device: The device.
         beside: Whether it passes beside compute.
     """
     comms = [priced for priced in hop.comms if device in priced.seconds]

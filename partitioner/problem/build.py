@@ -223,7 +223,9 @@ class _Builder:
                 yield from self._fed(value, at)
         for value, at in self._pending_outputs(placed):
             if self.graph.consumers[value]:
-                yield from (self._hop_item(value, at, hop) for hop in self._reduction(value, at))
+                dtype, beside = self.graph.types[value].dtype, value in self._beside
+                for hop in self._reduction(value, at):
+                    yield self._copy_item(value, self._copy(dtype, at, hop, beside=beside))
             else:
                 done = self._reduction(value, at)[-1].after
                 yield self._item(self._key(value, at, done), self._bytes(value, done), first, last)
@@ -289,15 +291,8 @@ class _Builder:
                 copies = [moves.copies[k] for k in moves.paths.get((i, j), ())]
                 kept = self._kept(value, consumer, home, copies)
                 items[i, j] = (*items.get((i, j), ()), *kept)
-        order = self.graph.order
-        return Edge(
-            u=order[producer.name],
-            v=order[consumer.name],
-            out_class=out_class,
-            in_class=in_class,
-            items=items,
-            forbidden=forbidden,
-        )
+        u, v = (self.graph.order[node.name] for node in (producer, consumer))
+        return Edge(u, v, out_class, in_class, items, forbidden)
 
     def _kept(
         self, value: str, taker: Node, home: Placement, copies: Sequence[_Copy]
@@ -373,10 +368,6 @@ class _Builder:
         if copy.zeros and item is not None:
             self.zeros.add(item)
         return item
-
-    def _hop_item(self, value: str, home: Placement, hop: Hop) -> int | None:
-        dtype, beside = self.graph.types[value].dtype, value in self._beside
-        return self._copy_item(value, self._copy(dtype, home, hop, beside=beside))
 
     def _copy(self, dtype: str, home: Placement, hop: Hop, *, beside: bool) -> _Copy:
         nbytes = self._bytes_of(dtype, hop.after, resident=bool(hop.zeros))

@@ -217,14 +217,12 @@ def _shortened(graph: Graph, nodes: tuple[Node, ...]) -> Graph:
     results = {value for node in nodes for value in node.writes}
     names = {node.name for node in nodes}
     used = results | {value for node in nodes for value in node.reads}
-    return Graph(
-        name=graph.name,
-        inputs=graph.inputs,
+    return replace(
+        graph,
         outputs=tuple(value for value in graph.outputs if value in results),
         nodes=nodes,
         types={v: t for v, t in graph.types.items() if v in used or v in graph.inputs},
         constants={v: c for v, c in graph.constants.items() if v in used},
-        opsets=graph.opsets,
         backward=graph.backward & names,
         optional=graph.optional & names,
     )

@@ -212,7 +212,16 @@ def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) 
     start, length = max(flagged(equal), key=lambda entry: entry[1], default=(0, 0))
     if length + 3 < MIN_BLOCKS:
         return ()
-    return tuple(_run(region, common[start], length + 3) for region in regions)
+    first, last = common[start], common[start + length + 2]
+    return tuple(
+        Run(
+            region.first_of(first if region.sign > 0 else last),
+            region.period,
+            length + 3,
+            reverse=region.sign < 0,
+        )
+        for region in regions
+    )
 
 
 def _common(regions: Sequence[_Region]) -> range:
@@ -220,12 +229,6 @@ def _common(regions: Sequence[_Region]) -> range:
     whole = [region.whole() for region in regions]
     low, high = max(blocks.start for blocks in whole), min(blocks.stop for blocks in whole)
     return range(low, max(low, high))
-
-
-def _run(region: _Region, first: int, count: int) -> Run:
-    reverse = region.sign < 0
-    head = region.first_of(first + count - 1 if reverse else first)
-    return Run(head, region.period, count, reverse)
 
 
 @dataclass(frozen=True)

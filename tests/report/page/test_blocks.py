@@ -40,6 +40,11 @@ def test_a_repeat_begins_where_few_values_cross() -> None:
     assert _repeats("zabcdabcdabcdabcdab", crossing) == [(3, 4, 4)]
 
 
+def test_a_repeat_gives_way_to_a_better_one_where_they_overlap() -> None:
+    crossing = np.array([1.0] + [2] * 10 + [1] + [2] * 12)
+    assert _repeats("abcdabcdabcd" + "efgdefgdefgd", crossing) == [(0, 4, 3), (12, 4, 3)]
+
+
 def test_resnet_blocks() -> None:
     graph = load_onnx(examples.build("resnet50")).graph
     outer = blocks(graph, [0] * len(graph.nodes))

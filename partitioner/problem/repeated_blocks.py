@@ -85,9 +85,17 @@ def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[R
     stretches = sorted(repetitions(kinds), key=lambda s: (-s.beyond(MIN_BLOCKS), s.start))
     if not stretches or stretches[0].period < MIN_PERIOD:
         return ()
-    reads = _Reads.of(graph)
-    regions = _coupled(reads, [_Region(s.start, s.stop, s.period, s.start) for s in stretches])
-    best = max((_runs(graph, reads, kinds, part) for part in (regions, regions[:1])), key=hidden)
+    pairs = np.array(
+        [
+            (place, reader)
+            for reader, operands in enumerate(_operands(graph))
+            for place, _ in operands
+            if place >= 0
+        ],
+        np.int64,
+    ).reshape(-1, 2)
+    regions = _coupled(pairs, [_Region(s.start, s.stop, s.period, s.start) for s in stretches])
+    best = max((_runs(graph, pairs, kinds, part) for part in (regions, regions[:1])), key=hidden)
     return best if hidden(best) > 0 else ()
 
 
@@ -104,41 +112,25 @@ def _kind(graph: Graph, rules: Rules, node: Node) -> Hashable:
     return signature(node, graph.types), loops, returned, passes
 
 
-@dataclass(frozen=True)
-class _Reads:
-    """The operands of all nodes.
+def _operands(graph: Graph) -> list[list[tuple[int, str]]]:
+    """Of each node, by position, the producer's position (-1 if none) and value of each operand."""
+    places = {value: graph.order[node.name] for value, node in graph.producers.items()}
+    return [
+        [(places.get(value, -1), value) for value in (*node.inputs, *node.captures)]
+        for node in graph.nodes
+    ]
 
-    Attributes:
-        operands: Of each node, by position: the producer's position (-1 if there is none) and the
-            value of each operand.
-        pairs: Positions of producer and reader of each operand that has a producer; (pairs, 2).
+
+def _coupled(pairs: Ints, regions: Sequence[_Region]) -> list[_Region]:
+    """The first region and those coupled to it, directly or through others, numbered like it.
+
+    Args:
+        pairs: Positions of producer and reader of each operand; (pairs, 2).
     """
-
-    operands: Sequence[Sequence[tuple[int, str]]]
-    pairs: Ints
-
-    @classmethod
-    def of(cls, graph: Graph) -> _Reads:
-        places = {value: graph.order[node.name] for value, node in graph.producers.items()}
-        operands = [
-            [(places.get(value, -1), value) for value in (*node.inputs, *node.captures)]
-            for node in graph.nodes
-        ]
-        pairs = [
-            (place, reader)
-            for reader, slots in enumerate(operands)
-            for place, _ in slots
-            if place >= 0
-        ]
-        return cls(operands, np.array(pairs, np.int64).reshape(-1, 2))
-
-
-def _coupled(reads: _Reads, regions: Sequence[_Region]) -> list[_Region]:
-    """The first region and those coupled to it, directly or through others, numbered like it."""
     coupled, left = list(regions[:1]), list(regions[1:])
     while True:
         for region in left:
-            renumbered = _renumbered(reads, region, coupled)
+            renumbered = _renumbered(pairs, region, coupled)
             if renumbered is not None:
                 coupled.append(renumbered)
                 left.remove(region)
@@ -147,12 +139,12 @@ def _coupled(reads: _Reads, regions: Sequence[_Region]) -> list[_Region]:
             return coupled
 
 
-def _renumbered(reads: _Reads, region: _Region, known: Sequence[_Region]) -> _Region | None:
+def _renumbered(pairs: Ints, region: _Region, known: Sequence[_Region]) -> _Region | None:
     """The region with the phase and the numbers that bring most readers to their own block.
 
     None if it is not coupled to the known regions.
     """
-    places, blocks = _partners(reads, region, known)
+    places, blocks = _partners(pairs, region, known)
     sign = _sign(region, places, blocks)
     if sign == 0:
         return None
@@ -166,10 +158,10 @@ def _renumbered(reads: _Reads, region: _Region, known: Sequence[_Region]) -> _Re
     return min(ranked, key=lambda entry: entry[0])[1]
 
 
-def _partners(reads: _Reads, region: _Region, known: Sequence[_Region]) -> tuple[Ints, Ints]:
+def _partners(pairs: Ints, region: _Region, known: Sequence[_Region]) -> tuple[Ints, Ints]:
     """Positions in a region, and for each the block of a known region that it reads or feeds."""
     places, blocks = [], []
-    for here, there in (reads.pairs.T, reads.pairs.T[::-1]):
+    for here, there in (pairs.T, pairs.T[::-1]):
         inside = (region.start <= here) & (here < region.stop)
         for other in known:
             both = inside & (other.start <= there) & (there < other.stop)
@@ -187,7 +179,7 @@ def _sign(region: _Region, places: Ints, blocks: Ints) -> int:
     return round(float(slope)) if abs(abs(slope) - 1) < 0.5 else 0
 
 
-def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) -> tuple[Run, ...]:
+def _runs(graph: Graph, pairs: Ints, kinds: Ints, regions: Sequence[_Region]) -> tuple[Run, ...]:
     """The longest range of equal blocks that only their neighbours read from, as runs.
 
     The outermost two blocks need have nodes of the same kinds only.
@@ -198,15 +190,15 @@ def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) 
     inner = common[1:-1]
     labels = _Labels.of(graph, regions)
     marks = numbered(
-        (kinds[reader], *(labels.origin(reader, place, value) for place, value in slots))
-        for reader, slots in enumerate(reads.operands)
+        (kinds[reader], *(labels.origin(reader, place, value) for place, value in operands))
+        for reader, operands in enumerate(_operands(graph))
     )
     equal = np.ones(len(inner) - 1, np.bool_)
     for region in regions:
         heads = np.array([region.first_of(block) for block in inner])
         rows = marks[heads[:, None] + np.arange(region.period)]
         equal &= (rows[1:] == rows[:-1]).all(axis=1)
-    open_blocks = labels.read_from_afar(reads.pairs)
+    open_blocks = labels.read_from_afar(pairs)
     closed = np.array([block not in open_blocks for block in inner])
     equal &= closed[1:] & closed[:-1]
     start, length = max(flagged(equal), key=lambda entry: entry[1], default=(0, 0))

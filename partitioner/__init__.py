@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.by_hand.chain import Chain
+    from partitioner.compiled.base import Compiled
     from partitioner.compiled.module import ModuleProgram
-    from partitioner.compiled.onnx_model import Compiled, load
-    from partitioner.compiler import compile
+    from partitioner.compiled.reload import load
+    from partitioner.compiler import compile, dump_problem
     from partitioner.cost_model.cluster import Cluster
     from partitioner.ir.errors import PartitionerError
     from partitioner.ir.plan import Plan
-    from partitioner.problem.dump import dump_problem
     from partitioner.solver import Infeasible
     from partitioner.strategies.constraints import Constraints
     from partitioner.sweeping import sweep
@@ -48,7 +48,7 @@ __version__ = "0.1.0.dev0"
 _HOME = {
     "Chain": "partitioner.backends.torch.by_hand.chain",
     "Cluster": "partitioner.cost_model.cluster",
-    "Compiled": "partitioner.compiled.onnx_model",
+    "Compiled": "partitioner.compiled.base",
     "Constraints": "partitioner.strategies.constraints",
     "Infeasible": "partitioner.solver",
     "ModuleProgram": "partitioner.compiled.module",
@@ -56,8 +56,8 @@ _HOME = {
     "Plan": "partitioner.ir.plan",
     "Verification": "partitioner.verify.compare",
     "compile": "partitioner.compiler",
-    "dump_problem": "partitioner.problem.dump",
-    "load": "partitioner.compiled.onnx_model",
+    "dump_problem": "partitioner.compiler",
+    "load": "partitioner.compiled.reload",
     "sweep": "partitioner.sweeping",
 }
 

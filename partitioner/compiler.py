@@ -1,70 +1,60 @@
-"""`compile`: a model in, a planned and lowered program out."""
+"""`compile`: a model in, a planned and lowered program out; and `dump_problem`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from partitioner.compiled.onnx_model import Compiled, Source
-from partitioner.compiled.summary import facts
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from typing_extensions import Unpack
+
+from partitioner.compiled.base import Compiled
+from partitioner.compiled.onnx_model import OnnxModel
+from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
 from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.evaluate import best_single
-from partitioner.frontends.model import GivenModule, given_model
-from partitioner.frontends.onnx.load import Traced
+from partitioner.files import check_file, refuse_to_replace
+from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.no_gc import no_collection
-from partitioner.search.explicit import Request, search
+from partitioner.options import CompileOptions, DumpOptions, request_of, takes
+from partitioner.problem.dump import Dump, write_problem
+from partitioner.report.summary import facts
+from partitioner.search.explicit import first_problem
+from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Budget, Request, Say
 from partitioner.search.what_would_fit import relaxations, relaxed
-from partitioner.solver import Infeasible, Objective
+from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.spaces import check_space
+from partitioner.strategies.spaces import SearchError, check_space, families
 
 if TYPE_CHECKING:
     import onnx
     from torch import nn
 
     from partitioner.compiled.module import ModuleProgram
-    from partitioner.search.explicit import Outcome
+    from partitioner.frontends.torch.trace import TracedModule
 
-Progress = Callable[[str], None]
-
-
-def _silent(_text: str) -> None:
-    """Say nothing."""
+#: A graph that offers to compute values of the forward pass again, with the request for it.
+Offers = Callable[[], tuple[Graph, Request] | None]
 
 
+@takes(CompileOptions)
 def compile(  # noqa: A001 - the public name
     model: str | Path | onnx.ModelProto | nn.Module,
     example_inputs: Any = None,
     devices: int | None = None,
-    *,
-    training: bool = False,
-    optimizer: str = "adamw",
-    parallel: str | None = None,
-    recompute: bool | Literal["auto"] = "auto",
-    cluster: str | Path | Cluster | None = None,
-    memory: int | str | None = None,
-    objective: Objective = "throughput",
-    strategy: str = "auto",
-    mesh: Mapping[str, int] | None = None,
-    dims: Mapping[str, int] | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    constraints: Constraints | Plan | str | Path | None = None,
-    time_limit_s: float = 30.0,
-    gap: float = 0.01,
-    solver: str = "highs",
-    seed: int = 0,
-    progress: Progress | None = None,
+    **options: Unpack[CompileOptions],
 ) -> Compiled | ModuleProgram:
     """Plan a model over devices and lower the plan to one program a rank.
 
@@ -75,35 +65,52 @@ def compile(  # noqa: A001 - the public name
             called, and returns the module and its example inputs.
         example_inputs: For a module itself: a tensor, a tuple of positional arguments, or a dict of
             keyword arguments.
-        training: For a module: plan its forward and backward passes. The module must return its
-            loss first, a floating scalar.
-        optimizer: For training: what is kept of each parameter, "adamw", "adam", "sgd",
-            "momentum" (SGD with momentum), "rmsprop" or "adagrad".
-        parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
-            "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
-        recompute: For training: whether the plan may compute values of the
-            forward pass again in the backward pass instead of keeping them. "auto" allows it if
-            no plan that keeps all of them fits the devices' memory, or, above 16 devices, if memory
-            forbids a cheaper one.
         devices: Number of devices (default: the cluster's, or 1).
-        cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
-        memory: Memory limit of each device, in bytes or as text ("8GiB").
-        objective: "throughput" (least load of the busiest device), "latency" or "memory".
-        strategy: "intra" (shard operators), "inter" (place whole operators), or "auto".
-        mesh: Axis sizes of the mesh for intra plans, as {"dp": 2, "tp": 2}; None searches.
-        dims: Sizes of symbolic dims by symbol.
-        shapes: Shapes of inputs by name.
-        constraints: Pins, a plan whose decisions are kept, or the file of either.
-        time_limit_s: Limit of the search, in seconds; above 0.
-        gap: Relative gap between cost and lower bound at which the search may stop; below 1.
-        solver: MILP solver, any that PuLP finds: "highs", "cbc", "gurobi", "cplex", ...
-        seed: Of all random choices; at least 0.
-        progress: Called with a line of text at each stage.
+        **options: As the signature lists them:
+
+            training: For a module: plan its forward and backward passes. The module must return
+            its loss first, a floating scalar.
+
+            optimizer: For training: the optimizer whose state is counted with each parameter,
+            "adamw", "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or "adagrad".
+
+            parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
+            "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
+
+            recompute: For training: whether the plan may compute values of the forward pass again
+            in the backward pass instead of keeping them. "auto" allows it if no plan that keeps all
+            of them fits the devices' memory, or, above 16 devices, if memory forbids a cheaper one.
+
+            cluster: Preset name, TOML file or Cluster; default: `devices` reference accelerators.
+
+            memory: Memory limit of each device, in bytes or as text ("8GiB").
+
+            objective: "throughput" (least load of the busiest device), "latency" or "memory".
+
+            strategy: "intra" (shard operators), "inter" (place whole operators), or "auto".
+
+            mesh: Axis sizes of the mesh for intra plans, as {"dp": 2, "tp": 2}; None searches.
+
+            dims: Sizes of an ONNX model's symbolic dims by symbol.
+
+            shapes: Shapes of an ONNX model's inputs by name.
+
+            constraints: Pins, a plan whose decisions are kept, or the file of either.
+
+            time_limit_s: Limit of the search, in seconds; above 0.
+
+            gap: Relative gap between cost and lower bound at which the search may stop; below 1.
+
+            solver: MILP solver, any that PuLP finds: "highs", "cbc", "gurobi", "cplex", ...
+
+            seed: Of all random choices; at least 0.
+
+            progress: Called with a line of text at each stage.
 
     Returns:
-        The compiled model: `.plan`, `.cost`, `.verify()`, `.save(directory)`, and `.run(inputs)`
-        for an ONNX model; a module's program is called like the module, and `.module()` is each
-        rank's part under torchrun.
+        The compiled model: `.plan`, `.cost`, `.verify()`, `.save(directory)`, and `.run(inputs)`;
+        a module's program is called like the module, and `.module()` is each rank's part under
+        torchrun.
 
     Raises:
         PartitionerError: The model or the constraints are wrong; `OptionError` for an option that
@@ -113,149 +120,275 @@ def compile(  # noqa: A001 - the public name
     >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
-    say = progress or _silent
-    clock = Clock(say)
-    target = target_cluster(cluster, devices, memory)
-    pins = constraints_of(constraints)
-    request = Request(objective, strategy, mesh, pins, time_limit_s, gap, solver, seed)
-    check_space(
-        strategy, len(target), mesh
-    )  # refuses a mesh of another size before anything is read
-    given = given_model(
+    clock = Clock(options.get("progress") or _silent)
+    cluster = target_cluster(options.get("cluster"), devices, options.get("memory"))
+    request = request_of(options, constraints_of(options.get("constraints")))
+    # A mesh of another size is refused before anything is read.
+    check_space(request.strategy, len(cluster), request.mesh)
+    opened = open_input(model, example_inputs, options, request)
+    if isinstance(opened, ModuleInput):
+        return _compile_module(opened, cluster, request, clock)
+    with clock("reading the model"):
+        traced = opened.traced
+    onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
+    outcome, summary = plan_graph(traced.graph, traced.notes, cluster, request, clock)
+    result = Compiled.of(
+        onnx_model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
+    )
+    _lower(result, clock)
+    return result
+
+
+def _compile_module(
+    opened: ModuleInput, cluster: Cluster, request: Request, clock: Clock
+) -> ModuleProgram:
+    from partitioner.compiled.module import ModuleModel, ModuleProgram
+
+    spaces = request.over(len(cluster), training=opened.training)
+    with clock("tracing the module"):
+        traced = _first_graph(opened.traced, request)
+
+    def offers() -> tuple[Graph, Request] | None:
+        graph = traced.traced.offered
+        return (graph, spaces.on(graph)) if graph.optional else None
+
+    free = opened.training and request.recompute == "auto" and request.constraints.plan is None
+    outcome, summary = plan_graph(
+        traced.graph, (), cluster, spaces.on(traced.graph), clock, offers if free else None
+    )
+    model = ModuleModel(traced.on(outcome.graph), opened.source)
+    program = ModuleProgram.of(
+        model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
+    )
+    _lower(program, clock)
+    return program
+
+
+def _first_graph(module: TracedModule, request: Request) -> TracedModule:
+    """The module with the graph that is planned first.
+
+    Raises:
+        OptionError: Values may be computed again, and a plan says which are.
+    """
+    plan = request.constraints.plan
+    if plan is None:
+        return module.on(module.traced.offered) if request.recompute is True else module
+    if request.recompute is True:
+        raise OptionError("recompute=True: the plan in constraints says what is recomputed")
+    same = module.of(plan.nodes)
+    return same if same.graph.digest == plan.graph_digest else module
+
+
+def _lower(result: Compiled, clock: Clock) -> None:
+    """Lower a plan now rather than on first use, where there are programs at all."""
+    if len(result.cluster) <= MOST_EXPLICIT:
+        with clock("lowering"):
+            result.programs  # noqa: B018 - made on first use
+
+
+@takes(DumpOptions)
+def dump_problem(
+    model: str | Path | onnx.ModelProto | nn.Module,
+    path: str | Path,
+    devices: int | None = None,
+    **options: Unpack[DumpOptions],
+) -> Dump:
+    """Write the problem that `compile` would solve, for other solvers.
+
+    Args:
+        model: As of `compile`.
+        path: File to write; gzipped if its name ends in `.gz`. One that is there is replaced.
+        devices: Number of devices (default: the cluster's, or 1).
+        **options: As of `compile`, but: strategy is "intra" for the sharding problem in the format
+            of google/iopddl, or "inter" for the placement problem in that of
+            msr-fiddle/dnn-partitioning; without a mesh, "intra" takes the one of a single axis.
+
+    Raises:
+        PartitionerError: The model or the constraints are wrong, the file cannot be written, or
+            the strategy is neither of the two.
+    """
+    strategy = options["strategy"]
+    if strategy == "auto":
+        raise SearchError("a problem file holds one problem: give strategy intra or inter")
+    say = options.get("progress") or _silent
+    target = Path(path)
+    check_file(target)
+    cluster = target_cluster(options.get("cluster"), devices, options.get("memory"))
+    request = request_of(options, constraints_of(options.get("constraints")))
+    families(strategy, len(cluster), request.mesh)  # refuses before anything is read
+    opened = open_input(model, options.get("example_inputs"), options, request)
+    if opened.path is not None:
+        refuse_to_replace(opened.path, target)
+    spaces = request.over(len(cluster), training=opened.training)
+    say("reading the model")
+    graph = opened.graph
+    say("building the problem")
+    family, built = first_problem(graph, cluster, spaces.on(graph))
+    say(f"writing {target}")
+    dumped = write_problem(built.problem, target, str(family), placement=strategy == "inter")
+    if strategy == "inter" or spaces.mesh is not None or len(cluster) == 1:
+        return dumped
+    one_axis = "no mesh was given: this is the one of a single axis"
+    return replace(dumped, notes=(dumped.notes[0], one_axis, *dumped.notes[1:]))
+
+
+def open_input(
+    model: object, example_inputs: Any, options: Mapping[str, Any], request: Request
+) -> OnnxInput | ModuleInput:
+    """The model with what is asked of its trace, by the arguments of `compile`.
+
+    Raises:
+        PartitionerError: It cannot be had, or options contradict each other or the model.
+    """
+    training = options.get("training", False)
+    of_modules = ("parallel", request.parallel), ("recompute", request.recompute is True)
+    opened = open_model(
         model,
         example_inputs,
         training=training,
-        optimizer=optimizer,
-        parallel=parallel,
-        recompute=recompute,
-        dims=dims,
-        shapes=shapes,
+        optimizer=options.get("optimizer", "adamw"),
+        dims=options.get("dims"),
+        shapes=options.get("shapes"),
+        of_modules=[word for word, given in of_modules if given],
     )
-    if isinstance(given, GivenModule):
-        from partitioner.frontends.torch.trace import compile_module
-
-        return compile_module(given, target, request, clock)
-    with clock("reading the model"):
-        traced = given.traced
-    source = Source.of(given.model, traced.graph, given.dims, given.shapes)
-    return compile_traced(traced, source, target, request, clock)
-
-
-def compile_traced(
-    traced: Traced, source: Source, cluster: Cluster, request: Request, clock: Clock | None = None
-) -> Compiled:
-    """Plan and lower a graph that is already traced (see `compile`)."""
-    timed = clock or Clock(_silent)
-    outcome, found = plan_graph(traced.graph, traced.notes, cluster, request, timed)
-    result = Compiled(
-        traced=traced,
-        source=source,
-        cluster=cluster,
-        plan=outcome.plan,
-        evaluation=outcome.evaluation,
-        summary=found,
-        seconds=timed.seconds,
-    )
-    if len(cluster) <= MOST_EXPLICIT:
-        with timed("lowering"):
-            result.programs  # noqa: B018 - made on first use
-    return result
+    if request.recompute is True and not training:
+        raise OptionError("recompute is for training: inference keeps nothing")
+    if request.parallel is not None and not training:
+        raise OptionError("parallel is for training; give constraints for inference")
+    return opened
 
 
 def plan_graph(
     graph: Graph,
-    said: tuple[str, ...],
+    notes: tuple[str, ...],
     cluster: Cluster,
     request: Request,
-    timed: Clock,
-    offered: Callable[[], tuple[Graph, Request] | None] | None = None,
+    clock: Clock,
+    offers: Offers | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The best plan of a traced graph, and the facts of it.
 
     Args:
         graph: The graph.
-        said: Notes of the front end.
+        notes: Of the front end.
         cluster: The devices.
         request: What is asked for.
-        timed: Says what is going on.
-        offered: Gives a graph with offers, and the request for it, to plan if nothing fits, or by
-            levels where memory binds; or None if there are no offers.
+        clock: Says what is going on.
+        offers: Gives a graph with offers, and the request for it, to plan if nothing fits, or by
+            levels where memory binds; gives None if there is nothing to offer.
 
     Raises:
         PartitionerError: As `compile`.
     """
-    with timed("deriving strategies"):
+    with clock("deriving strategies"):
         rules = Rules.of(graph)
-    begun = time.perf_counter()
-    with timed("searching"):
-        try:
-            outcome = search(graph, cluster, request, rules, timed.say, yields=offered is not None)
-        except Infeasible as error:
-            if offered is not None:
-                more = offered()
-                if more is None:
-                    return plan_graph(graph, said, cluster, request, timed)
-                timed.say("allowing values to be computed again")
-                why = "no plan that keeps all values for the backward pass was found to fit"
-                return plan_graph(more[0], (*said, why), cluster, more[1], timed)
-            timed.say("looking for what would fit")
-            ways = relaxations(graph, cluster, request, error, rules)
-            raise relaxed(error, ways) from None
-        if outcome.tight and offered is not None:
-            timed.say("allowing values to be computed again")
-            more, limit_s = offered(), request.time_limit_s
-            left_s = max(limit_s / 2, limit_s + begun - time.perf_counter())
-            other = _cheaper(*more, cluster, left_s, outcome, timed) if more is not None else None
-            if more is None or other is None:  # the search was left early
-                return plan_graph(graph, said, cluster, request, timed)
-            graph, outcome = more[0], other
-            said = (*said, "memory forbids the cheapest plan that keeps all values")
-    notes = (*said, *_again_notes(graph, outcome), *_opaque_notes(rules), *_size_notes(cluster))
-    pinned = request.constraints.bound
+    with clock("searching"):
+        budget = Budget.of(request, clock.say)
+        planned = None
+        if offers is not None:
+            planned = _plan_with_offers(graph, rules, cluster, request, budget, offers)
+        if planned is None:
+            planned = _plan_as_it_is(graph, rules, cluster, request, Budget.of(request, clock.say))
+    outcome, rules = planned.outcome, planned.rules
+    said = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
-        known = rules.by_node if outcome.graph is graph else None
+        known = rules.by_node if outcome.graph is planned.graph else None
         _, single = best_single(outcome.graph, cluster, request.objective, known)
-    return outcome, facts(outcome, single, len(cluster), notes, pinned=pinned)
+    pinned = request.constraints.bound
+    return outcome, facts(outcome, single, len(cluster), said, pinned=pinned)
 
 
-def _cheaper(
-    graph: Graph,
-    request: Request,
-    cluster: Cluster,
-    time_limit_s: float,
-    best: Outcome,
-    timed: Clock,
-) -> Outcome | None:
-    """A plan of a graph with offers that is cheaper than the best one without, if there is one."""
-    asked, best_s = replace(request, time_limit_s=time_limit_s), best.evaluation.step_s
+@dataclass(frozen=True)
+class _Planned:
+    """A planned graph with its rules, and notes of how it came about."""
+
+    graph: Graph
+    rules: Rules
+    outcome: Outcome
+    notes: tuple[str, ...] = ()
+
+
+def _plan_with_offers(
+    graph: Graph, rules: Rules, cluster: Cluster, request: Request, budget: Budget, offers: Offers
+) -> _Planned | None:
+    """The better plan of a graph and of the same graph with offers, where memory binds.
+
+    Returns:
+        None if memory binds and the offers help nothing: the search of the graph was left early.
+
+    Raises:
+        PartitionerError: As `compile`.
+    """
+    outcome = None
     try:
-        found = search(graph, cluster, asked, Rules.of(graph), timed.say, best_s=best_s)
+        deferring = replace(budget, defers_memory=True)
+        outcome = find_plan(graph, cluster, request, deferring, rules)
+    except Infeasible:
+        note = "no plan that keeps all values for the backward pass was found to fit"
+    else:
+        if not outcome.memory_binds:
+            return _Planned(graph, rules, outcome)
+        note = "memory forbids the cheapest plan that keeps all values"
+    budget.say("allowing values to be computed again")
+    offered = offers()
+    if offered is None:
+        return None
+    other_graph, other_request = offered
+    other_rules = Rules.of(other_graph)
+    if outcome is None:
+        whole = Budget.of(other_request, budget.say)
+        planned = _plan_as_it_is(other_graph, other_rules, cluster, other_request, whole)
+        return replace(planned, notes=(note, *_recompute_notes(other_graph, planned.outcome)))
+    best_s = outcome.evaluation.step_s
+    left_s = max(request.time_limit_s / 2, budget.left_s)
+    cheaper = replace(budget, deadline=time.monotonic() + left_s, best_s=best_s)
+    try:
+        other = find_plan(other_graph, cluster, other_request, cheaper, other_rules)
     except Infeasible:
         return None
-    return found if found.evaluation.step_s < best_s else None
+    if other.evaluation.step_s >= best_s:
+        return None
+    notes = (note, *_recompute_notes(other_graph, other))
+    return _Planned(other_graph, other_rules, other, notes)
 
 
-@dataclass
+def _plan_as_it_is(
+    graph: Graph, rules: Rules, cluster: Cluster, request: Request, budget: Budget
+) -> _Planned:
+    """The best plan of a graph.
+
+    Raises:
+        Infeasible: No plan fits; the error says what would.
+    """
+    try:
+        outcome = find_plan(graph, cluster, request, budget, rules)
+    except Infeasible as error:
+        budget.say("looking for what would fit")
+        raise relaxed(error, relaxations(graph, cluster, request, error, rules)) from None
+    return _Planned(graph, rules, outcome, _recompute_notes(graph, outcome))
+
+
+@dataclass(frozen=True)
 class Clock:
-    """Says what is going on and keeps how long it took."""
+    """Says which stage of a compilation begins, and keeps how long each took.
 
-    say: Progress
+    Attributes:
+        say: Receives the name of each stage.
+        seconds: Of each finished stage.
+    """
 
-    def __post_init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    say: Say
+    seconds: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, what: str) -> Clock:
-        """Begin a stage."""
-        self.what = what
-        self.say(what)
-        return self
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-        self.inner = self.what
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.inner] = time.perf_counter() - self.start
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """A stage: it ends with the block."""
+        self.say(stage)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = time.perf_counter() - start
 
 
 def target_cluster(
@@ -266,37 +399,35 @@ def target_cluster(
     Raises:
         CostError: There is no such cluster, or the arguments contradict each other.
     """
-    from partitioner.cost_model.cluster import parse_bytes
-
     count = 1 if cluster is None and devices is None else devices
     if not isinstance(cluster, Cluster):
-        found = resolve_cluster(cluster, count)
+        target = resolve_cluster(cluster, count)
     elif devices in (None, len(cluster)):
-        found = cluster
+        target = cluster
     else:
         raise ClusterOptionError(
             f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"
         )
-    return found if memory is None else found.with_memory(parse_bytes(memory))
+    return target if memory is None else target.with_memory(parse_bytes(memory))
 
 
-def constraints_of(given: Constraints | Plan | str | Path | None) -> Constraints:
+def constraints_of(constraints: Constraints | Plan | str | Path | None) -> Constraints:
     """The constraints in `compile`'s argument.
 
     Raises:
         PartitionerError: It is none, or its file cannot be read.
     """
-    if given is None:
+    if constraints is None:
         return Constraints()
-    if isinstance(given, Constraints):
-        return given
-    if isinstance(given, Plan):
-        return Constraints(plan=given)
-    if not is_a(given, str, Path):
+    if isinstance(constraints, Constraints):
+        return constraints
+    if isinstance(constraints, Plan):
+        return Constraints(plan=constraints)
+    if not is_a(constraints, str, Path):
         raise OptionError(
-            f"constraints is {given!r}; give Constraints, a Plan, or a file of either"
+            f"constraints is {constraints!r}; give Constraints, a Plan, or a file of either"
         )
-    return Constraints.read(Path(given))
+    return Constraints.read(Path(constraints))
 
 
 def _size_notes(cluster: Cluster) -> tuple[str, ...]:
@@ -309,7 +440,7 @@ def _size_notes(cluster: Cluster) -> tuple[str, ...]:
     return (note,)
 
 
-def _again_notes(graph: Graph, outcome: Outcome) -> tuple[str, ...]:
+def _recompute_notes(graph: Graph, outcome: Outcome) -> tuple[str, ...]:
     """How many operators are computed again, where that was offered."""
     if not graph.optional:
         return ()
@@ -328,3 +459,7 @@ def _opaque_notes(rules: Rules) -> tuple[str, ...]:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         notes.append(f"kept whole on one device: {', '.join(names[:3])}{more}: {why}")
     return tuple(notes)
+
+
+def _silent(_text: str) -> None:
+    """Say nothing."""

@@ -22,6 +22,10 @@ class DirectoryError(PartitionerError, ValueError):
     """A folder that cannot be written, or whose files are not of one another."""
 
 
+class ResultError(PartitionerError, ValueError):
+    """A folder that is not a saved compilation, or a result without what was asked of it."""
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Put `data` into a file; one that is there is replaced in one step, a link stays a link.
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import Unpack
+
 from partitioner import units
+from partitioner.compiler import open_input
 from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
 from partitioner.cost_model.evaluate import Evaluation, best_single
 from partitioner.files import write_file
-from partitioner.frontends.model import Given, given_model
+from partitioner.frontends.model import ModuleInput, OnnxInput
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
+from partitioner.options import SweepOptions, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
 from partitioner.report.page.schema import VERSION, Point, Sweep
 from partitioner.report.text.show import table
-from partitioner.search.explicit import Outcome, Request, search
-from partitioner.solver import Infeasible, Objective
-from partitioner.strategies.constraints import ConstraintError
+from partitioner.search.find_plan import find_plan
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Budget, Request, Say
+from partitioner.solver import Infeasible
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import check_mesh, check_space
 
@@ -74,76 +80,48 @@ class Swept:
         write_file(Path(path), render(self.data).encode())
 
 
+@takes(SweepOptions)
 def sweep(
     model: str | Path | onnx.ModelProto | nn.Module,
     example_inputs: Any = None,
     devices: Iterable[int] = (),
-    *,
-    clusters: Iterable[str | None] = (None,),
-    memory: Iterable[int | str | None] = (None,),
-    meshes: Iterable[Mapping[str, int]] = (),
-    training: bool = False,
-    optimizer: str = "adamw",
-    parallel: str | None = None,
-    objective: Objective = "throughput",
-    strategy: str = "auto",
-    dims: Mapping[str, int] | None = None,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    time_limit_s: float = 30.0,
-    gap: float = 0.01,
-    solver: str = "highs",
-    seed: int = 0,
-    progress: Callable[[str], None] | None = None,
+    **options: Unpack[SweepOptions],
 ) -> Swept:
     """Plan a model for several numbers of devices, clusters and memory limits.
 
     Args:
-        model: As of `compile`, like the other arguments.
-        example_inputs: For a module itself.
+        model: As of `compile`.
+        example_inputs: As of `compile`.
         devices: Numbers of devices; empty: each cluster's own.
-        clusters: Preset names or TOML files; None is the reference accelerator.
-        memory: Limits of each device, in bytes or as text; None is the cluster's own.
-        meshes: Meshes for intra plans, as {"dp": 2, "tp": 2}, each for the points with as many
-            devices as it has; points without one search theirs.
-        training: Of a module: its backward pass too.
-        optimizer: Of training.
-        parallel: Of training; two kinds joined by "+" want a mesh for each number of devices
-            above 1.
-        objective: What to plan for.
-        strategy: Spaces to search.
-        dims: Sizes of symbolic dims by symbol.
-        shapes: Shapes of inputs by name.
-        time_limit_s: Of each point, in seconds.
-        gap: Relative gap at which a search may stop.
-        solver: MILP solver.
-        seed: Of all random choices.
-        progress: Called with a line of text at each stage.
+        **options: As of `compile`, but:
+
+            clusters: Preset names or TOML files; None is the reference accelerator.
+
+            memory: Limits of each device, in bytes or as text; None is the cluster's own.
+
+            meshes: Meshes for intra plans, as {"dp": 2, "tp": 2}, each for the points with as many
+            devices as it has; points without one search theirs. Two kinds of `parallel` joined by
+            "+" want a mesh for each number of devices above 1.
+
+            time_limit_s: Of each point, in seconds.
 
     Raises:
         PartitionerError: The model is wrong, a cluster cannot be had with that many devices, or a
             mesh is of no point. A point without a plan is no error.
     """
+    memory = options.get("memory", (None,))
     axes = Axis(
         unique(devices),
-        unique(clusters),
+        unique(options.get("clusters", (None,))),
         unique(None if limit is None else parse_bytes(limit) for limit in memory),
-        tuple(meshes),
+        tuple(options.get("meshes", ())),
     )
     if not axes.devices and None in axes.clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
-    request = Request(
-        objective, strategy, time_limit_s=time_limit_s, gap=gap, solver=solver, seed=seed
-    )
-    given = given_model(
-        model,
-        example_inputs,
-        training=training,
-        optimizer=optimizer,
-        parallel=parallel,
-        dims=dims,
-        shapes=shapes,
-    )
-    return Swept(sweep_given(given, axes, request, progress or (lambda _text: None)))
+    request = request_of(options, Constraints())
+    opened = open_input(model, example_inputs, options, request)
+    progress = options.get("progress") or (lambda _text: None)
+    return Swept(sweep_opened(opened, axes, request, progress))
 
 
 def unique(items: Iterable[Item]) -> tuple[Item, ...]:
@@ -151,8 +129,8 @@ def unique(items: Iterable[Item]) -> tuple[Item, ...]:
     return tuple(dict.fromkeys(items))
 
 
-def sweep_given(
-    given: Given, axes: Axis, request: Request, progress: Callable[[str], None]
+def sweep_opened(
+    opened: OnnxInput | ModuleInput, axes: Axis, request: Request, progress: Say
 ) -> Sweep:
     """Plan a model at every point of a grid (see `sweep`)."""
     targets = [
@@ -166,21 +144,23 @@ def sweep_given(
     for _, cluster in targets:
         count = len(cluster)
         check_space(request.strategy, count, meshes.get(count))
-        requests.append(given.applied(replace(request, mesh=meshes.get(count)), count))
+        point = replace(request, mesh=meshes.get(count))
+        requests.append(point.over(count, training=opened.training))
     progress("reading the model")
-    rules = Rules.of(given.graph)
+    graph = opened.graph
+    rules = Rules.of(graph)
     points = []
     for index, ((limit, cluster), asked) in enumerate(zip(targets, requests, strict=True), 1):
         what = _title(len(cluster), _kind(cluster), limit)
         progress(f"point {index} of {len(targets)}: {what}")
-        points.append(_point(given.graph, rules, cluster, limit, given.bound(asked)))
+        points.append(_point(graph, rules, cluster, limit, asked.on(graph)))
     _mark(points)
     return Sweep(
         version=VERSION,
         kind="sweep",
-        title=given.name,
+        title=opened.name,
         objective=request.objective,
-        answer=_answer(points, request.objective, turn_of(given.graph)),
+        answer=_answer(points, request.objective, turn_of(graph)),
         points=points,
     )
 
@@ -266,7 +246,8 @@ def _point(
 ) -> Point:
     _, single = best_single(graph, cluster, request.objective, rules.by_node)
     try:
-        outcome = search(graph, cluster, request, rules)
+        budget = Budget.of(request, lambda _text: None)
+        outcome = find_plan(graph, cluster, request, budget, rules)
     except (Infeasible, ConstraintError) as error:  # of a kind of parallelism
         return _entry(cluster, limit, None, single, request.objective, str(error))
     return _entry(cluster, limit, outcome, single, request.objective, "")

@@ -118,6 +118,23 @@ class Signature:
                 got = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
                 raise BackendError(f"input {name!r} is {got}; the program is for {kind}")
 
+    def feed(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+    ) -> dict[str, torch.Tensor]:
+        """All graph inputs of a call: its arguments, the seed, and a gradient of one for the loss.
+
+        Raises:
+            BackendError: The arguments are not like those that the module was traced with.
+        """
+        inputs = self.flatten(args, kwargs)
+        self.check(inputs, self.types)
+        if self.seed:
+            inputs[self.seed] = torch.tensor(seed)
+        if self.tangent:
+            kind = self.types[self.tangent]
+            inputs[self.tangent] = torch.ones(kind.shape, dtype=torch_dtype(kind.dtype))
+        return inputs
+
     def unflatten(self, values: Mapping[str, torch.Tensor]) -> Any:
         """What the module returns, from graph outputs by name."""
         results = zip(self.results, self.others, strict=True)

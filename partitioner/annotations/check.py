@@ -1,4 +1,4 @@
-"""A validator of ONNX's multi-device annotations (IR 11), of which ONNX's own checker sees nothing.
+"""A validator of ONNX's multi-device annotations (IR 11), which ONNX's own checker ignores.
 
 Rules marked [onnx.proto] stand in the comments of that file, [proposal] in
 docs/proposals/ONNXMultiDeviceProposal.md of onnx/onnx; the others follow from what the fields
@@ -7,36 +7,39 @@ mean. See docs/reference/annotations.md.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import TypeVar
 
 from onnx import (
     DeviceConfigurationProto,
     ModelProto,
     NodeDeviceConfigurationProto,
     NodeProto,
+    ShardedDimProto,
     ShardingSpecProto,
 )
 
-from partitioner.annotations.dims import Shape, dim_problems, shard_count
-from partitioner.frontends.onnx.checks import nested_graphs
+from partitioner.frontends.onnx.checks import node_lists
 
 #: IR version that brought the annotations.
 IR_VERSION = 11
 
+Shape = tuple[int | str | None, ...]  #: Sizes; a symbol or None where a size is not known.
 Shapes = Mapping[str, Shape]
+_KeyT = TypeVar("_KeyT", int, str)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """A broken rule.
 
     Attributes:
         node: Name of the node; "" for the model as a whole.
         tensor: Name of the tensor; "" for the node as a whole.
-        what: What is wrong, with the values.
+        what: The rule that is broken, with the values.
     """
 
     node: str
@@ -48,31 +51,14 @@ class Problem:
         return f"{where}{f', tensor {self.tensor!r}' if self.tensor else ''}: {self.what}"
 
 
-def annotation_problems(model: ModelProto, shapes: Shapes) -> tuple[Problem, ...]:
-    """Everything that is wrong with a model's annotations.
+def annotation_problems(model: ModelProto, shapes: Shapes) -> Iterator[Problem]:
+    """Every problem of a model's annotations.
 
     Args:
         model: Any model.
-        shapes: Shapes of the main graph's tensors, as far as known: sizes, symbols, None.
+        shapes: Shapes of the main graph's tensors, as far as known.
     """
-    return tuple(_problems(model, shapes))
-
-
-def annotated_nodes(model: ModelProto) -> tuple[NodeProto, ...]:
-    """Nodes with annotations: of the graph, then inside subgraphs, then of functions."""
-    return tuple(
-        node for nodes, _ in _bodies(model) for node in nodes if node.device_configurations
-    )
-
-
-def name_of(node: NodeProto) -> str:
-    """The node's name, or its op and first result."""
-    return node.name or f"{node.op_type} -> {next(iter(node.output), '')}"
-
-
-def _problems(model: ModelProto, shapes: Shapes) -> Iterator[Problem]:
-    annotated = annotated_nodes(model)
-    if (annotated or model.configuration) and model.ir_version < IR_VERSION:
+    if (annotated_nodes(model) or model.configuration) and model.ir_version < IR_VERSION:
         yield Problem(
             "", "", f"IR version {model.ir_version} has no annotations; it must be {IR_VERSION}"
         )
@@ -80,21 +66,23 @@ def _problems(model: ModelProto, shapes: Shapes) -> Iterator[Problem]:
     for item in model.configuration:
         yield from (Problem("", "", what) for what in _configuration(item, configurations))
         configurations.setdefault(item.name, item)
-    for nodes, is_main in _bodies(model):
+    for index, nodes in enumerate(node_lists(model)):
         for node in nodes:
-            yield from _node(node, configurations, shapes if is_main else {})
+            yield from _node(node, configurations, shapes if index == 0 else {})
         yield from _stages(nodes)
 
 
-def _bodies(model: ModelProto) -> Iterator[tuple[Iterable[NodeProto], bool]]:
-    """Lists of nodes, and whether it is the main graph's."""
-    yield model.graph.node, True
-    for graph in nested_graphs(model.graph.node):
-        yield graph.node, False
-    for function in model.functions:
-        yield function.node, False
-        for graph in nested_graphs(function.node):
-            yield graph.node, False
+def annotated_nodes(model: ModelProto) -> tuple[NodeProto, ...]:
+    """Nodes with annotations, in the order of `node_lists`."""
+    return tuple(n for nodes in node_lists(model) for n in nodes if n.device_configurations)
+
+
+def _name(node: NodeProto) -> str:
+    return node.name or f"{node.op_type} -> {next(iter(node.output), '')}"
+
+
+def _repeated(counts: Counter[_KeyT]) -> list[tuple[_KeyT, int]]:
+    return sorted((key, count) for key, count in counts.items() if count > 1)
 
 
 def _configuration(
@@ -116,40 +104,38 @@ def _configuration(
 def _node(
     node: NodeProto, configurations: Mapping[str, DeviceConfigurationProto], shapes: Shapes
 ) -> Iterator[Problem]:
-    problem = partial(Problem, name_of(node))
     ids = Counter(item.configuration_id for item in node.device_configurations)
-    for name in sorted(name for name, count in ids.items() if count > 1):
-        yield problem("", f"configuration {name!r} is given {ids[name]} times")
+    for name, count in _repeated(ids):
+        yield Problem(_name(node), "", f"configuration {name!r} is given {count} times")
     for item in node.device_configurations:
         known = configurations.get(item.configuration_id)
         if known is None:  # [onnx.proto] MUST match the name of a DeviceConfigurationProto
-            yield problem("", f"configuration {item.configuration_id!r} is not one of the model")
+            what = f"configuration {item.configuration_id!r} is not one of the model"
+            yield Problem(_name(node), "", what)
         if item.pipeline_stage < 0:
-            yield problem("", f"pipeline stage {item.pipeline_stage} is below 0")
+            yield Problem(_name(node), "", f"pipeline stage {item.pipeline_stage} is below 0")
         yield from _specs(node, item, shapes, known.num_devices if known else None)
 
 
 def _specs(
     node: NodeProto, item: NodeDeviceConfigurationProto, shapes: Shapes, devices: int | None
 ) -> Iterator[Problem]:
-    own = {name for name in (*node.input, *node.output) if name}
-    counts = Counter(spec.tensor_name for spec in item.sharding_spec)
-    for name in sorted(name for name, count in counts.items() if count > 1):
-        yield Problem(name_of(node), name, f"has {counts[name]} sharding specs; one is possible")
+    for name, count in _repeated(Counter(spec.tensor_name for spec in item.sharding_spec)):
+        yield Problem(_name(node), name, f"has {count} sharding specs; one is possible")
     for spec in item.sharding_spec:
         name = spec.tensor_name
-        if name not in own:  # [onnx.proto] required to match a name in the node's lists
-            yield Problem(name_of(node), name, "is neither an input nor an output of the node")
-        found = [*_devices(spec, devices), *dim_problems(spec, shapes.get(name))]
-        yield from (Problem(name_of(node), name, what) for what in found)
+        if not name or name not in (*node.input, *node.output):
+            # [onnx.proto] required to match a name in the node's lists
+            yield Problem(_name(node), name, "is neither an input nor an output of the node")
+        for what in (*_devices(spec, devices), *_dims(spec, shapes.get(name))):
+            yield Problem(_name(node), name, what)
 
 
 def _devices(spec: ShardingSpecProto, devices: int | None) -> Iterator[str]:
     """Every entry of `device` is a device or a group; no device holds two shards."""
-    keys = Counter(entry.key for entry in spec.index_to_device_group_map)
     groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
-    for key in sorted(key for key, count in keys.items() if count > 1):
-        yield f"group {key} is given {keys[key]} times"
+    for key, count in _repeated(Counter(entry.key for entry in spec.index_to_device_group_map)):
+        yield f"group {key} is given {count} times"
     if not spec.device:
         yield "names no device"
     holders = Counter[int]()
@@ -160,14 +146,13 @@ def _devices(spec: ShardingSpecProto, devices: int | None) -> Iterator[str]:
         holders.update(groups.get(entry, [entry]))
     for key in sorted(groups):
         yield from _group(key, groups[key])
-    known = sorted({*holders, *(d for group in groups.values() for d in group)})
-    for device in known:
+    for device in sorted({*holders, *(d for group in groups.values() for d in group)}):
         if device not in groups and not 0 <= device < (devices or device + 1):
             rule = f"0 .. {devices - 1}" if devices else "0, 1, ..."
             yield f"device {device} is not in {rule}"
-    for device in sorted(device for device, count in holders.items() if count > 1):
-        yield f"device {device} is named {holders[device]} times; it holds one shard"
-    shards = shard_count(spec)
+    for device, count in _repeated(holders):
+        yield f"device {device} is named {count} times; it holds one shard"
+    shards = math.prod(part.num_shards for dim in spec.sharded_dim for part in dim.simple_sharding)
     if spec.device and shards not in (1, len(spec.device)):  # [proposal]
         yield f"{shards} shards for {len(spec.device)} entries of device"
 
@@ -181,21 +166,69 @@ def _group(key: int, members: list[int]) -> Iterator[str]:
             yield f"group {key} holds {member}; a group holds devices"
 
 
+def _dims(spec: ShardingSpecProto, shape: Shape | None) -> Iterator[str]:
+    """The cut dims fit the tensor's shape; without a shape, sizes and ranks are unchecked."""
+    rank = None if shape is None else len(shape)
+    axes: Counter[int] = Counter()
+    for dim in spec.sharded_dim:
+        if not dim.HasField("axis"):  # [onnx.proto] MUST be present
+            yield "a sharded dim has no axis"
+            continue
+        if rank is not None and not -rank <= dim.axis < rank:  # [onnx.proto]
+            yield f"axis {dim.axis} is not in {-rank} .. {rank - 1}"
+            continue
+        axis = dim.axis + (rank or 0) if dim.axis < 0 else dim.axis
+        axes[axis] += 1
+        size = shape[axis] if shape is not None else None
+        yield from (f"axis {dim.axis}: {what}" for what in _dim(dim, size))
+    for axis, count in _repeated(axes):
+        yield f"axis {axis} is given {count} times"
+
+
+def _dim(dim: ShardedDimProto, size: int | str | None) -> Iterator[str]:
+    if not dim.simple_sharding:
+        yield "has no simple_sharding"
+    for part in dim.simple_sharding:
+        if part.num_shards < 1:  # [onnx.proto] MUST be present
+            yield f"is cut into {part.num_shards} shards; at least 1 is needed"
+        elif part.WhichOneof("dim") == "dim_value" and part.num_shards > part.dim_value:
+            yield f"is {part.num_shards} shards of {part.dim_value} elements"
+    yield from _sizes(dim, size)
+
+
+def _sizes(dim: ShardedDimProto, size: int | str | None) -> Iterator[str]:
+    parts = list(dim.simple_sharding)
+    sizes = [part.WhichOneof("dim") for part in parts]
+    if len(parts) > 1 and None in sizes:
+        yield "has several parts, of which each must give its size"
+    if not isinstance(size, int) or not parts:
+        return
+    if "dim_param" in sizes:
+        name = parts[sizes.index("dim_param")].dim_param
+        yield f"is called {name!r}, but its size is {size}"
+    elif None not in sizes:
+        elements = math.prod(part.dim_value for part in parts)
+        if elements != size:
+            yield f"has {elements} elements in the spec and {size} in the tensor"
+    elif (shards := math.prod(part.num_shards for part in parts)) > size:
+        yield f"is {shards} shards of {size} elements"
+
+
 def _stages(nodes: Iterable[NodeProto]) -> Iterator[Problem]:
     """No node reads what a later stage makes (the standard calls stages a hint and says no more).
 
     Values pass through nodes without a stage.
     """
-    made: dict[tuple[str, str], tuple[int, str]] = {}
-    names: set[str] = set()
+    made: dict[tuple[str, str], tuple[int, str]] = {}  # (configuration, value) -> stage, maker
+    configurations: set[str] = set()
     for node in nodes:
         stages = {
             item.configuration_id: item.pipeline_stage
             for item in node.device_configurations
             if item.HasField("pipeline_stage")
         }
-        names.update(stages)
-        for config in sorted(names):
+        configurations.update(stages)
+        for config in sorted(configurations):
             reads = [(*made[config, v], v) for v in node.input if (config, v) in made]
             latest = max(reads, default=None)
             stage = stages.get(config, latest[0] if latest else None)
@@ -203,10 +236,10 @@ def _stages(nodes: Iterable[NodeProto]) -> Iterator[Problem]:
                 continue
             if latest is not None and latest[0] > stage:
                 yield Problem(
-                    name_of(node),
+                    _name(node),
                     latest[2],
                     f"is made in pipeline stage {latest[0]} by {latest[1]!r}, "
                     f"but read in stage {stage}",
                 )
-            maker = name_of(node) if config in stages or latest is None else latest[1]
+            maker = _name(node) if config in stages or latest is None else latest[1]
             made.update({(config, value): (stage, maker) for value in node.output if value})

@@ -10,7 +10,7 @@ from partitioner.frontends.onnx.checks import all_tensors
 
 
 def relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path, Path]:
-    """Make references to external files hold from the folder of `target`.
+    """Make references to external files hold from the folder of `target`, in place.
 
     Files in that folder, or below it, are referred to where they are (ONNX allows no way up).
     The others are to be copied beside `target`, under its name.
@@ -25,24 +25,18 @@ def relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path,
     """
     outside = [t for t in all_tensors(model) if t.data_location == TensorProto.EXTERNAL]
     entries = [entry for t in outside for entry in t.external_data if entry.key == "location"]
-    if folder is None or not entries:
+    if folder is None:
         return {}
     copies: dict[Path, Path] = {}
-    moved: dict[str, str] = {}
+    locations: dict[str, str] = {}
     for location in dict.fromkeys(entry.value for entry in entries):
-        below = _below(folder / location, target.parent)
-        if below is None:
+        file = folder / location
+        try:
+            locations[location] = file.resolve().relative_to(target.parent.resolve()).as_posix()
+        except ValueError:  # there is no way down to the file
             place = target.with_name(f"{target.name}.{len(copies)}.data")
-            copies[place] = folder / location
-        moved[location] = below or place.name
+            copies[place] = file
+            locations[location] = place.name
     for entry in entries:
-        entry.value = moved[entry.value]
+        entry.value = locations[entry.value]
     return copies
-
-
-def _below(file: Path, folder: Path) -> str | None:
-    """The way down from a folder to a file; None if there is none."""
-    try:
-        return file.resolve().relative_to(folder.resolve()).as_posix()
-    except ValueError:
-        return None

@@ -9,46 +9,41 @@ import onnx_ir
 from onnx import ModelProto
 from onnx_shape_inference import infer_symbolic_shapes
 
-from partitioner.annotations.check import (
-    Problem,
-    Shapes,
-    annotated_nodes,
-    annotation_problems,
-)
-from partitioner.annotations.dims import Shape
+from partitioner.annotations.check import Problem, Shapes, annotated_nodes, annotation_problems
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.read import parse_file, read_source
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         nodes: Number of annotated nodes.
-        devices: Devices of each configuration, by its name.
-        problems: Everything that is wrong.
+        devices: Numbers of devices of the model's configurations, ascending, each once.
+        problems: Everything that is wrong; empty if the model and its annotations are valid.
         unknown: Annotated tensors whose shape is not known, so that their dims are unchecked.
     """
 
     nodes: int
-    devices: dict[str, int]
+    devices: tuple[int, ...]
     problems: tuple[Problem, ...]
     unknown: tuple[str, ...]
 
     def __str__(self) -> str:
         if self.problems:
             return "\n".join(map(str, self.problems))
-        sizes = sorted(set(self.devices.values()))
-        lines = [f"ok: {self.nodes} nodes annotated for {' and '.join(map(str, sizes))} devices"]
+        lines = [
+            f"ok: {self.nodes} nodes annotated for {' and '.join(map(str, self.devices))} devices"
+        ]
         if self.unknown:
             named = ", ".join(map(repr, self.unknown[:3]))
             lines.append(f"{len(self.unknown)} tensors have no known shape: {named}")
         return "\n".join(lines)
 
 
-def check(model: str | Path | ModelProto) -> list[Problem]:
-    """Everything that is wrong with a model and its annotations; empty if it is valid.
+def check_annotations(model: str | Path | ModelProto) -> Checked:
+    """Run ONNX's checker over a model, then the rules of annotations.
 
     Args:
         model: Path of an .onnx file, or the message.
@@ -56,46 +51,39 @@ def check(model: str | Path | ModelProto) -> list[Problem]:
     Raises:
         FrontendError: The file cannot be read.
     """
-    return list(check_model(model).problems)
-
-
-def check_model(model: str | Path | ModelProto) -> Checked:
-    """Run ONNX's checker, then our own over the annotations (see `check`).
-
-    Raises:
-        FrontendError: The file cannot be read.
-    """
     proto = model if isinstance(model, ModelProto) else parse_file(Path(model))
-    invalid: list[Problem] = []
+    nodes = annotated_nodes(proto)
+    problems: list[Problem] = []
     shapes: Shapes = {}
     try:
-        shapes = _shapes(read_source(model).proto)
+        shapes = _inferred_shapes(read_source(model).proto)
     except FrontendError as error:
-        invalid.append(Problem("", "", str(error)))
-    nodes = annotated_nodes(proto)
+        problems.append(Problem("", "", str(error)))
     if not nodes:
-        invalid.append(Problem("", "", "no node has multi-device annotations"))
+        problems.append(Problem("", "", "no node has multi-device annotations"))
+    cut = (
+        spec.tensor_name
+        for node in nodes
+        for item in node.device_configurations
+        for spec in item.sharding_spec
+        if spec.sharded_dim
+    )
     return Checked(
         nodes=len(nodes),
-        devices={item.name: item.num_devices for item in proto.configuration},
-        problems=(*invalid, *annotation_problems(proto, shapes)),
-        unknown=_unknown(proto, shapes),
+        devices=tuple(sorted({item.num_devices for item in proto.configuration})),
+        problems=(*problems, *annotation_problems(proto, shapes)),
+        unknown=tuple(dict.fromkeys(name for name in cut if name not in shapes)),
     )
 
 
-def _shapes(proto: ModelProto) -> Shapes:
-    """Shapes of the main graph's tensors, inferred; `proto` has passed the front end's checks.
-
-    Args:
-        proto: Loses its annotations.
+def _inferred_shapes(proto: ModelProto) -> Shapes:
+    """Shapes of the main graph's tensors; `proto` is ours and loses its annotations.
 
     Raises:
         FrontendError: Shapes contradict each other.
     """
-    for node in annotated_nodes(proto):
-        node.ClearField(
-            "device_configurations"
-        )  # onnx_ir would resolve their names, right or wrong
+    for node in annotated_nodes(proto):  # onnx_ir would resolve their names, right or wrong
+        node.ClearField("device_configurations")
     read = onnx_ir.from_proto(proto)
     try:
         infer_symbolic_shapes(read, warn_on_missing=False)
@@ -105,22 +93,7 @@ def _shapes(proto: ModelProto) -> Shapes:
     values = [*graph.inputs, *graph.initializers.values()]
     values += [value for node in graph for value in node.outputs]
     return {
-        value.name: _shape(value.shape)
+        value.name: tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)
         for value in values
         if value.name and value.shape is not None
     }
-
-
-def _shape(shape: onnx_ir.Shape) -> Shape:
-    return tuple(dim if isinstance(dim, int) else dim.value for dim in shape)
-
-
-def _unknown(proto: ModelProto, shapes: Shapes) -> tuple[str, ...]:
-    specs = (
-        spec
-        for node in annotated_nodes(proto)
-        for item in node.device_configurations
-        for spec in item.sharding_spec
-        if spec.sharded_dim
-    )
-    return tuple(dict.fromkeys(s.tensor_name for s in specs if s.tensor_name not in shapes))

@@ -1,4 +1,4 @@
-"""A placement as ONNX says it: ShardingSpecProto (IR 11), or why it cannot be said.
+"""A placement as ONNX's ShardingSpecProto (IR 11), or why the standard has no words for it.
 
 The standard cuts a dim evenly: into `num_shards` blocks of equal size or, if the dim is several
 factors fused (major first), each factor so. Shards are numbered row-major over the cut dims and
@@ -19,7 +19,7 @@ from onnx import ShardingSpecProto
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.layout import DimLayout, Interval, Placement
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.types import Dim, TensorType
+from partitioner.ir.types import TensorType
 
 Pieces = tuple[Interval, ...]
 
@@ -29,15 +29,15 @@ class NotInStandardError(PartitionerError, ValueError):
 
 
 @dataclass(frozen=True)
-class Factor:
-    """One fused factor of a dim: its size, and the equal blocks that it is cut into."""
+class _Factor:
+    """A fused factor of a dim: its size, and the equal blocks that it is cut into."""
 
     size: int
     shards: int
 
 
 def sharding_spec(tensor: str, kind: TensorType, at: Placement) -> ShardingSpecProto:
-    """How a tensor lies on its devices.
+    """The spec of a tensor's placement.
 
     Args:
         tensor: Name that the node has for it.
@@ -52,58 +52,52 @@ def sharding_spec(tensor: str, kind: TensorType, at: Placement) -> ShardingSpecP
         raise NotInStandardError(f"a pending {pending}")
     factors = [_factors(dim, at.mesh, kind.dims[i].size) for i, dim in enumerate(at.sharding.dims)]
     spec = ShardingSpecProto(tensor_name=tensor)
-    _add_devices(spec, _holders(at, factors))
-    for axis, parts in enumerate(factors):
-        if any(part.shards > 1 for part in parts):
-            _add_dim(spec, axis, parts, kind.dims[axis])
+    _add_devices(spec, at, factors)
+    for axis, (parts, dim) in enumerate(zip(factors, kind.dims, strict=True)):
+        if all(part.shards == 1 for part in parts):
+            continue
+        sharded = spec.sharded_dim.add(axis=axis)
+        for part in parts:
+            simple = sharded.simple_sharding.add(num_shards=part.shards)
+            if len(parts) == 1 and dim.symbol is not None:
+                simple.dim_param = dim.symbol
+            else:
+                simple.dim_value = part.size
     return spec
 
 
-def _add_dim(spec: ShardingSpecProto, axis: int, parts: Sequence[Factor], dim: Dim) -> None:
-    sharded = spec.sharded_dim.add(axis=axis)
-    for part in parts:
-        simple = sharded.simple_sharding.add(num_shards=part.shards)
-        if len(parts) == 1 and dim.symbol is not None:
-            simple.dim_param = dim.symbol
-        else:
-            simple.dim_value = part.size
-
-
-def _add_devices(spec: ShardingSpecProto, holders: Sequence[Sequence[int]]) -> None:
-    """A shard on one device names it; a shard on several names a group, numbered -1, -2, ..."""
-    keys: dict[tuple[int, ...], int] = {}
-    for devices in map(tuple, holders):
+def _add_devices(
+    spec: ShardingSpecProto, at: Placement, factors: Sequence[Sequence[_Factor]]
+) -> None:
+    """Name each shard's device; several are a group, numbered -1, -2, ... as they appear."""
+    holders: dict[tuple[Pieces, ...], list[int]] = defaultdict(list)
+    for device, pieces in at.parts():
+        holders[pieces].append(device)
+    groups: dict[tuple[int, ...], int] = {}
+    for shard in itertools.product(*(list(_blocks(parts)) for parts in factors)):
+        devices = tuple(holders[shard])
         if len(devices) == 1:
             spec.device.append(devices[0])
             continue
-        if devices not in keys:
-            keys[devices] = -1 - len(keys)
-            spec.index_to_device_group_map.add(key=keys[devices], value=devices)
-        spec.device.append(keys[devices])
+        if devices not in groups:
+            groups[devices] = -1 - len(groups)
+            spec.index_to_device_group_map.add(key=groups[devices], value=devices)
+        spec.device.append(groups[devices])
 
 
-def _holders(at: Placement, factors: Sequence[Sequence[Factor]]) -> list[list[int]]:
-    """Devices of each shard, in the standard's order."""
-    blocks = [list(_blocks(parts)) for parts in factors]
-    where: dict[tuple[Pieces, ...], list[int]] = defaultdict(list)
-    for device, pieces in at.parts():
-        where[pieces].append(device)
-    return [where[shard] for shard in itertools.product(*blocks)]
-
-
-def _factors(layout: DimLayout, mesh: DeviceMesh, size: int) -> tuple[Factor, ...]:
+def _factors(layout: DimLayout, mesh: DeviceMesh, size: int) -> tuple[_Factor, ...]:
     """At most two factors of a dim whose blocks are exactly the parts of the layout."""
     if not layout.axes:
-        return (Factor(size, 1),)
-    wanted = {layout.pieces(mesh, point) for _, point in mesh.coords()}
+        return (_Factor(size, 1),)
+    parts = {layout.pieces(mesh, point) for _, point in mesh.coords()}
     for factors in _candidates(layout, mesh.size(layout.axes)):
         blocks = list(_blocks(factors))
-        if len(wanted) == len(blocks) and wanted == set(blocks):
+        if len(parts) == len(blocks) and parts == set(blocks):
             return factors
     raise NotInStandardError(f"cut {layout} of a dim of {size}: not in equal blocks")
 
 
-def _candidates(layout: DimLayout, shards: int) -> Iterator[tuple[Factor, ...]]:
+def _candidates(layout: DimLayout, shards: int) -> Iterator[tuple[_Factor, ...]]:
     """Even cuts of the dim, then of a major and a minor factor, one of them or both.
 
     A factor of n under a cut of its major factor into k makes n - k + 1 segments.
@@ -113,13 +107,13 @@ def _candidates(layout: DimLayout, shards: int) -> Iterator[tuple[Factor, ...]]:
     for major, outer in itertools.product(sorted(majors), divisors):
         minor, inner = layout.size // major, shards // outer
         if layout.size % major == 0 and major % outer == 0 and minor % inner == 0:
-            pair = (Factor(major, outer), Factor(minor, inner))
+            pair = (_Factor(major, outer), _Factor(minor, inner))
             yield tuple(part for part in pair if part.size > 1)
 
 
-def _blocks(factors: Sequence[Factor]) -> Iterator[Pieces]:
+def _blocks(factors: Sequence[_Factor]) -> Iterator[Pieces]:
     """Elements of each shard of a dim, row-major over its factors."""
-    major, minor = (Factor(1, 1), *factors)[-2:]
+    major, minor = (_Factor(1, 1), *factors)[-2:]
     rows, width = major.size // major.shards, minor.size // minor.shards
     for outer, inner in itertools.product(range(major.shards), range(minor.shards)):
         lines = range(outer * rows, (outer + 1) * rows)
@@ -127,10 +121,10 @@ def _blocks(factors: Sequence[Factor]) -> Iterator[Pieces]:
 
 
 def _merged(runs: Sequence[Interval]) -> Pieces:
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for start, length in runs:
-        if found and sum(found[-1]) == start:
-            found[-1] = (found[-1][0], found[-1][1] + length)
+        if merged and sum(merged[-1]) == start:
+            merged[-1] = (merged[-1][0], merged[-1][1] + length)
         elif length:
-            found.append((start, length))
-    return tuple(found)
+            merged.append((start, length))
+    return tuple(merged)

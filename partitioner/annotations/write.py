@@ -8,7 +8,7 @@ since one body serves several calls. See docs/reference/annotations.md.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -19,21 +19,22 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeDeviceConfigurationProto, NodeProto
 from onnx_ir.passes.common import InlinePass
 
-from partitioner.annotations.check import annotation_problems
+from partitioner.annotations.check import IR_VERSION, annotation_problems
 from partitioner.annotations.external_data import relocate
 from partitioner.annotations.specs import NotInStandardError, sharding_spec
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.schedule import Schedule
 from partitioner.files import FileError, refuse_to_replace, write_files
+from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.plan import PlacedNode
 
-#: Annotations came with this IR version.
-IR_VERSION = 11
 #: Name of our configuration in the model; one of that name is replaced.
 CONFIGURATION = "partitioner"
-#: Ops that tracing removes where they only hand their operand on.
-_HANDS_ON = frozenset({"Dropout", "Identity"})
+#: Ops that tracing removes where they only pass their operand on.
+_PASS_ON = frozenset({"Dropout", "Identity"})
 _MAX_NAMED = 5
 
 
@@ -43,7 +44,7 @@ class AnnotateError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something of the plan that the file does not say.
+    """A part of the plan that the file does not say.
 
     Attributes:
         node: Name of the node.
@@ -58,7 +59,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Annotated:
-    """What was written.
+    """An annotated file.
 
     Attributes:
         path: The file.
@@ -83,70 +84,79 @@ class Annotated:
             yield f"not annotated: {', '.join(names[:_MAX_NAMED])}{more}: {why}"
 
 
-def annotate(result: Compiled, path: str | Path) -> Annotated:
-    """Write the model with the plan's annotations.
+def annotate(
+    traced: Traced,
+    schedule: Schedule,
+    cluster: Cluster,
+    path: str | Path,
+    *,
+    model_path: Path | None = None,
+) -> Annotated:
+    """Write the user's model with a plan's annotations.
 
     Weights in external files are referred to where they are if that is in `path`'s folder or
     below it; otherwise their files are copied beside `path`.
 
     Args:
-        result: A compiled model.
+        traced: The model.
+        schedule: The plan's tasks: nodes with their placements and pipeline phases.
+        cluster: The devices.
         path: The .onnx file to write; one that is there is replaced in one step.
-
-    Returns:
-        What was written, and what the standard has no words for.
+        model_path: The model's own file, which is never replaced; None if there is none.
 
     Raises:
         AnnotateError: The plan or the model cannot be written so.
         FileError: The file cannot be written, or is the model itself.
     """
     target = Path(path)
-    if result.source.path is not None:
-        refuse_to_replace(result.source.path, target)
-    model, left_out = annotated_model(result)
-    copies = relocate(model, result.traced.folder, target)
+    if model_path is not None:
+        refuse_to_replace(model_path, target)
+    model, left_out = annotated_model(traced, schedule, cluster)
+    copies = relocate(model, traced.folder, target)
     try:
         data = model.SerializeToString()
     except (ValueError, EncodeError):
         raise FileError(f"cannot write {target}: the model is over 2 GiB") from None
     write_files({**copies, target: data})
-    nodes = sum(bool(_own(node)) for node in model.graph.node)
-    return Annotated(target, nodes, len(result.cluster.devices), left_out)
+    nodes = sum(
+        any(config.configuration_id == CONFIGURATION for config in node.device_configurations)
+        for node in model.graph.node
+    )
+    return Annotated(target, nodes, len(cluster.devices), left_out)
 
 
-def annotated_model(result: Compiled) -> tuple[ModelProto, tuple[LeftOut, ...]]:
+def annotated_model(
+    traced: Traced, schedule: Schedule, cluster: Cluster
+) -> tuple[ModelProto, tuple[LeftOut, ...]]:
     """The model with its annotations, external data still where the model's folder has it.
 
     Raises:
         AnnotateError: See `annotate`.
     """
-    model = _plain_model(result)
-    _forget(model)
-    names = (f"{device.name}:{i}" for i, device in enumerate(result.cluster.devices))
-    model.configuration.add(
-        name=CONFIGURATION, num_devices=len(result.cluster.devices), device=names
-    )
+    model = _without_functions(traced.whole)
+    _remove_ours(model)
+    names = (f"{device.name}:{i}" for i, device in enumerate(cluster.devices))
+    model.configuration.add(name=CONFIGURATION, num_devices=len(cluster.devices), device=names)
     model.ir_version = max(model.ir_version, IR_VERSION)
-    left_out = tuple(_annotate_nodes(model, result))
-    problems = annotation_problems(model, _shapes(model, result))
-    if problems:
-        raise AnnotateError(f"the annotations of this plan are not valid: {problems[0]}")
+    left_out = tuple(_annotate_nodes(model, traced.graph, schedule))
+    problem = next(annotation_problems(model, _shapes(model, traced.graph)), None)
+    if problem is not None:
+        raise AnnotateError(f"the annotations of this plan are not valid: {problem}")
     return model, left_out
 
 
-def _plain_model(result: Compiled) -> ModelProto:
-    """A copy of the user's model; without functions, as tracing inlines them."""
-    whole = result.traced.whole
-    if not whole.functions:
-        model = ModelProto()
-        model.CopyFrom(whole)
-        return model
-    read = onnx_ir.from_proto(whole)
-    InlinePass()(read)
-    return onnx_ir.to_proto(read)
+def _without_functions(whole: ModelProto) -> ModelProto:
+    """A copy of the user's model, inlined as tracing inlines it."""
+    if whole.functions:
+        read = onnx_ir.from_proto(whole)
+        InlinePass()(read)
+        return onnx_ir.to_proto(read)
+    model = ModelProto()
+    model.CopyFrom(whole)
+    return model
 
 
-def _forget(model: ModelProto) -> None:
+def _remove_ours(model: ModelProto) -> None:
     """Take out what an earlier run wrote; configurations of others stay."""
     others = [item for item in model.configuration if item.name != CONFIGURATION]
     del model.configuration[:]
@@ -157,85 +167,72 @@ def _forget(model: ModelProto) -> None:
         node.device_configurations.extend(kept)
 
 
-def _own(node: NodeProto) -> list[NodeDeviceConfigurationProto]:
-    return [c for c in node.device_configurations if c.configuration_id == CONFIGURATION]
-
-
-def _annotate_nodes(model: ModelProto, result: Compiled) -> Iterator[LeftOut]:
-    found = _Nodes(model)
-    stages = {task.phase for task in result.schedule.tasks if task.placed is not None}
-    for task in result.schedule.tasks:
-        placed = task.placed
-        if placed is None:
-            continue
-        node = found.of(placed)
+def _annotate_nodes(model: ModelProto, graph: Graph, schedule: Schedule) -> Iterator[LeftOut]:
+    makers = {name: node for node in model.graph.node for name in node.output if name}
+    computes = [(task.placed, task.phase) for task in schedule.tasks if task.placed is not None]
+    staged = len({phase for _, phase in computes}) > 1
+    for placed, phase in computes:
+        node = _matching_node(makers, placed)
         if node is None:
             yield LeftOut(placed.node.name, "", "tracing made this node; the file has none like it")
             continue
         config = node.device_configurations.add(configuration_id=CONFIGURATION)
-        if len(stages) > 1:
-            config.pipeline_stage = task.phase
-        yield from _add_specs(config, node, placed, result)
+        if staged:
+            config.pipeline_stage = phase
+        yield from _add_specs(config, node, placed, graph)
 
 
-class _Nodes:
-    """The model's nodes by what they make."""
-
-    def __init__(self, model: ModelProto) -> None:
-        self.maker = {name: node for node in model.graph.node for name in node.output if name}
-
-    def of(self, placed: PlacedNode) -> NodeProto | None:
-        """The node that a traced node stands for; None if the file has no such node."""
-        domain, _, op = placed.node.op.rpartition("::")
-        for index, name in enumerate(placed.node.outputs):
-            node = self.maker.get(name)
-            while node is not None and (node.domain, node.op_type) != (domain, op):
-                handed = node.op_type in _HANDS_ON and not node.domain and len(node.input) > 0
-                name = node.input[0] if handed else ""
-                node = self.maker.get(name)
-            if node is not None and index < len(node.output) and node.output[index] == name:
-                return node if _alike(node, placed) else None
-        return None
+def _matching_node(makers: Mapping[str, NodeProto], placed: PlacedNode) -> NodeProto | None:
+    """The model's node that a traced node stands for; None if the file has no such node."""
+    domain, _, op = placed.node.op.rpartition("::")
+    for index, name in enumerate(placed.node.outputs):
+        node = makers.get(name)
+        while node is not None and (node.domain, node.op_type) != (domain, op):
+            passes_on = node.op_type in _PASS_ON and not node.domain and len(node.input) > 0
+            name = node.input[0] if passes_on else ""
+            node = makers.get(name)
+        if node is not None and index < len(node.output) and node.output[index] == name:
+            return node if _same_operands(node, placed) else None
+    return None
 
 
-def _alike(node: NodeProto, placed: PlacedNode) -> bool:
-    """Whether operands and results stand for one another, position by position."""
-    ours, theirs = (placed.node.inputs, placed.node.outputs), (node.input, node.output)
+def _same_operands(node: NodeProto, placed: PlacedNode) -> bool:
+    """Whether the same operands and results are present, position by position."""
+    traced, written = (placed.node.inputs, placed.node.outputs), (node.input, node.output)
     return all(
-        bool(own) == bool(other)
-        for pair in zip(ours, theirs, strict=True)
-        for own, other in zip_longest(*pair, fillvalue="")
+        bool(ours) == bool(theirs)
+        for pair in zip(traced, written, strict=True)
+        for ours, theirs in zip_longest(*pair, fillvalue="")
     )
 
 
 def _add_specs(
-    config: NodeDeviceConfigurationProto, node: NodeProto, placed: PlacedNode, result: Compiled
+    config: NodeDeviceConfigurationProto, node: NodeProto, placed: PlacedNode, graph: Graph
 ) -> Iterator[LeftOut]:
     tensors = [*zip(node.input, placed.node.inputs, placed.ins, strict=False)]
     tensors += zip(node.output, placed.node.outputs, placed.outs, strict=False)
-    wanted: dict[str, set[Placement]] = defaultdict(set)
+    placements: dict[str, set[Placement]] = defaultdict(set)
     for tensor, _, at in tensors:
         if tensor and at is not None:
-            wanted[tensor].add(at)
+            placements[tensor].add(at)
     values = {tensor: value for tensor, value, _ in tensors}
-    for tensor, places in wanted.items():
+    for tensor, places in placements.items():
         if len(places) > 1:
             yield LeftOut(node.name, tensor, "the node reads it in two layouts")
             continue
         try:
-            kind = result.graph.types[values[tensor]]
+            kind = graph.types[values[tensor]]
             config.sharding_spec.append(sharding_spec(tensor, kind, *places))
         except NotInStandardError as error:
             yield LeftOut(node.name, tensor, str(error))
 
 
-def _shapes(model: ModelProto, result: Compiled) -> Mapping[str, tuple[int | str | None, ...]]:
+def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | None, ...]]:
     """Shapes of the tensors that keep their name through tracing."""
-    types = result.graph.types
-    made = Counter(name for node in model.graph.node for name in node.output)
-    known = {*made, *(t.name for t in model.graph.initializer), *result.graph.inputs}
+    made = {name for node in model.graph.node for name in node.output}
+    known = {*made, *(t.name for t in model.graph.initializer), *graph.inputs}
     return {
         name: tuple(dim.symbol or dim.size for dim in kind.dims)
-        for name, kind in types.items()
+        for name, kind in graph.types.items()
         if name in known
     }

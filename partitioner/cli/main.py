@@ -32,7 +32,10 @@ from partitioner.cli.options import (
     one_line,
     positive,
     progress,
+    read_options,
     safe,
+    search_options,
+    target_options,
     warn,
 )
 from partitioner.cli.report import diff, explain, report, sweep
@@ -170,29 +173,16 @@ def _partition(argv: Sequence[str]) -> int:
     cli_pictures.check_pictures(parser, args, model)
     say = progress(args.quiet)
     say("loading the compiler")
-    from partitioner.compiled.summary import text
     from partitioner.compiler import compile as compile_model
+    from partitioner.report.summary import text
 
     result = compile_model(
         args.model,
         devices=args.devices,
-        training=args.training,
-        optimizer=args.optimizer or "adamw",
-        parallel=args.parallel,
         recompute=_RECOMPUTE[args.recompute or "auto"],
-        cluster=args.cluster,
-        memory=args.memory,
-        objective=args.objective,
-        strategy=args.strategy,
-        mesh=args.mesh,
-        dims=dict(args.dim),
-        shapes=dict(args.shape),
-        constraints=args.constraints,
-        time_limit_s=args.time_limit,
-        gap=args.gap,
-        solver=args.solver,
-        seed=args.seed,
-        progress=say,
+        **target_options(args),
+        **read_options(args, say),
+        **search_options(args),
     )
     say(f"writing {target}")
     result.save(target, force=args.force, plan_only=args.plan_only, progress=say)
@@ -219,23 +209,15 @@ def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     check_model(args.model)
     say = progress(args.quiet)
     say("loading the compiler")
-    from partitioner.problem.dump import dump_problem
+    from partitioner.compiler import dump_problem
 
     dumped = dump_problem(
         args.model,
         args.dump_problem,
         args.devices,
         strategy=args.strategy,
-        training=args.training,
-        optimizer=args.optimizer or "adamw",
-        parallel=args.parallel,
-        cluster=args.cluster,
-        memory=args.memory,
-        mesh=args.mesh,
-        dims=dict(args.dim),
-        shapes=dict(args.shape),
-        constraints=args.constraints,
-        progress=say,
+        **target_options(args),
+        **read_options(args, say),
     )
     if not args.quiet:
         print(safe(str(dumped)))
@@ -270,11 +252,11 @@ def _verify(argv: Sequence[str]) -> int:
     parser = command("verify", "Compare all ranks with the whole model.", DIR=WRITTEN)
     parser.add_argument("--seed", type=natural, default=0, help="of the random inputs")
     args = parser.parse_args(argv)
-    from partitioner.verify.onnx_model import verify_directory
+    from partitioner.compiled.reload import load
 
-    found = verify_directory(Path(args.dir), seed=args.seed)
-    print(safe(str(found)))
-    return 0 if found.equal else 1
+    verification = load(args.dir).verify_written(Path(args.dir), seed=args.seed)
+    print(safe(str(verification)))
+    return 0 if verification.equal else 1
 
 
 def _show(argv: Sequence[str]) -> int:
@@ -285,7 +267,7 @@ def _show(argv: Sequence[str]) -> int:
         help="a line for each node, names in full, the factors of each operator, all tensors",
     )
     args = parser.parse_args(argv)
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
     from partitioner.report.text.show import show
 
     result = load(args.dir)

@@ -6,10 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from partitioner.frontends.model_names import module_name
 from partitioner.ir.errors import PartitionerError
+
+if TYPE_CHECKING:
+    from partitioner.options import ModelOptions, SearchOptions, TargetOptions
+    from partitioner.search.request import Say
 
 Item = TypeVar("Item")
 
@@ -221,6 +225,40 @@ def module_options(parser: argparse.ArgumentParser) -> None:
         metavar="KIND",
         help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
     )
+
+
+def read_options(args: argparse.Namespace, say: Say) -> ModelOptions:
+    """Keyword arguments of `compile` that say how a model is read."""
+    return {
+        "training": args.training,
+        "optimizer": args.optimizer or "adamw",
+        "parallel": args.parallel,
+        "dims": dict(args.dim),
+        "shapes": dict(args.shape),
+        "progress": say,
+    }
+
+
+def search_options(args: argparse.Namespace) -> SearchOptions:
+    """Keyword arguments of `compile` that say what is asked of the search."""
+    return {
+        "objective": args.objective,
+        "strategy": args.strategy,
+        "time_limit_s": args.time_limit,
+        "gap": args.gap,
+        "solver": args.solver,
+        "seed": args.seed,
+    }
+
+
+def target_options(args: argparse.Namespace) -> TargetOptions:
+    """Keyword arguments of `compile` that say which devices, and what is pinned on them."""
+    return {
+        "cluster": args.cluster,
+        "memory": args.memory,
+        "mesh": args.mesh,
+        "constraints": args.constraints,
+    }
 
 
 #: Options that are for models of one kind only.

@@ -20,8 +20,8 @@ from partitioner.cli.options import (
 from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
-    from partitioner.compiled.base import Planned
-    from partitioner.compiled.onnx_model import Compiled
+    from partitioner.compiled.base import Compiled
+    from partitioner.compiled.onnx_model import OnnxModel
 
 Say = Callable[[str], None]
 
@@ -78,7 +78,7 @@ def check_pictures(
         require_matplotlib()
 
 
-def write_pictures(result: Planned, args: argparse.Namespace, say: Say, warn: Say) -> None:
+def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: Say) -> None:
     """Write what was asked for.
 
     Args:
@@ -105,7 +105,7 @@ def _targets(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _write_dot(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_dot(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.files import write_file
     from partitioner.report.pictures.dot import dot
 
@@ -113,14 +113,14 @@ def _write_dot(result: Planned, path: Path, _args: argparse.Namespace) -> Sequen
     return ()
 
 
-def _write_graph(result: Planned, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_graph(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
     from partitioner.report.pictures.draw import MAX_BOXES, draw_graph
 
     draw_graph(result, path, boxes=getattr(args, "boxes", None) or MAX_BOXES)
     return ()
 
 
-def _write_timeline(result: Planned, path: Path, args: argparse.Namespace) -> Sequence[str]:
+def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
     requests = getattr(args, "requests", 1)
     if path.suffix.lower() == ".json":
         from partitioner.cost_model.simulate import simulate, timeline_json
@@ -134,26 +134,28 @@ def _write_timeline(result: Planned, path: Path, args: argparse.Namespace) -> Se
     return ()
 
 
-def _write_annotated(result: Planned, path: Path, _args: argparse.Namespace) -> Sequence[str]:
+def _write_annotated(result: Compiled, path: Path, _args: argparse.Namespace) -> Sequence[str]:
     from partitioner.annotations.write import annotate
 
-    return tuple(annotate(_onnx(result), path).lines())
+    model = _onnx(result)
+    annotated = annotate(model.traced, result.schedule, result.cluster, path, model_path=model.path)
+    return tuple(annotated.lines())
 
 
-def _onnx(result: Planned) -> Compiled:
-    """The plan of an ONNX model.
+def _onnx(result: Compiled) -> OnnxModel:
+    """The ONNX model of a plan.
 
     Raises:
         PartitionerError: It is a module's.
     """
-    from partitioner.compiled.onnx_model import Compiled
+    from partitioner.compiled.onnx_model import OnnxModel
 
-    if not isinstance(result, Compiled):
+    if not isinstance(result.model, OnnxModel):
         raise PartitionerError("--annotate writes an ONNX model, and the plan is of a module")
-    return result
+    return result.model
 
 
-_WRITERS: dict[str, Callable[[Planned, Path, argparse.Namespace], Sequence[str]]] = {
+_WRITERS: dict[str, Callable[[Compiled, Path, argparse.Namespace], Sequence[str]]] = {
     "dot": _write_dot,
     "graph": _write_graph,
     "timeline": _write_timeline,
@@ -173,7 +175,7 @@ def draw(argv: Sequence[str]) -> int:
     if not list(_targets(args)):
         parser.error(f"nothing to draw: give {', '.join(f'--{name}' for name in _SUFFIXES)}")
     check_pictures(parser, args, None)
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
 
     result = load(args.dir)
     warn(result.warnings)
@@ -186,9 +188,9 @@ def check(argv: Sequence[str]) -> int:
     about = "Check a model's multi-device annotations."
     parser = command("check", about, FILE="an .onnx file with annotations")
     args = parser.parse_args(argv)
-    from partitioner.annotations.report import check_model
+    from partitioner.annotations.report import check_annotations
 
-    found = check_model(Path(args.file))
-    for line in str(found).splitlines():
+    result = check_annotations(Path(args.file))
+    for line in str(result).splitlines():
         print(safe(line))
-    return 1 if found.problems else 0
+    return 1 if result.problems else 0

@@ -20,7 +20,9 @@ from partitioner.cli.options import (
     output_file,
     positive,
     progress,
+    read_options,
     safe,
+    search_options,
     several,
     warn,
 )
@@ -37,7 +39,7 @@ def explain(argv: Sequence[str]) -> int:
     parser = command("explain", about, DIR=WRITTEN)
     parser.add_argument("node", metavar="NODE", nargs="?", help="name of a node, or of a tensor")
     args = parser.parse_args(argv)
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
     from partitioner.report.text.explain import explain as explained
     from partitioner.report.text.explain import explain_node
 
@@ -61,7 +63,7 @@ def report(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     _check(args.output, ())
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
 
     folder = Path(args.dir)
     target = args.output or folder / "report.html"
@@ -82,13 +84,13 @@ def diff(argv: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     args = parser.parse_args(argv)
     _check(args.output, ())
-    from partitioner.compiled.onnx_model import load
+    from partitioner.compiled.reload import load
     from partitioner.report.text.diff import diff as compare
     from partitioner.report.text.diff import diff_text
 
     before, after = load(args.dir_a), load(args.dir_b)
     warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
-    _check(args.output, (before.model_path, after.model_path))
+    _check(args.output, (before.model.path, after.model.path))
     found = compare(before, after, (args.dir_a, args.dir_b))
     print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)), flush=True)
     _write(args.output, found)
@@ -131,27 +133,17 @@ def sweep(argv: Sequence[str]) -> int:
     say("loading the compiler")
     from partitioner.sweeping import sweep as search_all
 
-    found = search_all(
+    swept = search_all(
         args.model,
         devices=args.devices or (),
         clusters=args.clusters or (None,),
         memory=args.memory or (None,),
         meshes=args.mesh,
-        training=args.training,
-        optimizer=args.optimizer or "adamw",
-        parallel=args.parallel,
-        objective=args.objective,
-        strategy=args.strategy,
-        dims=dict(args.dim),
-        shapes=dict(args.shape),
-        time_limit_s=args.time_limit,
-        gap=args.gap,
-        solver=args.solver,
-        seed=args.seed,
-        progress=say,
+        **read_options(args, say),
+        **search_options(args),
     )
-    print(json.dumps(found.data, indent=1) if args.json else safe(str(found)), flush=True)
-    _write(args.output, found.data)
+    print(json.dumps(swept.data, indent=1) if args.json else safe(str(swept)), flush=True)
+    _write(args.output, swept.data)
     return 0
 
 

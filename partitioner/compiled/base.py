@@ -1,4 +1,4 @@
-"""What every compilation has: a graph, a cluster, a plan, and its figures."""
+"""A compiled model of any front end: its plan, its ranks, its folder."""
 
 from __future__ import annotations
 
@@ -6,50 +6,54 @@ import html
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from partitioner.compiled.folder import ResultError
-from partitioner.compiled.summary import certificate_line
+import numpy as np
+
+from partitioner.backends.header import Origin
+from partitioner.compiled.rank_files import RankFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.files import replace_directory
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
+from partitioner.report.planned import Planned
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
-class Planned(ABC):
-    """A plan with everything made from it.
+class Ranks(ABC):
+    """The emitted ranks of a plan, whole tensors in and out."""
+
+    @abstractmethod
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run one request in this process, in lock-step over simulated communications."""
+
+    @abstractmethod
+    def verify(self, seed: int) -> Verification:
+        """Compare all ranks with the whole model on random valid inputs."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """Write the rank files into an existing folder."""
+
+
+class Model(ABC):
+    """A model that is planned: its graph, and how ranks of it are emitted and read back.
 
     Attributes:
-        cluster: What it was planned for.
-        plan: The decisions.
-        evaluation: The referee's figures.
-        summary: The facts that ``--json`` prints.
-        seconds: Seconds that each stage of the compilation took.
-        warnings: What is wrong with a saved compilation, one line each, though it can be used.
+        files: Reader of its rank files.
+        delivers_all: Whether every rank delivers all results whole.
     """
 
-    cluster: Cluster
-    plan: Plan
-    evaluation: Evaluation
-    summary: Mapping[str, Any]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        certificate = self.plan.certificate
-        how = certificate_line(certificate) if certificate else "plan without a certificate"
-        return f"<{type(self).__name__} {self.graph.name!r} on {self.cluster.name}: {how}>"
+    files: ClassVar[type[RankFiles]]
+    delivers_all: ClassVar[bool]
 
     @property
     @abstractmethod
@@ -59,38 +63,73 @@ class Planned(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """For people."""
+        """The model's name, for people and file names."""
 
     @property
-    def model_path(self) -> Path | None:
+    @abstractmethod
+    def path(self) -> Path | None:
         """The model's file, which nothing may overwrite; None if there is none."""
-        return None
 
     @property
-    def objective(self) -> str:
-        """What the plan was searched for; "throughput" for a plan written by hand."""
-        certificate = self.plan.certificate
-        return certificate.objective if certificate else "throughput"
+    @abstractmethod
+    def delivered(self) -> frozenset[str]:
+        """Values of the graph that every rank delivers whole."""
 
-    @property
-    def search_s(self) -> float | None:
-        """Seconds that the search took; None where that is not known."""
-        return self.seconds.get("searching")
+    @abstractmethod
+    def write_request(self, folder: Path, final: Path) -> None:
+        """Write `request.json` into `folder`, which will be moved to `final`."""
 
-    @property
-    def cost(self) -> float:
-        """The plan's cost by its objective: seconds, or bytes for "memory"."""
-        return self.evaluation.cost(self.objective)
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """Tasks in the global order.
+    @abstractmethod
+    def emit(self, programs: Programs, plan: Plan) -> Ranks:
+        """The ranks of a plan.
 
         Raises:
-            ResultError: The plan is for more devices than tasks are listed for.
+            BackendError: A rank's program cannot be emitted.
         """
-        check_explicit(self.cluster)
-        return schedule(self.graph, resolve(self.graph, self.plan), self.cluster)
+
+    @abstractmethod
+    def read(self, programs: Programs, folder: Path) -> Ranks:
+        """The ranks as the files of a folder hold them; the files are of these programs.
+
+        Raises:
+            BackendError: A rank file is wrong.
+        """
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Compiled(Planned):
+    """A model with its plan and everything made from it.
+
+    Attributes:
+        model: The model.
+    """
+
+    model: Model
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        cluster: Cluster,
+        plan: Plan,
+        evaluation: Evaluation,
+        summary: Mapping[str, Any],
+        seconds: Mapping[str, float] | None = None,
+        warnings: tuple[str, ...] = (),
+    ) -> Self:
+        """A plan of a model; see `Planned`."""
+        return cls(
+            name=model.name,
+            graph=model.graph,
+            cluster=cluster,
+            plan=plan,
+            evaluation=evaluation,
+            summary=summary,
+            delivered=model.delivered,
+            seconds=seconds or {},
+            warnings=warnings,
+            model=model,
+        )
 
     @cached_property
     def programs(self) -> Programs:
@@ -99,23 +138,66 @@ class Planned(ABC):
         Raises:
             ResultError: As `schedule`.
         """
-        return lower(self.graph, self.schedule, len(self.cluster))
+        count = len(self.cluster)
+        return lower(self.graph, self.schedule, count, deliver_all=self.model.delivers_all)
 
-    @abstractmethod
+    @cached_property
+    def ranks(self) -> Ranks:
+        """The programs, emitted.
+
+        Raises:
+            ResultError: As `schedule`.
+            BackendError: A program cannot be emitted.
+        """
+        return self.model.emit(self.programs, self.plan)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run all ranks in this process, in lock-step over simulated communications.
+
+        Args:
+            inputs: Whole inputs by name; bfloat16 and float8 as arrays of ml_dtypes' types.
+
+        Returns:
+            Whole outputs by name.
+
+        Raises:
+            BackendError: An input is missing, unknown, or of the wrong shape or type, or an
+                input or output is of 4-bit elements.
+        """
+        return self.ranks.run(inputs)
+
     def verify(self, seed: int = 0) -> Verification:
-        """Compare all ranks with the whole model on random inputs."""
+        """Compare all ranks with the whole model on random valid inputs.
 
-    @abstractmethod
+        Results are compared, and of a module also written buffers and gradients. A module's inputs
+        are the example inputs' values in another order; floats that are all equal are drawn. A
+        module with dropout is compared with the same program on one device, whose masks are the
+        same.
+
+        Args:
+            seed: Of the inputs and of dropout.
+
+        Returns:
+            The differences, true where all is equal. A difference is no exception.
+
+        Raises:
+            VerificationError: It would not fit this machine's free memory, or the module's weights
+                are fake.
+            BackendError: A rank fails.
+        """
+        return self.ranks.verify(seed)
+
     def verify_written(self, folder: Path, seed: int = 0) -> Verification:
-        """Compare the rank files of a folder that this was saved to with the whole model."""
+        """Compare the rank files of a folder that this was saved to with the whole model.
 
-    @abstractmethod
-    def _write_source(self, folder: Path, final: Path) -> None:
-        """Write `request.json` into `folder`, which will be moved to `final`."""
-
-    @abstractmethod
-    def _write_ranks(self, folder: Path) -> None:
-        """Write the rank files."""
+        Raises:
+            DirectoryError: There are no rank files, they are of another plan, or they hold other
+                weights than the model.
+            BackendError: A rank file is wrong, or a rank fails.
+            VerificationError: As `verify`.
+        """
+        self.model.files(folder).check(self.plan, self.graph)
+        return self.model.read(self.programs, folder).verify(seed)
 
     def save(
         self,
@@ -145,10 +227,11 @@ class Planned(ABC):
 
         def write(folder: Path) -> None:
             (folder / "plan.json").write_text(self.plan.to_json())
+            summary = {**self.summary, "seconds": dict(self.seconds)}
             (folder / "summary.json").write_text(
-                _pretty({**self.summary, "seconds": dict(self.seconds)})
+                json.dumps(summary, indent=1, allow_nan=False) + "\n"
             )
-            self._write_source(folder, target)
+            self.model.write_request(folder, target)
             if len(self.cluster) > MOST_EXPLICIT:
                 return
             (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
@@ -156,7 +239,7 @@ class Planned(ABC):
                 progress("drawing the report")
             (folder / "report.html").write_text(self._page(), encoding="utf-8")
             if not plan_only:
-                self._write_ranks(folder)
+                self.ranks.write(folder)
 
         replace_directory(target, write, force=force)
         return target
@@ -174,8 +257,8 @@ class Planned(ABC):
 
         target = Path(path)
         check_file(target)
-        if self.model_path is not None:
-            refuse_to_replace(self.model_path, target)
+        if self.model.path is not None:
+            refuse_to_replace(self.model.path, target)
         write_file(target, self._page().encode())
         return target
 
@@ -193,18 +276,6 @@ class Planned(ABC):
         return f'<iframe srcdoc="{page}" sandbox="{allowed}" style="{box}"></iframe>'
 
 
-def _pretty(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=1, allow_nan=False) + "\n"
-
-
-def check_explicit(cluster: Cluster) -> None:
-    """Refuse clusters whose devices are only planned for together.
-
-    Raises:
-        ResultError: There are more than `MOST_EXPLICIT` devices.
-    """
-    if len(cluster) > MOST_EXPLICIT:
-        raise ResultError(
-            f"the plan is for {len(cluster)} devices: programs, schedules and reports are made for "
-            f"up to {MOST_EXPLICIT} devices; plan.json and summary.json say all there is"
-        )
+def origin(plan: Plan, graph: Graph) -> Origin:
+    """The mark of rank files of a plan, by which readers see whether they are up to date."""
+    return Origin(plan.digest, graph.weights_digest)

@@ -1,4 +1,4 @@
-"""Reading the JSON files of a saved compilation; whatever is in them, it is checked here.
+"""The JSON files of a saved compilation: request.json is written, all are read and checked.
 
 This module loads neither front end nor solver.
 """
@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from partitioner.ir.errors import PartitionerError
+from partitioner.files import ResultError
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan
 
 SOURCE_VERSION = 1
 
 
-class ResultError(PartitionerError, ValueError):
-    """A directory that is not a saved compilation, or whose model has moved or changed."""
-
-
 @dataclass(frozen=True)
-class SavedRequest:
-    """What `request.json` says.
+class OnnxRequest:
+    """What `request.json` says of an ONNX model.
 
     Attributes:
         model: The model's file, absolute; it need not be there.
@@ -38,31 +35,15 @@ class SavedRequest:
     dims: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
 
-
-def load_kind(folder: Path) -> str:
-    """What kind of model a saved compilation is of: "onnx" or "module".
-
-    Raises:
-        ResultError: `request.json` is missing, of another version or kind.
-    """
-    data = _request(folder)
-    kind = data.get("kind", "onnx")
-    if kind not in ("onnx", "module"):
-        raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
-    return str(kind)
-
-
-def _request(folder: Path) -> dict[str, Any]:
-    data = _read_object(folder, "request.json")
-    if data.get("version") != SOURCE_VERSION:
-        raise ResultError(
-            f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
-        )
-    return data
+    def write(self, folder: Path, final: Path) -> None:
+        """Write `request.json` into `folder`, which will be moved to `final`."""
+        shapes = {name: list(shape) for name, shape in self.shapes.items()}
+        model = _relative(self.model, final)
+        _write(folder, {**vars(self), "model": model, "dims": dict(self.dims), "shapes": shapes})
 
 
 @dataclass(frozen=True)
-class SavedModule:
+class ModuleRequest:
     """What `request.json` says of a PyTorch module.
 
     Attributes:
@@ -81,16 +62,39 @@ class SavedModule:
     training: bool
     optimizer: str
 
+    def write(self, folder: Path, final: Path) -> None:
+        """Write `request.json` into `folder`, which will be moved to `final`."""
+        paths = {"file": _relative(self.file, final), "folder": _relative(self.folder, final)}
+        _write(folder, {"kind": "module", **vars(self), **paths})
 
-def load_module_request(folder: Path) -> SavedModule:
-    """`request.json` of a saved module program.
+
+def _relative(path: Path | None, folder: Path) -> str:
+    return "" if path is None else os.path.relpath(path, folder.resolve())
+
+
+def _write(folder: Path, data: Mapping[str, Any]) -> None:
+    text = json.dumps({"version": SOURCE_VERSION, **data}, indent=1, sort_keys=True)
+    (folder / "request.json").write_text(text + "\n")
+
+
+def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
+    """`request.json` of a saved compilation.
 
     Raises:
-        ResultError: It is missing, of another version, or a field is not what it should be.
+        ResultError: It is missing, of another version or kind, or a field is not what it should be.
     """
-    data = _request(folder)
+    data = _read_object(folder, "request.json")
+    if data.get("version") != SOURCE_VERSION:
+        raise ResultError(
+            f"{folder}: request.json is version {data.get('version')!r}, not {SOURCE_VERSION}"
+        )
+    kind = data.get("kind", "onnx")
+    if kind == "onnx":
+        return _onnx_request(folder, data)
+    if kind != "module":
+        raise ResultError(f"{folder}: request.json has kind = {_shown(kind)}")
     _check_fields(folder, "request.json", data, _MODULE)
-    return SavedModule(
+    return ModuleRequest(
         _path(folder, data["file"]),
         data["factory"],
         _path(folder, data["folder"]),
@@ -100,25 +104,7 @@ def load_module_request(folder: Path) -> SavedModule:
     )
 
 
-def _path(folder: Path, name: str) -> Path | None:
-    """An absolute path; None for ""."""
-    if not name:
-        return None
-    try:
-        found = (folder / name).resolve()
-        found.exists()  # a name that nothing can have is refused
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{folder}: request.json names {_shown(name)}: {error}") from None
-    return found
-
-
-def load_request(folder: Path) -> SavedRequest:
-    """`request.json` of a saved compilation.
-
-    Raises:
-        ResultError: It is missing, of another version, or a field is not what it should be.
-    """
-    data = _request(folder)
+def _onnx_request(folder: Path, data: Mapping[str, Any]) -> OnnxRequest:
     _check_fields(folder, "request.json", data, _REQUEST)
     try:
         model = (folder / data["model"]).resolve()
@@ -128,7 +114,19 @@ def load_request(folder: Path) -> SavedRequest:
             f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
         ) from None
     shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-    return SavedRequest(model, data["graph_digest"], data["dims"], shapes)
+    return OnnxRequest(model, data["graph_digest"], data["dims"], shapes)
+
+
+def _path(folder: Path, name: str) -> Path | None:
+    """An absolute path; None for ""."""
+    if not name:
+        return None
+    try:
+        path = (folder / name).resolve()
+        path.exists()  # a name that nothing can have is refused
+    except (OSError, ValueError) as error:
+        raise ResultError(f"{folder}: request.json names {_shown(name)}: {error}") from None
+    return path
 
 
 def load_plan(folder: Path) -> Plan:

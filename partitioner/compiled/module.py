@@ -1,65 +1,59 @@
-"""A compiled PyTorch module: look at it, run it, verify it, save it, train it."""
+"""PyTorch modules that are planned: run them, verify them, train them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.backends.torch.signature import Signature
-from partitioner.compiled.base import Planned, check_explicit
+from partitioner.compiled.base import Compiled, Model, Ranks, origin
+from partitioner.compiled.folder import ModuleRequest
+from partitioner.compiled.rank_files import ModuleFiles
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.torch.calls import constant_loader
-from partitioner.frontends.torch.graph import SEED, ModuleGraph
+from partitioner.frontends.torch.graph import ModuleGraph
 from partitioner.frontends.torch.source import ModuleSource
+from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
-from partitioner.lowering import lower
-from partitioner.no_gc import no_collection
-from partitioner.verify.compare import Verification
+from partitioner.verify.compare import Verification, check_memory
+from partitioner.verify.module import check_contents, verify_module
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from partitioner.backends.torch.all_ranks import AllRanks, Step
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.rank_module import RankModule, Source, Stored, Whole
 
 
-@dataclass(frozen=True, repr=False, kw_only=True)
-class ModuleProgram(Planned):
-    """A PyTorch module with its plan and everything made from it.
+@dataclass(frozen=True)
+class ModuleModel(Model):
+    """A PyTorch module.
 
     Attributes:
-        traced: Its graph.
-        whole: The module itself.
-        training: Whether the program has a backward pass.
-        optimizer: Whose memory was counted, for training.
+        module: The module and its trace.
         source: Where the module came from.
-        modes: Which submodules were in training mode when the module was traced, by name.
     """
 
-    traced: ModuleGraph
-    whole: nn.Module
-    training: bool
-    optimizer: str
+    module: TracedModule
     source: ModuleSource
-    modes: Mapping[str, bool] = field(default_factory=dict)
+    files = ModuleFiles
+    delivers_all = True
 
     @property
     def graph(self) -> Graph:
         """The traced graph: the forward pass and, in training, the backward pass."""
-        return self.traced.graph
+        return self.module.graph
 
     @property
     def name(self) -> str:
@@ -67,51 +61,140 @@ class ModuleProgram(Planned):
         return self.source.name or self.graph.name
 
     @property
-    def model_path(self) -> Path | None:
+    def path(self) -> Path | None:
         """The exported program's file, if the module came from one."""
         return self.source.file
 
-    @cached_property
-    def delivered(self) -> Schedule:
-        """The schedule with what brings the module's results to every rank."""
-        check_explicit(self.cluster)
-        shown = frozenset(value for value in self.traced.results if value)
-        with no_collection():
-            placed = resolve(self.graph, self.plan)
-            return schedule(self.graph, placed, self.cluster, everywhere=shown)
+    @property
+    def delivered(self) -> frozenset[str]:
+        """The module's results: every rank returns them whole."""
+        return frozenset(value for value in self.module.traced.results if value)
 
-    @cached_property
-    def programs(self) -> Programs:
-        """One program a rank; every rank delivers the results whole, and the state that it holds.
+    def write_request(self, folder: Path, final: Path) -> None:
+        """See `Model.write_request`."""
+        source, options = self.source, self.module.options
+        ModuleRequest(
+            source.file,
+            source.factory,
+            source.folder,
+            self.graph.digest,
+            options.training,
+            options.optimizer,
+        ).write(folder, final)
 
-        Raises:
-            ResultError: The plan is for more devices than programs are made for.
-        """
-        return lower(self.graph, self.delivered, len(self.cluster), deliver_all=True)
+    def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:
+        """See `Model.emit`."""
+        return ModuleRanks(self.module, programs, plan=plan)
 
-    @cached_property
-    def signature(self) -> Signature:
-        """How the module is called."""
-        traced = self.traced
-        return Signature(
-            traced.captured.in_spec,
-            traced.captured.out_spec,
-            traced.inputs,
-            traced.captured.arguments,
-            {name: self.graph.types[name] for name in self.graph.inputs},
-            traced.results,
-            traced.captured.others,
-            SEED if SEED in self.graph.inputs else "",
-            traced.tangent if traced.tangent in self.graph.inputs else "",
-            traced.captured.autocast.dtype,
-        )
+    def read(self, programs: Programs, folder: Path) -> ModuleRanks:
+        """See `Model.read`."""
+        return ModuleRanks(self.module, programs, read_from=folder)
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleRanks(Ranks):
+    """One pair of graphs a rank.
+
+    Attributes:
+        module: The module and its trace.
+        programs: What the ranks run.
+        plan: What they are made from; None for files that were read.
+        read_from: Folder of the files that were read.
+    """
+
+    module: TracedModule
+    programs: Programs
+    plan: Plan | None = None
+    read_from: Path | None = None
 
     @cached_property
     def all_ranks(self) -> AllRanks:
-        """All ranks, ready to run in this process."""
-        from partitioner.backends.torch.all_ranks import AllRanks
+        """The ranks' graphs, which run in this process."""
+        from partitioner.backends.torch.rank_files import with_written
 
-        return AllRanks(self.programs, self.graph)
+        emitted = AllRanks(self.programs, self.module.graph)
+        if self.read_from is None:
+            return emitted
+        written = with_written(self.read_from, emitted.ranks)
+        return AllRanks(self.programs, self.module.graph, written)
+
+    def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
+        """A call of the module on all ranks, in training with its backward pass.
+
+        Raises:
+            BackendError: The arguments are not like the example inputs.
+        """
+        inputs = self.module.signature.feed(args, kwargs, seed)
+        return self.all_ranks.step(inputs, self.module.stored_values())
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See `Ranks.run`; inputs and outputs have the names of the graph's values."""
+        signature = self.module.signature
+        tensors = {
+            name: from_numpy(array, signature.types[name].dtype)
+            for name, array in inputs.items()
+            if name in signature.types
+        }
+        names = {name for name in signature.inputs if name}
+        if tensors.keys() != names or len(tensors) < len(inputs):
+            raise BackendError(
+                f"inputs are {', '.join(sorted(inputs)) or 'none'}; the module's are "
+                f"{', '.join(sorted(names)) or 'none'}"
+            )
+        results = self.step(*signature.call(tensors), seed=0).results
+        types = self.programs.outputs
+        return {name: to_numpy(value, types[name].dtype) for name, value in results.items()}
+
+    def verify(self, seed: int) -> Verification:
+        """See `Ranks.verify`."""
+        check_contents(self.module)
+        check_memory(self.module.graph)
+        return verify_module(self.module, self.all_ranks, seed)
+
+    def write(self, folder: Path) -> None:
+        """See `Ranks.write`."""
+        from partitioner.backends.torch.rank_files import write_ranks
+
+        assert self.plan is not None
+        mark = origin(self.plan, self.module.graph)
+        write_ranks(folder, self.programs, self.all_ranks.ranks, mark)
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class ModuleProgram(Compiled):
+    """A PyTorch module with its plan and everything made from it.
+
+    Attributes:
+        model: The module.
+        ranks: Its emitted ranks.
+    """
+
+    model: ModuleModel
+
+    @cached_property
+    def ranks(self) -> ModuleRanks:
+        """The programs, emitted; see `Compiled.ranks`."""
+        return self.model.emit(self.programs, self.plan)
+
+    @property
+    def training(self) -> bool:
+        """Whether the program has a backward pass."""
+        return self.model.module.options.training
+
+    @property
+    def whole(self) -> nn.Module:
+        """The module itself."""
+        return self.model.module.module
+
+    @property
+    def traced(self) -> ModuleGraph:
+        """The module's graph, and the parts of the module that its values stand for."""
+        return self.model.module.traced
+
+    @property
+    def signature(self) -> Signature:
+        """How the module is called."""
+        return self.model.module.signature
 
     def rank(self, rank: int, which: str = "forward") -> fx.GraphModule:
         """A rank's graph: ``program.rank(0).print_readable()``.
@@ -125,11 +208,11 @@ class ModuleProgram(Planned):
         """
         if not 0 <= rank < len(self.cluster):
             raise BackendError(f"rank {rank} is not one of 0..{len(self.cluster) - 1}")
-        graphs = self.all_ranks.ranks[rank]
-        found = {"forward": graphs.forward, "backward": graphs.backward}.get(which)
-        if found is None:
+        graphs = self.ranks.all_ranks.ranks[rank]
+        passed = {"forward": graphs.forward, "backward": graphs.backward}.get(which)
+        if passed is None:
             raise BackendError(f"rank {rank} has no {which!r} pass")
-        return found.module
+        return passed.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of all ranks in this process, in lock-step.
@@ -144,7 +227,7 @@ class ModuleProgram(Planned):
         Raises:
             BackendError: The inputs are not like the example inputs.
         """
-        return self._structured(self._step(args, kwargs, seed=0))
+        return self.signature.unflatten(self.ranks.step(args, kwargs, seed=0).results)
 
     def gradients(
         self, *args: Any, seed: int = 0, **kwargs: Any
@@ -165,9 +248,9 @@ class ModuleProgram(Planned):
         """
         if not self.training:
             raise BackendError("no gradients: compile with training=True")
-        step = self._step(args, kwargs, seed=seed)
-        found = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
-        return self._structured(step), found
+        step = self.ranks.step(args, kwargs, seed)
+        by_name = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
+        return self.signature.unflatten(step.results), by_name
 
     def module(
         self,
@@ -215,8 +298,8 @@ class ModuleProgram(Planned):
         from partitioner.backends.torch.initialise import without_contents
         from partitioner.backends.torch.rank_module import Whole
 
-        held = self.traced.captured.tensors
-        fake = {v: name for name, v in self.traced.fixed.items() if without_contents(held[name])}
+        tensors = self.traced.captured.tensors
+        fake = {v: name for name, v in self.traced.fixed.items() if without_contents(tensors[name])}
 
         def contents(name: str) -> np.ndarray:
             return constant_loader(source(name), name)()
@@ -236,8 +319,8 @@ class ModuleProgram(Planned):
         """
         homes, ranks = self.programs.homes, len(self.cluster)
         used = (homes[entry.value].placement.mesh for entry in self.stored if entry.value in homes)
-        found = (mesh for mesh in used if mesh.size() == ranks)
-        return next(found, DeviceMesh.of({"ranks": ranks}))
+        whole = (mesh for mesh in used if mesh.size() == ranks)
+        return next(whole, DeviceMesh.of({"ranks": ranks}))
 
     def _source(self, init_seed: int | None, init: Init | None) -> Source:
         """Where the ranks' weights come from.
@@ -249,15 +332,15 @@ class ModuleProgram(Planned):
 
         if init_seed is not None or init is not None:
             return Initialiser(self.whole, init_seed or 0, init)
-        held = self.traced.captured.tensors
-        fake = [e.names[0] for e in self.stored if without_contents(held[e.names[0]])]
-        fake += [name for name in self.traced.fixed if without_contents(held[name])]
+        tensors = self.traced.captured.tensors
+        fake = [e.names[0] for e in self.stored if without_contents(tensors[e.names[0]])]
+        fake += [name for name in self.traced.fixed if without_contents(tensors[name])]
         if fake:
             raise BackendError(
                 f"{fake[0]} and {len(fake) - 1} more have no contents, the module's weights are "
                 "fake: give init_seed=, or compile the module with its weights"
             )
-        return held.__getitem__
+        return tensors.__getitem__
 
     def _agreed(self) -> ModuleProgram:
         """The program with the plan of rank 0: searches that stop by time may differ.
@@ -272,11 +355,18 @@ class ModuleProgram(Planned):
         if text == self.plan.to_json():
             return self
         plan = Plan.from_json(text)
-        traced = self.traced.of(plan.nodes)
-        if traced.graph.digest != plan.graph_digest:
+        module = self.model.module.of(plan.nodes)
+        if module.graph.digest != plan.graph_digest:
             raise BackendError("this rank traced another graph than rank 0: compile the same model")
-        figures = evaluate(traced.graph, plan, self.cluster)
-        return replace(self, traced=traced, plan=plan, evaluation=figures)
+        return self.over(module, plan)
+
+    def over(self, module: TracedModule, plan: Plan) -> ModuleProgram:
+        """The program of another trace of the module, under a plan on the same cluster."""
+        model = replace(self.model, module=module)
+        figures = evaluate(module.graph, plan, self.cluster)
+        return ModuleProgram.of(
+            model, self.cluster, plan, figures, self.summary, self.seconds, self.warnings
+        )
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
@@ -303,83 +393,6 @@ class ModuleProgram(Planned):
             for of in names
             if of in traced.stored or (self.training and of in captured.persistent)
         )
-
-    def stored_values(self) -> dict[str, torch.Tensor]:
-        """Whole stored values of the module, by value of the graph."""
-        held = self.traced.captured.tensors
-        return {value: held[name].detach() for name, value in self.traced.stored.items()}
-
-    def fed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Graph inputs of a call.
-
-        Raises:
-            BackendError: The arguments are not like the example inputs.
-        """
-        signature = self.signature
-        inputs = signature.flatten(args, kwargs)
-        signature.check(inputs, signature.types)
-        if signature.seed:
-            inputs[signature.seed] = torch.tensor(seed)
-        if signature.tangent:
-            kind = self.graph.types[signature.tangent]
-            inputs[signature.tangent] = torch.ones(kind.shape, dtype=torch_dtype(kind.dtype))
-        return inputs
-
-    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
-        return self.all_ranks.step(self.fed(args, kwargs, seed), self.stored_values())
-
-    def verify(self, seed: int = 0) -> Verification:
-        """Compare all ranks with the module: results, written buffers and gradients.
-
-        The inputs are the example inputs' values in another order; floats that are all equal are
-        drawn. A module with dropout is compared with the same program on one device, whose masks
-        are the same.
-
-        Args:
-            seed: Of the inputs and of dropout.
-
-        Returns:
-            What was found, true where all is equal. A difference is no exception.
-
-        Raises:
-            VerificationError: It would not fit this machine's free memory, or the module's weights
-                are fake.
-            BackendError: A rank fails.
-        """
-        from partitioner.verify.module import verify_module
-
-        return verify_module(self, seed)
-
-    def verify_written(self, folder: Path, seed: int = 0) -> Verification:
-        """Compare the rank files of a folder that this was saved to with the module.
-
-        Raises:
-            DirectoryError: There are no rank files, they are of another plan, or they hold other
-                weights than the module.
-            BackendError: A rank file is wrong, or a rank fails.
-            VerificationError: As `verify`.
-        """
-        from partitioner.backends.torch.all_ranks import AllRanks
-        from partitioner.backends.torch.rank_files import with_written
-        from partitioner.compiled.rank_files import ModuleFiles
-        from partitioner.verify.module import verify_module
-
-        ModuleFiles(folder).check(self.plan, self.graph)
-        ranks = with_written(folder, self.all_ranks.ranks)
-        return verify_module(self, seed, AllRanks(self.programs, self.graph, ranks))
-
-    def _write_source(self, folder: Path, final: Path) -> None:
-        self.source.write(folder, final, self.graph.digest, self.training, self.optimizer)
-
-    def _write_ranks(self, folder: Path) -> None:
-        from partitioner.backends.header import Origin
-        from partitioner.backends.torch.rank_files import write_ranks
-
-        origin = Origin(self.plan.digest, self.graph.weights_digest)
-        write_ranks(folder, self.programs, self.all_ranks.ranks, origin)
-
-    def _structured(self, step: Step) -> Any:
-        return self.signature.unflatten(step.results)
 
 
 def _device(wanted: torch.device | str | None) -> torch.device:

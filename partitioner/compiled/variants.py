@@ -11,22 +11,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from partitioner.compiled.folder import ResultError
-from partitioner.compiled.module import ModuleProgram
-from partitioner.cost_model.evaluate import evaluate
-from partitioner.frontends.torch.graph import ModuleGraph
+from partitioner.files import ResultError
+from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.trace import TracedModule, trace_module
 from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rule_of
 from partitioner.ir.plan import NodePlan, Plan, resolve
 from partitioner.ir.rule import Cut, Rule
-from partitioner.search.explicit import Request, search
+from partitioner.search.find_plan import find_plan
+from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.rank_module import Share, Source, Whole
+    from partitioner.compiled.module import ModuleProgram
 
 
 class Variants:
@@ -76,25 +77,23 @@ def variant(
         PartitionerError: The module cannot be traced with these arguments; in training, its graph
             has other nodes than the program's, or the plan's cuts do not fit it.
     """
-    from partitioner.frontends.torch.trace import ModuleOptions, trace_module
-
-    example = Example(args, kwargs)
-    options = ModuleOptions(training, program.optimizer)
+    compiled = program.model.module
+    options = ModuleOptions(training, compiled.options.optimizer)
     evaluation = program.training and not training
-    with program.traced.captured.autocast.region(), _mode(program, evaluation=evaluation):
-        held = {entry.names[0] for entry in program.stored}
-        traced = trace_module(program.whole, example, options, frozenset(held))
-    _check_stored(program, traced)
+    keep = frozenset(entry.names[0] for entry in program.stored)
+    with program.traced.captured.autocast.region(), _mode(compiled, evaluation=evaluation):
+        traced = trace_module(compiled.module, Example(args, kwargs), options, keep)
+    module = replace(traced, modes=compiled.modes)
+    _check_stored(program, module)
     if training:
-        traced = traced.of(program.plan.nodes)
-        plan = taken_over(program.plan, program.graph, traced.graph)
+        module = module.of(program.plan.nodes)
+        plan = taken_over(program.plan, program.graph, module.graph)
     else:
-        own = () if program.training else (program,)
-        plan = _known((*own, *like), traced.graph) or Plan.from_json(
-            share(lambda: _searched(program, traced).to_json())
+        known = () if program.training else (program,)
+        plan = _known((*known, *like), module.graph) or Plan.from_json(
+            share(lambda: _searched(program, module).to_json())
         )
-    found = evaluate(traced.graph, plan, program.cluster)
-    return replace(program, traced=traced, training=training, plan=plan, evaluation=found)
+    return program.over(module, plan)
 
 
 def _known(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
@@ -157,13 +156,13 @@ def _size(graph: Graph, name: str, factor: str) -> int:
     return rule.factors[factor].size
 
 
-def _searched(program: ModuleProgram, traced: ModuleGraph) -> Plan:
+def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
     """The best plan whose stored values lie as the program's."""
-    graph, base = traced.graph, program.plan
+    graph, base = module.graph, program.plan
     makers = {value: node.name for node in program.graph.nodes for value in node.outputs}
     here = {value: node.name for node in graph.nodes for value in node.outputs}
     pinned = {}
-    for name, value in traced.stored.items():
+    for name, value in module.traced.stored.items():
         if name in program.traced.stored:
             pinned[here[value]] = base.nodes[makers[program.traced.stored[name]]]
         elif program.spare in base.groups:
@@ -176,7 +175,8 @@ def _searched(program: ModuleProgram, traced: ModuleGraph) -> Plan:
     kept = Plan(graph.digest, base.cluster, base.groups, pinned)
     strategy, mesh = _space(base, len(program.cluster))
     request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))
-    return search(graph, program.cluster, request).plan
+    budget = Budget.of(request, lambda _text: None)
+    return find_plan(graph, program.cluster, request, budget).plan
 
 
 def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
@@ -187,24 +187,24 @@ def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
     return ("inter" if most.size() == 1 else "auto"), None
 
 
-def _check_stored(program: ModuleProgram, traced: ModuleGraph) -> None:
+def _check_stored(program: ModuleProgram, module: TracedModule) -> None:
     """Refuse weights of other sizes."""
-    for name, value in traced.stored.items():
+    for name, value in module.traced.stored.items():
         if name not in program.traced.stored:
             continue  # nothing computes with it there
-        new, old = traced.graph.types[value], program.graph.types[program.traced.stored[name]]
+        new, old = module.graph.types[value], program.graph.types[program.traced.stored[name]]
         if new != old:
             raise ResultError(f"{name} is {new} with these arguments, {old} in the program")
 
 
 @contextmanager
-def _mode(program: ModuleProgram, *, evaluation: bool) -> Iterator[None]:
-    """The module in evaluation mode, or as it was compiled."""
-    modules = dict(program.whole.named_modules())
+def _mode(compiled: TracedModule, *, evaluation: bool) -> Iterator[None]:
+    """Puts the module in evaluation mode, or as it was compiled; and back."""
+    modules = dict(compiled.module.named_modules())
     before = {name: module.training for name, module in modules.items()}
     try:
         for name, module in modules.items():
-            module.training = program.modes.get(name, True) and not evaluation
+            module.training = compiled.modes.get(name, True) and not evaluation
         yield
     finally:
         for name, module in modules.items():

@@ -1,4 +1,4 @@
-"""A model as it is given, of ONNX or of PyTorch: what is wanted of it, and its graph.
+"""A model as a user gives it, ONNX or PyTorch, before it is read or traced.
 
 PyTorch is loaded for modules only.
 """
@@ -6,30 +6,29 @@ PyTorch is loaded for modules only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypeIs
 
 from partitioner.frontends.onnx.load import Traced, load_onnx
+from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.search.explicit import Request
 
 if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-    from partitioner.frontends.torch.graph import ModuleGraph
-    from partitioner.frontends.torch.trace import ModuleOptions
+    from partitioner.frontends.torch.trace import TracedModule
 
 
 @dataclass(frozen=True)
-class GivenOnnx:
+class OnnxInput:
     """An ONNX model.
 
     Attributes:
@@ -39,8 +38,9 @@ class GivenOnnx:
     """
 
     model: str | Path | onnx.ModelProto
-    dims: Mapping[str, int]
-    shapes: Mapping[str, tuple[int, ...]]
+    dims: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    training = False
 
     @property
     def path(self) -> Path | None:
@@ -49,7 +49,7 @@ class GivenOnnx:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The file's name without its suffix, or the graph's."""
         return self.graph.name if self.path is None else self.path.stem
 
     @cached_property
@@ -66,24 +66,16 @@ class GivenOnnx:
         """Its graph."""
         return self.traced.graph
 
-    def applied(self, request: Request, _devices: int) -> Request:
-        """The request as it is."""
-        return request
-
-    def bound(self, request: Request) -> Request:
-        """The request as it is."""
-        return request
-
 
 @dataclass(frozen=True)
-class GivenModule:
+class ModuleInput:
     """A PyTorch module.
 
     Attributes:
         module: The module.
         example: Arguments to trace it with.
         source: Where it came from.
-        options: What is wanted of it.
+        options: How it is traced.
     """
 
     module: nn.Module
@@ -92,17 +84,22 @@ class GivenModule:
     options: ModuleOptions
 
     @property
+    def training(self) -> bool:
+        """Whether the backward pass is traced too."""
+        return self.options.training
+
+    @property
     def path(self) -> Path | None:
         """The exported program's file, if the module came from one."""
         return self.source.file
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name of the file or factory, or the module's class."""
         return self.source.name or type(self.module).__name__
 
     @cached_property
-    def traced(self) -> ModuleGraph:
+    def traced(self) -> TracedModule:
         """The module, traced.
 
         Raises:
@@ -117,61 +114,48 @@ class GivenModule:
         """Its graph."""
         return self.traced.graph
 
-    def applied(self, request: Request, devices: int) -> Request:
-        """The request with the search space that the module's options have; traces nothing.
 
-        Raises:
-            SearchError: The kind of parallelism and the mesh do not fit each other.
-        """
-        return self.options.applied(request, devices)
-
-    def bound(self, request: Request) -> Request:
-        """The request, applied before, with the constraints of the kind of parallelism."""
-        return self.options.bound(request, self.traced)
-
-
-Given = GivenOnnx | GivenModule
-
-
-def given_model(
+def open_model(
     model: object,
     example_inputs: Any = None,
     *,
     training: bool = False,
     optimizer: str = "adamw",
-    parallel: str | None = None,
-    recompute: bool | Literal["auto"] = "auto",
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> Given:
-    """A model with what is wanted of it, all arguments as of `partitioner.compile`.
+    of_modules: Sequence[str] = (),
+) -> OnnxInput | ModuleInput:
+    """A model with the options of its kind, all arguments as of `partitioner.compile`.
 
     A factory is called, an exported program is read; an ONNX model is not read yet.
+
+    Args:
+        model: The model.
+        example_inputs: For a module itself.
+        training: For a module.
+        optimizer: For training.
+        dims: For an ONNX model.
+        shapes: For an ONNX model.
+        of_modules: Names of options that were given and that only modules have.
 
     Raises:
         PartitionerError: It cannot be had, or an argument is for models of the other kind.
     """
-    held = _module_of(model, example_inputs)
-    if held is not None:
-        from partitioner.frontends.torch.trace import ModuleOptions
-
+    opened = _open_module(model, example_inputs)
+    if opened is not None:
         if dims or shapes:
             raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
-        return GivenModule(*held, ModuleOptions(training, optimizer, parallel, recompute))
+        return ModuleInput(*opened, ModuleOptions(training, optimizer))
     assert not is_module(model)
-    asked = {
-        "training": training,
-        "parallel": parallel,
-        "recompute": recompute is True,
-        "example_inputs": example_inputs is not None,
-    }
-    for word in (word for word, there in asked.items() if there):
-        raise OptionError(f"{word} is for PyTorch modules; the model is {_what(model)}")
-    read: Any = model
-    return GivenOnnx(read, dims or {}, shapes or {})
+    words = [*(("training",) if training else ()), *of_modules]
+    words += ["example_inputs"] if example_inputs is not None else []
+    for word in words:
+        raise OptionError(f"{word} is for PyTorch modules; the model is {_described(model)}")
+    onnx_model: Any = model
+    return OnnxInput(onnx_model, dims or {}, shapes or {})
 
 
-def _module_of(
+def _open_module(
     model: object, example_inputs: Any
 ) -> tuple[nn.Module, Example, ModuleSource] | None:
     """The module, its example inputs and its source; None for an ONNX model."""
@@ -181,7 +165,7 @@ def _module_of(
     if source is None:
         return None
     if example_inputs is not None:
-        raise OptionError(f"example_inputs: {_what(model)} has its own")
+        raise OptionError(f"example_inputs: {_described(model)} has its own")
     return *source.open(), source
 
 
@@ -191,5 +175,5 @@ def is_module(model: object) -> TypeIs[nn.Module]:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def _what(model: object) -> str:
+def _described(model: object) -> str:
     return repr(str(model)) if isinstance(model, str | Path) else f"a {type(model).__name__}"

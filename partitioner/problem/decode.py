@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.offers import chosen
-from partitioner.ir.plan import Certificate, NodePlan, PlacedNode, Plan, place
+from partitioner.ir.plan import NodePlan, PlacedNode, Plan, place
 from partitioner.problem.build import Built
-from partitioner.search.exact_memory import Found
 from partitioner.solver import Solution
 from partitioner.strategies.derive import Rules
-from partitioner.strategies.spaces import Family
-
-if TYPE_CHECKING:
-    from partitioner.search.explicit import Request
 
 
 def kept_decision(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:
@@ -51,36 +44,3 @@ def planned_on(
     index = {group: position for position, group in enumerate(used)}
     nodes = {n: NodePlan(index[decided[n].group], decided[n].cuts) for n in names}
     return left, Plan(left.digest, cluster.to_data(), tuple(groups[g] for g in used), nodes)
-
-
-def certified(
-    best: Found, found: Sequence[Found], request: Request, tried: Sequence[Family]
-) -> Plan:
-    """The best plan with its certificate.
-
-    Args:
-        best: The plan.
-        found: Plans whose bounds together bound it.
-        request: What was asked for.
-        tried: Families that the bound covers.
-    """
-    cost = best.cost(request.objective)
-    bound = min([cost, *(entry.solution.bound for entry in found)])
-    within = cost - bound <= request.gap * cost
-    return replace(
-        best.plan,
-        certificate=Certificate(
-            objective=request.objective,
-            cost=cost,
-            bound=bound,
-            status="optimal" if within else _stopped(found),
-            strategy=best.plan.kind,
-            solver=best.solution.solver,
-            space=", ".join(dict.fromkeys(map(str, tried))),
-            seed=request.seed,
-        ),
-    )
-
-
-def _stopped(found: Sequence[Found]) -> str:
-    return "time_limit" if any(f.solution.status == "time_limit" for f in found) else "feasible"

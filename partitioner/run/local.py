@@ -11,9 +11,10 @@ import numpy as np
 
 from partitioner import units
 from partitioner.backends.errors import one_line
-from partitioner.compiled.folder import ResultError, load_plan, load_summary
+from partitioner.compiled.folder import load_plan, load_summary
 from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.cluster import Cluster
+from partitioner.files import ResultError
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import numpy_dtype
 
@@ -158,10 +159,10 @@ def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
     Raises:
         RunError: The model, which says what is valid, is gone or has changed.
     """
-    from partitioner.compiled.onnx_model import draw
+    from partitioner.compiled import reload
 
     try:
-        return draw(directory, seed)
+        return reload.draw_inputs(directory, seed)
     except ResultError as error:
         raise RunError(f"{error}; or give --inputs, which needs no model") from None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
-from partitioner.cost_model.evaluate import Evaluation
-from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.problem.build import Built
+from partitioner.search.outcome import Candidate, Refused
+from partitioner.search.request import Request
 from partitioner.solver import (
     Infeasible,
     Objective,
@@ -22,7 +22,6 @@ from partitioner.solver import (
     least_shortage,
     solve,
 )
-from partitioner.solver.joint.engines import HIGHS, Engine
 from partitioner.strategies.spaces import Family
 
 #: Seconds that a refusal may take beyond the time limit: to look again, and to find its reason.
@@ -32,94 +31,71 @@ SECOND_LOOK_S = 2.0
 SLACKS = (math.inf, 1.5, 1.2, 1.1)
 
 
-@dataclass(frozen=True)
-class Found:
-    """One family's best plan, the graph that it is for, and its evaluation."""
-
-    family: Family
-    graph: Graph
-    plan: Plan
-    evaluation: Evaluation
-    solution: Solution
-
-    def cost(self, objective: str) -> float:
-        """By the referee."""
-        return self.evaluation.cost(objective)
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A family of which no plan fits by the safe memory formula, as far as is known."""
-
-    family: Family
-    built: Built
-    error: Infeasible
-
-
-Evaluate = Callable[[Family, Built, Solution], Found]
-Held = Callable[[Plan, int], str]
+#: Turns a solution of a space's problem into a plan with its evaluation.
+Evaluate = Callable[[Family, Built, Solution], Candidate]
 
 
 def second_look(
     refused: Sequence[Refused],
-    objective: Objective,
-    gap: float,
+    request: Request,
     time_limit_s: float,
-    found: Evaluate,
-    held: Held,
+    evaluated: Evaluate,
+    holdings: Callable[[Plan, int], str],
     *,
     complete: bool,
-    seed: int = 0,
-    engine: Engine = HIGHS,
-) -> Found:
+) -> Candidate:
     """A plan that exact liveness, in the graph's order of nodes, lets fit after all.
 
     Args:
-        refused: All families that were searched.
-        objective: What is minimised.
-        gap: Relative gap at which a search stops.
+        refused: All spaces that were searched.
+        request: What was asked for.
         time_limit_s: Wall-clock limit.
-        found: Evaluates a solution.
-        held: Says what a device holds under a plan.
-        complete: Whether these are all families of the request.
-        seed: Of all random choices.
-        engine: Solves the MILPs.
+        evaluated: Evaluates a solution.
+        holdings: Says what a device holds under a plan.
+        complete: Whether these are all spaces of the request.
 
     Raises:
-        Infeasible: There is none; the family that came nearest to fitting speaks.
+        Infeasible: There is none; the space that came nearest to fitting speaks.
     """
     deadline = time.monotonic() + time_limit_s
-    ask = partial(solve, gap=gap, seed=seed, engine=engine)
-    nearest = sorted(refused, key=lambda entry: _distance(entry.error))
-    for index, entry in enumerate(nearest):
-        left = (deadline - time.monotonic()) / (len(nearest) - index + 1)
-        if left > 0 and _may_fit(entry):
-            fits = _exactly(entry, objective, left, found, ask)
-            if fits is not None:
-                return fits
-    entry = nearest[0]
-    left = max(SECOND_LOOK_S / 2, deadline - time.monotonic())
+    ask = partial(solve, gap=request.gap, seed=request.seed, engine=request.engine)
+    nearest = sorted(refused, key=lambda space: _distance(space.error))
+    for index, space in enumerate(nearest):
+        left_s = (deadline - time.monotonic()) / (len(nearest) - index + 1)
+        if left_s > 0 and _may_fit(space):
+            fitting = _exactly(space, request.objective, left_s, evaluated, ask)
+            if fitting is not None:
+                return fitting
+    first = nearest[0]
+    left_s = max(SECOND_LOOK_S / 2, deadline - time.monotonic())
     try:
-        solution = least_shortage(entry.built.problem, objective, entry.error, left, seed, engine)
+        solution = least_shortage(
+            first.built.problem,
+            request.objective,
+            first.error,
+            left_s,
+            request.seed,
+            request.engine,
+        )
     except Infeasible as error:
-        certain = complete and error.proven and all(n.error.proven for n in nearest[1:])
+        certain = complete and error.proven and all(s.error.proven for s in nearest[1:])
         parts = ""
         if error.closest is not None and error.device is not None:
             closest = Solution(error.closest, math.inf, 0.0, "feasible", None, "")
-            plan = found(entry.family, entry.built, closest).plan
-            parts = f"; there it holds {held(plan, error.device)}"
+            plan = evaluated(first.space, first.built, closest).plan
+            parts = f"; there it holds {holdings(plan, error.device)}"
         alone = len(nearest) == 1
-        raise _verdict(entry.family, error, parts, certain=certain, alone=alone) from None
-    return found(entry.family, entry.built, solution)
+        raise _verdict(first.space, error, parts, certain=certain, alone=alone) from None
+    return evaluated(first.space, first.built, solution)
 
 
 def _distance(error: Infeasible) -> float:
     return math.inf if error.closest is None else error.bytes_short
 
 
-def _may_fit(entry: Refused) -> bool:
+def _may_fit(space: Refused) -> bool:
     """Whether the nearest plan's weights alone leave room: liveness cannot make them smaller."""
-    closest, problem = entry.error.closest, entry.built.problem
+    closest, problem = space.error.closest, space.built.problem
     if closest is None:
         return True
     try:
@@ -141,20 +117,20 @@ def _resident(problem: Problem) -> Problem:
 
 
 def _exactly(
-    entry: Refused,
+    space: Refused,
     objective: Objective,
     time_limit_s: float,
-    found: Evaluate,
+    evaluated: Evaluate,
     ask: Callable[..., Solution],
-) -> Found | None:
+) -> Candidate | None:
     """The first plan that fits by exact liveness: of least cost first, of least peak last."""
     deadline = time.monotonic() + time_limit_s
-    problem = entry.built.problem
+    problem = space.built.problem
 
-    def within(limit: float, goal: Objective, seconds: float) -> Found:
+    def within(limit: float, goal: Objective, seconds: float) -> Candidate:
         limited = replace(problem, limit_bytes=(limit,) * problem.devices)
         solution = ask(limited, goal, time_limit_s=seconds, reason_s=0.0)
-        return found(entry.family, entry.built, solution)
+        return evaluated(space.space, space.built, solution)
 
     best = within(math.inf, "memory", time_limit_s / 2)
     if not best.evaluation.fits_exactly:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
-from partitioner.search.explicit import Request, search
+from partitioner.search.find_plan import find_plan
+from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError
@@ -102,7 +103,7 @@ def _of(cluster: Cluster, count: int) -> Cluster:
 def _fits(graph: Graph, cluster: Cluster, request: Request, rules: Rules) -> bool:
     quick = replace(request, time_limit_s=ONE_COUNT_S, gap=ANY_GAP)
     try:
-        search(graph, cluster, quick, rules)
+        find_plan(graph, cluster, quick, Budget.of(quick, lambda _text: None), rules)
     except (Infeasible, SearchError):  # no plan, or more devices than this is planned for
         return False
     return True

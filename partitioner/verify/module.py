@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,20 +25,17 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.tensors import to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.frontends.torch.trace import TracedModule
 from partitioner.verify.compare import (
     MEASURED,
     TOLERANCE,
     Difference,
     Verification,
     VerificationError,
-    check_memory,
     compare,
     largest,
 )
 from partitioner.verify.first_difference import Side, first_difference, tolerances, uncut_programs
-
-if TYPE_CHECKING:
-    from partitioner.compiled.module import ModuleProgram
 
 #: Errors of a gradient are relative to at least this share of the largest one of all parameters:
 #: gradients that are zero in exact arithmetic (of a bias before a normalisation, of an attention's
@@ -62,53 +59,54 @@ DROPOUTS = (
 Values = dict[str, torch.Tensor]
 
 
-def verify_module(program: ModuleProgram, seed: int, ranks: AllRanks | None = None) -> Verification:
+def verify_module(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
     """Compare all ranks with the module.
 
     Args:
-        program: The program.
+        module: The module and its trace.
+        ranks: The ranks of its module.
         seed: Of the random inputs, and of dropout.
-        ranks: Its ranks, if they come from files.
 
     Raises:
-        VerificationError: It would not fit this machine's free memory, or the weights are fake.
         BackendError: A rank fails.
     """
-    _check_contents(program)
-    check_memory(program.graph)
-    with program.traced.captured.autocast.region():
-        return _verified(program, seed, ranks)
+    with module.traced.captured.autocast.region():
+        return _verified(module, ranks, seed)
 
 
-def _verified(program: ModuleProgram, seed: int, ranks: AllRanks | None) -> Verification:
-    args, kwargs = random_arguments(program, seed)
-    ours = _Run(
-        ranks or program.all_ranks, program.fed(args, kwargs, seed), program.stored_values()
-    )
-    if program.signature.seed:
+def _verified(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
+    args, kwargs = random_arguments(module, seed)
+    inputs = module.signature.feed(args, kwargs, seed)
+    ours = _Run(ranks, inputs, module.stored_values())
+    if module.signature.seed:
         against = (
             "the same program on one device (its dropout is drawn otherwise than the module's)"
         )
-        whole = _named(program, ours.alone().step())
+        whole = _named(module, ours.alone().step())
     else:
         against = "the whole module"
-        whole = _eager(program, args, kwargs)
-    found = _named(program, ours.step())
+        whole = _eager(module, args, kwargs)
+    values = _named(module, ours.step())
     floor = GRADIENT_FLOOR * _largest_gradient(whole)
-    table, own = MEASURED, dict[str, float]()
-    compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
+    table, rounding = MEASURED, dict[str, float]()
+    compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
     if not all(output.equal for output in compared):
-        own = _own_rounding(program, args, kwargs, floor)
-        table = MEASURED if own else TOLERANCE
-        compared = tuple(_compared(found, whole, floor, _allowed(program, own, table), table))
+        rounding = _own_rounding(module, args, kwargs, floor)
+        table = MEASURED if rounding else TOLERANCE
+        compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
     first = None
     if not all(output.equal for output in compared):
-        first = first_difference(program.graph, ours.side, ours.alone().side, floor, table)
-    return Verification(len(program.cluster), seed, compared, first, against)
+        first = first_difference(module.graph, ours.side, ours.alone().side, floor, table)
+    return Verification(len(ranks.ranks), seed, compared, first, against)
 
 
-def _check_contents(program: ModuleProgram) -> None:
-    captured = program.traced.captured
+def check_contents(module: TracedModule) -> None:
+    """Refuse modules that nothing can be computed with here.
+
+    Raises:
+        VerificationError: The weights or example inputs are fake.
+    """
+    captured = module.traced.captured
     held = [*captured.tensors.values(), *captured.arguments]
     for tensor in held:
         fake = isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
@@ -118,7 +116,7 @@ def _check_contents(program: ModuleProgram) -> None:
             )
 
 
-def random_arguments(program: ModuleProgram, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def random_arguments(module: TracedModule, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like the example inputs.
 
     They are the example's in another order: so indices stay within what they index, shares of one
@@ -126,25 +124,25 @@ def random_arguments(program: ModuleProgram, seed: int) -> tuple[tuple[Any, ...]
     offsets and boundaries must, and so does what is not finite, as in masks. Floats that are all
     equal are drawn between that number and half of it, zeros between 0 and 1.
     """
-    signature = program.signature
+    signature = module.signature
     random = torch.Generator().manual_seed(seed)
     flat = [_random(value, random) for value in signature.example]
     args, kwargs = pytree.tree_unflatten(flat, signature.in_spec)
     return tuple(args), dict(kwargs)
 
 
-def random_inputs(program: ModuleProgram, seed: int) -> dict[str, np.ndarray]:
+def random_inputs(module: TracedModule, seed: int) -> dict[str, np.ndarray]:
     """The same as arrays by name of the graph's inputs.
 
     Raises:
         VerificationError: The example inputs have no contents.
     """
-    _check_contents(program)
-    args, kwargs = random_arguments(program, seed)
-    types = program.graph.types
+    check_contents(module)
+    args, kwargs = random_arguments(module, seed)
+    types = module.graph.types
     return {
         name: to_numpy(tensor, types[name].dtype)
-        for name, tensor in program.fed(args, kwargs, seed).items()
+        for name, tensor in module.signature.feed(args, kwargs, seed).items()
     }
 
 
@@ -199,16 +197,16 @@ class _Run:
         return {r: {name: _array(value) for name, value in of.items()} for r, of in kept.items()}
 
 
-def _named(program: ModuleProgram, step: Step) -> Values:
+def _named(module: TracedModule, step: Step) -> Values:
     """Results, gradients and written buffers by the names that people know."""
     late = {**step.results, **step.gradients}
-    return {name: late[value] for name, value in _compared_values(program).items()}
+    return {name: late[value] for name, value in _compared_values(module).items()}
 
 
-def _compared_values(program: ModuleProgram) -> dict[str, str]:
+def _compared_values(module: TracedModule) -> dict[str, str]:
     """Values of the graph by the names that people know."""
-    traced = program.traced
-    names = zip(result_names(program), traced.results, strict=True)
+    traced = module.traced
+    names = zip(result_names(module), traced.results, strict=True)
     found = {name: value for name, value in names if value}
     found |= {f"grad:{name}": value for name, value in sorted(traced.gradients.items())}
     found |= {f"buffer:{name}": value for name, value in sorted(traced.written.items())}
@@ -216,51 +214,52 @@ def _compared_values(program: ModuleProgram) -> dict[str, str]:
 
 
 def _allowed(
-    program: ModuleProgram, own: Mapping[str, float], table: Mapping[str, float]
+    module: TracedModule, own: Mapping[str, float], table: Mapping[str, float]
 ) -> dict[str, float]:
     """Tolerance of each compared tensor: by element type, or what the module's rounding allows."""
-    known, values = tolerances(program.graph, table), _compared_values(program)
+    known, values = tolerances(module.graph, table), _compared_values(module)
     return {name: max(known[value], own.get(name, 0.0)) for name, value in values.items()}
 
 
-def result_names(program: ModuleProgram) -> list[str]:
+def result_names(module: TracedModule) -> list[str]:
     """``output``, ``output[0]`` or ``output['logits']`` of each flat result.
 
     In training the first one is ``loss``.
     """
-    spec = program.signature.out_spec
+    spec = module.signature.out_spec
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     paths = pytree.tree_flatten_with_path(tree)[0]
     names = [f"output{pytree.keystr(path)}" for path, _ in paths]
-    return ["loss", *names[1:]] if program.training else names
+    return ["loss", *names[1:]] if module.options.training else names
 
 
-def _eager(program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
+def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
     """What the module itself gives; a copy runs, so that its buffers stay as they are."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
-            module = copy.deepcopy(program.whole)
+            copied = copy.deepcopy(module.module)
     except Exception as error:
         why = " ".join(str(error).split())
         raise VerificationError(f"the module cannot be copied: {why}") from error
-    module.zero_grad(set_to_none=True)
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(program.training):
-        flat = pytree.tree_leaves(module(*args, **kwargs))
-        if program.training:
+    copied.zero_grad(set_to_none=True)
+    training = module.options.training
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+        flat = pytree.tree_leaves(copied(*args, **kwargs))
+        if training:
             flat[0].backward()
-    names = zip(result_names(program), program.traced.results, flat, strict=True)
+    names = zip(result_names(module), module.traced.results, flat, strict=True)
     found = {name: result.detach() for name, value, result in names if value}
-    held = _tensors(module)
-    for name in sorted(program.traced.gradients):
+    held = _tensors(copied)
+    for name in sorted(module.traced.gradients):
         gradient = held[name].grad
         found[f"grad:{name}"] = torch.zeros_like(held[name]) if gradient is None else gradient
-    found |= {f"buffer:{name}": held[name] for name in sorted(program.traced.written)}
+    found |= {f"buffer:{name}": held[name] for name in sorted(module.traced.written)}
     return found
 
 
 def _own_rounding(
-    program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], floor: float
+    module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], floor: float
 ) -> dict[str, float]:
     """What the module's own rounding allows, by name: a multiple of how far it is from float64.
 
@@ -268,14 +267,14 @@ def _own_rounding(
     float64: then nothing more is known of rounding.
     """
     try:
-        calm = replace(program, whole=_without_dropout(program.whole))
+        calm = replace(module, module=_without_dropout(module.module))
         with torch.random.fork_rng(devices=[]):
             whole, again = (_seeded(calm, args, kwargs, seed) for seed in range(2))
         if any(not torch.equal(whole[name], again[name]) for name in whole):
             return {}
         args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
         with torch.autocast("cpu", enabled=False):
-            exact = _eager(replace(calm, whole=_widened(calm.whole)), args, kwargs)
+            exact = _eager(replace(calm, module=_widened(calm.module)), args, kwargs)
     except Exception:  # noqa: BLE001 - whatever it is, nothing more is known of rounding
         return {}
     wide = {name: _wide(tensor) for name, tensor in whole.items()}
@@ -306,10 +305,10 @@ def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
 
 
 def _seeded(
-    program: ModuleProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
+    module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
 ) -> Values:
     torch.manual_seed(seed)
-    return _eager(program, args, kwargs)
+    return _eager(module, args, kwargs)
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 _EXACT = "disable"
 
 
-def verify_directory(directory: Path, seed: int = 0) -> Verification:
-    """Verify the rank files of a saved compilation.
-
-    Raises:
-        ResultError: See `partitioner.load`.
-        DirectoryError: There are no rank files, they are of another plan, or they hold other
-            weights than the model.
-    """
-    from partitioner.compiled.onnx_model import load
-
-    return load(directory).verify_written(directory, seed)
-
-
 def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -> Verification:
     """Compare all ranks with the whole model.
 

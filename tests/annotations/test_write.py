@@ -13,15 +13,34 @@ from drawn_plans import GRID, PLANS, TP2, TP3, compiled, mlp
 from onnx import ModelProto, NodeProto, ShardingSpecProto, helper
 
 from partitioner import examples
-from partitioner.annotations.report import check, check_model
+from partitioner.annotations.report import check_annotations
 from partitioner.annotations.specs import NotInStandardError, sharding_spec
-from partitioner.annotations.write import CONFIGURATION, LeftOut, annotate, annotated_model
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.annotations.write import (
+    CONFIGURATION,
+    Annotated,
+    LeftOut,
+    annotate,
+    annotated_model,
+)
+from partitioner.compiled.base import Compiled
 from partitioner.files import FileError
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.types import Dim, TensorType
+
+
+def annotated(result: Compiled) -> tuple[ModelProto, tuple[LeftOut, ...]]:
+    return annotated_model(result.model.traced, result.schedule, result.cluster)
+
+
+def written(result: Compiled, path: Path) -> Annotated:
+    """The annotations in a file, valid by our own check."""
+    annotated = annotate(
+        result.model.traced, result.schedule, result.cluster, path, model_path=result.model.path
+    )
+    assert check_annotations(path).problems == ()
+    return annotated
 
 
 def held(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]]:
@@ -35,7 +54,7 @@ def held(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]
     ]
     fine = whole.reshape([size for parts in factors for size, _ in parts])
     flat = [pair for parts in factors for pair in parts]
-    found: dict[int, list[int]] = {}
+    elements: dict[int, list[int]] = {}
     shards = itertools.product(*(range(count) for _, count in flat))
     for entry, shard in zip(spec.device, shards, strict=True):
         block = tuple(
@@ -43,8 +62,8 @@ def held(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]
             for index, (size, count) in zip(shard, flat, strict=True)
         )
         for device in groups.get(entry, [entry]):
-            found[device] = sorted(fine[block].ravel().tolist())
-    return found
+            elements[device] = sorted(fine[block].ravel().tolist())
+    return elements
 
 
 def placed(at: Placement) -> dict[int, list[int]]:
@@ -78,7 +97,7 @@ def said_and_meant(result: Compiled, model: ModelProto) -> Iterator[tuple[str, o
 
 def runs_alike(result: Compiled, path: Path) -> None:
     feeds = random_inputs(result.graph, 0)
-    whole = ort.InferenceSession(result.traced.whole.SerializeToString())
+    whole = ort.InferenceSession(result.model.traced.whole.SerializeToString())
     for expected, got in zip(
         whole.run(None, feeds), ort.InferenceSession(path).run(None, feeds), strict=True
     ):
@@ -88,14 +107,13 @@ def runs_alike(result: Compiled, path: Path) -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_specs_say_what_the_plan_does(name: str, tmp_path: Path) -> None:
     result = PLANS[name]()
-    found = annotate(result, tmp_path / "a.onnx")
+    annotations = written(result, tmp_path / "a.onnx")
     model = onnx.load(tmp_path / "a.onnx")
-    assert (found.nodes, found.devices) == (3, len(result.cluster.devices))
+    assert (annotations.nodes, annotations.devices) == (3, len(result.cluster.devices))
     triples = list(said_and_meant(result, model))
-    assert len(triples) == 10 - len(found.left_out)
+    assert len(triples) == 10 - len(annotations.left_out)
     for value, said, meant in triples:
         assert said == meant, value
-    assert check(tmp_path / "a.onnx") == []
     assert model.ir_version == 11
     runs_alike(result, tmp_path / "a.onnx")
 
@@ -113,38 +131,40 @@ def test_real_plans(name: str, strategy: str, tmp_path: Path) -> None:
 
     model = examples.build(name, **MODELS[name])
     result = partitioner.compile(model, cluster="2xideal", strategy=strategy, time_limit_s=5)
-    annotate(result, tmp_path / "a.onnx")
-    found = check_model(tmp_path / "a.onnx")
-    assert str(found) == f"ok: {len(result.graph.nodes)} nodes annotated for 2 devices"
+    written(result, tmp_path / "a.onnx")
+    assert (
+        str(check_annotations(tmp_path / "a.onnx"))
+        == f"ok: {len(result.graph.nodes)} nodes annotated for 2 devices"
+    )
     for value, said, meant in said_and_meant(result, onnx.load(tmp_path / "a.onnx")):
         assert said == meant, value
     runs_alike(result, tmp_path / "a.onnx")
 
 
 def test_stages_are_those_of_the_schedule() -> None:
-    model, _ = annotated_model(drawn_plans.hybrid())
+    model, _ = annotated(drawn_plans.hybrid())
     stages = [node.device_configurations[0].pipeline_stage for node in model.graph.node]
     assert stages == [0, 0, 1]
-    model, _ = annotated_model(drawn_plans.intra())
+    model, _ = annotated(drawn_plans.intra())
     assert not any(n.device_configurations[0].HasField("pipeline_stage") for n in model.graph.node)
 
 
 def test_the_models_own_content_is_not_touched() -> None:
     result = drawn_plans.hybrid()
-    model, _ = annotated_model(result)
+    model, _ = annotated(result)
     for node in model.graph.node:
         node.ClearField("device_configurations")
     model.ClearField("configuration")
-    model.ir_version = result.traced.whole.ir_version
-    assert model == result.traced.whole
+    model.ir_version = result.model.traced.whole.ir_version
+    assert model == result.model.traced.whole
 
 
 def test_annotating_again_replaces_ours_and_keeps_others() -> None:
-    first, _ = annotated_model(drawn_plans.hybrid())
+    first, _ = annotated(drawn_plans.hybrid())
     first.configuration.add(name="other", num_devices=1)
     first.graph.node[0].device_configurations.add(configuration_id="other")
     again = compiled(first, 2, **{"layer0.out": 0, "layer0.relu": 0, "y": 1})
-    model, _ = annotated_model(again)
+    model, _ = annotated(again)
     assert [(c.name, c.num_devices) for c in model.configuration] == [
         ("other", 1),
         (CONFIGURATION, 2),
@@ -154,13 +174,13 @@ def test_annotating_again_replaces_ours_and_keeps_others() -> None:
 
 
 def test_pending_sums_and_uneven_cuts_are_named() -> None:
-    _, left_out = annotated_model(drawn_plans.intra())
+    _, left_out = annotated(drawn_plans.intra())
     # the bias is a pending sum as well: its parts on all devices but one are zeros
     assert left_out == (
         LeftOut("y", "layer1.bias", "a pending sum over tp"),
         LeftOut("y", "y", "a pending sum over tp"),
     )
-    _, left_out = annotated_model(compiled(mlp(), 3, _=TP3, **{"layer0.out": (TP3, {"n": "tp"})}))
+    _, left_out = annotated(compiled(mlp(), 3, _=TP3, **{"layer0.out": (TP3, {"n": "tp"})}))
     why = "cut tp of a dim of 8: not in equal blocks"
     assert [(item.node, item.why) for item in left_out] == [("layer0.out", why)] * 3
 
@@ -168,8 +188,6 @@ def test_pending_sums_and_uneven_cuts_are_named() -> None:
 def test_left_out_lines_are_short() -> None:
     result = drawn_plans.intra()
     left_out = tuple(LeftOut(f"n{i}", "t", "a reason") for i in range(9))
-    from partitioner.annotations.write import Annotated
-
     (line,) = Annotated(Path("a.onnx"), 3, len(result.cluster.devices), left_out).lines()
     assert line.endswith("'t' of 'n4' and 4 more: a reason")
 
@@ -186,7 +204,7 @@ def test_nodes_behind_identities_are_found() -> None:
     result = compiled(
         helper.make_model(graph, ir_version=8, opset_imports=opset), 2, relu=(TP2, {"b0": "tp"})
     )
-    model, left_out = annotated_model(result)
+    model, left_out = annotated(result)
     assert left_out == ()
     assert sorted(specs(model.graph.node[0])) == ["r", "x"]
     assert not model.graph.node[1].device_configurations
@@ -202,13 +220,13 @@ def test_functions_are_inlined() -> None:
     ]
     value = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, (4, 4)) for n in "xy"]
     graph = helper.make_graph(nodes, "g", value[:1], value[1:])
-    given = helper.make_model(graph, ir_version=8, opset_imports=opset, functions=[function])
-    result = compiled(given, 2, _=(TP2, {"b0": "tp"}))
-    model, left_out = annotated_model(result)
+    whole = helper.make_model(graph, ir_version=8, opset_imports=opset, functions=[function])
+    result = compiled(whole, 2, _=(TP2, {"b0": "tp"}))
+    model, left_out = annotated(result)
     assert left_out == ()
     assert [node.op_type for node in model.graph.node] == ["Relu", "Relu"]
     assert all(node.device_configurations for node in model.graph.node)
-    assert check(model) == []
+    assert check_annotations(model).problems == ()
 
 
 @pytest.mark.parametrize("place", ["beside", "above", "elsewhere"])
@@ -219,8 +237,7 @@ def test_external_weights_stay_valid(place: str, tmp_path: Path) -> None:
     result = compiled(source / "m.onnx", 2, _=0, y=1)
     target = {"beside": source, "above": tmp_path, "elsewhere": tmp_path / "out"}[place]
     target.mkdir(exist_ok=True)
-    annotate(result, target / "a.onnx")
-    assert check(target / "a.onnx") == []
+    written(result, target / "a.onnx")
     runs_alike_from_disk(source / "m.onnx", target / "a.onnx")
     made = {path.name for path in target.iterdir() if path.is_file()} - {"m.onnx", "m.weights"}
     assert made == ({"a.onnx", "a.onnx.0.data"} if place == "elsewhere" else {"a.onnx"})
@@ -241,7 +258,7 @@ def test_the_model_itself_is_never_replaced(tmp_path: Path) -> None:
     onnx.save(mlp(), path)
     before = path.read_bytes()
     with pytest.raises(FileError, match="it is the model itself"):
-        annotate(compiled(path, 2, _=0, y=1), path)
+        written(compiled(path, 2, _=0, y=1), path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
@@ -306,9 +323,8 @@ def test_a_model_with_symbols_keeps_them(tmp_path: Path) -> None:
         dims={"batch": 4},
         constraints=tmp_path / "pins.toml",
     )
-    annotate(result, tmp_path / "a.onnx")
-    assert check(tmp_path / "a.onnx") == []
-    written = onnx.load(tmp_path / "a.onnx")
-    assert written.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
-    (dim,) = specs(written.graph.node[0])["x"].sharded_dim
+    written(result, tmp_path / "a.onnx")
+    model = onnx.load(tmp_path / "a.onnx")
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    (dim,) = specs(model.graph.node[0])["x"].sharded_dim
     assert [(part.dim_param, part.num_shards) for part in dim.simple_sharding] == [("batch", 2)]

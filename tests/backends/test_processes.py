@@ -77,7 +77,11 @@ def test_all_cases_over_gloo(half: int) -> None:
             stdin=reader,
             capture_output=True,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(script.parents[2])},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(script.parents[1] / "helpers"),
+            },
             timeout=200,
             check=False,
         )

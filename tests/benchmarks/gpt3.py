@@ -19,7 +19,8 @@ from pathlib import Path
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
-from partitioner.search.explicit import Request, search
+from partitioner.search.find_plan import find_plan
+from partitioner.search.request import Budget, Request
 
 BATCH, TOKENS, WIDTH, HEADS, VOCABULARY = 32, 2048, 12_288, 96, 50_257
 
@@ -112,7 +113,8 @@ def cluster_of(devices: int) -> Cluster:
 def row(graph: Graph, case: Case, request: Request) -> str:
     cluster = cluster_of(case.devices)
     cpu, wall = time.process_time(), time.perf_counter()
-    outcome = search(graph, cluster, request)
+    budget = Budget.of(request, lambda _text: None)
+    outcome = find_plan(graph, cluster, request, budget)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     certificate = outcome.plan.certificate
     assert certificate is not None

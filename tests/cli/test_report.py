@@ -85,7 +85,7 @@ def test_a_target_is_looked_at_before_any_work(
     def work(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("partitioner.compiled.onnx_model.load", work)
+    monkeypatch.setattr("partitioner.compiled.reload.load", work)
     monkeypatch.setattr("partitioner.frontends.onnx.load.load_onnx", work)
     for name in ("none/page.html", f"{'x' * 300}.html"):
         assert main([*command, "-o", name]) == 1

@@ -20,15 +20,13 @@ from partitioner.backends.torch.emit import PassGraph
 from partitioner.backends.torch.local import run_module_files
 from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
-from partitioner.compiled.folder import ResultError
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files
-from partitioner.files import DirectoryError
+from partitioner.files import DirectoryError, ResultError
 from partitioner.ir.errors import OptionError
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.verify.compare import VerificationError
 from partitioner.verify.module import random_arguments, verify_module
-from partitioner.verify.onnx_model import verify_directory
 
 
 def compiled(module: nn.Module, example: object, **options: object) -> ModuleProgram:
@@ -145,11 +143,12 @@ def test_a_wrong_program_is_found_out(
     where: str,
 ) -> None:
     """One rank computes something else, in the graphs that were made or in those of the files."""
-    ranks = list(training.all_ranks.ranks)
+    ranks = list(training.ranks.all_ranks.ranks)
     if written:
         ranks = list(with_written(saved_training, ranks))
     ranks[1] = replace(ranks[1], **{which: spoilt(getattr(ranks[1], which), operator, change)})
-    found = verify_module(training, 0, AllRanks(training.programs, training.graph, ranks))
+    changed = AllRanks(training.programs, training.graph, ranks)
+    found = verify_module(training.model.module, changed, 0)
     assert not found
     differ = [output.name for output in found.outputs if not output.equal]
     assert ("loss" in differ) == (which == "forward")
@@ -177,9 +176,10 @@ def test_bfloat16_allows_what_rounding_does(factor: float, equal: bool) -> None:
 
     ranks = tuple(
         replace(one, forward=spoilt(one.forward, "aten.relu.default", scale))
-        for one in program.all_ranks.ranks
+        for one in program.ranks.all_ranks.ranks
     )
-    found = verify_module(program, 0, AllRanks(program.programs, program.graph, ranks))
+    changed = AllRanks(program.programs, program.graph, ranks)
+    found = verify_module(program.model.module, changed, 0)
     assert bool(found) == equal, str(found)
     assert found.outputs[0].tolerance < 0.05
     assert ("first tensor that differs: 'addmm_1'" in str(found)) != equal
@@ -451,7 +451,7 @@ def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> N
         rank: torch.export.load(saved / f"rank{rank}.pt2").module(check_guards=False)
         for rank in range(2)
     }
-    fed = inference.fed(modules.batch(), {}, 0)
+    fed = inference.signature.feed(modules.batch(), {}, 0)
     feeds = {}
     for file in files:
         parts = file.header.inputs
@@ -501,4 +501,4 @@ def test_a_failed_save_leaves_nothing(
 
 def test_verify_directory_needs_the_module(saved: Path) -> None:
     with pytest.raises(ResultError, match="was given in Python"):
-        verify_directory(saved)
+        partitioner.load(saved).verify_written(saved)

@@ -13,14 +13,13 @@ import pytest
 import partitioner
 from partitioner import examples, units
 from partitioner.cli.main import main
-from partitioner.compiled.onnx_model import Compiled, ResultError
-from partitioner.compiled.summary import text
+from partitioner.compiled.base import Compiled
 from partitioner.cost_model.errors import CostError
-from partitioner.files import DirectoryError, replace_directory
+from partitioner.files import DirectoryError, ResultError, replace_directory
 from partitioner.ir.plan import PlanError
+from partitioner.report.summary import text
 from partitioner.report.text.show import show
 from partitioner.run.local import run_directory
-from partitioner.verify.onnx_model import verify_directory
 
 
 @pytest.fixture(scope="module")
@@ -179,41 +178,47 @@ def uncut(data: dict[str, Any]) -> None:
 
 
 def test_rank_files_of_another_plan_are_refused(saved: Path) -> None:
-    assert verify_directory(saved).equal
+    assert partitioner.load(saved).verify_written(saved).equal
     edit(saved, uncut)
     message = rf"rank0.onnx is not of its plan.json, which was edited; .*--constraints {saved}/plan"
-    for use in (lambda: verify_directory(saved), lambda: run_directory(saved, None, None)):
+    for use in (
+        lambda: partitioner.load(saved).verify_written(saved),
+        lambda: run_directory(saved, None, None),
+    ):
         with pytest.raises(DirectoryError, match=message):
             use()
     options = ["--cluster", "2xideal", "--constraints", str(saved / "plan.json"), "-q"]
     anew = [str(saved.parent / "m.onnx"), *options, "-o", str(saved), "--force"]
     onnx.save(examples.build("mlp", layers=2, hidden=8, batch=4), saved.parent / "m.onnx")
     assert main(anew) == 0
-    assert verify_directory(saved).equal
+    assert partitioner.load(saved).verify_written(saved).equal
 
 
 def test_a_certificate_is_not_of_the_decisions(saved: Path) -> None:
     """What is proven of a plan changes no rank file."""
     edit(saved, lambda data: data.update(certificate=None))
-    assert verify_directory(saved).equal
+    assert partitioner.load(saved).verify_written(saved).equal
 
 
 def test_rank_files_of_other_weights_are_refused(tmp_path: Path) -> None:
     model = examples.build("mlp", layers=2, hidden=16, batch=4)
     onnx.save(model, tmp_path / "m.onnx")
     folder = partitioner.compile(tmp_path / "m.onnx", devices=1).save(tmp_path / "m.partition")
-    assert verify_directory(folder).equal
+    assert partitioner.load(folder).verify_written(folder).equal
     weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     weight.raw_data = weight.raw_data[:-1] + bytes([weight.raw_data[-1] ^ 1])
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(DirectoryError, match=r"rank0\.onnx holds other weights than its model"):
-        verify_directory(folder)
+        partitioner.load(folder).verify_written(folder)
     assert partitioner.load(folder).verify().equal  # makes its own files
 
 
 def test_a_plan_alone_is_not_run(compiled: Compiled, tmp_path: Path) -> None:
     folder = compiled.save(tmp_path / "p", plan_only=True)
-    for use in (lambda: verify_directory(folder), lambda: run_directory(folder, None, None)):
+    for use in (
+        lambda: partitioner.load(folder).verify_written(folder),
+        lambda: run_directory(folder, None, None),
+    ):
         with pytest.raises(DirectoryError, match="holds a plan only; partition again without"):
             use()
 

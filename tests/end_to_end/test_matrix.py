@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import partitioner
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 
 Models = Callable[[str], Path]
 QUICK = ("mlp", "tiny", "llama")

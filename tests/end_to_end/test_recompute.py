@@ -24,7 +24,8 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.repeats import Stretch
 from partitioner.report.text.diff import diff
 from partitioner.report.text.show import show
-from partitioner.search.explicit import Request, first_problem
+from partitioner.search.explicit import first_problem
+from partitioner.search.request import Request
 from partitioner.solver import Infeasible, evaluate_choices
 
 

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from searching import search
 
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.types import TensorType
-from partitioner.search.explicit import Request, search
+from partitioner.search.request import Request
 from partitioner.solver import Infeasible
 
 GB = 10**9

@@ -68,7 +68,7 @@ def test_a_step_is_pytorchs(
     program = compiled(model, batch, mesh)
     assert program.summary["sharded_flops_share"] > 0.9
     loss, gradients = program.gradients(*batch)
-    step = program._step(batch, {}, seed=0)
+    step = program.ranks.step(batch, {}, seed=0)
 
     whole = copy.deepcopy(model).double()  # PyTorch's own float32 gradients are off by 1e-5
     wanted = whole(*(x.double() for x in batch))

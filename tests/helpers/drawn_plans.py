@@ -9,7 +9,8 @@ import onnx
 from whole_plans import Decision, hand_plan
 
 from partitioner import examples
-from partitioner.compiled.onnx_model import Compiled, Source
+from partitioner.compiled.base import Compiled
+from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.onnx.load import load_onnx
@@ -24,14 +25,8 @@ def compiled(model: onnx.ModelProto | Path, devices: int, **decisions: Decision)
     traced = load_onnx(model)
     cluster = resolve_cluster(None, devices)
     plan = hand_plan(traced.graph, **decisions)
-    return Compiled(
-        traced=traced,
-        source=Source.of(model, traced.graph, {}, {}),
-        cluster=cluster,
-        plan=plan,
-        evaluation=evaluate(traced.graph, plan, cluster),
-        summary={},
-    )
+    figures = evaluate(traced.graph, plan, cluster)
+    return Compiled.of(OnnxModel.of(model, traced, {}, {}), cluster, plan, figures, {})
 
 
 def mlp(**options: int) -> onnx.ModelProto:

@@ -4,7 +4,7 @@ import pytest
 
 import partitioner
 from partitioner import examples
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.graph import Node
 from partitioner.report.alternatives import Alternative, Context

@@ -9,7 +9,7 @@ from onnx import helper
 import partitioner
 from partitioner import examples
 from partitioner.cli.main import main
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 from partitioner.cost_model.evaluate import one_device
 from partitioner.report.bottleneck import Bottleneck, bottleneck, limit_sentence
 from partitioner.report.page.data import headline

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from searching import search
 
 from partitioner.cost_model.cluster import Cluster, resolve_cluster
 from partitioner.cost_model.evaluate import evaluate
@@ -12,7 +13,8 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.types import TensorType
 from partitioner.report.alternatives import Context
-from partitioner.search.explicit import Outcome, Request, search
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Request
 from partitioner.solver import Infeasible, Objective
 from partitioner.strategies.constraints import Constraints, Pin
 

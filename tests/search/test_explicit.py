@@ -2,6 +2,7 @@
 
 import pytest
 from cost_cases import flat
+from searching import search
 from whole_plans import build
 
 import partitioner
@@ -12,7 +13,8 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.plan import Plan, resolve
-from partitioner.search.explicit import Outcome, Request, search
+from partitioner.search.outcome import Outcome
+from partitioner.search.request import Request
 from partitioner.solver import Infeasible, Objective
 from partitioner.strategies.constraints import ConstraintError, Constraints, Pin
 from partitioner.strategies.spaces import SearchError, families
@@ -36,7 +38,7 @@ def test_the_certificate_is_what_the_referee_says(objective: Objective) -> None:
     assert certificate.objective == objective
     rivals = [
         entry.cost(objective)
-        for entry in outcome.found
+        for entry in outcome.candidates
         if objective != "throughput" or entry.evaluation.devices_used == 4
     ]
     assert certificate.cost == min(rivals)
@@ -51,7 +53,7 @@ def test_every_family_is_searched_and_named() -> None:
         "intra (dp=2 tp=2)",
         "intra (tp=4)",
     ]
-    assert {str(entry.family) for entry in outcome.found} == {*spaces}
+    assert {str(entry.space) for entry in outcome.candidates} == {*spaces}
     assert outcome.plan.certificate is not None
     assert all(space in outcome.plan.certificate.space for space in spaces)
 
@@ -67,7 +69,7 @@ def test_a_mesh_of_the_users_choice() -> None:
 
 def test_one_device_is_a_plan_too() -> None:
     outcome = found(cluster=flat(1))
-    assert [entry.family.name for entry in outcome.found] == ["single"]
+    assert [entry.space.name for entry in outcome.candidates] == ["single"]
     assert {placed.mesh.devices for placed in resolve(MLP, outcome.plan)} == {(0,)}
 
 
@@ -124,7 +126,7 @@ def test_a_cluster_of_another_size_and_too_many_devices_are_refused() -> None:
 
 def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
     outcome = search(MLP, flat(4), Request(time_limit_s=1e-9))
-    assert [str(entry.family) for entry in outcome.found] == ["intra (tp=4)"]
+    assert [str(entry.space) for entry in outcome.candidates] == ["intra (tp=4)"]
     left = {str(family): str(error) for family, error in outcome.failed}
     assert set(left) == {"inter (4 x one device)", "intra (dp=2 tp=2)", "hybrid (2 x tp=2)"}
     assert set(left.values()) == {"not searched within 1e-09 s"}

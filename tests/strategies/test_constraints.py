@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from searching import search
 from whole_plans import hand_plan
 
 from partitioner import examples
@@ -14,7 +15,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, PlacedNode, Plan, PlanError, resolve
 from partitioner.ir.rule import Cut
 from partitioner.ir.types import TensorType
-from partitioner.search.explicit import Request, search
+from partitioner.search.request import Request
 from partitioner.strategies.constraints import ConstraintError, Constraints
 
 GRAPH = load_onnx(examples.build("mlp", layers=3, hidden=16, batch=4)).graph

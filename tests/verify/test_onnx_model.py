@@ -15,7 +15,6 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import run_local
 from partitioner.cli.main import main
 from partitioner.verify.compare import VerificationError, compare
-from partitioner.verify.onnx_model import verify_directory
 
 
 @pytest.fixture
@@ -45,12 +44,12 @@ def _holder(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("layer", [0, 2])
 def test_a_wrong_weight_is_found_and_the_first_tensor_named(saved: Path, layer: int) -> None:
-    assert verify_directory(saved).equal
+    assert partitioner.load(saved).verify_written(saved).equal
     result = partitioner.load(saved)
     node = [node for node in result.graph.nodes if node.op in ("Gemm", "MatMul")][layer]
     weight = next(value for value in node.inputs if value in result.graph.constants)
     _spoil(_holder(saved, weight), weight)
-    found = verify_directory(saved)
+    found = partitioner.load(saved).verify_written(saved)
     assert not found.equal
     assert found.first is not None
     assert found.first.tensor.name == node.outputs[0]
@@ -91,7 +90,7 @@ def test_compare_by_type() -> None:
 def test_too_little_memory_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("partitioner.verify.compare.free_bytes", lambda: 1000)
     with pytest.raises(VerificationError, match=r"needs about .* are free"):
-        verify_directory(saved)
+        partitioner.load(saved).verify_written(saved)
 
 
 def test_rank_files_of_two_plans_are_refused(saved: Path) -> None:

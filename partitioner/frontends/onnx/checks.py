@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -63,6 +63,13 @@ def nested_graphs(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
             for graph in attribute.graphs:
                 yield graph
                 yield from nested_graphs(graph.node)
+
+
+def node_lists(proto: ModelProto) -> Iterator[Sequence[NodeProto]]:
+    """Nodes of the main graph, of each subgraph inside it, then the same of each function."""
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        yield nodes
+        yield from (graph.node for graph in nested_graphs(nodes))
 
 
 def _run_checker(proto: ModelProto, path: Path | None) -> None:

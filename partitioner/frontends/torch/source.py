@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partitioner.compiled.folder import SOURCE_VERSION, SavedModule
 from partitioner.frontends.model_names import module_name
 from partitioner.ir.errors import OptionError, PartitionerError
 
@@ -82,11 +80,6 @@ class ModuleSource:
             return cls(file=Path(os.path.abspath(text)))  # noqa: PTH100 - links stay
         return cls(factory=text, folder=Path.cwd())
 
-    @classmethod
-    def saved(cls, request: SavedModule) -> ModuleSource:
-        """The source that a folder names."""
-        return cls(request.file, request.factory, request.folder)
-
     @property
     def name(self) -> str:
         """For people and file names; "" for a module that was given in Python."""
@@ -103,26 +96,6 @@ class ModuleSource:
         if not self.factory:
             raise SourceError("the module was given in Python: give it again")
         return _made(self.factory, self.folder)
-
-    def write(
-        self, directory: Path, final: Path, digest: str, training: bool, optimizer: str
-    ) -> None:
-        """Write `request.json` into `directory`, which will be moved to `final`."""
-        data = {
-            "version": SOURCE_VERSION,
-            "kind": "module",
-            "file": _relative(self.file, final),
-            "factory": self.factory,
-            "folder": _relative(self.folder, final),
-            "graph_digest": digest,
-            "training": training,
-            "optimizer": optimizer,
-        }
-        (directory / "request.json").write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
-
-
-def _relative(path: Path | None, folder: Path) -> str:
-    return "" if path is None else os.path.relpath(path, folder.resolve())
 
 
 def _read(file: Path) -> tuple[nn.Module, Example]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from partitioner.compiled.base import Planned
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.schedule import Task
@@ -43,6 +42,7 @@ from partitioner.report.page.schema import (
 )
 from partitioner.report.page.timelines import timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
+from partitioner.report.planned import Planned
 
 
 def report_data(result: Planned) -> Report:

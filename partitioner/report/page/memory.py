@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.compiled.base import Planned
 from partitioner.cost_model.memory import (
     Lifetime,
     exact_lifetimes,
@@ -19,6 +18,7 @@ from partitioner.cost_model.memory import (
 )
 from partitioner.cost_model.schedule import Schedule
 from partitioner.report.page.schema import Live, Memory
+from partitioner.report.planned import Planned
 
 #: Entries of a live set that are listed.
 MAX_LIVE = 40

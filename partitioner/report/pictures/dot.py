@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from partitioner.compiled.base import Planned
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.pictures.fold import how_cut
@@ -19,6 +18,7 @@ from partitioner.report.pictures.palette import (
     tint,
 )
 from partitioner.report.pictures.text import shown
+from partitioner.report.planned import Planned
 
 
 def dot(result: Planned) -> str:

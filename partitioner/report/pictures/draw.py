@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
-from partitioner.compiled.base import Planned
 from partitioner.report.edges import INPUT, OUTPUT
 from partitioner.report.pictures.canvas import draw_file, drawable
 from partitioner.report.pictures.fold import Arc, Box, Diagram, End, fold
@@ -33,6 +32,7 @@ from partitioner.report.pictures.palette import (
     tint,
 )
 from partitioner.report.pictures.timeline import draw_timeline
+from partitioner.report.planned import Planned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from partitioner.compiled.base import Planned
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
+from partitioner.report.planned import Planned
 
 MAX_TERMINALS = 12  #: More inputs, or outputs, are joined where they go to the same boxes.
 MAX_JOINED = 60  #: If that leaves more, all are.

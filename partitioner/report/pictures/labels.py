@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from partitioner import units
-from partitioner.compiled.base import Planned
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.report.pictures.canvas import drawable
 from partitioner.report.pictures.fold import Box
 from partitioner.report.pictures.text import ELISION, MAX_CHARACTERS
+from partitioner.report.planned import Planned
 from partitioner.report.text.show import comm_bytes
 
 _FIRST, _SECOND = 30, 36  #: Characters of the two lines.

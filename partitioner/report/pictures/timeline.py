@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partitioner.compiled.base import Planned
 from partitioner.cost_model.simulate import Event, Timeline, simulate
 from partitioner.report.pictures.canvas import draw_file, drawable
 from partitioner.report.pictures.palette import (
@@ -23,6 +22,7 @@ from partitioner.report.pictures.palette import (
     YELLOW,
     tint,
 )
+from partitioner.report.planned import Planned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

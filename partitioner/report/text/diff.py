@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 
 from partitioner import units
-from partitioner.compiled.base import Planned
 from partitioner.ir.plan import PlacedNode, resolve
 from partitioner.report.bottleneck import balance, tightest
 from partitioner.report.page.data import device_rows
@@ -19,6 +18,7 @@ from partitioner.report.page.schema import (
     Moved,
 )
 from partitioner.report.page.traffic import crossing_bytes
+from partitioner.report.planned import Planned
 from partitioner.report.text.show import clean, table
 
 #: Runs of moved nodes that the text lists.

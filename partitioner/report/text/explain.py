@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from partitioner import units
-from partitioner.compiled.base import Planned
 from partitioner.cost_model.compute import node_limit
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.errors import PartitionerError
@@ -19,6 +18,7 @@ from partitioner.report.bottleneck import COMPUTING, Bottleneck
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import Head
+from partitioner.report.planned import Planned
 from partitioner.report.text.show import clean, table
 
 #: Lines of each list.

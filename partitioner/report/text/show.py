@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partitioner import units
-from partitioner.compiled.base import Planned
-from partitioner.compiled.summary import certificate_line
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
+from partitioner.report.planned import Planned
+from partitioner.report.summary import certificate_line
 
 Row = tuple[str, str, str, str, str]
 _STEP_HEAD = ("devices", "step", "what", "seconds", "sent")

@@ -8,7 +8,7 @@ import schema_check
 
 import partitioner
 from partitioner import examples
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 from partitioner.report.bottleneck import bottleneck
 from partitioner.report.page.data import headline, report_data
 from partitioner.report.page.schema import Report

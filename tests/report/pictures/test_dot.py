@@ -8,7 +8,7 @@ import drawn_plans
 import pytest
 from dot_grammar import read
 
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 from partitioner.report.pictures.dot import dot
 from partitioner.report.pictures.palette import COMM
 from partitioner.report.pictures.text import shown

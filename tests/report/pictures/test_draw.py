@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 from partitioner import examples
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 from partitioner.cost_model.simulate import simulate
 from partitioner.files import FileError
 from partitioner.ir.plan import PlacedNode

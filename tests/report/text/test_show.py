@@ -8,7 +8,7 @@ import pytest
 
 import partitioner
 from partitioner import examples
-from partitioner.compiled.onnx_model import Compiled
+from partitioner.compiled.base import Compiled
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.program import CommKind
@@ -79,8 +79,8 @@ def test_all_lists_every_tensor_in_full_and_the_factors(model: onnx.ModelProto) 
 def test_uncut_operators_of_a_mesh_are_called_replicated(sharded: Compiled) -> None:
     nodes = {node.name: NodePlan(0) for node in sharded.graph.nodes}
     plan = Plan(sharded.graph.digest, {}, (DeviceMesh.line(2),), nodes)
-    assert sharded.source.proto is not None
-    result = partitioner.compile(sharded.source.proto, devices=2, constraints=plan)
+    assert sharded.model.proto is not None
+    result = partitioner.compile(sharded.model.proto, devices=2, constraints=plan)
     (line,) = (line for line in show(result).splitlines() if "(11 nodes)" in line)
     assert line.startswith("tp=2 on 0,1  ")
     assert "  replicated  " in line

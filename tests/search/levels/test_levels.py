@@ -18,10 +18,10 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
-from partitioner.search.explicit import Request
 from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_levels
 from partitioner.search.levels.meshes import DevicePool, device_pools, sizes
-from partitioner.search.split_axes import axes_meshes, search_axes
+from partitioner.search.request import Budget, Request
+from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Pool, StageProblem, evaluate_cut
 from partitioner.strategies.derive import Rules
@@ -288,18 +288,13 @@ def test_three_axes_win_where_weights_must_be_cut_and_values_need_not_be_whole()
     assert [len(layout.mesh.axes) for layout in meshes] == [2, 2, 3]
     costs = []
     for space in (meshes[:2], meshes):
-        (found,) = search_axes(
-            graph, Rules.of(graph), tight, space, request, time.monotonic() + 60, math.inf, quiet
-        )
-        assert found.solution.bound <= found.evaluation.step_s == found.solution.cost
-        assert found.evaluation.fits
-        costs.append(found.evaluation.step_s)
-    assert found.family.groups[0].axes == (("dp", 2), ("zero", 2), ("tp", 2))
+        split = SplitAxesSpace(graph, Rules.of(graph), tight, space)
+        (plan,) = split.search(Budget.of(request, lambda _text: None), ()).plans
+        assert plan.solution.bound <= plan.evaluation.step_s == plan.solution.cost
+        assert plan.evaluation.fits
+        costs.append(plan.evaluation.step_s)
+    assert plan.space.groups[0].axes == (("dp", 2), ("zero", 2), ("tp", 2))
     assert costs[1] < 0.97 * costs[0]
-
-
-def quiet(_text: str) -> None:
-    """Say nothing."""
 
 
 def test_meshes_of_three_axes_are_searched_where_they_can_be() -> None:

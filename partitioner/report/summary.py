@@ -7,12 +7,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from partitioner import units
-from partitioner.compiled import split
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Certificate
+from partitioner.report import split
 
 if TYPE_CHECKING:
-    from partitioner.search.explicit import Outcome
+    from partitioner.search.outcome import Outcome
 
 
 #: Gap below which a proven plan is called optimal, whatever gap was asked for.
@@ -83,7 +83,7 @@ def _fewer(outcome: Outcome, single: Evaluation) -> dict[str, Any] | None:
     assert cert is not None
     used = outcome.evaluation.devices_used
     rivals = [
-        (found.cost(cert.objective), found.evaluation.devices_used) for found in outcome.found
+        (plan.cost(cert.objective), plan.evaluation.devices_used) for plan in outcome.candidates
     ]
     if cert.status != "infeasible" and single.fits:
         rivals.append((single.cost(cert.objective), 1))

@@ -8,12 +8,12 @@ import pytest
 
 import partitioner
 from partitioner import examples, units
-from partitioner.compiled import split
-from partitioner.compiled.onnx_model import Compiled
-from partitioner.compiled.summary import text
+from partitioner.compiled.base import Compiled
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.rule import Cut
+from partitioner.report import split
+from partitioner.report.summary import text
 
 ONE, TWO = DeviceMesh.single(0), DeviceMesh.single(1)
 ALL, PAIR = DeviceMesh.line(4), DeviceMesh.of({"tp": 2}, (2, 3))

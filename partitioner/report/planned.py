@@ -1,0 +1,91 @@
+"""A plan beside all that was computed of it: the values that reports, pictures and texts read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.files import ResultError
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Plan, resolve
+from partitioner.no_gc import no_collection
+from partitioner.report.summary import certificate_line
+from partitioner.search.limits import MOST_EXPLICIT
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class Planned:
+    """A planned graph.
+
+    Attributes:
+        name: Of the model, for people and file names.
+        graph: The graph that the plan is for.
+        cluster: The devices.
+        plan: The decisions.
+        evaluation: The referee's figures.
+        summary: The facts that ``--json`` prints.
+        delivered: Values of the graph that every rank delivers whole.
+        seconds: Seconds that each stage of the compilation took.
+        warnings: Faults of a saved compilation that can still be used, one line each.
+    """
+
+    name: str
+    graph: Graph
+    cluster: Cluster
+    plan: Plan
+    evaluation: Evaluation
+    summary: Mapping[str, Any]
+    delivered: frozenset[str] = frozenset()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        certificate = self.plan.certificate
+        how = certificate_line(certificate) if certificate else "plan without a certificate"
+        return f"<{type(self).__name__} {self.graph.name!r} on {self.cluster.name}: {how}>"
+
+    @property
+    def objective(self) -> str:
+        """The objective of the search; "throughput" for a plan written by hand."""
+        certificate = self.plan.certificate
+        return certificate.objective if certificate else "throughput"
+
+    @property
+    def search_s(self) -> float | None:
+        """Seconds that the search took; None where that is not known."""
+        return self.seconds.get("searching")
+
+    @property
+    def cost(self) -> float:
+        """The plan's cost by its objective: seconds, or bytes for "memory"."""
+        return self.evaluation.cost(self.objective)
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The tasks of all ranks in the global order.
+
+        Raises:
+            ResultError: The plan is for more devices than tasks are listed for.
+        """
+        check_explicit(self.cluster)
+        with no_collection():
+            placed = resolve(self.graph, self.plan)
+            return schedule(self.graph, placed, self.cluster, everywhere=self.delivered)
+
+
+def check_explicit(cluster: Cluster) -> None:
+    """Refuse clusters whose devices are only planned for together.
+
+    Raises:
+        ResultError: There are more than `MOST_EXPLICIT` devices.
+    """
+    if len(cluster) > MOST_EXPLICIT:
+        raise ResultError(
+            f"the plan is for {len(cluster)} devices: programs, schedules and reports are made for "
+            f"up to {MOST_EXPLICIT} devices; plan.json and summary.json say all there is"
+        )

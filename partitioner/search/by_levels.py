@@ -1,0 +1,160 @@
+"""Plans of stages whose devices execute identical work: large clusters (see `search.levels`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import Plan
+from partitioner.problem.decode import planned_on
+from partitioner.search.levels import (
+    Layout,
+    Staged,
+    cheapest,
+    decisions,
+    layouts,
+    search_levels,
+    search_whole,
+)
+from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
+from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
+from partitioner.search.request import Budget, Request
+from partitioner.solver import Solution
+from partitioner.solver.joint.milp import Status
+from partitioner.strategies.derive import Rules
+from partitioner.strategies.spaces import Family, SearchError
+
+SOLVER = "stages over shardings / device seconds of the nodes"
+
+
+@dataclass(frozen=True)
+class StagedPlan:
+    """The cheapest plan of a search by levels.
+
+    Attributes:
+        staged: Its stages.
+        meshes: The devices of each stage.
+        graph: The graph that it is for.
+        plan: The plan.
+        evaluation: Its figures.
+    """
+
+    staged: Staged
+    meshes: tuple[DeviceMesh, ...]
+    graph: Graph
+    plan: Plan
+    evaluation: Evaluation
+
+
+@dataclass(frozen=True)
+class StagesSpace:
+    """All plans of stages on equal meshes with even cuts."""
+
+    graph: Graph
+    rules: Rules
+    cluster: Cluster
+    layouts: tuple[Layout, ...]
+
+    @classmethod
+    def of(cls, graph: Graph, rules: Rules, cluster: Cluster, request: Request) -> StagesSpace:
+        """The space that a request names.
+
+        Raises:
+            SearchError: It names none.
+        """
+        meshes = layouts(cluster, request.strategy, request.mesh)
+        if graph.backward:
+            meshes = tuple(layout for layout in meshes if layout.mesh.size() == len(cluster))
+        if not meshes and graph.backward:
+            raise SearchError(
+                "training is planned on one group of all devices, and they must be alike: "
+                f"--strategy {request.strategy} gives none"
+            )
+        if not meshes:
+            option = "--mesh" if request.mesh is not None else f"--strategy {request.strategy}"
+            raise SearchError(
+                f"{option} on devices of several kinds is planned for up to "
+                f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
+            )
+        return cls(graph, rules, cluster, meshes)
+
+    def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
+        """The cheapest plan.
+
+        Raises:
+            Infeasible: No plan was found that fits.
+        """
+        best = cheapest_staged(
+            self.graph,
+            self.rules,
+            self.cluster,
+            self.layouts,
+            budget,
+            one_stage=bool(self.graph.backward),
+        )
+        staged = best.staged
+        status: Status = "feasible" if staged.in_time else "time_limit"
+        family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
+        cost_s = best.evaluation.step_s
+        solution = Solution((), cost_s, min(staged.bound_s, cost_s), status, None, SOLVER)
+        sizes = sorted({layout.mesh.size() for layout in staged.searched})
+        return SpaceResult(
+            (Candidate(family, best.graph, best.plan, best.evaluation, solution),),
+            searched=f"stages of {', '.join(map(str, sizes))} devices, even cuts",
+            failed=tuple(
+                (Family("stages", (layout.mesh,), (), symmetric=False), OutOfTime(why))
+                for layout, why in staged.failed.items()
+            ),
+            folded=str(staged.folded),
+            memory_binds=staged.tight,
+        )
+
+
+def cheapest_staged(
+    graph: Graph,
+    rules: Rules,
+    cluster: Cluster,
+    meshes: Sequence[Layout],
+    budget: Budget,
+    *,
+    one_stage: bool,
+) -> StagedPlan:
+    """The cheapest plan by levels.
+
+    Args:
+        graph: The model.
+        rules: Its rules.
+        cluster: The devices.
+        meshes: Meshes of stages; of all devices if there is to be one stage.
+        budget: What the search may spend.
+        one_stage: Whether all devices share every operator, as in training.
+
+    Raises:
+        Infeasible: No plan was found that fits.
+    """
+    search = (
+        partial(search_whole, yields=budget.defers_memory, best_s=budget.best_s)
+        if one_stage
+        else search_levels
+    )
+    rivals = search(
+        graph,
+        rules,
+        cluster,
+        meshes,
+        deadline=budget.deadline,
+        gap=budget.gap,
+        progress=budget.say,
+        seed=budget.seed,
+        engine=budget.engine,
+    )
+    staged, groups, evaluation = cheapest(rivals, cluster)
+    planned, plan = planned_on(graph, cluster, *decisions(staged, groups))
+    if len(cluster) <= MOST_EXPLICIT:
+        evaluation = evaluate(planned, plan, cluster, rules.by_node if planned is graph else None)
+    return StagedPlan(staged, groups, planned, plan, evaluation)

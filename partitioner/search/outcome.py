@@ -1,0 +1,171 @@
+"""Results of a search: candidate plans, refusals, and the winner with its certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import Certificate, Plan
+from partitioner.problem.build import Built
+from partitioner.search.request import Request
+from partitioner.solver import Infeasible, Solution
+from partitioner.strategies.spaces import Family
+
+
+class OutOfTime(PartitionerError):  # noqa: N818 - a verdict
+    """A space was not searched: the time limit was over."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """The best plan of one space.
+
+    Attributes:
+        space: Where it was found.
+        graph: The graph that it is for: the one searched, less the optional nodes it leaves out.
+        plan: Without a certificate.
+        evaluation: By the referee.
+        solution: With the bound on all plans of the space.
+        bounds_space: Whether that bound covers the space; else it covers this plan alone.
+    """
+
+    space: Family
+    graph: Graph
+    plan: Plan
+    evaluation: Evaluation
+    solution: Solution
+    bounds_space: bool = True
+
+    def cost(self, objective: str) -> float:
+        """By the referee."""
+        return self.evaluation.cost(objective)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A space of which no plan fits by the safe memory formula, as far as is known."""
+
+    space: Family
+    built: Built
+    error: Infeasible
+
+
+@dataclass(frozen=True)
+class SpaceResult:
+    """The outcome of searching one space.
+
+    Attributes:
+        plans: Its best plan and, where that leaves devices idle, the best that does not; empty
+            where no plan of the space is as good as one that is known.
+        searched: In words, the space that the plans' bound covers; "" if it was not searched.
+        refused: The space as the solver refused it, for a second look.
+        failed: Why spaces, or parts of this one, are without a plan or were not searched.
+        folded: In words, the repeated blocks that were planned once.
+        memory_binds: Whether memory forbids a plan that costs less by more than the gap.
+    """
+
+    plans: tuple[Candidate, ...] = ()
+    searched: str = ""
+    refused: Refused | None = None
+    failed: tuple[tuple[Family, PartitionerError], ...] = ()
+    folded: str = ""
+    memory_binds: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The winner, and what else was seen.
+
+    Attributes:
+        graph: The graph that the plan is for: the one searched, less what the plan leaves out.
+        plan: The best plan, with its certificate.
+        evaluation: Of the best plan.
+        candidates: The best plan of each space that has one.
+        failed: Why, for each space without a plan.
+        memory_binds: Whether memory forbids a plan that costs less by more than the gap; known
+            by levels only.
+    """
+
+    graph: Graph
+    plan: Plan
+    evaluation: Evaluation
+    candidates: tuple[Candidate, ...]
+    failed: tuple[tuple[Family, PartitionerError], ...]
+    memory_binds: bool = False
+
+
+def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Outcome:
+    """The best plan of all spaces, with a certificate over those that its bound covers.
+
+    Args:
+        results: Of the spaces; at least one has a plan.
+        request: What was asked for.
+        devices: Number of devices of the cluster.
+    """
+    candidates = [plan for result in results for plan in result.plans]
+    best = best_of(candidates, request.objective, devices)
+    covered = [plan for plan in candidates if plan.bounds_space or plan is best]
+    spaces = [result.searched for result in results if result.searched]
+    if not best.bounds_space:
+        spaces.append(str(best.space))
+    folded = next(r.folded for r in results if any(plan is best for plan in r.plans))
+    plan = certified(best, covered, request, spaces, folded)
+    refused = [(r.refused.space, r.refused.error) for r in results if r.refused is not None]
+    failed = [failure for result in results for failure in result.failed]
+    return Outcome(
+        best.graph,
+        plan,
+        best.evaluation,
+        tuple(candidates),
+        (*refused, *failed),
+        any(result.memory_binds for result in results),
+    )
+
+
+def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:
+    """The plan of least cost; for throughput, plans that give every device work go first."""
+
+    def rank(candidate: Candidate) -> tuple[bool, float]:
+        idle = objective == "throughput" and candidate.evaluation.devices_used < devices
+        return idle, candidate.cost(objective)
+
+    return min(candidates, key=rank)
+
+
+def certified(
+    best: Candidate,
+    covered: Sequence[Candidate],
+    request: Request,
+    spaces: Sequence[str],
+    folded: str = "",
+) -> Plan:
+    """The best plan with its certificate.
+
+    Args:
+        best: The plan.
+        covered: Plans whose bounds together bound it.
+        request: What was asked for.
+        spaces: In words, what the bound covers.
+        folded: In words, the repeated blocks that were planned once.
+    """
+    cost = best.cost(request.objective)
+    bound = min([cost, *(candidate.solution.bound for candidate in covered)])
+    out_of_time = any(candidate.solution.status == "time_limit" for candidate in covered)
+    unproven = "time_limit" if out_of_time else "feasible"
+    return replace(
+        best.plan,
+        certificate=Certificate(
+            objective=request.objective,
+            cost=cost,
+            bound=bound,
+            status="optimal" if cost - bound <= request.gap * cost else unproven,
+            strategy=best.plan.kind,
+            solver=best.solution.solver,
+            space=", ".join(dict.fromkeys(spaces)),
+            seed=request.seed,
+            folded=folded,
+        ),
+    )

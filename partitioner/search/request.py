@@ -1,0 +1,147 @@
+"""What is asked of the search, and what it may spend."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from partitioner.ir.checks import is_number, is_whole
+from partitioner.ir.errors import OptionError
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import OBJECTIVES
+from partitioner.solver import Objective
+from partitioner.solver.joint.engines import HIGHS, Engine, find
+from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.parallel import batch_inputs, parallel_constraints, parallel_mesh
+from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
+
+#: Whether the backward pass may compute values of the forward pass again.
+Recompute = bool | Literal["auto"]
+#: The least time that a space is searched for.
+LEAST_S = 0.2
+#: Receives a line of text at each stage of a compilation.
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the search.
+
+    Attributes:
+        objective: "throughput", "latency" or "memory".
+        strategy: "auto", "intra" or "inter".
+        mesh: Axis sizes for intra plans; None searches them.
+        constraints: Pins, or a plan whose decisions are kept.
+        parallel: Kind of parallelism, see `strategies.parallel`; None for the cheapest plan.
+        recompute: Whether a training plan may compute values of the forward pass again. "auto":
+            where no plan that keeps them all fits or, by levels, memory forbids a cheaper one.
+        time_limit_s: Of the whole search, in seconds; above 0 and finite.
+        gap: Relative gap at which the search of a space stops; at least 0 and below 1.
+        solver: Name of the MILP solver, see `solver.joint.engines`.
+        seed: Of all random choices; at least 0.
+
+    Raises:
+        OptionError: A value is none of these.
+        EngineError: There is no such solver on this machine.
+    """
+
+    objective: Objective = "throughput"
+    strategy: str = "auto"
+    mesh: Mapping[str, int] | None = None
+    constraints: Constraints = field(default_factory=Constraints)
+    parallel: str | None = None
+    recompute: Recompute = "auto"
+    time_limit_s: float = 30.0
+    gap: float = 0.01
+    solver: str = HIGHS.name
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise SearchError(f"objective {self.objective!r} is not one of {', '.join(OBJECTIVES)}")
+        check_strategy(self.strategy)
+        check_mesh(self.mesh)
+        if not (isinstance(self.recompute, bool) or self.recompute == "auto"):
+            raise OptionError(f"recompute {self.recompute!r} is not one of 'auto', True, False")
+        if not (is_number(self.time_limit_s) and 0 < self.time_limit_s < math.inf):
+            raise SearchError(
+                f"time_limit_s is {self.time_limit_s!r}, not a number of seconds above 0"
+            )
+        if not (is_number(self.gap) and 0 <= self.gap < 1):
+            raise SearchError(f"gap is {self.gap!r}, not a number of at least 0 and below 1")
+        if not is_whole(self.seed) or self.seed < 0:
+            raise SearchError(f"seed is {self.seed!r}, not a whole number of at least 0")
+        find(self.solver)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The MILP solver."""
+        return find(self.solver)
+
+    def over(self, devices: int, *, training: bool) -> Request:
+        """The request with the search space that training and its kind of parallelism have.
+
+        Raises:
+            SearchError: The kind of parallelism and the mesh or strategy contradict each other.
+        """
+        if self.parallel is not None and self.strategy == "inter":
+            raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
+        spaces = replace(self, strategy="intra") if training and self.strategy == "auto" else self
+        if self.parallel is None or devices == 1:
+            return spaces
+        return replace(spaces, mesh=parallel_mesh(self.parallel, devices, self.mesh))
+
+    def on(self, graph: Graph) -> Request:
+        """The request with its kind of parallelism as constraints on a graph (after `over`)."""
+        if self.parallel is None or self.mesh is None:
+            return self
+        batch = batch_inputs(graph, graph.inputs)
+        pins = parallel_constraints(self.parallel, graph, batch, self.mesh)
+        merged = Constraints((*self.constraints.pins, *pins.pins), self.constraints.plan, pins.busy)
+        return replace(self, constraints=merged)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may spend, and the cost that it must beat.
+
+    Attributes:
+        deadline: Monotonic second at which the search ends.
+        gap: Relative gap at which the search of a space stops.
+        seed: Of all random choices.
+        engine: MILP solver.
+        say: Receives a line of text before each part of the search.
+        best_s: Cost of a known plan, which is to be beaten; infinite if there is none.
+        defers_memory: Whether to stop where memory forbids the cheapest plan, because a graph
+            that offers to compute values again is planned then.
+    """
+
+    deadline: float
+    gap: float
+    seed: int
+    engine: Engine
+    say: Say
+    best_s: float = math.inf
+    defers_memory: bool = False
+
+    @classmethod
+    def of(cls, request: Request, say: Say) -> Budget:
+        """The budget of a request that begins now."""
+        deadline = time.monotonic() + request.time_limit_s
+        return cls(deadline, request.gap, request.seed, request.engine, say)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline; below 0 after it."""
+        return self.deadline - time.monotonic()
+
+    def share(self, spaces: int) -> Budget:
+        """The budget of one of so many spaces that are still to be searched."""
+        left_s = self.left_s
+        if left_s <= 0:
+            return self
+        return replace(self, deadline=time.monotonic() + max(LEAST_S, left_s) / spaces)

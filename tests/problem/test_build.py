@@ -42,10 +42,10 @@ def random_graph(seed: int) -> Graph:
         }
         attrs = {"perm": (1, 0)} if op == "Transpose" else {}
         kind = "MatMul" if op == "Weight" else op
-        made = f"v{index}"
-        nodes.append(Node(f"n{index}", kind, tuple(inputs.get(op, pick[:1])), (made,), attrs))
-        values.append(made)
-        shapes[made] = (6, 6)
+        result = f"v{index}"
+        nodes.append(Node(f"n{index}", kind, tuple(inputs.get(op, pick[:1])), (result,), attrs))
+        values.append(result)
+        shapes[result] = (6, 6)
     outputs = ["v8", values[2 + int(rng.integers(8))]]
     return graph_of(nodes, shapes, ["x0", "x1"], outputs, {"w": weight(6, 6)})
 

@@ -15,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from partitioner.frontends.torch.calls import Scope
 from partitioner.frontends.torch.passes import Access, backward_pass, plain_access
 from partitioner.frontends.torch.regions import Life, regions
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.sequence import Stretch, repetitions
+from partitioner.ir.repeats import Stretch, numbered, repetitions
 from partitioner.ir.types import TensorType
 
 
@@ -113,16 +111,12 @@ def _is_view(node: Node) -> bool:
 def _repeated_blocks(
     forward: Sequence[Node], types: Mapping[str, TensorType]
 ) -> tuple[Stretch, ...]:
-    numbers: dict[object, int] = {}
-    classes = [
-        numbers.setdefault(
-            (
-                node.op,
-                repr(sorted(node.attrs.items())),
-                *(str(types[value]) for value in (*node.reads, *node.writes)),
-            ),
-            len(numbers),
+    classes = numbered(
+        (
+            node.op,
+            repr(sorted(node.attrs.items())),
+            *(str(types[value]) for value in (*node.reads, *node.writes)),
         )
         for node in forward
-    ]
-    return tuple(repetitions(np.array(classes, np.int64), 0, len(classes)))
+    )
+    return tuple(repetitions(classes))

@@ -1,1 +1,1 @@
-"""Clusters, seconds and bytes: what a plan costs, apart from how it was found."""
+"""Clusters, seconds and bytes: the cost of a plan, apart from the search for it."""

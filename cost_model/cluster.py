@@ -1,152 +1,277 @@
-"""From what a user writes (a name, a file, a number) to a Cluster (docs/reference/cluster.md)."""
+"""Clusters: devices and the links between them, as plain data.
+
+Rates of a `DeviceSpec` and a `LinkLevel` are those that kernels and collectives reach; `presets`
+derives them from the peak rates of datasheets.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
-from partitioner.cost_model import presets
-from partitioner.cost_model.devices import (
-    MAX_DEVICES,
-    Cluster,
-    DeviceSpec,
-    LinkLevel,
-    parse_bytes,
-)
-from partitioner.cost_model.errors import ClusterOptionError, CostError
-from partitioner.cost_model.local import local_cluster
-from partitioner.ir.checks import is_a, is_whole
+from partitioner.cost_model.errors import CostError
+from partitioner.ir.types import DTYPE_BITS
 
-__all__ = [
-    "Cluster",
-    "DeviceSpec",
-    "LinkLevel",
-    "parse_bytes",
-    "preset_cluster",
-    "read_cluster",
-    "resolve_cluster",
-]
+_UNITS_BYTES: dict[str, int] = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("kMGTP", 1)},
+    "KB": 1000,
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGTP", 1)},
+}
+
+#: Largest cluster that is described device by device.
+MAX_DEVICES = 16_384
 
 
-def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Cluster:
-    """The cluster that is meant.
-
-    Args:
-        spec: A preset's name, with counts in front ("4xh100", "2x4xh200": 2 nodes of 4) or
-            without; "ideal" or "local", likewise; a TOML file; None for the reference accelerator.
-        devices: How many devices; must agree with `spec` where both say it.
+def parse_bytes(size: str | float) -> int:
+    """Bytes of ``"8GiB"`` (1024^3), ``"10GB"`` (1000^3), ``"512MiB"`` or a number of bytes.
 
     Raises:
-        ClusterOptionError: The name is unknown, a count is none, or the counts disagree.
-        CostError: The file is malformed, or the machine has fewer GPUs than asked for.
+        CostError: The text is something else, or not positive.
+
+    >>> parse_bytes("8GiB"), parse_bytes("1.5kB"), parse_bytes(7)
+    (8589934592, 1500, 7)
     """
-    if devices is not None and not is_whole(devices):
-        raise ClusterOptionError(f"devices is {devices!r}, not a whole number")
-    if devices is not None and devices < 1:
-        raise ClusterOptionError(f"{devices} devices were asked for; at least 1 is needed")
-    if devices is not None and devices > MAX_DEVICES:
-        raise ClusterOptionError(
-            f"{devices} devices were asked for; at most {MAX_DEVICES} are planned for"
-        )
-    if spec is not None and not is_a(spec, str, Path):
-        raise ClusterOptionError(f"cluster is {spec!r}; give a preset's name or a TOML file")
-    if spec is None:
-        if devices is None:
-            raise ClusterOptionError("neither a number of devices nor a cluster is given")
-        return preset_cluster(presets.REFERENCE, 1, int(devices))
-    if isinstance(spec, Path) or spec.endswith(".toml") or "/" in spec:
-        cluster = read_cluster(Path(spec))
-        _agree(str(spec), len(cluster), devices)
-        return cluster
-    return _named(spec, devices)
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE]\+?[0-9]+)?)\s*([A-Za-z]*)\s*", str(size))
+    unit = _UNITS_BYTES.get(match[2]) if match else None
+    nbytes = float(match[1]) * unit if match and unit else 0.0
+    if not 0 < nbytes < math.inf:
+        raise CostError(f"size {size!r} is not like '8GiB', '10GB', '512MiB' or a number of bytes")
+    return round(nbytes)
 
 
-def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
-    """Equal devices of a preset; devices of one node are numbered one after the other."""
-    count = nodes * per_node
-    title = f"{nodes}x{per_node}x{name}" if nodes > 1 else f"{per_node}x{name}"
-    levels = presets.levels(name, nodes, per_node)
-    return Cluster(title, (presets.device(name),) * count, levels)
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One device."""
+
+    name: str
+    #: FLOP/s that large kernels reach, by element type. "float32" is required; absent types run at
+    #: its rate.
+    peak_flops_per_s: Mapping[str, float] = field(hash=False)
+    memory_bytes_per_s: float  #: Bandwidth of its memory that streaming kernels reach.
+    memory_bytes: int  #: Memory that a plan may fill.
+    #: Least time between the starts of two kernels, and the start-up of a collective.
+    launch_s: float
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.peak_flops_per_s) - set(DTYPE_BITS))
+        if unknown:
+            raise CostError(f"device {self.name!r}: {unknown[0]!r} is not an element type")
+        if "float32" not in self.peak_flops_per_s:
+            raise CostError(f"device {self.name!r}: peak_flops_per_s gives no 'float32'")
+        for title, figure in (
+            *((f"peak_flops_per_s of {k}", v) for k, v in self.peak_flops_per_s.items()),
+            ("memory_bytes_per_s", self.memory_bytes_per_s),
+            ("memory_bytes", self.memory_bytes),
+        ):
+            _check(f"device {self.name!r}: {title}", figure, figure > 0)
+        _check(f"device {self.name!r}: launch_s", self.launch_s, 0 <= self.launch_s < math.inf)
+
+    def flops_per_s(self, dtype: str) -> float:
+        """FLOP/s reached in an element type."""
+        return self.peak_flops_per_s.get(dtype) or self.peak_flops_per_s["float32"]
 
 
-def read_cluster(path: Path) -> Cluster:
-    """A TOML file as a cluster.
+@dataclass(frozen=True)
+class LinkLevel:
+    """One level of the network: devices are numbered so that its groups are consecutive."""
 
-    Raises:
-        CostError: The file cannot be read, or says something that it may not.
+    name: str  #: For people ("nvlink", "node", "rack").
+    size: int  #: Devices in one group of this level; inner levels' sizes divide it.
+    #: Of one device, in one direction, that collectives reach; inf is free.
+    bandwidth_bytes_per_s: float
+    latency_s: float  #: Of one hop.
+    #: Bandwidth of reducing collectives if it differs (gloo sums on the host); None if it is the
+    #: same.
+    reduce_bytes_per_s: float | None = None
+    #: Bandwidth of reduce-scatters if it differs (gloo sums all and keeps a part); None if it is
+    #: that of other reducing collectives.
+    scatter_bytes_per_s: float | None = None
+    #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
+    #: once (see `cost_model.overlap`).
+    overlap: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(f"level {self.name!r}: size", self.size, self.size >= 1)
+        bandwidth = self.bandwidth_bytes_per_s
+        _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
+        _check(f"level {self.name!r}: latency_s", self.latency_s, 0 <= self.latency_s < math.inf)
+        for name in ("reduce_bytes_per_s", "scatter_bytes_per_s"):
+            rate = getattr(self, name)
+            if rate is not None:
+                _check(f"level {self.name!r}: {name}", rate, rate > 0)
+        if not 0 <= self.overlap <= 1:
+            raise CostError(f"level {self.name!r}: overlap is {self.overlap}, not within 0 and 1")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Devices 0 .. n-1 and the levels of links between them, innermost first.
+
+    Two devices talk over the innermost level that has both in one group: ``device // size``.
     """
+
+    name: str
+    devices: tuple[DeviceSpec, ...]
+    levels: tuple[LinkLevel, ...]
+
+    def __post_init__(self) -> None:
+        if not self.devices or not self.levels:
+            raise CostError(f"cluster {self.name!r} needs at least one device and one level")
+        if len(self.devices) > MAX_DEVICES:
+            raise CostError(
+                f"cluster {self.name!r} has {len(self.devices)} devices, more than {MAX_DEVICES}"
+            )
+        for inner, outer in itertools.pairwise(self.levels):
+            if outer.size % inner.size or outer.size == inner.size:
+                raise CostError(
+                    f"cluster {self.name!r}: level {outer.name!r} of {outer.size} devices is not "
+                    f"made of groups of {inner.size} (level {inner.name!r})"
+                )
+        if self.levels[-1].size != len(self.devices):
+            raise CostError(
+                f"cluster {self.name!r}: outermost level {self.levels[-1].name!r} has size "
+                f"{self.levels[-1].size}, the cluster has {len(self.devices)} devices"
+            )
+
+    @cached_property
+    def first_of_spec(self) -> Mapping[DeviceSpec, int]:
+        """The first device of each specification, in ascending order."""
+        first: dict[DeviceSpec, int] = {}
+        for device, spec in enumerate(self.devices):
+            first.setdefault(spec, device)
+        return first
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all devices are equal and any two talk over the same links."""
+        return len(self.first_of_spec) == 1 and len(self.levels) == 1
+
+    def level(self, devices: Iterable[int]) -> LinkLevel:
+        """The innermost level with all these devices in one group: the outermost they span."""
+        wanted = tuple(devices)
+        for level in self.levels:
+            if len({device // level.size for device in wanted}) <= 1:
+                return level
+        raise CostError(f"devices {wanted} are not all of cluster {self.name!r} ({len(self)})")
+
+    def with_memory(self, memory_bytes: int) -> Cluster:
+        """The same cluster with this limit on every device."""
+        limited = tuple(replace(device, memory_bytes=memory_bytes) for device in self.devices)
+        return replace(self, devices=limited)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data for JSON (inf is text there) and `from_data`; equal devices are counted."""
+        devices = [
+            {"count": len(tuple(same)), **_plain(vars(spec))}
+            for spec, same in itertools.groupby(self.devices)
+        ]
+        levels = [_plain(vars(level)) for level in self.levels]
+        return {"name": self.name, "devices": devices, "levels": levels}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Cluster:
+        """Inverse of `to_data`.
+
+        Sizes and rates may be text: ``"80GB"``, ``"inf"``; `count` defaults to 1.
+
+        Raises:
+            CostError: A key is missing, unknown or malformed.
+        """
+        keys = {"name", "devices", "levels"}
+        _check_keys("cluster", data, keys, keys)
+        for key in ("devices", "levels"):
+            if not isinstance(data[key], list):
+                raise CostError(f"cluster {data['name']!r}: {key} is {data[key]!r}, not a list")
+        devices = [spec for entry in enumerate(data["devices"], 1) for spec in _devices(*entry)]
+        levels = tuple(_level(*entry) for entry in enumerate(data["levels"], 1))
+        return cls(str(data["name"]), tuple(devices), levels)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+
+def _check(title: str, figure: float, good: bool) -> None:
+    if not good or math.isnan(figure):
+        raise CostError(f"{title} is {figure}; it must be positive and finite where it is a cost")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _number(value) for key, value in values.items() if value is not None}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _number(item) for key, item in sorted(value.items())}
+    return "inf" if value == math.inf else value
+
+
+#: Keys that tables of levels may leave out.
+_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap"}
+
+
+def _check_keys(title: str, entry: Any, needed: set[str], known: set[str], number: int = 0) -> None:
+    """Check the keys of a table; `number` is its position among those of its title, 0 for one."""
+    if not isinstance(entry, Mapping):
+        raise CostError(f"{title} is {entry!r}, not a table of figures")
+    label = f"{title} {repr(entry['name']) if 'name' in entry else number or ''}".rstrip()
+    missing, unknown = sorted(needed - set(entry)), sorted(set(entry) - known)
+    if missing:
+        stray = f" (it has an unknown key {unknown[0]!r})" if unknown else ""
+        keys = ", ".join(sorted(needed - {"size"}))  # cluster files may leave out the size
+        raise CostError(f"{label} has no {missing[0]!r}{stray}; a {title} needs {keys}")
+    if unknown:
+        keys = ", ".join(sorted(known))
+        raise CostError(f"{label} has an unknown key {unknown[0]!r}; known: {keys}")
+
+
+def _float(title: str, value: Any) -> float:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CostError(f"cluster file {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise CostError(f"cluster file {path}: {error}") from None
-    try:
-        return Cluster.from_data(_filled(data, path.stem))
-    except CostError as error:
-        raise CostError(f"cluster file {path}: {error}") from None
+        if not isinstance(value, bool):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise CostError(f"{title} is {value!r}, not a number")
 
 
-def _named(spec: str, devices: int | None) -> Cluster:
-    found = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
-    if found is None:
-        raise ClusterOptionError(
-            f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'ideal' or FILE.toml"
+def _count(title: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MAX_DEVICES:
+        raise CostError(
+            f"{title} is {value!r}, not a whole number of at least 1 (and at most {MAX_DEVICES})"
         )
-    counts = [int(count) for count in found[1].split("x") if count]
-    name = presets.ALIASES.get(found[2], found[2])
-    if not all(counts):
-        raise ClusterOptionError(f"cluster {spec!r} has no devices")
-    total = counts[0] * counts[-1] if len(counts) == 2 else counts[0] if counts else None
-    if total is not None and total > MAX_DEVICES:
-        raise ClusterOptionError(f"cluster {spec!r} has more than {MAX_DEVICES} devices")
-    if total is not None:
-        _agree(spec, total, devices)
-    if name == "local":
-        return local_cluster(total or devices)
-    if name not in (*presets.PRESETS, "cpu", "ideal"):
-        known = ", ".join((*presets.names(), "local"))
-        raise ClusterOptionError(
-            f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml"
-        )
-    if len(counts) == 2:
-        return preset_cluster(name, counts[0], counts[1])
-    return preset_cluster(name, 1, total or devices or 1)
+    return value
 
 
-def _agree(spec: str, count: int, devices: int | None) -> None:
-    if devices is not None and count != devices:
-        raise ClusterOptionError(f"cluster {spec!r} has {count} devices, {devices} were asked for")
+def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
+    needed = {item.name for item in fields(DeviceSpec)}
+    _check_keys("device", entry, needed, needed | {"count"}, number)
+    rates, name = entry["peak_flops_per_s"], entry["name"]
+    if not isinstance(rates, Mapping):
+        raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
+    count = _count(f"device {name!r}: count", entry.get("count", 1))
+    spec = DeviceSpec(
+        str(name),
+        {dtype: _float(f"rate of {dtype}", rate) for dtype, rate in rates.items()},
+        _float(f"memory_bytes_per_s of device {name!r}", entry["memory_bytes_per_s"]),
+        parse_bytes(entry["memory_bytes"]),
+        _float(f"launch_s of device {name!r}", entry["launch_s"]),
+    )
+    return (spec,) * count
 
 
-def _filled(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Presets of devices replaced by their figures, and the defaults of names and sizes."""
-    devices = [_with_preset(entry) for entry in _tables(data, "devices")]
-    count = sum(entry.get("count", 1) for entry in devices if _counts(entry))
-    levels = [{"size": count, **entry} for entry in _tables(data, "levels")]
-    return {"name": name, **data, "devices": devices, "levels": levels}
-
-
-def _tables(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    found = data.get(key)
-    if not isinstance(found, list) or not found or not all(isinstance(e, dict) for e in found):
-        raise CostError(f"it needs at least one [[{key}]] table")
-    return found
-
-
-def _counts(entry: Mapping[str, Any]) -> bool:
-    return type(entry.get("count", 1)) is int
-
-
-def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "preset" not in entry:
-        return entry
-    given = str(entry["preset"])
-    name = presets.ALIASES.get(given, given)
-    if name not in (*presets.PRESETS, "cpu", "ideal"):
-        raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
-    rest = {key: value for key, value in entry.items() if key != "preset"}
-    return {**vars(presets.device(name)), **rest}
+def _level(number: int, entry: Any) -> LinkLevel:
+    known = {item.name for item in fields(LinkLevel)}
+    _check_keys("level", entry, known - _OPTIONAL_RATES, known, number)
+    size = _count(f"level {entry['name']!r}: size", entry["size"])
+    rates = {
+        key: _float(f"{key} of level {entry['name']!r}", value)
+        for key, value in entry.items()
+        if key not in ("name", "size")
+    }
+    return LinkLevel(str(entry["name"]), size, **rates)

@@ -15,11 +15,11 @@ Ring, and recursive doubling or halving (under "tree"): Thakur, Rabenseifner, Gr
 of Collective Communication Operations in MPICH", IJHPCA 19(1), 2005. The tree all-reduce is
 NCCL's double binary tree, the ring broadcast its pipelined chain; beta' is beta / TREE_SHARE.
 
-Across levels, a two-step algorithm competes with the flat one: reduce-scatter inside the groups of
+Across levels, a two-level algorithm competes with the flat one: reduce-scatter inside the groups of
 the level below, the collective among the devices of equal rank in each group, then all-gather
 inside. Reduction arithmetic is bound by links and not priced. Point-to-point kinds and
-all-to-all are pairwise: alpha for each peer, and the busier of the two directions of each level;
-levels have wires of their own and overlap.
+all-to-all are pairwise: alpha for each peer, and the busiest direction of the busiest level, since
+levels have separate wires and overlap.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from partitioner.cost_model.devices import Cluster, LinkLevel
+from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.ir.program import Comm, CommKind
-from partitioner.ir.types import DTYPE_BITS
+from partitioner.ir.types import item_bytes
 
 #: Share of a ring's bandwidth that trees reach:
 #: https://github.com/NVIDIA/nccl/blob/01afd20a77b5/src/graph/tuning.cc (NCCL_ALGO_TREE)
@@ -43,7 +43,7 @@ _Formula = Callable[[int, float, float, float], float]  #: (p, n bytes, alpha s,
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How a collective would be run, and its seconds without start-up."""
+    """The algorithm of a collective, and its seconds without start-up."""
 
     name: str
     seconds: float
@@ -57,26 +57,18 @@ class CommCost:
     seconds: Mapping[int, float]
 
 
-def comm_seconds(comm: Comm, numel: int, cluster: Cluster) -> Mapping[int, float]:
-    """Seconds that a communication keeps each of its ranks busy; see `comm_cost`."""
-    return comm_cost(comm, numel, cluster).seconds
-
-
 def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
-    """Algorithm and seconds by rank.
+    """Algorithm, and seconds that the communication keeps each of its ranks (devices) busy.
 
-    Args:
-        comm: The communication; its transfers say what moves.
-        numel: Elements of the largest local tensor that ALL_REDUCE reduces (other kinds: unused).
-        cluster: Links and devices; rank r is device r.
+    `numel` are the elements of the largest local tensor that an ALL_REDUCE reduces.
     """
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))
     if comm.kind not in _FLAT:
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
-    found = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
-    seconds = {rank: cluster.devices[rank].launch_s + found.seconds for rank in comm.ranks}
-    return CommCost(found.name, seconds)
+    best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
+    seconds = {rank: cluster.devices[rank].launch_s + best.seconds for rank in comm.ranks}
+    return CommCost(best.name, seconds)
 
 
 def collective(
@@ -105,7 +97,7 @@ def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) ->
 def _inner_groups(
     ranks: tuple[int, ...], level: LinkLevel, cluster: Cluster
 ) -> list[tuple[int, ...]]:
-    """The ranks by group of the level below, if all groups are equal and have several ranks."""
+    """The ranks by group of the level below; [] unless all groups have the same number above 1."""
     index = cluster.levels.index(level)
     if index == 0:
         return []
@@ -114,7 +106,7 @@ def _inner_groups(
     for rank in sorted(ranks):
         groups[rank // size].append(rank)
     counts = {len(group) for group in groups.values()}
-    return [tuple(group) for group in groups.values()] if counts != {1} and len(counts) == 1 else []
+    return [*map(tuple, groups.values())] if counts != {1} and len(counts) == 1 else []
 
 
 def _two_level(
@@ -140,22 +132,18 @@ def _two_level(
 
 def _whole_bytes(comm: Comm, numel: int) -> float:
     """Bytes that the formulas call n; uneven parts count as the largest."""
-    item = _item_bytes(comm)
+    item = item_bytes(comm.dtype)
     if comm.kind is CommKind.ALL_REDUCE:
         return numel * item
-    largest = max((t.numel for t in comm.transfers), default=0)
+    largest = max((transfer.numel for transfer in comm.transfers), default=0)
     return largest * item * (1 if comm.kind is CommKind.BROADCAST else len(comm.ranks))
-
-
-def _item_bytes(comm: Comm) -> float:
-    return DTYPE_BITS[comm.dtype] / 8
 
 
 def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     """Read and write once, at memory bandwidth, in one kernel."""
     moved: dict[int, float] = dict.fromkeys(comm.ranks, 0.0)
     for transfer in comm.transfers:
-        moved[transfer.target] += 2 * transfer.numel * _item_bytes(comm)
+        moved[transfer.target] += 2 * transfer.numel * item_bytes(comm.dtype)
     devices = cluster.devices
     return {
         rank: max(devices[rank].launch_s, nbytes / devices[rank].memory_bytes_per_s)
@@ -164,11 +152,9 @@ def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
 
 
 def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
-    item = _item_bytes(comm)
-    wires: dict[int, dict[tuple[LinkLevel, str], float]] = {
-        r: defaultdict(float) for r in comm.ranks
-    }
-    peers: dict[int, dict[int, float]] = {rank: {} for rank in comm.ranks}
+    item = item_bytes(comm.dtype)
+    wires: dict[int, dict[tuple[LinkLevel, str], float]] = defaultdict(lambda: defaultdict(float))
+    peers: dict[int, dict[int, float]] = defaultdict(dict)
     for transfer in comm.transfers:
         source, target = transfer.source, transfer.target
         if source == target:
@@ -189,33 +175,19 @@ def _log2(p: int) -> int:
     return math.ceil(math.log2(p))
 
 
-def _ring_steps(p: int, n: float, alpha: float, beta: float) -> float:
-    return (p - 1) * (alpha + n / p * beta)
-
-
-def _ring_all_reduce(p: int, n: float, alpha: float, beta: float) -> float:
-    return 2 * _ring_steps(p, n, alpha, beta)
-
-
-def _tree_all_reduce(p: int, n: float, alpha: float, beta: float) -> float:
-    return 2 * _log2(p) * alpha + 2 * n * beta / TREE_SHARE
-
-
-def _doubling(p: int, n: float, alpha: float, beta: float) -> float:
-    return _log2(p) * alpha + (p - 1) / p * n * beta / TREE_SHARE
-
-
-def _chain_broadcast(p: int, n: float, alpha: float, beta: float) -> float:
-    return (p - 1) * alpha + n * beta
-
-
-def _tree_broadcast(p: int, n: float, alpha: float, beta: float) -> float:
-    return _log2(p) * (alpha + n * beta)
-
-
+_PARTS: Mapping[str, _Formula] = {
+    "ring": lambda p, n, alpha, beta: (p - 1) * (alpha + n / p * beta),
+    "tree": lambda p, n, alpha, beta: _log2(p) * alpha + (p - 1) / p * n * beta / TREE_SHARE,
+}
 _FLAT: Mapping[CommKind, Mapping[str, _Formula]] = {
-    CommKind.ALL_REDUCE: {"ring": _ring_all_reduce, "tree": _tree_all_reduce},
-    CommKind.ALL_GATHER: {"ring": _ring_steps, "tree": _doubling},
-    CommKind.REDUCE_SCATTER: {"ring": _ring_steps, "tree": _doubling},
-    CommKind.BROADCAST: {"ring": _chain_broadcast, "tree": _tree_broadcast},
+    CommKind.ALL_REDUCE: {
+        "ring": lambda p, n, alpha, beta: 2 * ((p - 1) * (alpha + n / p * beta)),
+        "tree": lambda p, n, alpha, beta: 2 * _log2(p) * alpha + 2 * n * beta / TREE_SHARE,
+    },
+    CommKind.ALL_GATHER: _PARTS,
+    CommKind.REDUCE_SCATTER: _PARTS,
+    CommKind.BROADCAST: {
+        "ring": lambda p, n, alpha, beta: (p - 1) * alpha + n * beta,
+        "tree": lambda p, n, alpha, beta: _log2(p) * (alpha + n * beta),
+    },
 }

@@ -1,93 +1,59 @@
-"""What the choices of a problem cost on each of its columns: a device, or one of many alike."""
+"""Costs by column of a problem; a column is a device, or the representative of a device group."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from partitioner.cost_model.compute import node_seconds
-from partitioner.cost_model.devices import Cluster
-from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
+from partitioner.cost_model.even_mesh import EvenResharder
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.plan import PlacedNode
 
 
-class Prices(Protocol):
-    """Prices by device; only the devices that have a column count."""
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """The device of each column."""
-
-    @property
-    def resharder(self) -> Resharder:
-        """Prices of reshards."""
-
-    def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Seconds that a node takes, by device."""
-
-    def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
-        """Bytes of a value's part, by device."""
-
-    def memory_bytes(self, device: int) -> int:
-        """Memory of a device."""
-
-
 @dataclass(frozen=True)
-class DevicePrices:
-    """A column for every device of a cluster."""
+class DeviceColumns:
+    """A column per device of the cluster."""
 
     graph: Graph
-    cluster: Cluster
     resharder: Resharder
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """All."""
-        return tuple(range(len(self.cluster)))
+        """The device of each column."""
+        return tuple(range(len(self.resharder.cluster)))
 
     def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """See `compute.node_seconds`."""
-        return node_seconds(self.graph, placed, self.cluster)
+        """Seconds of a node by device."""
+        return node_seconds(self.graph, placed, self.resharder.cluster)
 
     def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
-        """See `Placement.local_bytes`."""
+        """Bytes of a value's local parts by device."""
         return at.local_bytes(dtype)
-
-    def memory_bytes(self, device: int) -> int:
-        """As the cluster says."""
-        return self.cluster.devices[device].memory_bytes
 
 
 @dataclass(frozen=True)
-class EvenPrices:
-    """A column for a group of devices that do alike, and one for another such group, if any.
+class GroupColumns(DeviceColumns):
+    """A column per group of equal devices: the group of an `EvenResharder`, and its other one.
 
-    Placements are on the groups' stand-ins; see `cost_model.even`.
+    Placements are on the groups' stand-in meshes; see `cost_model.even_mesh`.
     """
 
-    graph: Graph
-    even: EvenMesh
     resharder: EvenResharder
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The device that stands for each group."""
-        other = self.resharder.other
-        return (self.even.device,) if other is None else (self.even.device, other.device)
+        """The representative of each group."""
+        even, other = self.resharder.even, self.resharder.other
+        return (even.device,) if other is None else (even.device, other.device)
 
     def node_seconds(self, placed: PlacedNode) -> Mapping[int, float]:
-        """Of the device that stands for the node's group."""
-        seconds = self.even.node_seconds(self.graph, placed)
+        """Seconds of a node on the representative of its group."""
+        seconds = self.resharder.even.node_seconds(self.graph, placed)
         return {self.resharder.column(placed.mesh): seconds}
 
     def local_bytes(self, at: Placement, dtype: str) -> Mapping[int, int]:
-        """Likewise."""
-        return {self.resharder.column(at.mesh): self.even.local_bytes(at, dtype)}
-
-    def memory_bytes(self, device: int) -> int:
-        """As the cluster says."""
-        return self.even.cluster.devices[device].memory_bytes
+        """Bytes of a value's local part on the representative of its group."""
+        return {self.resharder.column(at.mesh): self.resharder.even.local_bytes(at, dtype)}

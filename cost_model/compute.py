@@ -1,50 +1,44 @@
-"""Seconds and FLOPs of nodes: a roofline with a launch floor.
+"""Seconds, FLOPs and bytes of nodes: a roofline with a launch floor.
 
 A kernel takes max(launch, FLOPs / peak, bytes / bandwidth). The launch is a floor and not an
 addend, because launches are asynchronous: while one kernel runs, the host submits the next, so
-that a stream of kernels is paced by whichever is slower. The peak is that of the first operand
-of a floating type (matrix products accumulate wider but read that); bytes are what the row says
-that the op moves, by default every operand and result once.
+that the slower of the two paces a stream of kernels. The peak is that of the first floating-point
+operand (matrix products accumulate in a wider type but read this one). Bytes are those that the
+op's row moves, by default every operand and result once.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
-from partitioner.cost_model.devices import Cluster, DeviceSpec
-from partitioner.ir.graph import Graph
+from partitioner.cost_model.cluster import Cluster, DeviceSpec
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
-from partitioner.ir.types import DTYPE_BITS
+from partitioner.ir.types import DTYPE_BITS, dense_bytes
 
 _Point = Mapping[str, int]
-_Local = tuple[int, ...]  #: Local sizes of the cut factors.
 
 
 def node_seconds(
     graph: Graph, placed: PlacedNode, cluster: Cluster, devices: Sequence[int] | None = None
 ) -> Mapping[int, float]:
-    """Seconds that each device of the node's group spends on its part; or each of these of it.
+    """Seconds that each device of the node's group, or of `devices`, spends on its part.
 
-    Views take none: their result is the operand's memory (a view whose row says what it moves, as
-    the update of a parameter, takes that). A stored value takes none: it is there, and a node that
-    is left out takes none. A node without a rule is priced by its bytes alone, as nothing is known
-    of its loops.
+    A node without a rule is priced by its bytes alone.
     """
-    row = row_of(placed.node)
-    free = row is not None and (row.stored or (row.view and row.moved is None))
-    if free or placed.absent:
+    if is_free(placed):
         return dict.fromkeys(placed.mesh.devices if devices is None else devices, 0.0)
     dtype = compute_dtype(graph, placed)
-    known: dict[tuple[_Local, DeviceSpec], float] = {}
+    known: dict[tuple[tuple[int, ...], DeviceSpec], float] = {}
     seconds = {}
-    for (device, point), sizes in zip(_coords(placed.mesh), _cut_sizes(placed), strict=True):
+    for (device, point), sizes in zip(placed.mesh.coords(), _cut_sizes(placed), strict=True):
         if devices is not None and device not in devices:
             continue
         spec = cluster.devices[device]
@@ -56,11 +50,19 @@ def node_seconds(
     return seconds
 
 
-def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) -> str:
-    """What bounds a node's seconds on one device of its group.
+def is_free(placed: PlacedNode) -> bool:
+    """Whether a node takes no time: a view, a stored value, or a node that is left out.
 
-    Returns:
-        "launches", "arithmetic" or "memory bandwidth": the largest term of the roofline.
+    A view whose row gives the bytes that it moves, as the update of a parameter, takes time.
+    """
+    row = row_of(placed.node)
+    return placed.absent or (row is not None and (row.stored or (row.view and row.moved is None)))
+
+
+def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) -> str:
+    """The largest term of a node's roofline on a device of its group.
+
+    "launches", "arithmetic" or "memory bandwidth".
     """
     spec, point = cluster.devices[device], placed.mesh.coord(device)
     terms = {
@@ -88,75 +90,92 @@ def local_flops(placed: PlacedNode, point: _Point) -> float:
 
 def local_moved_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
     """Bytes read and written at a mesh coordinate."""
+
+    def local_bytes(at: Placement, dtype: str) -> int:
+        return dense_bytes(math.prod(at.sharding.local_shape(at.mesh, point)), dtype)
+
+    return moved_bytes(graph, placed, local_bytes)
+
+
+def moved_bytes(
+    graph: Graph, placed: PlacedNode, local_bytes: Callable[[Placement, str], int]
+) -> int:
+    """Bytes read and written on one device, by the bytes of its part of a placement and dtype."""
     node = placed.node
-    ins = _local_bytes(graph, (*node.inputs, *node.captures), placed.ins, point)
-    outs = _local_bytes(graph, node.outputs, placed.outs, point)
+    ins, outs = (
+        tuple(
+            local_bytes(at, graph.types[value].dtype) if at is not None else 0
+            for value, at in zip(values, placements, strict=True)
+        )
+        for values, placements in (
+            ((*node.inputs, *node.captures), placed.ins),
+            (node.outputs, placed.outs),
+        )
+    )
     row = row_of(node)
     if row is not None and row.moved is not None:
         return row.moved(ins[: len(node.inputs)], outs)
     return sum(ins) + sum(outs)
 
 
+def stored_bytes(node: Node, dtype: str, nbytes: float) -> int:
+    """Bytes of a part of a node's stored value and of its optimizer state; `nbytes` without it."""
+    state_bytes = node.attrs.get("state_bytes", 0)  # by element
+    assert isinstance(state_bytes, int)
+    return int(nbytes + nbytes * 8 // DTYPE_BITS[dtype] * state_bytes)
+
+
 def sharded_flops_share(placed: Sequence[PlacedNode]) -> float:
-    """Of the FLOPs of splittable nodes, the share whose node is cut over all axes of its group.
+    """Share of the FLOPs of splittable nodes whose node is cut over all axes of its group.
 
     A node is splittable if its rule has link classes that the axes of the plan's largest group
-    could cut into parts of at least one element. 0 if that group is one device, or nothing is.
+    could cut into parts of at least one element. 0 if that group is one device, or no node is
+    splittable.
     """
     mesh = max((node.mesh for node in placed), key=DeviceMesh.size, default=None)
     if mesh is None or mesh.size() == 1:
         return 0.0
-    splittable = [node for node in placed if node.rule is not None and _can_cut(node.rule, mesh)]
-    cut = (_flops(node) for node in splittable if _is_cut(node))
-    whole = sum(map(_flops, splittable))
-    return sum(cut) / whole if whole else 0.0
-
-
-def _flops(placed: PlacedNode) -> float:
-    return placed.rule.flops if placed.rule is not None else 0.0
+    splittable = [
+        (node.rule.flops, _is_cut(node))
+        for node in placed
+        if node.rule is not None and _can_cut(node.rule, mesh)
+    ]
+    whole = sum(flops for flops, _ in splittable)
+    return sum(flops for flops, is_cut in splittable if is_cut) / whole if whole else 0.0
 
 
 def _is_cut(placed: PlacedNode) -> bool:
-    used = {axis for layout in placed.layouts.values() for axis in layout.axes}
-    return placed.mesh.size() > 1 and used == set(placed.mesh.names)
+    axes = {axis for layout in placed.layouts.values() for axis in layout.axes}
+    return placed.mesh.size() > 1 and axes == set(placed.mesh.names)
 
 
 def _can_cut(rule: Rule, mesh: DeviceMesh) -> bool:
     """Whether some assignment of the axes to link classes leaves no part empty."""
-    room = [min(rule.factors[name].size for name in link) for link in rule.links]
-    parts = [size for _, size in mesh.axes]
-    for chosen in itertools.product(range(len(room)), repeat=len(parts)):
-        wanted = [1] * len(room)
-        for link, size in zip(chosen, parts, strict=True):
-            wanted[link] *= size
-        if all(want <= have for want, have in zip(wanted, room, strict=True)):
+    limits = [min(rule.factors[name].size for name in link) for link in rule.links]
+    for links in itertools.product(range(len(limits)), repeat=len(mesh.axes)):
+        parts = [1] * len(limits)
+        for link, (_, size) in zip(links, mesh.axes, strict=True):
+            parts[link] *= size
+        if all(count <= limit for count, limit in zip(parts, limits, strict=True)):
             return True
     return False
 
 
 def compute_dtype(graph: Graph, placed: PlacedNode) -> str:
-    """Type of the first operand of a floating type; of the first operand if there is none."""
-    names = [*placed.node.inputs, *placed.node.outputs]
-    found = [graph.types[name].dtype for name in names if name]
-    return next((dtype for dtype in found if _is_float(dtype)), found[0] if found else "float32")
-
-
-def _is_float(dtype: str) -> bool:
-    return dtype.startswith(("float", "bfloat"))
-
-
-@lru_cache(maxsize=4096)
-def _coords(mesh: DeviceMesh) -> tuple[tuple[int, _Point], ...]:
-    return tuple(mesh.coords())
+    """Type of the first floating-point operand or result; of the first one if there is none."""
+    values = [value for value in (*placed.node.inputs, *placed.node.outputs) if value]
+    dtypes = [graph.types[value].dtype for value in values] or ["float32"]
+    floats = (dtype for dtype in dtypes if dtype.startswith(("float", "bfloat")))
+    return next(floats, dtypes[0])
 
 
 @lru_cache(maxsize=4096)
 def _indices(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[int, ...]:
-    """Row-major coordinate over `axes` of each device."""
+    """Row-major index over `axes` of each device."""
     return tuple(mesh.linear(axes, point) for _, point in mesh.coords())
 
 
-def _cut_sizes(placed: PlacedNode) -> tuple[_Local, ...]:
+def _cut_sizes(placed: PlacedNode) -> tuple[tuple[int, ...], ...]:
     """Local sizes of the cut factors on each device; equal ones mean equal work."""
     if not placed.layouts:
         return ((),) * len(placed.mesh.devices)
@@ -165,17 +184,3 @@ def _cut_sizes(placed: PlacedNode) -> tuple[_Local, ...]:
         sizes = layout.sizes()
         by_factor.append([sizes[index] for index in _indices(placed.mesh, layout.axes)])
     return tuple(zip(*by_factor, strict=True))
-
-
-def _local_bytes(
-    graph: Graph, names: Iterable[str], placements: Iterable[Placement | None], point: _Point
-) -> tuple[int, ...]:
-    """Bytes of each local tensor, 0 where absent."""
-    return tuple(
-        _nbytes(graph.types[name].dtype, at.sharding.local_shape(at.mesh, point)) if at else 0
-        for name, at in zip(names, placements, strict=True)
-    )
-
-
-def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return (math.prod(shape) * DTYPE_BITS[dtype] + 7) // 8

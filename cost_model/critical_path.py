@@ -13,49 +13,41 @@ TOLERANCE = 1e-9
 def critical_path(timeline: Timeline) -> tuple[int, ...]:
     """Indices into `timeline.events`, in time order.
 
-    Each event but the first waited for the one before it: its device's own, or another side of
-    the same communication, which got there last.
+    Each event but the first waited for the one before it: the previous one of its device, or the
+    last side of the same communication to arrive.
     """
-    events = timeline.events
-    if not events:
-        return ()
-    walk = _Walk(timeline)
-    at: int | None = max(range(len(events)), key=lambda index: (events[index].end_s, -index))
-    path: dict[int, None] = {}
-    while at is not None and at not in path:
-        path[at] = None
-        at = walk.cause(at)
-    return tuple(reversed(path))
+    events, slack = timeline.events, TOLERANCE * timeline.makespan_s
+    previous: list[int | None] = []
+    sides: dict[tuple[int, int], list[int]] = defaultdict(list)
+    last: dict[int, int] = {}
+    for index, event in enumerate(events):
+        previous.append(last.get(event.device))
+        last[event.device] = index
+        sides[event.task, event.request].append(index)
 
+    def is_unblocked(index: int) -> bool:
+        """Whether the event began as soon as its device was free."""
+        before = previous[index]
+        free_s = 0.0 if before is None else events[before].end_s
+        return events[index].start_s - free_s <= slack
 
-class _Walk:
-    def __init__(self, timeline: Timeline) -> None:
-        self.events = timeline.events
-        self.slack = TOLERANCE * timeline.makespan_s
-        self.before: list[int | None] = []
-        self.sides: dict[tuple[int, int], list[int]] = defaultdict(list)
-        last: dict[int, int] = {}
-        for index, event in enumerate(self.events):
-            self.before.append(last.get(event.device))
-            last[event.device] = index
-            self.sides[event.task, event.request].append(index)
-
-    def cause(self, at: int) -> int | None:
-        """What an event waited for; None at the start."""
-        event = self.events[at]
-        if self._came_straight(at):
-            return self.before[at]
-        for side in self.sides[event.task, event.request]:
-            other = self.events[side]
-            # one that started with it got there last; a sender's end is its receivers'
-            together = abs(other.start_s - event.start_s) <= self.slack
-            sent = abs(other.end_s - event.end_s) <= self.slack
-            if side != at and (together or sent) and self._came_straight(side):
+    def cause(index: int) -> int | None:
+        """The event that this one waited for; None at the start."""
+        if is_unblocked(index):
+            return previous[index]
+        event = events[index]
+        for side in sides[event.task, event.request]:
+            other = events[side]
+            # a side that started at the same time arrived last; a sender ends with its receivers
+            together = abs(other.start_s - event.start_s) <= slack
+            sent = abs(other.end_s - event.end_s) <= slack
+            if side != index and (together or sent) and is_unblocked(side):
                 return side
         return None
 
-    def _came_straight(self, at: int) -> bool:
-        """Whether the event began as soon as its device was free."""
-        start, before = self.events[at].start_s, self.before[at]
-        free = 0.0 if before is None else self.events[before].end_s
-        return start - free <= self.slack
+    at = max(range(len(events)), key=lambda i: (events[i].end_s, -i), default=None)
+    path: dict[int, None] = {}
+    while at is not None and at not in path:
+        path[at] = None
+        at = cause(at)
+    return tuple(reversed(path))

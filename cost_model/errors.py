@@ -4,10 +4,10 @@ from partitioner.ir.errors import OptionError, PartitionerError
 
 
 class CostError(PartitionerError, ValueError):
-    """A cluster, size or objective that cannot be understood or had."""
+    """A cluster, size or objective that is malformed, unknown or not available."""
 
 
 class ClusterOptionError(CostError, OptionError):
-    """A cluster's name or a number of devices that means nothing, or two that disagree."""
+    """Wrong usage: a cluster's name or number of devices is invalid, or the two disagree."""
 
     exit_code = OptionError.exit_code

@@ -1,4 +1,4 @@
-"""What a plan costs: the referee, which knows nothing of how the plan was found."""
+"""The cost of a plan: the referee, which knows nothing of how the plan was found."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from partitioner.cost_model.compute import sharded_flops_share
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import Schedule, UnlikeError, schedule
+from partitioner.cost_model.schedule import UnequalWorkError, schedule
 from partitioner.cost_model.simulate import simulate
-from partitioner.cost_model.traffic import sent
+from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
@@ -29,29 +29,18 @@ Figure = TypeVar("Figure", int, float, MemoryPeak)
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A plan's cost on a cluster; mappings have every device.
+    """A plan's cost on a cluster; mappings have every device."""
 
-    Attributes:
-        compute_s: Seconds of each device's nodes, one request.
-        comm_s: Seconds of its communications, without waiting and what compute hides.
-        latency_s: One request from its inputs to its outputs, waiting counted.
-        peak: The search's safe memory peaks.
-        exact_peak: Peaks by liveness, for the order of the plan.
-        limit_bytes: Memory of each device.
-        sent_bytes: Bytes that leave each device, one request.
-        devices_used: Devices that run at least one node.
-        sharded_flops_share: See `compute.sharded_flops_share`.
-    """
-
-    compute_s: Mapping[int, float]
+    compute_s: Mapping[int, float]  #: Seconds of each device's nodes, one request.
+    #: Seconds of its communications, without waiting and the share that compute hides.
     comm_s: Mapping[int, float]
-    latency_s: float
-    peak: Mapping[int, MemoryPeak]
-    exact_peak: Mapping[int, MemoryPeak]
-    limit_bytes: Mapping[int, int]
-    sent_bytes: Mapping[int, int]
-    devices_used: int
-    sharded_flops_share: float
+    latency_s: float  #: One request from its inputs to its outputs, with waiting.
+    peak: Mapping[int, MemoryPeak]  #: Safe memory peaks, as the search counts them.
+    exact_peak: Mapping[int, MemoryPeak]  #: Peaks by liveness, for the order of the plan.
+    limit_bytes: Mapping[int, int]  #: Memory of each device.
+    sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
+    devices_used: int  #: Devices that run at least one node.
+    sharded_flops_share: float  #: See `compute.sharded_flops_share`.
 
     @cached_property
     def load_s(self) -> Mapping[int, float]:
@@ -60,17 +49,17 @@ class Evaluation:
 
     @property
     def step_s(self) -> float:
-        """Load of the busiest device: time between requests of a full stream."""
+        """Seconds between requests of a full stream: the load of the busiest device."""
         return max(self.load_s.values())
 
     @property
     def throughput_per_s(self) -> float:
-        """Requests a second of a full stream; inf if nothing takes time."""
+        """Requests a second of a full stream; inf if a request takes no time."""
         return 1 / self.step_s if self.step_s else math.inf
 
     @cached_property
     def over_bytes(self) -> Mapping[int, int]:
-        """Bytes above the limit by the safe peak, for the devices that are above it."""
+        """Excess of the safe peak over the limit, of the devices that are above it."""
         over = {d: peak.bytes - self.limit_bytes[d] for d, peak in self.peak.items()}
         return {device: excess for device, excess in over.items() if excess > 0}
 
@@ -81,20 +70,20 @@ class Evaluation:
 
     @cached_property
     def held_bytes(self) -> Mapping[int, int]:
-        """Bytes to reserve on each device: the safe peak or, where that is over, the exact one."""
-        return {
-            device: peak.bytes if device not in self.over_bytes else self._exact_bytes(device)
-            for device, peak in self.peak.items()
-        }
+        """Bytes to reserve on each device: the safe peak, or the exact one with head-room.
+
+        The exact one counts where the safe one is above the limit.
+        """
+        reserved = {device: peak.bytes for device, peak in self.peak.items()}
+        for device in self.over_bytes:
+            exact = self.exact_peak[device]
+            reserved[device] = exact.resident_bytes + with_headroom(exact.activation_bytes)
+        return reserved
 
     @property
     def fits_exactly(self) -> bool:
         """Whether every device is within its limit by `held_bytes`."""
-        return all(held <= self.limit_bytes[device] for device, held in self.held_bytes.items())
-
-    def _exact_bytes(self, device: int) -> int:
-        exact = self.exact_peak[device]
-        return exact.resident_bytes + with_headroom(exact.activation_bytes)
+        return all(nbytes <= self.limit_bytes[d] for d, nbytes in self.held_bytes.items())
 
     def cost(self, objective: str) -> float:
         """Value of an objective: seconds of "throughput" and "latency", bytes of "memory".
@@ -114,13 +103,7 @@ class Evaluation:
 def evaluate(
     graph: Graph, plan: Plan, cluster: Cluster, rules: Mapping[str, Rule | str] | None = None
 ) -> Evaluation:
-    """Cost of a plan.
-
-    Args:
-        graph: The model.
-        plan: A plan for it.
-        cluster: The devices.
-        rules: The model's rules (`ir.ops.rules_of`), if they are known.
+    """Cost of a plan; `rules` are the graph's `rules_of`, computed if None.
 
     Raises:
         PlanError: The plan does not fit the graph.
@@ -151,19 +134,15 @@ def best_single(
     objective: str,
     rules: Mapping[str, Rule | str] | None = None,
 ) -> tuple[int, Evaluation]:
-    """The device that does best alone, and the cost of the whole graph on it; see `evaluate`.
+    """The best device for the whole graph, and its cost there; see `evaluate`.
 
-    One that holds the graph goes first, then the least cost.
+    Devices that hold the graph go before those that do not, then the least cost decides.
     """
     known = rules_of(graph) if rules is None else rules
-    first = {spec: device for device, spec in reversed(list(enumerate(cluster.devices)))}
-    found = {device: one_device(graph, cluster, device, known) for device in sorted(first.values())}
-
-    def rank(device: int) -> tuple[bool, float]:
-        return not found[device].fits_exactly, found[device].cost(objective)
-
-    best = min(found, key=rank)
-    return best, found[best]
+    first = cluster.first_of_spec.values()
+    alone = {device: one_device(graph, cluster, device, known) for device in first}
+    best = min(alone, key=lambda d: (not alone[d].fits_exactly, alone[d].cost(objective)))
+    return best, alone[best]
 
 
 def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Evaluation:
@@ -177,39 +156,30 @@ def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster
     resharder = Resharder(cluster)
     first = representatives(graph, placed, cluster, resharder)
     try:
-        tasks = schedule(graph, placed, cluster, resharder, seen_by=frozenset(first.values()))
-    except UnlikeError:
+        tasks = schedule(graph, placed, cluster, resharder, observed=frozenset(first.values()))
+    except UnequalWorkError:
         first = {device: device for device in devices}
         tasks = schedule(graph, placed, cluster, resharder)
 
-    def every(found: Mapping[int, Figure], nothing: Figure) -> Mapping[int, Figure]:
-        """Of every device, from those of the first ones of their classes."""
-        return {device: found.get(first[device], nothing) for device in devices}
+    def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
+        """Figures of all devices, from those of the representatives."""
+        return {device: figures.get(first[device], default) for device in devices}
 
+    compute_s: dict[int, float] = defaultdict(float)
+    comm_s: dict[int, float] = defaultdict(float)
+    for task in tasks.tasks:
+        total = compute_s if task.kind == "compute" else comm_s
+        for device, seconds in task.devices.items():
+            total[device] += seconds
     nothing = MemoryPeak(0, 0, 0, "")
     return Evaluation(
-        compute_s=every(_seconds(tasks, "compute"), 0.0),
-        comm_s=every(_seconds(tasks, "comm"), 0.0),
+        compute_s=of_all(compute_s, 0.0),
+        comm_s=of_all(comm_s, 0.0),
         latency_s=simulate(tasks).latency_s,
-        peak=every(peak_bytes(tasks), nothing),
-        exact_peak=every(exact_peak_bytes(tasks), nothing),
+        peak=of_all(peak_bytes(tasks), nothing),
+        exact_peak=of_all(exact_peak_bytes(tasks), nothing),
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
-        sent_bytes=every(sent_bytes(tasks, cluster), 0),
+        sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks.tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),
         sharded_flops_share=sharded_flops_share(placed),
     )
-
-
-def sent_bytes(tasks: Schedule, cluster: Cluster) -> Mapping[int, int]:
-    """Bytes that leave each device: its transfers to others; a ring's share of an all-reduce."""
-    total = sent(tasks.tasks)
-    return {device: round(total.get(device, 0.0)) for device in range(len(cluster))}
-
-
-def _seconds(tasks: Schedule, kind: str) -> Mapping[int, float]:
-    total: dict[int, float] = defaultdict(float)
-    for task in tasks.tasks:
-        if task.kind == kind:
-            for device, seconds in task.devices.items():
-                total[device] += seconds
-    return total

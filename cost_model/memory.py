@@ -1,14 +1,14 @@
-"""Bytes held on each device along a schedule, counted in two ways.
+"""Memory of each device along a schedule, counted in two ways.
 
 Constants (and zeros) are resident: held throughout. Every other local tensor is held over an
 interval of the schedule's task positions, both ends included, so that a task's operands and
 results are held together. A view or an alias has no bytes of its own; it keeps the tensor that it
 names. Parts of graph inputs arrive for the first task that reads them; outputs stay to the end.
 
-*Safe* is the linear formula that the search uses: a value's local tensors, copies that reshards
-make included, are held from the value's production to its last use anywhere; its peak has the
-head-room that executors take (`with_headroom`). What a node takes that takes either operand is
-held for it alone after the last other use, and its result is a value of its own.
+*Safe* is the linear formula of the search: a value's local tensors, resharded copies included, are
+held from the value's production to its last use anywhere; its peak has the head-room that
+executors take (`with_headroom`). A node that takes either of two operands is no use of them: they
+are held for it alone after the last other use, and its result is a value of its own.
 
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
 last one that reads it on its device. Exact never exceeds safe. Neither counts what a kernel or a
@@ -18,7 +18,7 @@ collective allocates for itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.ops import row_of
 
-#: Bytes that executors request for activations, over the bytes that are live: ONNX Runtime 1.31
+#: Bytes that executors request for activations, as a share of the live bytes: ONNX Runtime 1.31
 #: on CPU took 1.13 to 1.5 times at realistic sizes (buffers of a whole segment's operands and
 #: results, kernels' scratch).
 HEADROOM_PERCENT = 150
@@ -44,15 +44,9 @@ def with_headroom(nbytes: Size) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A local tensor with bytes of its own, held at task positions first .. last.
+    """A local tensor with bytes of its own, and the positions in `Schedule.tasks` it is held at.
 
-    Attributes:
-        device: Where.
-        value: Of which value it is a part.
-        nbytes: Size.
-        first: Position in `Schedule.tasks`.
-        last: Likewise, at least `first`.
-        buffer: Whether a communication writes it.
+    Both `first` and `last` are included. A `buffer` is written by a communication.
     """
 
     device: int
@@ -65,29 +59,22 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """The most bytes that a device holds.
+    """The most bytes that a device holds."""
 
-    Attributes:
-        bytes: Sum of the two below.
-        resident_bytes: Constants and zeros.
-        activation_bytes: Everything else at the peak.
-        at: Name of the first task at which it is reached, "" if there is none.
-    """
-
-    bytes: int
-    resident_bytes: int
-    activation_bytes: int
-    at: str
+    bytes: int  #: Sum of the two below.
+    resident_bytes: int  #: Constants and zeros.
+    activation_bytes: int  #: All other tensors at the peak.
+    at: str  #: Name of the first task at the peak, "" if there is none.
 
 
 def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
-    """Safe peaks, with head-room, of all devices that hold anything."""
+    """Safe peaks, with head-room, of all devices that hold a tensor."""
     curves = usage_curves(schedule, safe_lifetimes(schedule))
     return _peaks(schedule, {device: with_headroom(curve) for device, curve in curves.items()})
 
 
 def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
-    """Exact peaks of all devices that hold anything."""
+    """Exact peaks of all devices that hold a tensor."""
     return _peaks(schedule, usage_curves(schedule, exact_lifetimes(schedule)))
 
 
@@ -103,49 +90,45 @@ def usage_curves(schedule: Schedule, lifetimes: Iterable[Lifetime]) -> Curves:
 
 
 def safe_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
-    """From the first task that makes any part of the value to its last use anywhere."""
+    """From the first task that computes any part of the value to its last use anywhere."""
     first: dict[str, int] = {}
     for position, task in enumerate(schedule.tasks):
-        for value in _begun(task, schedule):
+        computed = (value for _, (value, _), _ in task.writes)
+        fed = (key[1][0] for key in task.reads if key in schedule.feeds)
+        for value in (*computed, *fed):
             first.setdefault(value, position)
     last = _last_uses(schedule)
-    for made, key, nbytes in _owned(schedule, _is_settled_view):
-        device, (value, _) = key
+    for _, (device, (value, _)), nbytes, is_buffer in _tensors(schedule, either=True):
         begin = first.get(value, 0)
-        end = max(begin, last.get(value, begin))
-        yield Lifetime(device, value, nbytes, begin, end, _is_buffer(schedule, made))
-    yield from _kept(schedule, first, last)
+        yield Lifetime(device, value, nbytes, begin, max(begin, last.get(value, begin)), is_buffer)
+    yield from _kept_for_either(schedule, first, last)
 
 
-def _kept(
+def _kept_for_either(
     schedule: Schedule, first: Mapping[str, int], last: Mapping[str, int]
 ) -> Iterator[Lifetime]:
-    """What is held of values from their last other use on, for those that take either operand."""
-    takers = [(at, task) for at, task in enumerate(schedule.tasks) if _is_either(task)]
-    if not takers:
+    """Operands of nodes that take either, from the value's last other use on."""
+    readers = [(at, task) for at, task in enumerate(schedule.tasks) if _is_either(task)]
+    if not readers:
         return
     sizes: dict[Key, dict[int, int]] = defaultdict(dict)
-    for _, (device, key), nbytes in _owned(schedule, _is_settled_view):
+    for _, (device, key), nbytes, _ in _tensors(schedule, either=True):
         sizes[key][device] = nbytes
-    sources = _sources(schedule)
-    for position, task in takers:
-        for key in {key: None for _, key in task.reads}:
-            begin = max(first[key[0]], last.get(key[0], -1)) + 1
+    copied_from: dict[Key, Key] = {}  # of each resharded copy
+    for task in schedule.tasks:
+        if task.placed is None:
+            copies = [key for _, key, _ in task.writes] + [new for (_, new), _ in task.aliases]
+            copied_from.update(dict.fromkeys(copies, task.reads[0][1]))
+    for position, task in readers:
+        for key in dict.fromkeys(key for _, key in task.reads):
+            value = key[0]
+            begin = max(first[value], last.get(value, -1)) + 1
             copy: Key | None = key
             while copy is not None and begin < position:
                 for device, nbytes in sizes[copy].items():
-                    yield Lifetime(device, key[0], nbytes, begin, position - 1, copy in sources)
-                copy = sources.get(copy)
-
-
-def _sources(schedule: Schedule) -> Mapping[Key, Key]:
-    """What each resharded copy of a value is made from."""
-    found: dict[Key, Key] = {}
-    for task in schedule.tasks:
-        if task.placed is None:
-            made = [key for _, key, _ in task.writes] + [new for (_, new), _ in task.aliases]
-            found.update(dict.fromkeys(made, task.reads[0][1]))
-    return found
+                    is_buffer = copy in copied_from
+                    yield Lifetime(device, value, nbytes, begin, position - 1, is_buffer)
+                copy = copied_from.get(copy)
 
 
 def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
@@ -160,54 +143,48 @@ def exact_lifetimes(schedule: Schedule) -> Iterator[Lifetime]:
             last[root] = position
     for key in schedule.outputs:
         last[roots.get(key, key)] = len(schedule.tasks) - 1
-    for made, key, nbytes in _owned(schedule, _is_view):
-        begin = arrival.get(key, 0) if made is None else made
+    for written, key, nbytes, is_buffer in _tensors(schedule, either=False):
+        begin = arrival.get(key, 0) if written is None else written
         end = max(begin, last.get(key, begin))
-        yield Lifetime(key[0], key[1][0], nbytes, begin, end, _is_buffer(schedule, made))
+        yield Lifetime(key[0], key[1][0], nbytes, begin, end, is_buffer)
 
 
-def _is_buffer(schedule: Schedule, made: int | None) -> bool:
-    return made is not None and schedule.tasks[made].comm is not None
+def _tensors(
+    schedule: Schedule, *, either: bool
+) -> Iterator[tuple[int | None, LocalKey, int, bool]]:
+    """Local tensors with bytes of their own: (writer's position, tensor, bytes, is a buffer).
 
-
-def _owned(
-    schedule: Schedule, is_view: Callable[[Task], bool]
-) -> Iterator[tuple[int | None, LocalKey, int]]:
-    """(position of the writing task, local tensor, bytes); None for parts of graph inputs."""
+    The position is None for graph inputs. `either` counts the results of nodes that take either
+    operand, which are views.
+    """
     if not schedule.tasks:
         return
     for key, nbytes in schedule.feeds.items():
-        yield None, key, nbytes
+        yield None, key, nbytes, False
     for position, task in enumerate(schedule.tasks):
-        if not is_view(task):
-            for device, key_of, nbytes in task.writes:
-                yield position, (device, key_of), nbytes
-
-
-def _begun(task: Task, schedule: Schedule) -> Iterator[str]:
-    """Values of which a task makes or, if they are graph inputs, reads a part."""
-    yield from (value for _, (value, _), _ in task.writes)
-    yield from (key[1][0] for key in task.reads if key in schedule.feeds)
+        if not _is_view(task) or (either and _is_either(task)):
+            for device, written, nbytes in task.writes:
+                yield position, (device, written), nbytes, task.comm is not None
 
 
 def _last_uses(schedule: Schedule) -> Mapping[str, int]:
-    """Position of the last use of a value or of a view of it."""
-    last = {key[1][0]: len(schedule.tasks) - 1 for key in schedule.outputs}
+    """Position of the last use of each value or of a view of it."""
+    last = {value: len(schedule.tasks) - 1 for _, (value, _) in schedule.outputs}
     for position in reversed(range(len(schedule.tasks))):
         task = schedule.tasks[position]
         if task.placed is None or _is_either(task):
-            continue  # what moves a value does so for a node that reads it
+            continue  # a communication serves a node that reads the value
         for _, (value, _) in task.reads:
             last[value] = max(last.get(value, -1), position)
         if _is_view(task):
-            viewed = _viewed(task)
-            made = (value for _, (value, _), _ in task.writes)
-            last[viewed] = max([last[viewed], *(last.get(value, position) for value in made)])
+            viewed = task.placed.operands()[0][0]
+            results = (value for _, (value, _), _ in task.writes)
+            last[viewed] = max([last[viewed], *(last.get(value, position) for value in results)])
     return last
 
 
 def _roots(schedule: Schedule) -> Mapping[LocalKey, LocalKey]:
-    """The tensor whose memory a view or alias is, by local tensor."""
+    """The tensor whose memory each view or alias names."""
     roots: dict[LocalKey, LocalKey] = {}
     for task in schedule.tasks:
         pairs = list(task.aliases)
@@ -229,29 +206,17 @@ def _is_either(task: Task) -> bool:
     return row is not None and row.either
 
 
-def _is_settled_view(task: Task) -> bool:
-    return _is_view(task) and not _is_either(task)
-
-
-def _viewed(task: Task) -> str:
-    assert task.placed is not None
-    return task.placed.operands()[0][0]
-
-
 def _peaks(schedule: Schedule, curves: Curves) -> Mapping[int, MemoryPeak]:
     resident: dict[int, int] = defaultdict(int)
     for (device, _), nbytes in schedule.residents.items():
         resident[device] += nbytes
-    none = np.zeros(len(schedule.tasks), np.int64)
-    return {
-        device: _peak(schedule, resident[device], curves.get(device, none))
-        for device in sorted({*resident, *curves})
-    }
-
-
-def _peak(schedule: Schedule, resident: int, curve: npt.NDArray[np.int64]) -> MemoryPeak:
-    if not curve.size:
-        return MemoryPeak(resident, resident, 0, "")
-    position = int(np.argmax(curve))
-    most = int(curve[position])
-    return MemoryPeak(resident + most, resident, most, schedule.tasks[position].name)
+    zeros = np.zeros(len(schedule.tasks), np.int64)
+    peaks = {}
+    for device in sorted({*resident, *curves}):
+        constants, curve = resident[device], curves.get(device, zeros)
+        most, name = 0, ""
+        if curve.size:
+            position = int(np.argmax(curve))
+            most, name = int(curve[position]), schedule.tasks[position].name
+        peaks[device] = MemoryPeak(constants + most, constants, most, name)
+    return peaks

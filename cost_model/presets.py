@@ -1,8 +1,8 @@
-"""Accelerators by name: datasheet figures, their sources, and what of them is reached.
+"""Accelerators by name: datasheet figures with their sources, and the shares that are reached.
 
-A row gives peaks as the maker prints them, dense (without structured sparsity). `device` and
-`levels` derate them by the shares below, which were measured by others. float32 is the rate
-without TF32: outputs are compared at float32 accuracy, and it is PyTorch's default for matmul.
+A row gives dense peak rates (without structured sparsity) as the maker prints them. `device` and
+`levels` derate them by the measured shares below. float32 is the rate without TF32: outputs are
+compared at float32 accuracy, and it is PyTorch's default for matmul.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from partitioner.cost_model.devices import DeviceSpec, LinkLevel
+from partitioner.cost_model.cluster import DeviceSpec, LinkLevel
 
 _TERA = 1e12
 _GIGA = 1e9
@@ -31,50 +31,38 @@ GPU_LAUNCH_S = 4 * _MICRO_S
 #: Seconds a hop of the low-latency protocol: `hwLat`, rows NVLINK, PCI, NET, column Ring LL:
 #: https://github.com/NVIDIA/nccl/blob/01afd20a77b5/src/graph/tuning.cc
 NVLINK_S, PCIE_S, NETWORK_S = 0.47 * _MICRO_S, 1.0 * _MICRO_S, 2.7 * _MICRO_S
-#: The same of AMD's links (hwLat, NVLINK, Ring LL):
+#: Seconds a hop of AMD's links (hwLat, NVLINK, Ring LL):
 #: https://github.com/ROCm/rccl/blob/0023b9b0814b/src/graph/tuning.cc
 XGMI_S = 2.3 * _MICRO_S
 
-#: Share of gradients' and parameters' travel that a GPU's compute hides (`LinkLevel.overlap`): an
-#: assumption, not measured here. It is the low end of 60 to 90 %, as reported for eight H100:
+#: Share of gradient and parameter communication that a GPU's compute hides (`LinkLevel.overlap`):
+#: assumed, not measured here; the low end of the 60 to 90 % reported for eight H100:
 #: https://factryze.ai/scale-atlas/collectives/compute-comm-overlap
 GPU_OVERLAP = 0.6
 
-#: Devices that "cluster=None" stands for.
+#: Preset of ``cluster=None``.
 REFERENCE = "h100"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One row.
+    """One accelerator."""
 
-    Attributes:
-        tflops: Peak 1e12 FLOP/s by element type.
-        memory_gb_per_s: Peak bandwidth, 1e9 bytes/s.
-        memory_gb: Capacity, 1e9 bytes.
-        link: Name of the links inside a node.
-        link_gb_per_s: Of one device to the others of its node, one direction, 1e9 bytes/s.
-        link_s: Latency of a hop inside a node.
-        network_gb_per_s: Of one device to other nodes, one direction, 1e9 bytes/s.
-        source: Where the figures stand.
-        cuda_names: Parts of the name that the driver gives such a device.
-    """
-
-    tflops: Mapping[str, float]
-    memory_gb_per_s: float
-    memory_gb: float
-    link: str
-    link_gb_per_s: float
-    link_s: float
-    network_gb_per_s: float
-    source: str
-    cuda_names: tuple[str, ...] = ()
+    tflops: Mapping[str, float]  #: Peak 1e12 FLOP/s by element type.
+    memory_gb_per_s: float  #: Peak bandwidth, 1e9 bytes/s.
+    memory_gb: float  #: Capacity, 1e9 bytes.
+    link: str  #: Name of the links inside a node.
+    link_gb_per_s: float  #: Of one device to the others of its node, one direction, 1e9 bytes/s.
+    link_s: float  #: Latency of a hop inside a node.
+    network_gb_per_s: float  #: Of one device to other nodes, one direction, 1e9 bytes/s.
+    source: str  #: Document that gives the figures.
+    cuda_names: tuple[str, ...] = ()  #: Substrings of the device name that the driver reports.
 
 
 def _rates(
     float64: float, float32: float, half: float, byte: float | None = None, *, eight: bool = False
 ) -> Mapping[str, float]:
-    """Rates by type: `half` of float16 and bfloat16, `byte` of int8 and, if `eight`, of float8."""
+    """Rates by type: `half` for float16 and bfloat16, `byte` for int8 and, if `eight`, float8."""
     rates = {"float64": float64, "float32": float32, "float16": half, "bfloat16": half}
     if byte is not None:
         rates |= {"int8": byte, "uint8": byte}
@@ -141,7 +129,7 @@ ALIASES: Mapping[str, str] = {"a100": "a100-80g", "v100-32g": "v100"}
 
 
 def device(name: str) -> DeviceSpec:
-    """The derated device of a row, of "cpu" or of "ideal"."""
+    """The device of a preset, of "cpu" or of "ideal", at the rates that it reaches."""
     if name in _SPECIAL:
         return _SPECIAL[name][0]
     row = PRESETS[name]
@@ -155,7 +143,7 @@ def device(name: str) -> DeviceSpec:
 
 
 def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
-    """The derated links of `nodes` nodes of `per_node` devices of a row, of "cpu" or of "ideal"."""
+    """Links of `nodes` nodes of `per_node` devices, innermost first, at the rates they reach."""
     if name in _SPECIAL:
         inner, outer = _SPECIAL[name][1:]
     else:
@@ -167,17 +155,13 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
                 ("network", row.network_gb_per_s, NETWORK_S),
             )
         )
-    inside = (_sized(inner, per_node),) if per_node > 1 or nodes == 1 else ()
-    return (*inside, _sized(outer, nodes * per_node)) if nodes > 1 else inside
+    inside = (replace(inner, size=per_node),) if per_node > 1 or nodes == 1 else ()
+    return (*inside, replace(outer, size=nodes * per_node)) if nodes > 1 else inside
 
 
 def names() -> tuple[str, ...]:
-    """Every name that `device` takes, and the aliases."""
+    """Every name that `device` takes, and the aliases, sorted."""
     return tuple(sorted((*PRESETS, *ALIASES, *_SPECIAL)))
-
-
-def _sized(level: LinkLevel, size: int) -> LinkLevel:
-    return replace(level, size=size)
 
 
 def _cpu() -> DeviceSpec:

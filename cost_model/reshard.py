@@ -1,4 +1,4 @@
-"""From one placement of a value to another: the communications, their order and their price.
+"""Reshards: the communications from one placement of a value to another, and their prices.
 
 One function serves the search, the referee and the lowering. Pending reductions are resolved
 first (reduce-scatter straight to the target where its parts allow, else all-reduce); then one
@@ -10,64 +10,53 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.collectives import comm_seconds
+from partitioner.cost_model.collectives import comm_cost
 from partitioner.cost_model.errors import CostError
-from partitioner.ir.exchange import Transfer, components, exchange, region_numel
+from partitioner.ir.exchange import Transfer, components, exchange, intersect, region_numel
 from partitioner.ir.layout import DimLayout, Placement, Sharding
-from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import Comm, CommKind
 
 
 @dataclass(frozen=True)
 class PricedComm:
-    """A communication (names and `seq` still open) and the seconds it keeps each device busy.
-
-    Prices by formula say too how many bytes each device sends; elsewhere the transfers tell.
-
-    Attributes:
-        comm: The communication.
-        seconds: Seconds of each device that it takes.
-        sent_bytes: See above.
-        overlap: Share of the seconds that compute hides, if nobody waits for it at once.
-    """
+    """A communication without names and `seq`, and its price."""
 
     comm: Comm
-    seconds: Mapping[int, float]
+    seconds: Mapping[int, float]  #: Seconds that it takes on each device.
+    #: Bytes that each device sends, if it is priced by formula, without transfers.
     sent_bytes: float = 0.0
+    #: Share of the seconds that compute hides, if no node waits for it at once.
     overlap: float = 0.0
 
     def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
-        """Seconds that it keeps each device from computing.
+        """Seconds that it keeps each device from computing, if it passes `beside` compute or not.
 
-        Args:
-            beside: Whether it passes beside compute (see `cost_model.overlap`).
+        See `cost_model.overlap`.
         """
         if not beside or not self.overlap:
             return self.seconds
-        return {device: (1 - self.overlap) * one for device, one in self.seconds.items()}
+        return {device: (1 - self.overlap) * whole for device, whole in self.seconds.items()}
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One step of a reshard.
+    """One step of a reshard."""
 
-    Attributes:
-        after: Placement that it leaves.
-        comms: Communications; those of one hop are independent of each other.
-        aliases: Devices whose part does not change: the same buffer serves.
-        zeros: Devices that hold zeros afterwards (a whole value made a pending sum), or a part
-            of no elements, which nobody needs to send.
-    """
-
-    after: Placement
-    comms: tuple[PricedComm, ...] = ()
+    after: Placement  #: Placement of the value after it.
+    comms: tuple[PricedComm, ...] = ()  #: Communications, independent of each other.
+    #: Devices whose part does not change: the same buffer serves.
     aliases: frozenset[int] = frozenset()
+    #: Devices that hold zeros afterwards (a whole value becomes a pending sum), or a part of no
+    #: elements, which no device needs to send.
     zeros: frozenset[int] = frozenset()
+
+
+Reshard = tuple[str, Placement, Placement]  #: (element type, source, target).
 
 
 @dataclass
@@ -75,63 +64,57 @@ class Resharder:
     """Reshards on one cluster, each priced once."""
 
     cluster: Cluster
-    _known: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
-    _prices: dict[tuple[str, Placement, Placement], tuple[Hop, ...]] = field(default_factory=dict)
+    _hops: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
+    _priced: dict[Reshard, tuple[Hop, ...]] = field(default_factory=dict)
 
     def allows(self, source: Placement, target: Placement) -> bool:
-        """Whether this reshard can be priced; here, any of one tensor."""
+        """Whether the reshard has a price; here every one between shardings of one shape has."""
         return source.sharding.shape == target.sharding.shape
 
     def hops(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        """Steps from `source` to `target` for elements of a type; () if they are equal."""
+        """Steps from `source` to `target`; () if they are equal."""
         if source == target:
             return ()
         key = (dtype, source, target)
-        if key not in self._known:
-            self._known[key] = self._plan(dtype, source, target)
-        return self._known[key]
+        if key not in self._hops:
+            self._hops[key] = self._plan(dtype, source, target)
+        return self._hops[key]
 
     def priced(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        """The steps of `hops` by what they cost: communications are those of a simpler tensor.
+        """The steps of `hops` with the communications of a simpler tensor, at the same prices.
 
-        Steps that cost the same, of whatever tensors, have one tuple of communications.
+        Reshards that have one simplest form share one tuple of communications.
         """
         if source == target:
             return ()
         key = (dtype, source, target)
-        if key not in self._prices:
-            alike = simplest(source, target)
-            real = dict(zip(_stations(*alike), _stations(source, target), strict=True))
-            self._prices[key] = tuple(
-                Hop(real[hop.after], hop.comms, hop.aliases, hop.zeros)
-                for hop in self.hops(dtype, *alike)
+        if key not in self._priced:
+            simple = simplest(source, target)
+            real = dict(zip(_stations(*simple), _stations(source, target), strict=True))
+            self._priced[key] = tuple(
+                replace(hop, after=real[hop.after]) for hop in self.hops(dtype, *simple)
             )
-        return self._prices[key]
+        return self._priced[key]
 
     def _plan(self, dtype: str, source: Placement, target: Placement) -> tuple[Hop, ...]:
-        whole = Placement(target.mesh, target.sharding.without_partial())
-        hops: list[Hop] = []
-        at = source
-        kinds = {op for _, op in source.sharding.partial}
-        if len(kinds) > 1:
-            raise CostError(f"{source} is partial by several reductions {sorted(kinds)}")
-        if source.sharding.partial:
-            options = [[self._all_reduce(dtype, source)]]
-            scattered = self._reduce_scatter(dtype, source, whole)
-            if scattered:
-                options.append([scattered])
-            hops = min(
-                ([*head, *self._move(dtype, head[-1].after, whole)] for head in options),
-                key=_busiest,
-            )
+        whole = target.without_partial()
+        reductions = {op for _, op in source.sharding.partial}
+        if len(reductions) > 1:
+            raise CostError(f"{source} is partial by several reductions {sorted(reductions)}")
+        if reductions:
+            heads = [self._all_reduce(dtype, source)]
+            if scatter := self._reduce_scatter(dtype, source, whole):
+                heads.append(scatter)
+            options = ([head, *self._move(dtype, head.after, whole)] for head in heads)
+            hops = min(options, key=_busiest_s)
         else:
-            hops = self._move(dtype, at, whole)
+            hops = self._move(dtype, source, whole)
         if target.sharding.partial:
             hops.append(self._mask(target))
         return tuple(hops)
 
     def _mask(self, target: Placement) -> Hop:
-        """A whole value as a pending sum: the first device keeps it, the others hold zeros."""
+        """A whole value becomes a pending sum: the first device keeps it, the others get zeros."""
         axes = [axis for axis, _ in target.sharding.partial]
         first = frozenset(d for d, point in target.mesh.coords() if not any(point[a] for a in axes))
         return Hop(target, (), first, frozenset(target.mesh.devices) - first)
@@ -141,105 +124,102 @@ class Resharder:
             return []
         transfers = exchange(source, target)
         groups = components(transfers)
-        alone = {group[0] for group in groups if len(group) == 1}
-        aliases = frozenset(d for d in alone if _same_part(source, target, d))
+        before, after = dict(source.parts()), dict(target.parts())
+        alone = (group[0] for group in groups if len(group) == 1)
+        aliases = frozenset(d for d in alone if d in before and before[d] == after[d])
         comms = [
             self._price(_classify(dtype, group, transfers, source, target))
             for group in groups
             if group[0] not in aliases or len(group) > 1
         ]
-        empty = frozenset(d for d, want in target.parts() if not region_numel(want))
+        empty = frozenset(d for d, pieces in target.parts() if not region_numel(pieces))
         return [Hop(target, tuple(comms), aliases, empty)]
 
     def _all_reduce(self, dtype: str, source: Placement) -> Hop:
-        after = Placement(source.mesh, source.sharding.without_partial())
+        after = source.without_partial()
         return Hop(after, tuple(self._reductions(CommKind.ALL_REDUCE, dtype, source, after)))
 
     def _reduce_scatter(self, dtype: str, source: Placement, target: Placement) -> Hop | None:
-        """Straight to the target, if each member's part lies within what its group reduces."""
+        """Straight to the target, if each member's part lies within the part its group reduces."""
         if source.mesh != target.mesh or len({op for _, op in source.sharding.partial}) > 1:
             return None
         if {a for a, _ in source.sharding.partial} - target.sharding.axes:
             return None
         held, wanted = dict(source.parts()), dict(target.parts())
-        for device, want in wanted.items():
-            if not region_numel(want):
+        for device, region in wanted.items():
+            if not region_numel(region):
                 return None
-            for own, cut in zip(held[device], want, strict=True):
-                if not all(any(s <= a and a + n <= s + m for s, m in own) for a, n in cut):
-                    return None
+            dims = zip(held[device], region, strict=True)
+            if any(intersect(pieces, part) != part for pieces, part in dims):
+                return None
         return Hop(target, tuple(self._reductions(CommKind.REDUCE_SCATTER, dtype, source, target)))
 
     def _reductions(
         self, kind: CommKind, dtype: str, source: Placement, target: Placement
     ) -> Iterable[PricedComm]:
-        axes = tuple(axis for axis, _ in source.sharding.partial)
-        how = source.sharding.partial[0][1]
-        for group in _subgroups(source.mesh, axes):
-            transfers = (
-                _scatter_parts(group, source, target) if kind is CommKind.REDUCE_SCATTER else ()
-            )
-            comm = Comm(-1, kind, group, "", "", dtype, transfers, how)
-            point = source.mesh.coord(group[0])
-            numel = 1
-            for size in source.sharding.local_shape(source.mesh, point):
-                numel *= size
-            yield self._price(comm, numel)
+        """One communication for each group of devices that differ along the partial axes only."""
+        mesh, reduction = source.mesh, source.sharding.partial[0][1]
+        axes = {axis for axis, _ in source.sharding.partial}
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for device, point in mesh.coords():
+            rest = tuple(point[name] for name in mesh.names if name not in axes)
+            groups.setdefault(rest, []).append(device)
+        for group in map(tuple, map(sorted, groups.values())):
+            is_scatter = kind is CommKind.REDUCE_SCATTER
+            transfers = _scatter_parts(group, source, target) if is_scatter else ()
+            comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction)
+            local_shape = source.sharding.local_shape(mesh, mesh.coord(group[0]))
+            yield self._price(comm, math.prod(local_shape))
 
     def _price(self, comm: Comm, numel: int = 0) -> PricedComm:
-        seconds = comm_seconds(comm, numel, self.cluster)
+        seconds = comm_cost(comm, numel, self.cluster).seconds
         return PricedComm(comm, seconds, overlap=overlap_share(comm, self.cluster))
 
 
 def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:
-    """Another tensor between the same groups that costs as much: few dims, of least sizes.
+    """A reshard of another tensor between the same groups at the same price.
 
-    What is cut nowhere is one dim in front, and so is the unit in which a dim's cuts are counted.
-    The other dims are sorted.
+    All elements that no cut tells apart are one dim in front: uncut dims, and the unit in which a
+    dim's cuts are counted. The other dims are sorted.
     """
-    numel, cut = 1, []
-    for own, want in zip(source.sharding.dims, target.sharding.dims, strict=True):
-        unit, *less = _in_units(own, want)
-        numel *= unit if own.size else 0
-        if own.axes or want.axes:
-            cut.append(less)
-    if len(cut) > 1:
-        cut.sort(key=lambda pair: [(dim.axes, dim.segments) for dim in pair])
+    numel, pairs = 1, []
+    for held, wanted in zip(source.sharding.dims, target.sharding.dims, strict=True):
+        unit, pair = _in_units(held, wanted)
+        numel *= unit if held.size else 0
+        if held.axes or wanted.axes:
+            pairs.append(pair)
+    if len(pairs) > 1:
+        pairs.sort(key=lambda pair: [(dim.axes, dim.segments) for dim in pair])
     first = DimLayout.whole(numel)
-    held, wanted = ((first, *(pair[side] for pair in cut)) for side in (0, 1))
+    before, after = ((first, *(pair[side] for pair in pairs)) for side in (0, 1))
     return (
-        Placement(source.mesh, Sharding(held, source.sharding.partial)),
-        Placement(target.mesh, Sharding(wanted, target.sharding.partial)),
+        Placement(source.mesh, Sharding(before, source.sharding.partial)),
+        Placement(target.mesh, Sharding(after, target.sharding.partial)),
     )
 
 
 @lru_cache(maxsize=65536)
-def _in_units(own: DimLayout, want: DimLayout) -> tuple[int, DimLayout, DimLayout]:
-    """Elements that all cuts of a dim are multiples of, and its layouts counted in them."""
-    unit = math.gcd(*itertools.chain(*own.segments, *want.segments)) or 1
-    less = (
+def _in_units(held: DimLayout, wanted: DimLayout) -> tuple[int, tuple[DimLayout, ...]]:
+    """The greatest divisor of all cuts of a dim, and its two layouts counted in it."""
+    unit = math.gcd(*itertools.chain(*held.segments, *wanted.segments)) or 1
+    return unit, tuple(
         DimLayout(dim.axes, tuple(tuple(part // unit for part in cuts) for cuts in dim.segments))
-        for dim in (own, want)
+        for dim in (held, wanted)
     )
-    return unit, next(less), next(less)
 
 
 def _stations(source: Placement, target: Placement) -> tuple[Placement, ...]:
-    """Where a reshard may leave a value: reduced at its source, or at its target, or there."""
-    return _reduced(source), _reduced(target), target
-
-
-@lru_cache(maxsize=65536)
-def _reduced(at: Placement) -> Placement:
-    return Placement(at.mesh, at.sharding.without_partial()) if at.sharding.partial else at
+    """Placements that a reshard may pass: the source reduced, the target reduced, the target."""
+    return source.without_partial(), target.without_partial(), target
 
 
 def overlap_share(comm: Comm, cluster: Cluster) -> float:
-    """The share of a communication that compute may hide; a local copy is compute itself."""
+    """Share of a communication that compute may hide; a local copy is compute itself."""
     return 0.0 if comm.kind is CommKind.SLICE else cluster.level(comm.ranks).overlap
 
 
-def _busiest(hops: list[Hop]) -> float:
+def _busiest_s(hops: Sequence[Hop]) -> float:
+    """Seconds of communication on the busiest device."""
     load: dict[int, float] = {}
     for hop in hops:
         for priced in hop.comms:
@@ -248,26 +228,11 @@ def _busiest(hops: list[Hop]) -> float:
     return max(load.values(), default=0.0)
 
 
-def _same_part(source: Placement, target: Placement, device: int) -> bool:
-    return (
-        device in source.mesh.devices
-        and dict(source.parts())[device] == dict(target.parts())[device]
-    )
-
-
-def _subgroups(mesh: DeviceMesh, axes: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    groups: dict[tuple[int, ...], list[int]] = {}
-    rest = [name for name in mesh.names if name not in axes]
-    for device, point in mesh.coords():
-        groups.setdefault(tuple(point[name] for name in rest), []).append(device)
-    return tuple(tuple(sorted(group)) for group in groups.values())
-
-
 def _scatter_parts(
     group: tuple[int, ...], source: Placement, target: Placement
 ) -> tuple[Transfer, ...]:
-    plain = Placement(source.mesh, Sharding(source.sharding.dims))
-    local = {t.target: t for t in exchange(plain, target) if t.source == t.target}
+    pieces = exchange(source.without_partial(), target)
+    local = {piece.target: piece for piece in pieces if piece.source == piece.target}
     return tuple(
         Transfer(origin, device, local[device].read, local[device].write)
         for device in group
@@ -282,10 +247,11 @@ def _classify(
     source: Placement,
     target: Placement,
 ) -> Comm:
+    """The communication of a group's transfers."""
     members = set(group)
-    own = tuple(t for t in transfers if t.target in members)
-    sources = {t.source for t in own}
-    targets = {t.target for t in own}
+    transfers = tuple(transfer for transfer in transfers if transfer.target in members)
+    sources = {transfer.source for transfer in transfers}
+    targets = {transfer.target for transfer in transfers}
     kind = CommKind.ALL_TO_ALL
     if len(group) == 1:
         kind = CommKind.SLICE
@@ -298,14 +264,17 @@ def _classify(
             kind = CommKind.SEND
     elif len(targets) == 1:
         kind = CommKind.GATHER
-    elif sources == targets == members and _all_parts(own, group, source):
+    elif sources == targets == members and _is_all_gather(transfers, group, source):
         kind = CommKind.ALL_GATHER
-    return Comm(-1, kind, group, "", "", dtype, own)
+    return Comm(-1, kind, group, "", "", dtype, transfers)
 
 
-def _all_parts(transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement) -> bool:
+def _is_all_gather(
+    transfers: tuple[Transfer, ...], group: tuple[int, ...], source: Placement
+) -> bool:
+    """Whether every device of the group sends its whole part to every one."""
     if len(transfers) != len(group) ** 2:
         return False
     numel = {device: region_numel(pieces) for device, pieces in source.parts()}
-    sent = {(t.source, t.target): t.numel for t in transfers}
+    sent = {(transfer.source, transfer.target): transfer.numel for transfer in transfers}
     return all(sent.get((a, b)) == numel[a] for a in group for b in group)

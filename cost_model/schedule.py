@@ -1,19 +1,19 @@
 """A resolved plan as tasks in one global order: nodes, and the communications between them.
 
 The search prices with the same reshards, the referee sums these tasks, the simulator times
-them and the lowering turns them into rank programs, so all four speak of the same execution.
+them and the lowering turns them into rank programs, so all four describe the same execution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import node_seconds
+from partitioner.cost_model.compute import node_seconds, stored_bytes
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
-from partitioner.cost_model.state_bytes import held_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -27,63 +27,51 @@ LocalKey = tuple[int, Key]  #: Its part on one device.
 
 @dataclass(frozen=True)
 class Task:
-    """One node on its group, or one communication.
+    """One node on its group, or one communication."""
 
-    Attributes:
-        name: Node name, or value and target of a communication.
-        devices: Seconds by device that it occupies. Of a communication that passes beside compute
-            (see `cost_model.overlap`) those that are not hidden.
-        reads: Local tensors that it reads.
-        writes: Local tensors that it makes, with their bytes.
-        placed: The node; None for communications.
-        comm: The communication, with its place in the global order as `seq`; None for nodes.
-        phase: Cross-group hops from the inputs (see `Compute.phase`); of the sending side.
-        target_phase: Phase in which the targets of a communication receive.
-        aliases: Local tensors that come into being here as another name of one that is there:
-            (new, old).
-        hidden: Seconds by device that it takes beside compute.
-    """
-
-    name: str
+    name: str  #: Name of the node, or kind and value of the communication.
+    #: Seconds by device that it occupies. Of a communication that passes beside compute (see
+    #: `cost_model.overlap`), those that are not hidden.
     devices: Mapping[int, float]
-    reads: tuple[LocalKey, ...]
-    writes: tuple[tuple[int, Key, int], ...]
-    placed: PlacedNode | None = None
+    reads: tuple[LocalKey, ...]  #: Local tensors that it reads.
+    writes: tuple[tuple[int, Key, int], ...]  #: Local tensors that it writes, with their bytes.
+    placed: PlacedNode | None = None  #: The node; None for communications.
+    #: The communication, with its place in the global order as `seq`; None for nodes.
     comm: Comm | None = None
-    phase: int = 0
-    target_phase: int = 0
+    phase: int = 0  #: Cross-group hops from the inputs (see `Compute.phase`); of the sending side.
+    target_phase: int = 0  #: Phase in which the targets of a communication receive.
+    #: (new, old) local tensors: new names of existing buffers.
     aliases: tuple[tuple[LocalKey, LocalKey], ...] = ()
+    #: Seconds by device that it takes beside compute.
     hidden: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
-        """One of "compute" and "comm"."""
+        """Lane of the task: "compute" or, of communications and aliases, "comm"."""
         return "comm" if self.comm is not None or self.placed is None else "compute"
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """All tasks in the global order.
+    """All tasks in the global order."""
 
-    Attributes:
-        tasks: In the order in which every device runs its share.
-        feeds: Bytes of each local part of a graph input.
-        residents: Bytes of each local part of a constant, and of each block of zeros.
-        outputs: Local tensors that hold graph outputs; they live to the end.
-        output_keys: Where each graph output lies.
-        zeros: The residents that are zeros instead of a part of their value.
-    """
-
-    tasks: tuple[Task, ...]
-    feeds: Mapping[LocalKey, int]
+    tasks: tuple[Task, ...]  #: In the order in which every device runs its share.
+    feeds: Mapping[LocalKey, int]  #: Bytes of each local part of a graph input.
+    #: Bytes of each local part of a constant, and of each block of zeros.
     residents: Mapping[LocalKey, int]
-    outputs: frozenset[LocalKey]
-    output_keys: Mapping[str, Key]
+    output_keys: Mapping[str, Key]  #: Placement of each graph output.
+    #: The residents that are zeros instead of a part of their value.
     zeros: frozenset[LocalKey] = frozenset()
 
+    @cached_property
+    def outputs(self) -> frozenset[LocalKey]:
+        """Local tensors of the graph outputs, held to the end."""
+        keys = self.output_keys.values()
+        return frozenset((device, key) for key in keys for device in key[1].mesh.devices)
 
-class UnlikeError(Exception):
-    """Devices that were taken for alike do not do the same in the same order."""
+
+class UnequalWorkError(Exception):
+    """Devices of one class do not run the same tasks in the same order."""
 
 
 def schedule(
@@ -92,138 +80,124 @@ def schedule(
     cluster: Cluster,
     resharder: Resharder | None = None,
     everywhere: frozenset[str] = frozenset(),
-    seen_by: frozenset[int] | None = None,
+    observed: frozenset[int] | None = None,
 ) -> Schedule:
     """Insert the communications that a resolved plan needs and price every task.
 
-    Args:
-        graph: The model.
-        placed: Its nodes in the plan's order.
-        cluster: The devices.
-        resharder: Prices of communications; made if not given.
-        everywhere: Outputs that every device of the cluster gets whole, once they are made (at the
-            end of the forward pass, if there is a backward pass). No plan counts that.
-        seen_by: Leave out what other devices do (see `alike.representatives`); None: all are seen.
+    `placed` has the nodes in the plan's order. Every device of the cluster gets the outputs in
+    `everywhere` whole, at the end of the forward pass if there is a backward pass; the cost of a
+    plan does not include that. The tasks are those of the `observed` devices (see
+    `classes.representatives`), of all if None.
 
     Raises:
-        UnlikeError: What others do would change the order of what these do.
+        UnequalWorkError: Tasks of other devices would change the order of those of `observed`.
     """
-    builder = _Builder(graph, cluster, resharder or Resharder(cluster), everywhere, seen_by)
-    return builder.run(placed)
+    resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
+    return _Builder(graph, cluster, resharder, everywhere, observed, beside).run(placed)
 
 
 @dataclass
 class _Builder:
+    """Grows a schedule node by node.
+
+    A task is anchored to a node: it comes behind it and before the next. So a communication goes
+    as early as the devices that receive are free.
+    """
+
     graph: Graph
     cluster: Cluster
     resharder: Resharder
     everywhere: frozenset[str]
-    seen_by: frozenset[int] | None
-    tasks: list[tuple[int, int, Task]] = field(default_factory=list)
+    observed: frozenset[int] | None
+    beside: frozenset[str]
+    tasks: list[tuple[int, int, Task]] = field(default_factory=list)  # (anchor, 0 for a node, _)
     feeds: dict[LocalKey, int] = field(default_factory=dict)
     residents: dict[LocalKey, int] = field(default_factory=dict)
     zeros: set[LocalKey] = field(default_factory=set)
     home: dict[str, Placement] = field(default_factory=dict)
-    made: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
+    origin: dict[Key, tuple[int, int]] = field(default_factory=dict)  # key -> (anchor, phase)
     busy: dict[int, int] = field(default_factory=dict)  # device -> anchor of its last task
 
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
-        self.beside = beside_compute(self.graph)
-        found: dict[str, Key] = {}
-        turned = False
+        delivered: dict[str, Key] = {}
+        end = len(placed)
+        turn = next((i for i, p in enumerate(placed) if p.node.name in self.graph.backward), end)
         for index, node in enumerate(placed):
-            if node.node.name in self.graph.backward and not turned:
-                turned = True
-                found.update(self._deliver(index))
+            if index == turn:
+                delivered.update(self._deliver(index))
             self._node(index, node)
-        last = len(placed)
-        if not turned:
-            found.update(self._deliver(last))
+        if turn == end:
+            delivered.update(self._deliver(end))
         for value in self.graph.outputs:
-            if value not in found:
-                at = self.home[value]
-                found[value] = self._fetch(
-                    value, Placement(at.mesh, at.sharding.without_partial()), last, value
-                )
-        outputs = {value: found[value] for value in self.graph.outputs}
-        self.tasks.sort(key=lambda entry: entry[:2])
-        tasks = []
-        for seq, (_, _, task) in enumerate(self.tasks):
-            tasks.append(
-                task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
-            )
-        local = frozenset((d, key) for key in outputs.values() for d in key[1].mesh.devices)
+            if value not in delivered:
+                at = self.home[value].without_partial()
+                delivered[value] = self._fetch(value, at, end, value)
+        tasks = [task for _, _, task in sorted(self.tasks, key=lambda entry: entry[:2])]
         return Schedule(
-            tuple(tasks), self.feeds, self.residents, local, outputs, frozenset(self.zeros)
+            tuple(
+                task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
+                for seq, task in enumerate(tasks)
+            ),
+            self.feeds,
+            self.residents,
+            {value: delivered[value] for value in self.graph.outputs},
+            frozenset(self.zeros),
         )
 
     def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
-        """Outputs for everybody."""
-        everyone = DeviceMesh.line(len(self.cluster)) if len(self.cluster) > 1 else None
+        """Bring outputs whole to all devices."""
+        everyone = DeviceMesh.line(len(self.cluster))
         for value in self.graph.outputs:
             if value in self.everywhere:
-                at = self.home[value]
-                mesh = at.mesh if everyone is None else everyone
-                if at.mesh.size() == mesh.size():
-                    mesh = at.mesh
-                whole = Sharding.replicate(at.sharding.shape)
-                at = Placement(at.mesh, at.sharding.without_partial())
+                at = self.home[value].without_partial()
                 self._fetch(value, at, index, value)
                 self.home[value] = at
-                yield value, self._fetch(value, Placement(mesh, whole), index, value)
+                mesh = at.mesh if at.mesh.size() == everyone.size() else everyone
+                whole = Placement(mesh, Sharding.replicate(at.sharding.shape))
+                yield value, self._fetch(value, whole, index, value)
 
     def _node(self, index: int, placed: PlacedNode) -> None:
-        keys = [self._fetch(value, at, index, placed.node.name) for value, at in placed.operands()]
-        keys = list(dict.fromkeys(keys))
-        phase = max((self.made[key][1] for key in keys if key in self.made), default=0)
+        name = placed.node.name
+        keys = dict.fromkeys(self._fetch(value, at, index, name) for value, at in placed.operands())
+        phase = max((self.origin[key][1] for key in keys if key in self.origin), default=0)
         writes = []
         row = row_of(placed.node)
         stored = row is not None and row.stored
         for value, at in placed.results():
+            key = (value, at)
             self.home[value] = at
-            self.made[(value, at)] = (index, phase)
-            for device, size in self._sizes((value, at)).items():
+            self.origin[key] = (index, phase)
+            for device, size in self._sizes(key).items():
                 if stored:
-                    kind = self.graph.types[value].dtype
-                    self.residents[(device, (value, at))] = held_bytes(placed.node, kind, size)
-                writes.append((device, (value, at), 0 if stored else size))
-        devices = self._seen(placed.mesh.devices)
+                    dtype = self.graph.types[value].dtype
+                    self.residents[(device, key)] = stored_bytes(placed.node, dtype, size)
+                writes.append((device, key, 0 if stored else size))
+        devices = self._observed(placed.mesh.devices)
         seconds = node_seconds(self.graph, placed, self.cluster, devices)
-        reads = tuple((d, key) for d in devices for key in keys)
-        task = Task(placed.node.name, seconds, reads, tuple(writes), placed, None, phase, phase)
+        reads = tuple((device, key) for device in devices for key in keys)
+        task = Task(name, seconds, reads, tuple(writes), placed, None, phase, phase)
         self.tasks.append((index, 0, task))
         for device in devices:
             self.busy[device] = index
 
     def _fetch(self, value: str, at: Placement, index: int, why: str) -> Key:
-        """The key under which a consumer at `at` finds the value, made on the way if need be."""
-        key = (value, at)
+        """The key of the value at a placement that a node reads; reshards it if need be."""
+        key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
             self._reside(key)
         elif value in self.home:
             before = (value, self.home[value])
-            for hop in self.resharder.hops(self.graph.types[value].dtype, self.home[value], at):
-                if (value, hop.after) not in self.made:
+            for hop in self.resharder.hops(dtype, self.home[value], at):
+                if (value, hop.after) not in self.origin:
                     self._hop(before, hop, index, why)
                 before = (value, hop.after)
-        elif at.sharding.partial:
-            plain = (value, Placement(at.mesh, at.sharding.without_partial()))
-            self._feed(plain)
-            if key not in self.made:
-                self._hop(
-                    plain,
-                    self.resharder.hops(self.graph.types[value].dtype, plain[1], at)[-1],
-                    index,
-                    why,
-                )
         else:
-            self._feed(key)
+            fed = (value, at.without_partial())
+            self.feeds.update({(device, fed): size for device, size in self._sizes(fed).items()})
+            self.origin.setdefault(fed, (-1, 0))
+            if key not in self.origin:
+                self._hop(fed, self.resharder.hops(dtype, fed[1], at)[-1], index, why)
         return key
-
-    def _feed(self, key: Key) -> None:
-        for device, size in self._sizes(key).items():
-            self.feeds[(device, key)] = size
-        self.made.setdefault(key, (-1, 0))
 
     def _reside(self, key: Key) -> None:
         partial = [axis for axis, _ in key[1].sharding.partial]
@@ -234,67 +208,59 @@ class _Builder:
                 self.zeros.add((device, key))
 
     def _hop(self, before: Key, hop: Hop, index: int, why: str) -> None:
-        value = before[0]
+        value, after = before[0], (before[0], hop.after)
         beside = value in self.beside
-        after = (value, hop.after)
-        anchor, phase = self.made[before]
+        anchor, phase = self.origin[before]
         sizes = self._sizes(after)
-        for device in self._seen(hop.zeros):
+        for device in self._observed(hop.zeros):
             self.residents[(device, after)] = sizes[device]
             self.zeros.add((device, after))
-        apart = not set(before[1].mesh.devices) & set(hop.after.mesh.devices)
-        target_phase = phase + apart
-        comms = [priced for priced in hop.comms if self._seen(priced.comm.ranks)]
+        is_apart = set(before[1].mesh.devices).isdisjoint(hop.after.mesh.devices)
+        target_phase = phase + is_apart
+        comms = [priced for priced in hop.comms if self._observed(priced.comm.ranks)]
         if len(comms) < len(hop.comms) and not beside:
             self._check_order(anchor, comms)
         for priced in comms:
-            comm = priced.comm
-            targets = self._seen(comm.targets())
-            if not beside:  # else nobody waits for it before it is due
+            targets = self._observed(priced.comm.targets())
+            if not beside:  # else no node waits for it before it is due
                 anchor = max([anchor, *(self.busy.get(d, -1) for d in targets)])
-            comm = comm.renamed(
+            comm = priced.comm.renamed(
                 source=value, target=value, phase=phase, target_phase=target_phase, why=why
             )
-            reads = tuple((d, before) for d in sorted(self._seen(comm.sources())))
-            writes = tuple((d, after, sizes[d]) for d in sorted(targets))
-            name = f"{comm.kind} {value}"
             busy = priced.busy_seconds(beside=beside)
-            seconds = {d: busy[d] for d in self._seen(busy)}
+            seconds = {d: busy[d] for d in self._observed(busy)}
             hidden = {d: more for d, s in seconds.items() if (more := priced.seconds[d] - s)}
             task = Task(
-                name, seconds, reads, writes, None, comm, phase, target_phase, hidden=hidden
+                f"{comm.kind} {value}",
+                seconds,
+                tuple((d, before) for d in sorted(self._observed(comm.sources()))),
+                tuple((d, after, sizes[d]) for d in sorted(targets)),
+                comm=comm,
+                phase=phase,
+                target_phase=target_phase,
+                hidden=hidden,
             )
             self._insert(min(anchor, index - 1), task)
-        if aliases := self._seen(hop.aliases):
-            pairs = tuple(((d, after), (d, before)) for d in sorted(aliases))
-            task = Task(
-                f"alias {value}",
-                {},
-                tuple(old for _, old in pairs),
-                (),
-                None,
-                None,
-                phase,
-                phase,
-                pairs,
-            )
+        if aliases := sorted(self._observed(hop.aliases)):
+            pairs = tuple(((d, after), (d, before)) for d in aliases)
+            reads = tuple(old for _, old in pairs)
+            task = Task(f"alias {value}", {}, reads, (), None, None, phase, phase, pairs)
             self._insert(min(anchor, index - 1), task)
-        self.made[after] = (min(anchor, index - 1), target_phase)
+        self.origin[after] = (min(anchor, index - 1), target_phase)
 
     def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:
-        """All of a step's communications go to the same place, those that are not seen too.
+        """Refuse if the communications of one step, observed or not, have different anchors.
 
         Raises:
-            UnlikeError: They do not.
+            UnequalWorkError: They have.
         """
-        targets = {d for priced in comms for d in self._seen(priced.comm.targets())}
+        targets = {d for priced in comms for d in self._observed(priced.comm.targets())}
         if len({max(anchor, self.busy.get(d, -1)) for d in targets}) > 1:
-            raise UnlikeError
+            raise UnequalWorkError
 
-    def _seen(self, devices: Iterable[int]) -> Sequence[int]:
-        """Those of some devices that are looked at."""
-        own = self.seen_by
-        return tuple(devices) if own is None else [d for d in devices if d in own]
+    def _observed(self, devices: Iterable[int]) -> Sequence[int]:
+        observed = self.observed
+        return tuple(devices) if observed is None else [d for d in devices if d in observed]
 
     def _insert(self, anchor: int, task: Task) -> None:
         self.tasks.append((anchor, len(self.tasks) + 1, task))
@@ -302,7 +268,7 @@ class _Builder:
             self.busy[device] = max(self.busy.get(device, -1), anchor)
 
     def _sizes(self, key: Key) -> Mapping[int, int]:
-        """Bytes on each device that is looked at."""
+        """Bytes on each observed device."""
         value, at = key
         sizes = at.local_bytes(self.graph.types[value].dtype)
-        return sizes if self.seen_by is None else {d: sizes[d] for d in self._seen(sizes)}
+        return sizes if self.observed is None else {d: sizes[d] for d in self._observed(sizes)}

@@ -1,10 +1,10 @@
-"""The timeline of a schedule: when each device does what, for one request or several.
+"""The timeline of a schedule, for one request or several.
 
-Every device runs its share of the tasks in the schedule's order. A node's devices start each when
-it gets there. A communication whose sources and targets are disjoint is one-way: a source starts
-when it gets there and does not wait for the targets; a target is done when the last source is,
-and not before its own seconds after it got there. Any other communication starts when
-its last device gets there.
+Every device runs its share of the tasks in the schedule's order. Each device of a node starts when
+it is free. A communication whose sources and targets are disjoint is one-way: a source starts when
+it is free and does not wait for the targets; a target ends when the last source does, but at the
+earliest its own seconds after it was free. Any other communication starts when its last device is
+free.
 
 With several requests in flight, round t runs phase p of request t - p, in task order (see
 `ir.program.Compute.phase`): the order in which the runtime interleaves them.
@@ -27,60 +27,45 @@ _LANES = ("compute", "comm", "beside")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One task of one request on one device.
-
-    Attributes:
-        device: The device.
-        kind: "compute" or "comm", its lane.
-        name: Of the task.
-        start_s: Since all devices began.
-        end_s: Likewise.
-        task: Position in `Schedule.tasks`.
-        request: 0 .. requests-1.
-        hidden_s: More seconds, which pass beside the tasks that follow.
-    """
+    """One task of one request on one device; times count from the start of all devices."""
 
     device: int
-    kind: str
+    kind: str  #: Lane: "compute" or "comm".
     name: str
     start_s: float
     end_s: float
-    task: int
+    task: int  #: Position in `Schedule.tasks`.
     request: int = 0
-    hidden_s: float = 0.0
+    hidden_s: float = 0.0  #: More seconds, which pass beside the tasks that follow.
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Events in the order of simulation: ascending on each device."""
+    """Events in the order of simulation: ascending in time on each device."""
 
     events: tuple[Event, ...]
     requests: int = 1
 
     @property
     def latency_s(self) -> float:
-        """Until the first request's last event ends."""
+        """End of the first request."""
         return max((e.end_s for e in self.events if e.request == 0), default=0.0)
 
     @property
     def makespan_s(self) -> float:
-        """Until the last event ends."""
+        """End of the last event."""
         return max((event.end_s for event in self.events), default=0.0)
 
     @property
     def step_s(self) -> float:
-        """Mean time between the ends of requests; the makespan of one."""
+        """Mean seconds between the ends of requests; the makespan if there is one request."""
         if self.requests == 1:
             return self.makespan_s
         return (self.makespan_s - self.latency_s) / (self.requests - 1)
 
 
 def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
-    """Run a schedule on a clock.
-
-    Args:
-        schedule: Tasks with seconds by device.
-        requests: How many follow one another; all are there at the start.
+    """Timeline of a schedule for a number of requests, all of which are there at the start.
 
     Raises:
         CostError: `requests` is less than 1.
@@ -92,47 +77,47 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
     for turn in range(requests + phases - 1):
         for index, task in enumerate(schedule.tasks):
             sending, receiving = turn - task.phase, turn - task.target_phase
-            if not _is_one_way(task):
-                if 0 <= sending < requests:
-                    clock.together(index, task, sending)
-                continue
+            one_way = task.comm is not None and not task.comm.sources() & task.comm.targets()
             if 0 <= sending < requests:
-                clock.send(index, task, sending)
-            if 0 <= receiving < requests:
+                start = clock.send if one_way else clock.together
+                start(index, task, sending)
+            if one_way and 0 <= receiving < requests:
                 clock.receive(index, task, receiving)
     return Timeline(tuple(clock.events), requests)
 
 
 def timeline_json(timeline: Timeline) -> str:
-    """Trace-event JSON, a process a device with a lane a kind; opens in Perfetto and Chrome.
+    """Trace-event JSON for Perfetto and Chrome: a process per device, a lane per kind of task.
 
-    Lane "beside" has the hidden part of communications, one after the other.
+    Lane "beside" has the hidden parts of communications, one after the other.
 
     Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
     devices = sorted({event.device for event in timeline.events})
-    shown = [*timeline.events, *_beside(timeline.events)]
-    lanes = [lane for lane in _LANES if lane != "beside" or len(shown) > len(timeline.events)]
-    events = [*_names(devices, lanes), *map(_trace_event, shown)]
+    hidden = list(_hidden_parts(timeline.events))
+    lanes = _LANES if hidden else _LANES[:2]
+    events = [*_names(devices, lanes), *map(_trace_event, (*timeline.events, *hidden))]
     data = {"displayTimeUnit": "ms", "traceEvents": events}
     return json.dumps(data, allow_nan=False) + "\n"
 
 
 @dataclass
 class _Clock:
+    """The second at which each device is free, and at which each communication is sent."""
+
     free: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     sent: dict[tuple[int, int], float] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
 
     def together(self, index: int, task: Task, request: int) -> None:
-        """A node, or a communication that needs all its devices at once."""
+        """Run a node, or a communication that needs all its devices at once."""
         ready = max((self.free[device] for device in task.devices), default=0.0)
         for device, seconds in task.devices.items():
             start = self.free[device] if task.kind == "compute" else ready
             self._run(index, task, request, device, start, start + seconds)
 
     def send(self, index: int, task: Task, request: int) -> None:
-        """The sources' side of a one-way communication."""
+        """Run the sources' side of a one-way communication."""
         ends = [
             self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
             for device, seconds in _side(task, sources=True)
@@ -140,7 +125,7 @@ class _Clock:
         self.sent[index, request] = max(ends, default=0.0)
 
     def receive(self, index: int, task: Task, request: int) -> None:
-        """The targets' side, in the same or a later round."""
+        """Run the targets' side, in the same or a later round."""
         arrived = self.sent.pop((index, request))
         for device, seconds in _side(task, sources=False):
             end = max(arrived, self.free[device] + seconds)
@@ -155,17 +140,13 @@ class _Clock:
         return end
 
 
-def _is_one_way(task: Task) -> bool:
-    return task.comm is not None and not task.comm.sources() & task.comm.targets()
-
-
 def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
     assert task.comm is not None
     side = task.comm.sources() if sources else task.comm.targets()
     return ((device, seconds) for device, seconds in task.devices.items() if device in side)
 
 
-def _beside(events: Iterable[Event]) -> Iterator[Event]:
+def _hidden_parts(events: Iterable[Event]) -> Iterator[Event]:
     """The hidden parts of communications as events of their own."""
     free: dict[int, float] = defaultdict(float)
     for event in events:

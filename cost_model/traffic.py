@@ -1,6 +1,6 @@
-"""Who sends how much to whom.
+"""Bytes sent between devices.
 
-Transfers of point-to-point kinds and of gathers are as they are; an all-reduce counts as a ring
+Transfers of point-to-point kinds and of gathers count as they are; an all-reduce counts as a ring
 over the ranks in ascending order (each rank sends to the next), whatever algorithm is priced.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import CommKind
-from partitioner.ir.types import DTYPE_BITS
+from partitioner.ir.types import item_bytes
 
 
 def moves(task: Task) -> Iterator[tuple[int, int, float]]:
@@ -28,14 +28,13 @@ def moves(task: Task) -> Iterator[tuple[int, int, float]]:
         return
     for transfer in comm.transfers:
         if transfer.source != transfer.target:
-            yield transfer.source, transfer.target, transfer.numel * DTYPE_BITS[comm.dtype] / 8
+            yield transfer.source, transfer.target, transfer.numel * item_bytes(comm.dtype)
 
 
-def sent(tasks: Iterable[Task]) -> Mapping[int, float]:
-    """Bytes that leave each device that sends any.
+def sent_bytes(tasks: Iterable[Task]) -> Mapping[int, float]:
+    """Bytes that leave each device; no entry for one that sends none.
 
-    Alike communications share their transfers, and those of many devices are many: they are counted
-    once.
+    Equal communications share their transfers, which may be many: they are counted once.
     """
     total: dict[int, float] = defaultdict(float)
     counted: dict[int, Mapping[int, int]] = {}
@@ -46,16 +45,16 @@ def sent(tasks: Iterable[Task]) -> Mapping[int, float]:
                 total[source] += nbytes
             continue
         if id(comm.transfers) not in counted:
-            counted[id(comm.transfers)] = leaving(comm.transfers)
+            counted[id(comm.transfers)] = sent_numel(comm.transfers)
         for source, numel in counted[id(comm.transfers)].items():
-            total[source] += numel * DTYPE_BITS[comm.dtype] / 8
+            total[source] += numel * item_bytes(comm.dtype)
     return total
 
 
-def leaving(transfers: Iterable[Transfer]) -> Mapping[int, int]:
-    """Elements that each device sends to others."""
-    found: dict[int, int] = defaultdict(int)
+def sent_numel(transfers: Iterable[Transfer]) -> Mapping[int, int]:
+    """Elements that each device sends to others; no entry for one that sends none."""
+    total: dict[int, int] = defaultdict(int)
     for transfer in transfers:
         if transfer.source != transfer.target:
-            found[transfer.source] += transfer.numel
-    return found
+            total[transfer.source] += transfer.numel
+    return total

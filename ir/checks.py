@@ -1,4 +1,4 @@
-"""What a value from outside is: annotations bind no caller and no file."""
+"""Type checks of values from outside: annotations bind neither callers nor files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from numbers import Integral, Real
 
 
 def is_a(value: object, *kinds: type) -> bool:
-    """Whether a value is of one of these classes, whatever its annotation promises."""
+    """`isinstance`, for values that are annotated so but not checked."""
     return isinstance(value, kinds)
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer (NumPy's count, True and False do not)."""
+    """Whether a value is an integer, NumPy's included; True and False are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number (True and False are not)."""
+    """Whether a value is a real number, NumPy's included; True and False are none."""
     return isinstance(value, Real) and not isinstance(value, bool)

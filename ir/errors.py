@@ -1,18 +1,14 @@
-"""The one exception root. Every folder of the package subclasses it."""
+"""Root of all exceptions of the package; every folder subclasses it."""
 
 
 class PartitionerError(Exception):
-    """Root of the errors that a user can cause; the CLI prints it as one line.
+    """Root of the errors that a user can cause; the CLI prints it as one line."""
 
-    Attributes:
-        exit_code: What the command line exits with (1 bad input, 2 usage, 3 infeasible).
-    """
-
-    exit_code = 1
+    exit_code = 1  #: Of the command: 1 bad input, 2 usage, 3 infeasible.
 
 
 class OptionError(PartitionerError, ValueError):
-    """An option that cannot be understood, or options that contradict each other: wrong usage."""
+    """Wrong usage: an option that is malformed, or options that contradict each other."""
 
     exit_code = 2
 

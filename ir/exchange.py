@@ -1,7 +1,7 @@
-"""Which parts of a tensor go from where to where when its placement changes.
+"""Transfers of parts of a tensor when its placement changes.
 
-One function answers for every pair of placements without pending reductions, on one mesh or
-across meshes; each part that a device lacks is sent once, by one holder.
+`exchange` serves every pair of placements without pending reductions, on one mesh or across
+meshes; each part that a device lacks is sent once, by one holder.
 """
 
 from __future__ import annotations
@@ -13,33 +13,27 @@ from functools import lru_cache
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import Interval, Placement
 
-Region = tuple[tuple[Interval, ...], ...]  #: Per dim, intervals; the region is their product.
+Intervals = tuple[Interval, ...]  #: Ascending, disjoint.
+Region = tuple[Intervals, ...]  #: Intervals of each dim; the region is their product.
 
 
 def region_numel(region: Region) -> int:
     """Elements of a region."""
     total = 1
     for intervals in region:
-        one = len(intervals) == 1  # nearly always, and this is called very often
-        total *= intervals[0][1] if one else sum(length for _, length in intervals)
+        single = len(intervals) == 1  # nearly always, and this is called very often
+        total *= intervals[0][1] if single else sum(length for _, length in intervals)
     return total
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One part on its way.
+    """One part sent from a device to another, or copied on one device (source == target)."""
 
-    Attributes:
-        source: Device that holds it.
-        target: Device that wants it (may be the source: a local copy).
-        read: The part in the source's local tensor.
-        write: The part in the target's local tensor.
-    """
-
-    source: int
-    target: int
-    read: Region
-    write: Region
+    source: int  #: Device that holds the part.
+    target: int  #: Device that lacks it.
+    read: Region  #: The part in the source's local tensor.
+    write: Region  #: The part in the target's local tensor.
 
     @property
     def numel(self) -> int:
@@ -47,54 +41,52 @@ class Transfer:
         return region_numel(self.read)
 
 
-def intersect(a: tuple[Interval, ...], b: tuple[Interval, ...]) -> tuple[Interval, ...]:
-    """Common intervals of two ascending interval lists."""
-    found = []
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """Common intervals of two interval lists."""
+    common = []
     i = j = 0
     while i < len(a) and j < len(b):
         low, high = max(a[i][0], b[j][0]), min(sum(a[i]), sum(b[j]))
         if low < high:
-            found.append((low, high - low))
+            common.append((low, high - low))
         if sum(a[i]) <= sum(b[j]):
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(common)
 
 
-def localize(pieces: tuple[Interval, ...], wanted: tuple[Interval, ...]) -> tuple[Interval, ...]:
+def localize(pieces: Intervals, wanted: Intervals) -> Intervals:
     """Global intervals as intervals of the local concatenation of `pieces`, neighbours merged.
 
-    Both are ascending, and each wanted interval lies within one piece.
+    Each wanted interval lies within one piece.
     """
-    found: list[Interval] = []
+    local: list[Interval] = []
     index = base = 0
     for start, length in wanted:
         while sum(pieces[index]) <= start:
             base += pieces[index][1]
             index += 1
-        local = base + start - pieces[index][0]
-        if found and sum(found[-1]) == local:
-            found[-1] = (found[-1][0], found[-1][1] + length)
+        position = base + start - pieces[index][0]
+        if local and sum(local[-1]) == position:
+            local[-1] = (local[-1][0], local[-1][1] + length)
         else:
-            found.append((local, length))
-    return tuple(found)
+            local.append((position, length))
+    return tuple(local)
 
 
 @lru_cache(maxsize=65536)
-def _overlap(
-    own: tuple[Interval, ...], want: tuple[Interval, ...]
-) -> tuple[tuple[Interval, ...], tuple[Interval, ...]] | None:
-    """What two sides of one dim share, in the local coordinates of each; None if nothing."""
-    part = intersect(own, want)
-    return (localize(own, part), localize(want, part)) if part else None
+def _overlap(held: Intervals, wanted: Intervals) -> tuple[Intervals, Intervals] | None:
+    """The intersection in the local coordinates of each side; None if it is empty."""
+    part = intersect(held, wanted)
+    return (localize(held, part), localize(wanted, part)) if part else None
 
 
 def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     """Transfers that turn one placement into another.
 
-    Every target device gets each part it wants from itself if it holds it, else from the holder
-    that shares most mesh coordinates with it (across meshes: holders take turns).
+    A target device takes each part from itself if it holds it, else from the holder that shares
+    most mesh coordinates with it (across meshes: holders take turns).
 
     Raises:
         IRError: A placement is partial; reduce first.
@@ -105,44 +97,44 @@ def exchange(source: Placement, target: Placement) -> tuple[Transfer, ...]:
     points = dict(source.mesh.coords())
     for device, pieces in source.parts():
         holders.setdefault(pieces, []).append((device, points[device]))
-    found = []
+    transfers = []
     same_mesh = source.mesh == target.mesh
     for index, (device, wanted) in enumerate(target.parts()):
-        at = points.get(device) if same_mesh else None
+        point = points.get(device) if same_mesh else None
         for pieces, owners in holders.items():
-            parts = [_overlap(own, want) for own, want in zip(pieces, wanted, strict=True)]
+            parts = [_overlap(held, want) for held, want in zip(pieces, wanted, strict=True)]
             if not all(parts):
                 continue
-            owner = _choose(owners, device, at, index)
+            owner = _choose(owners, device, point, index)
             read, write = (tuple(side) for side in zip(*parts, strict=True)) if parts else ((), ())
-            found.append(Transfer(owner, device, read, write))
-    return tuple(sorted(found, key=lambda t: (t.target, t.source, t.write)))
+            transfers.append(Transfer(owner, device, read, write))
+    return tuple(sorted(transfers, key=lambda t: (t.target, t.source, t.write)))
 
 
 def _choose(
     owners: list[tuple[int, Mapping[str, int]]],
     device: int,
-    at: Mapping[str, int] | None,
-    index: int,
+    point: Mapping[str, int] | None,
+    turn: int,
 ) -> int:
-    names = [owner for owner, _ in owners]
-    if device in names:
+    """The holder that serves a device at a coordinate of the holders' mesh (None: not on it)."""
+    devices = [owner for owner, _ in owners]
+    if device in devices:
         return device
-    if at is None:
-        return names[index % len(names)]
-    return max(owners, key=lambda owner: (sum(at[a] == v for a, v in owner[1].items()), -owner[0]))[
-        0
-    ]
+    if point is None:
+        return devices[turn % len(devices)]
+    shared = {owner: sum(point[a] == v for a, v in at.items()) for owner, at in owners}
+    return max(devices, key=lambda owner: (shared[owner], -owner))
 
 
 def components(transfers: tuple[Transfer, ...]) -> tuple[tuple[int, ...], ...]:
     """Device groups that exchange among themselves, each ascending, ordered by first device."""
     group_of: dict[int, set[int]] = {}
     for transfer in transfers:
-        one = group_of.setdefault(transfer.source, {transfer.source})
-        if transfer.target in one:
+        group = group_of.setdefault(transfer.source, {transfer.source})
+        if transfer.target in group:
             continue
         other = group_of.get(transfer.target, {transfer.target})
-        one |= other
-        group_of.update(dict.fromkeys(other, one))
+        group |= other
+        group_of.update(dict.fromkeys(other, group))
     return tuple(dict.fromkeys(tuple(sorted(group_of[device])) for device in sorted(group_of)))

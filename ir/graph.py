@@ -1,6 +1,6 @@
 """The traced model: nodes in one topological order over values with static types.
 
-A graph is data. It knows no framework, no file format, and holds no decision: plans are
+A graph is data: it knows no framework and no file format, and holds no decision. Plans are
 separate values that carry the graph's digest.
 """
 
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-import networkx as nx
 import numpy as np
 
 from partitioner.ir.errors import IRError
@@ -27,13 +26,13 @@ DIGEST_CONSTANT = 64
 
 @dataclass(frozen=True)
 class Opaque:
-    """An attribute that only a backend can read, such as a subgraph body (serialized)."""
+    """A serialized attribute that only a backend can read, such as a subgraph body."""
 
     kind: str
     data: bytes
 
 
-#: A graph is a branch of the node: its inputs stand for operands, in order.
+#: A graph is the body of a branch of the node: its inputs stand for operands, in order.
 Attr: TypeAlias = (
     "int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | tuple[str, ...]"
     "| np.ndarray | Opaque | Graph"
@@ -42,13 +41,10 @@ Attr: TypeAlias = (
 
 @dataclass(frozen=True)
 class Constant:
-    """A weight or a small constant: its type, and how to read it (lazily).
+    """A weight or a small constant, loaded lazily.
 
-    Attributes:
-        type: Its type.
-        load: Reads it.
-        weight: Whether its contents steer nothing, however small it is: they need not be there
-            for planning, and may change.
+    The contents of a `weight` steer no rule, however small it is: planning does not need them, and
+    they may change.
     """
 
     type: TensorType
@@ -58,32 +54,25 @@ class Constant:
     @classmethod
     def of(cls, array: np.ndarray, dtype: str | None = None) -> Constant:
         """A constant held in memory."""
-        kind = dtype or {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}.get(
-            array.dtype.name, array.dtype.name
-        )
-        return cls(TensorType.of(kind, array.shape), lambda: array)
+        name = array.dtype.name
+        small = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
+        return cls(TensorType.of(dtype or small.get(name, name), array.shape), lambda: array)
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operation.
+    """One operation."""
 
-    Attributes:
-        name: Unique in the graph.
-        op: Key of the op table: the bare operator name in the default ONNX domain ("MatMul"),
-            "domain::Name" elsewhere ("com.microsoft::Gelu").
-        inputs: Value names in operand order; "" where an optional operand is absent.
-        outputs: Value names in result order; "" where an optional result is not wanted.
-        attrs: Attributes by name.
-        captures: Outer values that a subgraph attribute reads; operands like the others for
-            order, placement and lifetime.
-    """
-
-    name: str
+    name: str  #: Unique in the graph.
+    #: Key of the op table: the bare operator name in the default ONNX domain ("MatMul"),
+    #: "domain::Name" elsewhere ("com.microsoft::Gelu").
     op: str
+    #: Value names in operand order; "" where an optional operand is absent.
     inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[str, ...]  #: Value names in result order; "" where an optional result is absent.
     attrs: Mapping[str, Attr] = field(default_factory=dict)
+    #: Outer values that a subgraph attribute reads; for order, placement and lifetime they are
+    #: operands like the others.
     captures: tuple[str, ...] = ()
 
     @cached_property
@@ -99,32 +88,23 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model.
-
-    Attributes:
-        name: For people.
-        inputs: Values fed at each request, in order.
-        outputs: Values returned, in order: results of nodes, each once. (An input or a constant
-            is returned through an Identity node.)
-        nodes: In a topological order, which is also the order a device runs its share in.
-        types: Type of every value.
-        constants: Weights and small constants by value name; never graph inputs.
-        opsets: Operator-set version by domain ("" is ai.onnx).
-        backward: Names of the nodes of the backward pass; they come after all others. Empty for
-            inference.
-        optional: Names of nodes that may be left out: an offer, which `ir.offers.chosen` turns
-            into the graph that a plan is for. Their results are read by optional nodes, and by
-            nodes that take either of their operands.
-    """
+    """A model."""
 
     name: str
-    inputs: tuple[str, ...]
+    inputs: tuple[str, ...]  #: Values fed at each request, in order.
+    #: Values returned, in order: results of nodes, each once. (An input or a constant is returned
+    #: through an Identity node.)
     outputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    types: Mapping[str, TensorType]
+    nodes: tuple[Node, ...]  #: In a topological order, in which each device runs its share.
+    types: Mapping[str, TensorType]  #: Type of every value.
+    #: Weights and small constants by value name; never graph inputs.
     constants: Mapping[str, Constant]
-    opsets: Mapping[str, int]
+    opsets: Mapping[str, int]  #: Operator-set version by domain ("" is ai.onnx).
+    #: Names of the nodes of the backward pass, which follow all others. Empty for inference.
     backward: frozenset[str] = frozenset()
+    #: Names of nodes that may be left out: an offer, which `ir.offers.chosen` turns into the graph
+    #: that a plan is for. Their results are read only by optional nodes and by nodes that take
+    #: either of their operands.
     optional: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -147,17 +127,17 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """The node that makes a value (graph inputs and constants have none)."""
+        """The node that computes each value; graph inputs and constants have none."""
         return {value: node for node in self.nodes for value in node.writes}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Node, ...]]:
-        """The nodes that read a value, in graph order (every value has an entry)."""
-        found: dict[str, list[Node]] = {value: [] for value in self.types}
+        """The nodes that read each value, in graph order; () for a value that none reads."""
+        readers: dict[str, list[Node]] = {value: [] for value in self.types}
         for node in self.nodes:
             for value in node.reads:
-                found.setdefault(value, []).append(node)
-        return {value: tuple(nodes) for value, nodes in found.items()}
+                readers.setdefault(value, []).append(node)
+        return {value: tuple(nodes) for value, nodes in readers.items()}
 
     @cached_property
     def order(self) -> Mapping[str, int]:
@@ -172,28 +152,18 @@ class Graph:
     @cached_property
     def weights_digest(self) -> str:
         """SHA-256 over the contents of all constants, by name; reads them all (about 1 GB/s)."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for value, constant in sorted(self.constants.items()):
-            found.update(f"{value} {constant.type}\n".encode())
-            found.update(np.ascontiguousarray(constant.load()).reshape(-1).view(np.uint8).data)
-        return found.hexdigest()
+            digest.update(f"{value} {constant.type}\n".encode())
+            digest.update(np.ascontiguousarray(constant.load()).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
 
     def constant(self, value: str) -> np.ndarray | None:
         """Contents of a small constant, None for anything else (large weights, computed values)."""
-        held = self.constants.get(value)
-        if held is None or held.weight or held.type.numel > SMALL_CONSTANT:
+        constant = self.constants.get(value)
+        if constant is None or constant.weight or constant.type.numel > SMALL_CONSTANT:
             return None
-        return held.load()
-
-    def to_networkx(self) -> nx.MultiDiGraph:
-        """Nodes by name, an edge a (producer, consumer, value)."""
-        graph: nx.MultiDiGraph = nx.MultiDiGraph()
-        graph.add_nodes_from(node.name for node in self.nodes)
-        for node in self.nodes:
-            for value in node.reads:
-                if value in self.producers:
-                    graph.add_edge(self.producers[value].name, node.name, key=value)
-        return graph
+        return constant.load()
 
     def _digest_lines(self) -> Iterator[str]:
         yield json.dumps([self.inputs, self.outputs, sorted(self.opsets.items())])
@@ -204,15 +174,25 @@ class Graph:
             yield json.dumps(["backward", *sorted(self.backward)])
         if self.optional:
             yield json.dumps(["optional", *sorted(self.optional)])
-        for value, kind in sorted(self.types.items()):
-            yield f"{value} {kind}"
+        for value, type_ in sorted(self.types.items()):
+            yield f"{value} {type_}"
         for value, constant in sorted(self.constants.items()):
             if constant.type.numel <= DIGEST_CONSTANT and not constant.weight:
                 yield f"{value} {_attr_text(constant.load())}"
 
 
+def needed(nodes: Sequence[Node], values: Iterable[str], roots: Container[str] = ()) -> list[Node]:
+    """The nodes that these values depend on, and that the nodes named in `roots` do, in order."""
+    live = set(values)
+    kept = []
+    for node in reversed(nodes):
+        if node.name in roots or live.intersection(node.writes):
+            live.update(node.reads)
+            kept.append(node)
+    return kept[::-1]
+
+
 def _check_values(node: Node, known: set[str], types: Mapping[str, TensorType]) -> None:
-    """A node reads known values and makes new ones that have types."""
     for value in node.reads:
         if value not in known:
             raise IRError(f"node {node.name!r} ({node.op}) reads {value!r} before it is made")
@@ -224,7 +204,6 @@ def _check_values(node: Node, known: set[str], types: Mapping[str, TensorType]) 
 
 
 def _check_outputs(graph: Graph) -> None:
-    """Each output is the result of a node, and listed once."""
     for index, value in enumerate(graph.outputs):
         if value in graph.inputs or value in graph.constants:
             kind = "an input" if value in graph.inputs else "a constant"

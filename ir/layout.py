@@ -1,11 +1,11 @@
-"""How a tensor lies on a device mesh: cut dims and partial axes.
+"""Layouts of tensors on a device mesh: cut dims and partial axes.
 
 A dim's layout assigns every element of the dim to one coordinate of the mesh axes that cut it.
-Read from the first element to the last, the owners form runs that never decrease; each run is
-one *segment* and is stored as the sizes that each coordinate owns of it. A coordinate's part of
-the dim is the concatenation of its pieces, in order. One segment is the ordinary shard; several
-express Concat of shards, fused QKV, or a shard of a minor factor of a reshaped dim. Runs are
-maximal, so equal ownership has equal form. See docs/concepts/layouts.md.
+From the first element to the last, the owners form ascending runs; each run is one *segment* and
+is stored as the sizes that each coordinate owns of it. A coordinate's part of the dim is the
+concatenation of its pieces, in order. One segment is the ordinary shard; several express Concat
+of shards, fused QKV, or a shard of a minor factor of a reshaped dim. Runs are maximal, so equal
+ownership has equal form. See docs/concepts/layouts.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from partitioner.ir.errors import IRError
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.types import DTYPE_BITS, TensorType
+from partitioner.ir.types import TensorType, dense_bytes
 
 #: Layouts of more segments than this are not offered as strategies.
 MAX_SEGMENTS = 64
@@ -28,7 +28,7 @@ Segments = tuple[tuple[int, ...], ...]
 
 
 class LayoutError(IRError):
-    """A layout that cannot be expressed; strategies that need it are left out."""
+    """A layout that cannot be expressed; strategies that need it are not offered."""
 
 
 def even_cut(size: int, parts: int, unit: int = 1) -> tuple[int, ...]:
@@ -46,13 +46,9 @@ def even_cut(size: int, parts: int, unit: int = 1) -> tuple[int, ...]:
 def share_cut(size: int, weights: Sequence[float], unit: int = 1) -> tuple[int, ...]:
     """Sizes of parts in proportion to `weights` on `unit` boundaries, each of at least one unit.
 
-    Largest remainder, the first of equals first: within a unit of the exact share. Parts whose
-    share is below a unit get one, and the others share what is left in the same way.
-
-    Args:
-        size: Elements.
-        weights: One a part; positive and finite.
-        unit: Elements that stay together.
+    By largest remainder, the first of equals first: within a unit of the exact share. Parts whose
+    share is below a unit get one, and the others divide the rest in the same way. Weights are
+    positive and finite.
 
     Raises:
         LayoutError: The size is not a multiple of the unit, or has fewer units than parts.
@@ -62,17 +58,17 @@ def share_cut(size: int, weights: Sequence[float], unit: int = 1) -> tuple[int, 
     """
     if size % unit:
         raise LayoutError(f"size {size} is not a multiple of unit {unit}")
-    left, parts = size // unit, [1] * len(weights)
-    if left < len(parts):
+    units, parts = size // unit, [1] * len(weights)
+    if units < len(parts):
         raise LayoutError(f"size {size} has fewer than {len(parts)} units of {unit}")
-    fair = _shares(left, dict(enumerate(weights)))
-    while small := [index for index, share in fair.items() if share < 1]:
-        left -= len(small)
-        fair = _shares(left, {i: weights[i] for i in fair if i not in small})
-    for index, share in fair.items():
+    shares = _shares(units, dict(enumerate(weights)))
+    while small := [index for index, share in shares.items() if share < 1]:
+        units -= len(small)
+        shares = _shares(units, {i: weights[i] for i in shares if i not in small})
+    for index, share in shares.items():
         parts[index] = int(share)
-    extra = left - sum(parts[index] for index in fair)
-    for index in sorted(fair, key=lambda i: (int(fair[i]) - fair[i], i))[:extra]:
+    remainder = units - sum(parts[index] for index in shares)
+    for index in sorted(shares, key=lambda i: (int(shares[i]) - shares[i], i))[:remainder]:
         parts[index] += 1
     return tuple(part * unit for part in parts)
 
@@ -103,18 +99,13 @@ def _canonical(segments: Iterable[tuple[int, ...]]) -> Segments:
 
 @dataclass(frozen=True, slots=True)
 class DimLayout:
-    """Ownership of one dim. Build it through the class methods, which canonicalise.
+    """Ownership of one dim. Build it through the class methods, which canonicalise."""
 
-    Attributes:
-        axes: Mesh axes that cut the dim, in the mesh's order; () if every device has it whole.
-        segments: Runs of the dim; each lists the elements that every coordinate of `axes`
-            (row-major) owns of it.
-        size: Elements of the whole dim.
-    """
-
+    #: Mesh axes that cut the dim, in the mesh's order; () if every device has it whole.
     axes: tuple[str, ...]
+    #: Per run of the dim, the elements that each coordinate of `axes` (row-major) owns.
     segments: Segments
-    size: int = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)  #: Elements of the whole dim.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -127,12 +118,12 @@ class DimLayout:
     @classmethod
     def whole(cls, size: int) -> DimLayout:
         """Not cut."""
-        return _one((), ((size,),))
+        return _interned((), ((size,),))
 
     @classmethod
     def cut(cls, axes: tuple[str, ...], segments: Iterable[tuple[int, ...]]) -> DimLayout:
         """Cut over `axes` with explicit part sizes."""
-        return _one(axes, _canonical(segments))
+        return _interned(axes, _canonical(segments))
 
     @classmethod
     def even(cls, size: int, axes: tuple[str, ...], mesh: DeviceMesh, unit: int = 1) -> DimLayout:
@@ -164,12 +155,12 @@ class DimLayout:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every coordinate holds as many elements as the others."""
+        """Whether every coordinate holds the same number of elements."""
         return not self.axes or _is_equal(self)
 
     @property
     def is_chunked(self) -> bool:
-        """Whether the parts are those of ``torch.chunk``: DTensor knows no other cuts."""
+        """Whether the parts are those of ``torch.chunk``, the only cuts that DTensor has."""
         if not self.axes:
             return True
         if len(self.segments) > 1:
@@ -177,21 +168,26 @@ class DimLayout:
         (cuts,) = self.segments
         if len(self.axes) > 1:
             return len(set(cuts)) == 1
-        most = -(-self.size // len(cuts))
-        return cuts == tuple(max(0, min(most, self.size - at * most)) for at in range(len(cuts)))
+        chunk = -(-self.size // len(cuts))
+        return cuts == tuple(max(0, min(chunk, self.size - i * chunk)) for i in range(len(cuts)))
 
     def __str__(self) -> str:
         if not self.axes:
             return "-"
-        name = "".join(self.axes) if len(self.axes) == 1 else "*".join(self.axes)
-        parts = len(self.segments[0])
-        if len(self.segments) == 1 and self.segments[0] == even_cut(self.size, parts):
-            return name
-        return f"{name}:" + "|".join(",".join(map(str, cuts)) for cuts in self.segments)
+        is_even = self.segments == (even_cut(self.size, len(self.segments[0])),)
+        return cut_text(self.axes, None if is_even else self.segments)
+
+
+def cut_text(axes: tuple[str, ...], segments: Segments | None) -> str:
+    """``"tp"`` for an even cut (segments None), ``"dp*tp:8,8,8,8|4,4,4,4"`` for another."""
+    name = "*".join(axes)
+    if segments is None:
+        return name
+    return f"{name}:" + "|".join(",".join(map(str, cuts)) for cuts in segments)
 
 
 @lru_cache(maxsize=65536)
-def _one(axes: tuple[str, ...], segments: Segments) -> DimLayout:
+def _interned(axes: tuple[str, ...], segments: Segments) -> DimLayout:
     """Equal layouts are mostly one object, which is quicker to compare."""
     return DimLayout(axes, segments)
 
@@ -203,21 +199,21 @@ def _is_equal(layout: DimLayout) -> bool:
 
 @lru_cache(maxsize=65536)
 def _pieces(layout: DimLayout, index: int) -> tuple[Interval, ...]:
-    found: list[Interval] = []
-    start = 0
+    pieces: list[Interval] = []
+    run = 0
     for cuts in layout.segments:
-        own = (start + sum(cuts[:index]), cuts[index])
-        if own[1] and found and sum(found[-1]) == own[0]:
-            found[-1] = (found[-1][0], found[-1][1] + own[1])
-        elif own[1]:
-            found.append(own)
-        start += sum(cuts)
-    return tuple(found)
+        start, length = run + sum(cuts[:index]), cuts[index]
+        if length and pieces and sum(pieces[-1]) == start:
+            pieces[-1] = (pieces[-1][0], pieces[-1][1] + length)
+        elif length:
+            pieces.append((start, length))
+        run += sum(cuts)
+    return tuple(pieces)
 
 
 @lru_cache(maxsize=65536)
 def product(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
-    """Layout of the compound dim (outer, inner), outer major.
+    """Layout of the compound dim (outer, inner).
 
     Raises:
         LayoutError: The two share an axis, or the result has more than MAX_SEGMENTS segments.
@@ -231,8 +227,8 @@ def product(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
             f"cutting a minor factor under a major one of {outer.size} makes too many segments"
         )
     if not outer.axes:
-        nothing = (0,) * mesh.size(inner.axes)  # the width, if the dim has no elements
-        return DimLayout.cut(inner.axes, [nothing, *inner.segments * outer.size])
+        empty = (0,) * mesh.size(inner.axes)  # gives the width if the dim has no elements
+        return DimLayout.cut(inner.axes, [empty, *inner.segments * outer.size])
     return _nested(outer, inner, mesh)
 
 
@@ -240,24 +236,22 @@ def _nested(outer: DimLayout, inner: DimLayout, mesh: DeviceMesh) -> DimLayout:
     if set(outer.axes) & set(inner.axes):
         raise LayoutError(f"axes {outer.axes} and {inner.axes} of one dim overlap")
     axes = tuple(name for name in mesh.names if name in outer.axes + inner.axes)
-    size_of = dict(mesh.axes)
-    points = [
-        dict(zip(axes, p, strict=True))
-        for p in itertools.product(*(range(size_of[a]) for a in axes))
-    ]
-    where = [(mesh.linear(outer.axes, point), mesh.linear(inner.axes, point)) for point in points]
-    rows: list[tuple[int, ...]] = [(0,) * len(points)]
-    for cuts in outer.segments:
-        for owner, count in enumerate(cuts):
+    spots = itertools.product(*(range(dict(mesh.axes)[axis]) for axis in axes))
+    points = [dict(zip(axes, spot, strict=True)) for spot in spots]
+    owners = [(mesh.linear(outer.axes, point), mesh.linear(inner.axes, point)) for point in points]
+    segments: list[tuple[int, ...]] = [(0,) * len(points)]
+    for outer_cuts in outer.segments:
+        for owner, count in enumerate(outer_cuts):
             block = [
-                tuple(part[i] if o == owner else 0 for o, i in where) for part in inner.segments
+                tuple(inner_cuts[i] if o == owner else 0 for o, i in owners)
+                for inner_cuts in inner.segments
             ]
-            rows.extend(block * count)
-    return DimLayout.cut(axes, rows)
+            segments.extend(block * count)
+    return DimLayout.cut(axes, segments)
 
 
 def concat(parts: Iterable[DimLayout]) -> DimLayout:
-    """Layout of the dim that is the parts one after the other.
+    """Layout of the dim that consists of the parts one after the other.
 
     Raises:
         LayoutError: The parts are cut over different axes.
@@ -275,31 +269,29 @@ def split(layout: DimLayout, sizes: Iterable[int]) -> tuple[DimLayout, ...]:
     """Inverse of `concat`: the layouts of consecutive parts of a dim."""
     owners = [(index, part) for cuts in layout.segments for index, part in enumerate(cuts) if part]
     width = len(layout.segments[0])
-    found = []
+    parts = []
     position = 0
     for size in sizes:
-        rows: list[tuple[int, ...]] = []
+        segments: list[tuple[int, ...]] = []
         while size:
             index, left = owners[position]
             take = min(size, left)
-            rows.append(tuple(take if i == index else 0 for i in range(width)))
+            segments.append(tuple(take if i == index else 0 for i in range(width)))
             size -= take
             if take == left:
                 position += 1
             else:
                 owners[position] = (index, left - take)
-        found.append(DimLayout.cut(layout.axes, rows or [(0,) * width]))
-    return tuple(found)
+        parts.append(DimLayout.cut(layout.axes, segments or [(0,) * width]))
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """A tensor on a mesh: a layout a dim, and the axes over which it is a partial result.
+    """A tensor on a mesh: the layout of each dim, and the axes over which it is partial.
 
-    Attributes:
-        dims: Layout of each dim.
-        partial: (axis, reduction) pairs in mesh order: the tensor is the reduction ("sum",
-            "max", "min", "prod") of the parts held along the axis.
+    `partial` has (axis, reduction) pairs in mesh order: the tensor is the reduction ("sum", "max",
+    "min", "prod") of the parts along the axis.
     """
 
     dims: tuple[DimLayout, ...]
@@ -324,10 +316,9 @@ class Sharding:
 
     @property
     def axes(self) -> frozenset[str]:
-        """Axes that cut or split this tensor in any way."""
-        return frozenset(axis for dim in self.dims for axis in dim.axes) | {
-            a for a, _ in self.partial
-        }
+        """Axes that cut a dim, or over which the tensor is partial."""
+        cut = (axis for dim in self.dims for axis in dim.axes)
+        return frozenset((*cut, *(axis for axis, _ in self.partial)))
 
     @property
     def is_replicated(self) -> bool:
@@ -335,17 +326,17 @@ class Sharding:
         return not self.axes
 
     def local_shape(self, mesh: DeviceMesh, point: Mapping[str, int]) -> tuple[int, ...]:
-        """Sizes of the part at a mesh coordinate."""
+        """Sizes of the local part at a mesh coordinate."""
         return tuple(dim.local_size(mesh, point) for dim in self.dims)
 
     def local_type(
         self, type_: TensorType, mesh: DeviceMesh, point: Mapping[str, int]
     ) -> TensorType:
-        """Type of the part at a mesh coordinate."""
+        """Type of the local part at a mesh coordinate."""
         return type_.with_shape(self.local_shape(mesh, point))
 
     def without_partial(self) -> Sharding:
-        """The same cuts after the pending reductions."""
+        """The sharding after the pending reductions."""
         return Sharding(self.dims)
 
     def __str__(self) -> str:
@@ -355,7 +346,7 @@ class Sharding:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a value lies: a device group and its sharding on it."""
+    """A value's device group and its sharding on it."""
 
     mesh: DeviceMesh
     sharding: Sharding
@@ -368,12 +359,20 @@ class Placement:
         return self._hash
 
     def local_bytes(self, dtype: str) -> Mapping[int, int]:
-        """Bytes of the part on each device, for an element type."""
-        return _local_bytes(self, DTYPE_BITS[dtype])
+        """Bytes of the local part on each device, for an element type."""
+        return _local_bytes(self, dtype)
 
     def parts(self) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
         """(device, pieces of every dim) for each device of the group."""
         return _parts(self)
+
+    def region(self, point: Mapping[str, int]) -> tuple[tuple[Interval, ...], ...]:
+        """Pieces of every dim at a mesh coordinate."""
+        return tuple(dim.pieces(self.mesh, point) for dim in self.sharding.dims)
+
+    def without_partial(self) -> Placement:
+        """The placement after the pending reductions."""
+        return _without_partial(self) if self.sharding.partial else self
 
     def __str__(self) -> str:
         return f"{self.sharding} on {self.mesh}"
@@ -381,16 +380,18 @@ class Placement:
 
 @lru_cache(maxsize=65536)
 def _parts(placement: Placement) -> tuple[tuple[int, tuple[tuple[Interval, ...], ...]], ...]:
-    mesh, dims = placement.mesh, placement.sharding.dims
-    return tuple(
-        (device, tuple(dim.pieces(mesh, point) for dim in dims)) for device, point in mesh.coords()
-    )
+    return tuple((device, placement.region(point)) for device, point in placement.mesh.coords())
 
 
 @lru_cache(maxsize=65536)
-def _local_bytes(placement: Placement, bits: int) -> Mapping[int, int]:
+def _local_bytes(placement: Placement, dtype: str) -> Mapping[int, int]:
     mesh, sharding = placement.mesh, placement.sharding
     return {
-        device: (math.prod(sharding.local_shape(mesh, point)) * bits + 7) // 8
+        device: dense_bytes(math.prod(sharding.local_shape(mesh, point)), dtype)
         for device, point in mesh.coords()
     }
+
+
+@lru_cache(maxsize=65536)
+def _without_partial(placement: Placement) -> Placement:
+    return Placement(placement.mesh, placement.sharding.without_partial())

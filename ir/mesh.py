@@ -8,18 +8,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-import numpy as np
-
 from partitioner.ir.errors import IRError
 
-RANGE = 5  #: So many consecutive devices are written as a range.
+RANGE = 5  #: Fewest consecutive devices that are written as a range.
 
 
 @dataclass(frozen=True)
 class DeviceMesh:
     """A device group: axes (name, size), major first, over devices in row-major order.
 
-    A single device is the mesh without axes. `DeviceMesh.line(4)` is one axis "tp" over 0..3.
+    A single device is the mesh without axes.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -45,7 +43,7 @@ class DeviceMesh:
 
     @classmethod
     def of(cls, axes: Mapping[str, int], devices: tuple[int, ...] | None = None) -> DeviceMesh:
-        """A mesh from sizes by axis; axes of size 1 vanish; devices default to 0, 1, ..."""
+        """A mesh from sizes by axis; axes of size 1 are dropped; devices default to 0, 1, ..."""
         kept = tuple((name, size) for name, size in axes.items() if size != 1)
         count = math.prod(size for _, size in kept)
         return cls(kept, devices if devices is not None else tuple(range(count)))
@@ -78,13 +76,13 @@ class DeviceMesh:
 
     def coord(self, device: int) -> dict[str, int]:
         """Coordinate of one device."""
-        found = _points(self).get(device)
-        if found is None:
+        point = _points(self).get(device)
+        if point is None:
             raise IRError(f"device {device} is not in mesh {self}")
-        return found
+        return point
 
     def linear(self, axes: tuple[str, ...], point: Mapping[str, int]) -> int:
-        """Row-major index of a coordinate over some of the axes."""
+        """Row-major index of a coordinate over these axes."""
         sizes = dict(self.axes)
         index = 0
         for name in axes:
@@ -97,7 +95,7 @@ class DeviceMesh:
 
 
 def numbers(devices: Iterable[int]) -> str:
-    """Devices in their order, runs of five and more as a range: ``"0,1,8-15"``."""
+    """Text of devices in their order, runs of five and more as a range: ``"0,1,8-15"``."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and device == runs[-1][-1] + 1:
@@ -116,12 +114,11 @@ def _size(mesh: DeviceMesh, axes: tuple[str, ...]) -> int:
 
 @lru_cache(maxsize=4096)
 def _coords(mesh: DeviceMesh) -> tuple[tuple[int, dict[str, int]], ...]:
-    shape = tuple(size for _, size in mesh.axes)
-    found = []
-    for flat, device in enumerate(mesh.devices):
-        point = np.unravel_index(flat, shape) if shape else ()
-        found.append((device, dict(zip(mesh.names, map(int, point), strict=True))))
-    return tuple(found)
+    points = itertools.product(*(range(size) for _, size in mesh.axes))
+    return tuple(
+        (device, dict(zip(mesh.names, point, strict=True)))
+        for device, point in zip(mesh.devices, points, strict=True)
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -1,8 +1,8 @@
-"""Plans: which device group runs each node, and which of its factors are cut over the group's axes.
+"""Plans: the device group of each node, and the cuts of its factors over the group's axes.
 
 A plan is small, readable and complete: node order, groups, cuts. Layouts, reshards, local shapes
-and memory follow from the graph's rules, so a plan cannot contradict itself. Stored as versioned
-JSON; see docs/reference/plan.md.
+and memory follow from the graph's rules, so a plan cannot contradict itself. It is stored as
+versioned JSON; see docs/reference/plan.md.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rule_of, rules_of
+from partitioner.ir.ops import rules_of
 from partitioner.ir.rule import Cut, Rule
 
 PLAN_VERSION = 1
-#: What a plan may be the best by.
 OBJECTIVES = ("throughput", "latency", "memory")
 STATUSES = ("optimal", "feasible", "time_limit")
 
@@ -34,7 +33,7 @@ class PlanError(IRError):
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node's decision: index of its group in `Plan.groups`, and the cut of each cut factor."""
+    """One node's decision: index of its group in `Plan.groups`, and its cut factors."""
 
     group: int
     cuts: Mapping[str, Cut] = field(default_factory=dict)
@@ -42,34 +41,24 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Certificate:
-    """What the search proved about a plan.
+    """The search's proof about a plan."""
 
-    Attributes:
-        objective: "throughput", "latency" (seconds) or "memory" (bytes).
-        cost: The plan's value of the objective, as `evaluate` gives it.
-        bound: No plan of the searched space costs less.
-        status: "optimal" (proven within the gap asked for), "feasible" (not proven within it), or
-            "time_limit" (stopped before it was).
-        strategy: Kind of the plan: "single", "inter", "intra" or "hybrid" (see `Plan.kind`).
-        solver: What found the plan / what proved the bound.
-        space: What the bound covers, in words.
-        seed: Of all random choices of the search.
-        folded: What the search took for one (repeated blocks, say), in words; "" for nothing.
-    """
-
-    objective: str
-    cost: float
-    bound: float
+    objective: str  #: "throughput", "latency" (seconds) or "memory" (bytes).
+    cost: float  #: The plan's value of the objective, as `evaluate` gives it.
+    bound: float  #: No plan of the searched space costs less.
+    #: "optimal" (proven within the gap asked for), "feasible" (not proven within it), or
+    #: "time_limit" (stopped before it was).
     status: str
-    strategy: str
-    solver: str
-    space: str = ""
-    seed: int = 0
+    strategy: str  #: `Plan.kind` of the plan.
+    solver: str  #: Solver that found the plan / solver that proved the bound.
+    space: str = ""  #: The searched space, in words.
+    seed: int = 0  #: Of all random choices of the search.
+    #: Parts of the graph that the search decided as one (repeated blocks), in words.
     folded: str = ""
 
     @property
     def gap(self) -> float:
-        """(cost - bound) / cost, 0 for a cost of 0."""
+        """(cost - bound) / cost; 0 for a cost of 0."""
         return max(0.0, (self.cost - self.bound) / self.cost) if self.cost > 0 else 0.0
 
 
@@ -78,11 +67,10 @@ class Plan:
     """A decision for a whole graph.
 
     Attributes:
-        graph_digest: `Graph.digest` of the graph that it is for.
-        cluster: The cluster's description (TOML-like data, see cost_model).
+        graph_digest: `Graph.digest` of its graph.
+        cluster: The cluster's description (`Cluster.to_data`).
         groups: Device groups that nodes run on.
-        nodes: Decision by node name; the order of the entries is the global order in which
-            every device runs its share.
+        nodes: Decision by node name, in the global order in which every device runs its share.
         certificate: None for a plan written by hand.
     """
 
@@ -94,15 +82,12 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the decisions: the canonical text without the certificate.
-
-        Two plans of one digest give the same rank files; what is proven of them does not count.
-        """
+        """SHA-256 of the text without the certificate: equal plans give equal rank files."""
         return hashlib.sha256(replace(self, certificate=None).to_json().encode()).hexdigest()
 
     @property
     def kind(self) -> str:
-        """The word for a plan, whatever space it was found in.
+        """The form of the plan, whatever space it was found in.
 
         "single": all on one device. "inter": whole nodes on several devices. "intra": one group
         of several devices. "hybrid": several groups, at least one of them of several devices.
@@ -124,11 +109,12 @@ class Plan:
             "certificate": None if cert is None else {**vars(cert), "gap": cert.gap},
             "groups": [{"axes": dict(m.axes), "devices": list(m.devices)} for m in self.groups],
         }
-        lines = [
-            f"  {json.dumps(name)}: {json.dumps(_node_json(node), sort_keys=True)}"
-            for name, node in self.nodes.items()
-        ]
-        head = json.dumps(data, indent=1, sort_keys=False)[:-2]
+        lines = []
+        for name, node in self.nodes.items():
+            cuts = {factor: str(cut) for factor, cut in node.cuts.items()}
+            entry = {"group": node.group, **({"cuts": cuts} if cuts else {})}
+            lines.append(f"  {json.dumps(name)}: {json.dumps(entry, sort_keys=True)}")
+        head = json.dumps(data, indent=1)[:-2]
         return head + ',\n "nodes": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
     @classmethod
@@ -143,17 +129,12 @@ class Plan:
         except (ValueError, RecursionError) as error:
             raise PlanError(f"plan is not JSON: {error}") from None
         if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
-            found = data.get("version") if isinstance(data, dict) else None
-            raise PlanError(f"plan version is {found!r}, this program reads {PLAN_VERSION}")
+            version = data.get("version") if isinstance(data, dict) else None
+            raise PlanError(f"plan version is {version!r}, this program reads {PLAN_VERSION}")
         try:
             return _plan_of(data)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise PlanError(f"plan is malformed: {type(error).__name__} {error}") from None
-
-
-def _node_json(node: NodePlan) -> dict[str, Any]:
-    cuts = {name: str(cut) for name, cut in node.cuts.items()}
-    return {"group": node.group, **({"cuts": cuts} if cuts else {})}
 
 
 def _plan_of(data: Mapping[str, Any]) -> Plan:
@@ -200,7 +181,7 @@ def _certificate_of(data: Mapping[str, Any]) -> Certificate:
 
 
 def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:
-    """A field that must be there, of one of these JSON types."""
+    """A required field, of one of these JSON types."""
     if type(data[key]) not in kinds:
         raise TypeError(f"{key} {data[key]!r}")
     return data[key]
@@ -208,28 +189,20 @@ def _typed(data: Mapping[str, Any], key: str, *kinds: type) -> Any:
 
 @dataclass(frozen=True)
 class PlacedNode:
-    """A node with everything that its decision implies.
-
-    Attributes:
-        node: The node.
-        mesh: Its device group.
-        rule: Its rule, None if the op is opaque.
-        layouts: Layout of each cut factor.
-        ins: Placement that the node wants of each operand, in `node.inputs` order, then of each
-            capture; None where absent.
-        outs: Placement that it leaves of each result; None where absent.
-    """
+    """A node with everything that its decision implies."""
 
     node: Node
-    mesh: DeviceMesh
-    rule: Rule | None
-    layouts: Mapping[str, DimLayout]
+    mesh: DeviceMesh  #: Its device group.
+    rule: Rule | None  #: Its rule, None if the op is opaque.
+    layouts: Mapping[str, DimLayout]  #: Layout of each cut factor.
+    #: Placement that each operand must have, in `node.inputs` order, then each capture; None where
+    #: absent.
     ins: tuple[Placement | None, ...]
-    outs: tuple[Placement | None, ...]
+    outs: tuple[Placement | None, ...]  #: Placement of each result; None where absent.
 
     @property
     def absent(self) -> bool:
-        """Whether it stands for the node being left out."""
+        """Whether this is the choice to leave an optional node out."""
         return not self.node.writes
 
     @property
@@ -238,7 +211,7 @@ class PlacedNode:
         return " ".join(f"{name}/{layout}" for name, layout in self.layouts.items())
 
     def operands(self) -> tuple[tuple[str, Placement], ...]:
-        """(value, wanted placement) of every operand and capture that is present."""
+        """(value, required placement) of every operand and capture that is present."""
         return self._ends[0]
 
     def results(self) -> tuple[tuple[str, Placement], ...]:
@@ -257,14 +230,7 @@ class PlacedNode:
 def place(
     graph: Graph, node: Node, mesh: DeviceMesh, layouts: Mapping[str, DimLayout], rule: Rule | None
 ) -> PlacedNode:
-    """Everything that a decision implies for one node.
-
-    Args:
-        graph: The node's graph.
-        node: The node.
-        mesh: Device group.
-        layouts: Layout of each cut factor (empty for a replicated or single-device node).
-        rule: The node's rule, None if opaque.
+    """Everything that a decision implies for one node: its group and the layout of cut factors.
 
     Raises:
         LayoutError: The cut has no layout.
@@ -275,14 +241,13 @@ def place(
             raise PlanError(
                 f"{node.name!r} ({node.op}) has no rule and must be whole on one device"
             )
-        wanted = [_whole(graph, v, mesh) for v in (*node.inputs, *node.captures)]
-        return PlacedNode(
-            node, mesh, None, {}, tuple(wanted), tuple(_whole(graph, v, mesh) for v in node.outputs)
-        )
-    ins, outs = rule.shardings(layouts, mesh)
-    operands = [_at(mesh, s) if v else None for v, s in zip(node.inputs, ins, strict=True)]
-    operands += [_whole(graph, v, mesh) for v in node.captures]
-    results = [_at(mesh, s) if v else None for v, s in zip(node.outputs, outs, strict=True)]
+        operands = [_whole(graph, value, mesh) for value in (*node.inputs, *node.captures)]
+        results = [_whole(graph, value, mesh) for value in node.outputs]
+    else:
+        ins, outs = rule.shardings(layouts, mesh)
+        operands = [_at(mesh, s) if v else None for v, s in zip(node.inputs, ins, strict=True)]
+        operands += [_whole(graph, value, mesh) for value in node.captures]
+        results = [_at(mesh, s) if v else None for v, s in zip(node.outputs, outs, strict=True)]
     return PlacedNode(node, mesh, rule, dict(layouts), tuple(operands), tuple(results))
 
 
@@ -291,55 +256,52 @@ def resolve(
 ) -> tuple[PlacedNode, ...]:
     """Every node with its placements, in the plan's global order.
 
-    Args:
-        graph: The model.
-        plan: A plan for it.
-        rules: The model's `rules_of`, if they are known.
+    `rules` are the graph's `rules_of`, computed if None.
 
     Raises:
         PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
-            data order, cuts what cannot be cut, or leaves a device an empty part.
+            data order, cuts a dim that cannot be cut, or leaves a device an empty part.
     """
+    check_graph(graph, plan)
+    missing = [node.name for node in graph.nodes if node.name not in plan.nodes]
+    unknown = [name for name in plan.nodes if name not in graph.by_name]
+    if missing or unknown:
+        raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
+    known = set(graph.inputs) | set(graph.constants)
+    by_name = rules_of(graph) if rules is None else rules
+    placed = []
+    for name in plan.nodes:
+        node = graph.by_name[name]
+        late = [value for value in node.reads if value not in known]
+        if late:
+            raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
+        known.update(node.writes)
+        placed.append(resolve_node(graph, plan, node, by_name[name]))
+    return tuple(placed)
+
+
+def check_graph(graph: Graph, plan: Plan) -> None:
+    """Refuse a plan for another graph."""
     if plan.graph_digest != graph.digest:
         raise PlanError(
             f"plan is for a graph with digest {plan.graph_digest[:12]}..., "
             f"this one has {graph.digest[:12]}..."
         )
-    missing = [n.name for n in graph.nodes if n.name not in plan.nodes]
-    unknown = [name for name in plan.nodes if name not in graph.by_name]
-    if missing or unknown:
-        raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
-    made = set(graph.inputs) | set(graph.constants)
-    known = rules_of(graph) if rules is None else rules
-    placed = []
-    for name in plan.nodes:
-        node = graph.by_name[name]
-        late = [value for value in node.reads if value not in made]
-        if late:
-            raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
-        made.update(node.writes)
-        placed.append(_resolved(graph, plan, node, known[name]))
-    return tuple(placed)
 
 
-def resolve_node(graph: Graph, plan: Plan, node: Node) -> PlacedNode:
-    """One node under the plan's decision for it.
+def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> PlacedNode:
+    """One node under the plan's decision for it; `rule` is that of `rule_of`.
 
     Raises:
         PlanError: The decision does not fit the node, or leaves a device an empty part.
     """
-    return _resolved(graph, plan, node, rule_of(graph, node))
-
-
-def _resolved(graph: Graph, plan: Plan, node: Node, found: Rule | str) -> PlacedNode:
     decision = plan.nodes[node.name]
     if not 0 <= decision.group < len(plan.groups):
         raise PlanError(
             f"{node.name!r} is on group {decision.group}; the plan has {len(plan.groups)}"
         )
     mesh = plan.groups[decision.group]
-    rule = found if isinstance(found, Rule) else None
-    factors = rule.factors if rule else {}
+    factors = rule.factors if isinstance(rule, Rule) else {}
     for name in decision.cuts:
         if name not in factors:
             raise PlanError(
@@ -348,7 +310,7 @@ def _resolved(graph: Graph, plan: Plan, node: Node, found: Rule | str) -> Placed
             )
     try:
         layouts = {n: _layout(cut, factors[n].size, mesh) for n, cut in decision.cuts.items()}
-        placed = place(graph, node, mesh, layouts, rule)
+        placed = place(graph, node, mesh, layouts, rule if isinstance(rule, Rule) else None)
         _check_parts(placed)
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
@@ -356,9 +318,9 @@ def _resolved(graph: Graph, plan: Plan, node: Node, found: Rule | str) -> Placed
 
 
 def _check_parts(placed: PlacedNode) -> None:
-    """Kernels are not made for empty parts (ONNX Runtime divides by their size), so none is cut.
+    """Refuse cuts with empty parts, which kernels do not take (ONNX Runtime divides by 0).
 
-    A dim that is empty as a whole is the model's own.
+    A dim of size 0 is the model's own.
     """
     for value, at in (*placed.operands(), *placed.results()):
         for dim, layout in enumerate(at.sharding.dims):

@@ -1,7 +1,7 @@
-"""Rank programs: what each rank computes and communicates, explicit: backends decide nothing.
+"""Rank programs: the computations and communications of each rank. Backends decide nothing.
 
-A program is a list of steps over local values. Communications carry their transfers (which box of
-which local tensor goes where); all ranks see them in one global order given by `seq`.
+A program is a list of steps over local values. Communications carry their transfers; all ranks
+have them in one global order given by `seq`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partitioner.ir.types import TensorType
 
 
 class CommKind(StrEnum):
-    """Communication operators. SLICE is local (one rank, transfers to itself)."""
+    """Communication operators."""
 
     SEND = "send"  #: Point to point, one source and one target (the target's side is a recv).
     BROADCAST = "broadcast"  #: One source's whole tensor to all ranks.
@@ -32,45 +32,32 @@ class CommKind(StrEnum):
     ALL_TO_ALL = "all_to_all"  #: Any parts between any ranks.
     REDUCE_SCATTER = "reduce_scatter"  #: Reduce partial tensors; each rank keeps its part.
     ALL_REDUCE = "all_reduce"  #: Reduce partial tensors; every rank keeps all.
-    SLICE = "slice"  #: Keep a part of the own tensor.
+    SLICE = "slice"  #: Local: one rank copies a part of its tensor.
 
     @property
     def spelled(self) -> str:
-        """For people: ``"all-reduce"``."""
+        """Text for people: ``"all-reduce"``."""
         return self.value.replace("_", "-")
 
 
 @dataclass(frozen=True)
 class Comm:
-    """One communication; in the programs of all its ranks it differs in the local names at most.
+    """One communication; in the programs of its ranks only the local names may differ."""
 
-    Attributes:
-        seq: Position in the one global order; unique.
-        kind: Operator.
-        ranks: Ranks that take part, ascending.
-        source: Local value that sources read. Absent on ranks that only receive.
-        target: Local value that targets write. Absent on ranks that only send.
-        dtype: Element type.
-        transfers: Parts that move, local copies (source == target) included. Empty for
-            ALL_REDUCE; for REDUCE_SCATTER each target gets one transfer from every rank, all
-            with the same `write`, to be reduced.
-        reduce: "sum", "max", "min" or "prod" for the reducing kinds, "" for the others.
-        phase: Requests' pipeline phase (see `Compute.phase`) of the sending side.
-        target_phase: Of the receiving side; at least `phase`.
-        why: Node that wants it, for reports and errors.
-    """
-
-    seq: int
+    seq: int  #: Position in the one global order; unique.
     kind: CommKind
-    ranks: tuple[int, ...]
-    source: str
-    target: str
+    ranks: tuple[int, ...]  #: Ranks that take part, ascending.
+    source: str  #: Local value that sources read. Absent on ranks that only receive.
+    target: str  #: Local value that targets write. Absent on ranks that only send.
     dtype: str
+    #: Parts that move, local copies (source == target) included. Empty for ALL_REDUCE; for
+    #: REDUCE_SCATTER each target gets one transfer from every rank, all with the same `write`, to
+    #: be reduced.
     transfers: tuple[Transfer, ...] = ()
-    reduce: str = ""
-    phase: int = 0
-    target_phase: int = 0
-    why: str = ""
+    reduce: str = ""  #: "sum", "max", "min" or "prod" for the reducing kinds, "" for the others.
+    phase: int = 0  #: Pipeline phase (see `Compute.phase`) of the sending side.
+    target_phase: int = 0  #: Of the receiving side; at least `phase`.
+    why: str = ""  #: Node that the communication serves, for reports and errors.
 
     def sources(self) -> frozenset[int]:
         """Ranks that read `source`."""
@@ -81,20 +68,15 @@ class Comm:
         return self._ends[1]
 
     def renamed(self, **changes: Any) -> Comm:
-        """The same transfers with another name, phase or place in the order."""
-        found = replace(self, **changes)
-        found.__dict__["_ends"] = self._ends
-        return found
+        """The same transfers with another name, phase or position in the order."""
+        comm = replace(self, **changes)
+        comm.__dict__["_ends"] = self._ends
+        return comm
 
     def touched(self, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Local values that a rank reads and writes."""
-        reads, writes = self._touched
         sources, targets = self._ends
-        return reads if rank in sources else (), writes if rank in targets else ()
-
-    @cached_property
-    def _touched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return (self.source,), (self.target,)
+        return (self.source,) if rank in sources else (), (self.target,) if rank in targets else ()
 
     @cached_property
     def _ends(self) -> tuple[frozenset[int], frozenset[int]]:
@@ -108,30 +90,25 @@ class Comm:
 
 @dataclass(frozen=True)
 class Compute:
-    """A local node.
+    """A local node."""
 
-    Attributes:
-        node: Reads and writes local values and local constants.
-        origin: Name of the graph's node that it belongs to.
-        phase: Number of cross-group hops from the inputs. With several requests in flight, round
-            t runs phase p of request t - p.
-        renames: (name inside the node's subgraphs, local name) of every captured value.
-    """
-
-    node: Node
-    origin: str
+    node: Node  #: Reads and writes local values and local constants.
+    origin: str  #: Name of the graph's node that it comes from.
+    #: Number of cross-group hops from the inputs. With several requests in flight, round t runs
+    #: phase p of request t - p.
     phase: int = 0
+    #: (name inside the node's subgraphs, local name) of every captured value.
     renames: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def touched(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Local values that it reads and writes: one object for all ranks that share the step."""
+        """Local values that it reads and writes; one object for all ranks that share the step."""
         return self.node.reads, self.node.writes
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a named whole tensor: `region` of it (None: all), or zeros of its local shape."""
+    """A part of a whole tensor: its `region` (None: all), or zeros of the local shape."""
 
     whole: str
     region: Region | None
@@ -149,27 +126,20 @@ class Output:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank runs.
+    """The program of one rank."""
 
-    Attributes:
-        rank: The rank; it drives device `rank` of the cluster.
-        inputs: Part of a graph input that each local value is fed with at every request.
-        constants: Part of a graph constant by local value.
-        literals: New small constants (localised shapes and the like) by local value.
-        types: Type of every local value.
-        steps: In the order of execution.
-        outputs: Parts of graph outputs. Over all ranks they tile each output exactly once, or,
-            in programs of a module, every rank has what it holds.
-        backward: Number of the first step of the backward pass; None for inference.
-    """
-
-    rank: int
+    rank: int  #: The rank; it drives device `rank` of the cluster.
+    #: Part of a graph input that each local value is fed with at every request.
     inputs: Mapping[str, Part]
-    constants: Mapping[str, Part]
+    constants: Mapping[str, Part]  #: Part of a graph constant by local value.
+    #: New small constants (localised shapes and the like) by local value.
     literals: Mapping[str, np.ndarray]
-    types: Mapping[str, TensorType]
-    steps: tuple[Compute | Comm, ...]
+    types: Mapping[str, TensorType]  #: Type of every local value.
+    steps: tuple[Compute | Comm, ...]  #: In the order of execution.
+    #: Parts of graph outputs. Over all ranks they tile each output exactly once; in programs of a
+    #: module, every rank delivers the parts that it holds.
     outputs: tuple[Output, ...] = ()
+    #: Index of the first step of the backward pass; None for inference.
     backward: int | None = None
 
     @property
@@ -179,12 +149,12 @@ class RankProgram:
 
 
 class ProgramError(IRError):
-    """Rank programs that would deadlock or read what was not made."""
+    """Rank programs that would deadlock, or read a value before it is computed."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where a graph value is made: its placement, and its local name on those ranks."""
+    """Placement of a graph value where it is computed, and its local name on those ranks."""
 
     name: str
     placement: Placement
@@ -192,43 +162,37 @@ class Home:
 
 @dataclass(frozen=True)
 class Programs:
-    """The programs of all ranks.
+    """The programs of all ranks."""
 
-    Attributes:
-        ranks: In order of rank.
-        inputs: Whole types of the model's inputs.
-        outputs: Whole types of the model's outputs.
-        homes: Where each value of the graph is made.
-    """
-
-    ranks: tuple[RankProgram, ...]
-    inputs: Mapping[str, TensorType]
-    outputs: Mapping[str, TensorType]
+    ranks: tuple[RankProgram, ...]  #: In order of rank.
+    inputs: Mapping[str, TensorType]  #: Whole types of the model's inputs.
+    outputs: Mapping[str, TensorType]  #: Whole types of the model's outputs.
+    #: Of each value that a node of the graph computes.
     homes: Mapping[str, Home] = field(default_factory=dict)
 
     @cached_property
-    def alike(self) -> bool:
-        """Whether all ranks do the same in the same order, on parts of the same sizes.
+    def is_spmd(self) -> bool:
+        """Whether all ranks run the same steps in the same order, on parts of the same sizes.
 
         Then a backend may join communications: all ranks join the same ones.
         """
         return len({_outline(program) for program in self.ranks}) == 1
 
     def check(self) -> None:
-        """Static proof that no rank waits for ever and nothing is read before it is made.
+        """Prove that no rank waits for ever and that every value is computed before it is read.
 
         Raises:
             ProgramError: A rank meets its communications out of the global order, a rank of a
-                communication does not have it, two differ under one `seq`, or a value is missing.
+                communication lacks it, two differ under one `seq`, or a value is missing.
         """
-        seen: dict[int, Comm] = {}
-        held: dict[int, set[int]] = {}
+        comms: dict[int, Comm] = {}
+        ranks: dict[int, set[int]] = {}
         checked: set[object] = set()
         for program in self.ranks:
-            same = _identity(program)
-            if same not in checked:
+            names = _value_names(program)
+            if names not in checked:
                 _check_values(program)
-                checked.add(same)
+                checked.add(names)
             last = -1
             for comm in program.comms:
                 if comm.seq <= last:
@@ -236,72 +200,66 @@ class Programs:
                         f"rank {program.rank}: communication {comm.seq} after {last}"
                     )
                 last = comm.seq
-                if not _same_comm(seen.setdefault(comm.seq, comm), comm):
+                first = comms.setdefault(comm.seq, comm)
+                if comm is not first and comm != replace(
+                    first, source=comm.source, target=comm.target
+                ):
                     raise ProgramError(f"communication {comm.seq} differs on rank {program.rank}")
-                held.setdefault(comm.seq, set()).add(program.rank)
-        for seq, comm in seen.items():
-            if held[seq] != set(comm.ranks):
+                ranks.setdefault(comm.seq, set()).add(program.rank)
+        for seq, comm in comms.items():
+            if ranks[seq] != set(comm.ranks):
                 raise ProgramError(
-                    f"communication {seq} wants ranks {comm.ranks}, is on {sorted(held[seq])}"
+                    f"communication {seq} wants ranks {comm.ranks}, is on {sorted(ranks[seq])}"
                 )
 
 
 def _outline(program: RankProgram) -> tuple[object, ...]:
-    """Which communications a rank has, in which order, and what reads their results.
+    """The rank's communications in order, and the reads of its nodes.
 
-    A group counts by when the rank meets it first; a part by its sizes. What is read counts, since
-    a rank may hold zeros in the place of what another one waits for.
+    A group counts by when the rank meets it first; a part by its sizes. Reads count, since a rank
+    may hold zeros in the place of a value that another rank waits for.
     """
     rank = program.rank
     groups: dict[tuple[int, ...], int] = {}
-    found: list[object] = []
+    outline: list[object] = []
     for step in program.steps:
         if isinstance(step, Compute):
-            found.append((step.origin, step.node.reads))
+            outline.append((step.origin, step.node.reads))
             continue
-        sends, gets = rank in step.sources(), rank in step.targets()
+        reads, writes = step.touched(rank)
         group = groups.setdefault(step.ranks, len(groups)) if len(step.ranks) > 1 else -1
-        ends = ((step.source, sends), (step.target, gets))
-        sizes = tuple(program.types[name].shape for name, has in ends if has)
-        found.append((step.kind, group, sends and step.source, gets and step.target, sizes))
-    return tuple(found)
+        sizes = tuple(program.types[name].shape for name in (*reads, *writes))
+        outline.append((step.kind, group, reads, writes, sizes))
+    return tuple(outline)
 
 
-def _same_comm(one: Comm, other: Comm) -> bool:
-    """Whether two ranks mean one communication: local names may differ."""
-    return one is other or replace(one, source="", target="") == replace(
-        other, source="", target=""
-    )
-
-
-def _identity(program: RankProgram) -> object:
-    """Equal for ranks whose steps read and write values of the same names."""
+def _touched(program: RankProgram) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Local values that each step reads and writes."""
     rank = program.rank
-    steps = tuple(
-        [
-            step.touched if isinstance(step, Compute) else step.touched(rank)
-            for step in program.steps
-        ]
-    )
-    given = frozenset((*program.inputs, *program.constants, *program.literals))
-    made = tuple(output.value for output in program.outputs)
-    return steps, given, frozenset(program.types), made
+    return [
+        step.touched if isinstance(step, Compute) else step.touched(rank) for step in program.steps
+    ]
+
+
+def _value_names(program: RankProgram) -> object:
+    """Equal for ranks whose steps read and write values of the same names."""
+    sources = frozenset((*program.inputs, *program.constants, *program.literals))
+    outputs = tuple(output.value for output in program.outputs)
+    return tuple(_touched(program)), sources, frozenset(program.types), outputs
 
 
 def _check_values(program: RankProgram) -> None:
-    made = {*program.inputs, *program.constants, *program.literals}
-    rank = program.rank
-    for step in program.steps:
-        reads, writes = step.touched if isinstance(step, Compute) else step.touched(rank)
+    rank, known = program.rank, {*program.inputs, *program.constants, *program.literals}
+    for reads, writes in _touched(program):
         for value in reads:
-            if value not in made:
+            if value not in known:
                 raise ProgramError(f"rank {rank}: {value!r} is read before it is made")
         for value in writes:
-            if value in made:
+            if value in known:
                 raise ProgramError(f"rank {rank}: {value!r} is made twice")
             if value not in program.types:
                 raise ProgramError(f"rank {rank}: {value!r} has no type")
-            made.add(value)
+            known.add(value)
     for output in program.outputs:
-        if output.value not in made:
+        if output.value not in known:
             raise ProgramError(f"rank {rank}: output part {output.value!r} is not made")

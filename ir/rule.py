@@ -1,9 +1,9 @@
-"""Factor rules: an op's loops, and how the dims of its tensors are made of them.
+"""Factor rules: the loops of an op, and the dims of its tensors in terms of them.
 
 A rule is written like an einsum over *factors* (loops of the op): ``b m k, b k n -> b m n``.
 A dim is a factor, a compound ``(h d)`` of factors, major first (reshapes), a sum ``a + b`` of such
-terms one after the other (Concat, Split, Slice), or ``1``. Everything that is done with an op
-follows from its rule: which cuts it allows, the layouts that a cut gives to operands and results,
+terms one after the other (Concat, Split, Slice), or ``1``. Everything else about an op follows
+from its rule: the cuts that it allows, the layouts that a cut gives to operands and results,
 pending reductions, local sizes, FLOPs. The notation follows Shardy's OpShardingRule.
 """
 
@@ -14,10 +14,19 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from partitioner.ir.errors import IRError
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding, concat, product, split
+from partitioner.ir.layout import (
+    DimLayout,
+    LayoutError,
+    Segments,
+    Sharding,
+    concat,
+    cut_text,
+    product,
+    split,
+)
 from partitioner.ir.mesh import DeviceMesh
 
 Term = tuple[str, ...]  #: Product of factors, major first; () is 1.
@@ -27,15 +36,19 @@ Layouts = Mapping[str, DimLayout]  #: Layout of every cut factor.
 Shardings = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]  #: Of operands, of results.
 
 
-class Kind(StrEnum):
-    """What a factor may undergo."""
+class FactorKind(StrEnum):
+    """The effect of cutting a factor."""
 
-    PASS = "pass"  # noqa: S105  #: In the results: cutting it cuts them. (Or dropped: what a Slice leaves out.)
+    #: In the results, which are cut with it; or dropped, as the elements that a Slice leaves out.
+    PASS = "pass"  # noqa: S105
     REDUCE = "reduce"  #: Only in operands: cutting it leaves partial results.
-    WHOLE = "whole"  #: Needs the whole dim on each device.
+    WHOLE = "whole"  #: Not cut: each device needs the whole dim.
     HALO = "halo"  #: A sliding window: an operand dim is wider than the loop; not cut yet.
     LINEAR = "linear"  #: No loop: cutting it passes pending sums of the operands to the results.
 
+
+_LOOPS = {FactorKind.PASS, FactorKind.REDUCE}  #: Loops that may be cut.
+_CUTTABLE = {*_LOOPS, FactorKind.LINEAR}
 
 #: Name and size of the factor of a linear op; any number of parts up to the size can be cut.
 PENDING, PENDING_SIZE = "+", 1 << 20
@@ -43,14 +56,15 @@ PENDING, PENDING_SIZE = "+", 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One loop of an op: its size, kind and, for REDUCE, the reduction that joins the parts."""
+    """One loop of an op."""
 
     name: str
     size: int
-    kind: Kind
-    reduce: str = ""
+    kind: FactorKind
+    reduce: str = ""  #: Reduction that joins the parts of a REDUCE factor.
 
 
+@lru_cache(maxsize=4096)
 def parse_dim(text: str) -> DimExpr:
     """``"(h d)" -> (("h","d"),)``, ``"a + b" -> (("a",),("b",))``, ``"1" -> ((),)``."""
     terms = []
@@ -73,40 +87,33 @@ def dim_text(expr: DimExpr) -> str:
     return " + ".join(terms)
 
 
-def _dims_text(dims: Dims | None) -> str:
-    return "_" if dims is None else f"({', '.join(map(dim_text, dims))})"
+def _names(tensors: Iterable[Dims | None]) -> dict[str, None]:
+    """Factors of the tensors, in order."""
+    exprs = (expr for dims in tensors for expr in dims or ())
+    return dict.fromkeys(name for expr in exprs for term in expr for name in term)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The factor rule of one node.
-
-    Attributes:
-        factors: Loops by name.
-        operands: Dims of every operand; None for an absent operand, or one that every device
-            needs whole (a shape, a scalar setting).
-        results: Dims of every result; None for an absent one.
-        operand_shapes: Sizes of every operand (() for absent).
-        result_shapes: Sizes of every result (() for absent).
-        addends: Operands that add to the reduced result (a bias): where a REDUCE factor is cut
-            they are held partial, so that they count once.
-        linear: Operands in which the op is linear, taken together: the op of sums of parts is the
-            sum of the op of the parts. Then there is a factor `PENDING` of kind LINEAR, and
-            cutting it over an axis means that these operands, and the results, are partial there.
-        points: Factors whose product is the number of loop iterations (default: all but HALO
-            factors' operand widths).
-        flops_per_point: FLOPs an iteration (a multiply-add counts 2).
-    """
+    """The factor rule of one node."""
 
     factors: Mapping[str, Factor]
+    #: Dims of every operand; None for an absent operand, or one that every device needs whole (a
+    #: shape, a scalar setting).
     operands: tuple[Dims | None, ...]
-    results: tuple[Dims | None, ...]
-    operand_shapes: tuple[tuple[int, ...], ...]
-    result_shapes: tuple[tuple[int, ...], ...]
+    results: tuple[Dims | None, ...]  #: Dims of every result; None for an absent one.
+    operand_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every operand (() for absent).
+    result_shapes: tuple[tuple[int, ...], ...]  #: Sizes of every result (() for absent).
+    #: Operands that are added to the reduced result (a bias). They are partial where a REDUCE
+    #: factor is cut, so that they count once.
     addends: frozenset[int] = frozenset()
+    #: Operands in which the op is jointly linear: the op of sums of parts is the sum of the op of
+    #: the parts. Such a rule has a factor `PENDING` of kind LINEAR; cutting it over an axis means
+    #: that these operands, and the results, are partial there.
     linear: frozenset[int] = frozenset()
+    #: Factors whose product is the number of loop iterations (default: all loops).
     points: tuple[str, ...] = ()
-    flops_per_point: float = 0.0
+    flops_per_point: float = 0.0  #: FLOPs an iteration (a multiply-add counts 2).
     _cuts: dict[object, Shardings] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -131,21 +138,11 @@ class Rule:
     ) -> Rule:
         """Build and check a rule.
 
-        Args:
-            operands: ``"b m k, k n"`` or a list of dims an operand (``["b", "m", "k"]``);
-                ``"_"`` or None stands for an operand outside the loops.
-            results: Likewise.
-            operand_shapes: Sizes of each operand; None where absent.
-            result_shapes: Sizes of each result; None where absent.
-            sizes: Sizes of factors that no dim gives alone.
-            reduce: Reduction by factor, for those that are in no result.
-            whole: Factors that may not be cut.
-            halo: Sliding-window factors (size from the result; the operand's dim is wider).
-            dropped: Factors of operand elements that no result depends on; they may be cut.
-            addends: See the class.
-            linear: See the class.
-            points: See the class.
-            flops: FLOPs an iteration.
+        Tensors are written ``"b m k, k n"`` or as lists of dims (``["b", "m", "k"]``); ``"_"`` or
+        None is an operand outside the loops. Shapes are None where a tensor is absent. `sizes` are
+        those of factors that are no dim by themselves, `reduce` the reductions of factors in no
+        result. Factors in `whole` may not be cut; those in `halo` are sliding windows, of the size
+        in the result; those in `dropped`, of elements that no result depends on, may be cut.
 
         Raises:
             IRError: A size does not fit, a factor has no size, or a factor in no result has no
@@ -155,17 +152,25 @@ class Rule:
         in_shapes = tuple(tuple(s) if s is not None else () for s in operand_shapes)
         out_shapes = tuple(tuple(s) if s is not None else () for s in result_shapes)
         known = _solve_sizes((*outs, *ins), (*out_shapes, *in_shapes), dict(sizes or {}), set(halo))
-        kept = {**_names(outs), **dict.fromkeys(dropped)}
+        kinds = {
+            **dict.fromkeys(reduce or {}, FactorKind.REDUCE),
+            **dict.fromkeys((*_names(outs), *dropped), FactorKind.PASS),
+            **dict.fromkeys(whole, FactorKind.WHOLE),
+            **dict.fromkeys(halo, FactorKind.HALO),
+        }
         factors = {}
-        for name in dict.fromkeys((*_names(ins), *_names(outs))):
-            kind, how = _kind(name, kept, reduce or {}, set(whole), set(halo))
+        for name in _names((*ins, *outs)):
+            if name not in kinds:
+                raise IRError(
+                    f"factor {name!r} is in no result, has no reduction and is not whole or dropped"
+                )
             if name not in known:
                 raise IRError(f"factor {name!r} has no size")
-            factors[name] = Factor(name, known[name], kind, how)
+            reduction = (reduce or {})[name] if kinds[name] is FactorKind.REDUCE else ""
+            factors[name] = Factor(name, known[name], kinds[name], reduction)
         loops = tuple(factors)
-        joint = frozenset(linear)
-        if joint:
-            factors[PENDING] = Factor(PENDING, PENDING_SIZE, Kind.LINEAR, "sum")
+        if linear_operands := frozenset(linear):
+            factors[PENDING] = Factor(PENDING, PENDING_SIZE, FactorKind.LINEAR, "sum")
         rule = cls(
             factors,
             ins,
@@ -173,7 +178,7 @@ class Rule:
             in_shapes,
             out_shapes,
             frozenset(addends),
-            joint,
+            linear_operands,
             tuple(points) if points is not None else loops,
             flops,
         )
@@ -182,25 +187,28 @@ class Rule:
 
     def __str__(self) -> str:
         """``"m=4 k=6 (reduction) n=8: (m, k), (k, n) -> (m, n)"``."""
-        names = {Kind.PASS: "", Kind.REDUCE: " (reduction)", Kind.WHOLE: " (whole)"}
+        notes = {FactorKind.PASS: "", FactorKind.REDUCE: " (reduction)"}
         factors = [
-            f"{name}={factor.size}{names.get(factor.kind, f' ({factor.kind})')}"
+            f"{name}={factor.size}{notes.get(factor.kind, f' ({factor.kind})')}"
             for name, factor in self.factors.items()
         ]
-        sides = [", ".join(map(_dims_text, side)) for side in (self.operands, self.results)]
+        sides = [
+            ", ".join("_" if d is None else f"({', '.join(map(dim_text, d))})" for d in tensors)
+            for tensors in (self.operands, self.results)
+        ]
         return f"{' '.join(factors) or 'no factors'}: {' -> '.join(sides)}"
 
     @cached_property
     def key(self) -> Hashable:
-        """Equal for equal rules."""
-        own = ((f.name, getattr(self, f.name)) for f in fields(self) if f.compare)
-        return tuple(tuple(value.items()) if name == "factors" else value for name, value in own)
+        """A hashable value, equal for equal rules."""
+        names = [item.name for item in fields(self) if item.compare and item.name != "factors"]
+        return (tuple(self.factors.items()), *(getattr(self, name) for name in names))
 
     @cached_property
     def links(self) -> tuple[tuple[str, ...], ...]:
-        """Factors that are cut together, one class each: the terms of a sum share their axes.
+        """Classes of factors that are cut together, as the terms of a sum share their axes.
 
-        A class with a member that may not be cut is absent.
+        A class with a factor that may not be cut is left out.
         """
         parent = {name: name for name in self.factors}
 
@@ -209,27 +217,27 @@ class Rule:
                 name = parent[name]
             return name
 
-        for expr in self._dim_exprs():
-            heads = [term[0] for term in expr if term] if len(expr) > 1 else []
-            for head in heads[1:]:
-                parent[root(head)] = root(heads[0])
+        for dims in (*self.operands, *self.results):
+            for expr in dims or ():
+                heads = [term[0] for term in expr if term]
+                for head in heads[1:]:
+                    parent[root(head)] = root(heads[0])
         classes: dict[str, list[str]] = {}
         for name in self.factors:
             classes.setdefault(root(name), []).append(name)
-        free = {Kind.PASS, Kind.REDUCE, Kind.LINEAR}
         return tuple(
             tuple(members)
             for members in classes.values()
-            if all(self.factors[name].kind in free for name in members)
+            if all(self.factors[name].kind in _CUTTABLE for name in members)
         )
 
     @cached_property
     def is_pointwise(self) -> bool:
-        """Whether each result element depends on one element an operand, whatever the cut."""
-        loops = (f for f in self.factors.values() if f.kind is not Kind.LINEAR)
-        return all(factor.kind is Kind.PASS for factor in loops) and all(
-            set(self._factors_of(dims)) <= set(self._factors_of(self.results[0]))
-            for dims in (*self.operands, *self.results)
+        """Whether each result element depends on one element of each operand."""
+        kinds = {factor.kind for factor in self.factors.values()}
+        loops = _names(self.results[:1]).keys()
+        return kinds <= {FactorKind.PASS, FactorKind.LINEAR} and all(
+            _names([dims]).keys() <= loops for dims in (*self.operands, *self.results)
         )
 
     @property
@@ -252,7 +260,7 @@ class Rule:
         return self.flops_per_point * math.prod(local[name] for name in self.points)
 
     def shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
-        """Shardings of operands and results under a cut of factors; worked out once.
+        """Shardings of operands and results under a cut of factors; computed once.
 
         Raises:
             LayoutError: The cut has no layout (a sum cut in one term only, an axis used twice).
@@ -263,11 +271,12 @@ class Rule:
         return self._cuts[key]
 
     def _shardings(self, layouts: Layouts, mesh: DeviceMesh) -> Shardings:
-        used = [axis for link in self._cut_classes(layouts) for axis in layouts[link[0]].axes]
+        cut = [[name for name in link if name in layouts] for link in self.links]
+        used = [axis for names in cut if names for axis in layouts[names[0]].axes]
         if len(used) != len(set(used)):
             raise LayoutError(f"an axis cuts two factors: {dict(layouts)}")
         for name in layouts:
-            if self.factors[name].kind not in (Kind.PASS, Kind.REDUCE, Kind.LINEAR):
+            if self.factors[name].kind not in _CUTTABLE:
                 raise LayoutError(f"factor {name!r} is {self.factors[name].kind} and cannot be cut")
         pending = {
             axis: self.factors[name]
@@ -276,49 +285,44 @@ class Rule:
             if axis in layout.axes and self.factors[name].reduce
         }
         partial = tuple((axis, factor.reduce) for axis, factor in pending.items())
-        passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is Kind.LINEAR)
-        ins = tuple(
-            Sharding(
-                self._dims(dims, shape, layouts, mesh),
-                partial if index in self.addends else passed if index in self.linear else (),
-            )
-            for index, (dims, shape) in enumerate(
-                zip(self.operands, self.operand_shapes, strict=True)
-            )
-        )
+        passed = tuple((a, f.reduce) for a, f in pending.items() if f.kind is FactorKind.LINEAR)
+        ins: list[Sharding] = []
+        operands = zip(self.operands, self.operand_shapes, strict=True)
+        for index, (dims, shape) in enumerate(operands):
+            sums = partial if index in self.addends else passed if index in self.linear else ()
+            ins.append(Sharding(self._dims(dims, shape, layouts, mesh), sums))
         outs = tuple(
             Sharding(self._dims(dims, shape, layouts, mesh), partial)
             for dims, shape in zip(self.results, self.result_shapes, strict=True)
         )
-        return ins, outs
+        return tuple(ins), outs
 
     def factor_layouts(
         self, expr: DimExpr, layout: DimLayout, mesh: DeviceMesh
     ) -> dict[str, DimLayout] | None:
-        """Inverse of a dim's layout where one factor of each term is cut; None if there is none."""
+        """The cut of one factor in each term that gives a dim this layout, None if none does."""
         if len(expr) == 1 and len(expr[0]) == 1:
-            (name,) = expr[0]
-            free = self.factors[name].kind in (Kind.PASS, Kind.REDUCE)
-            return {name: layout} if free and self.factors[name].size == layout.size else None
+            factor = self.factors[expr[0][0]]
+            fits = factor.kind in _LOOPS and factor.size == layout.size
+            return {factor.name: layout} if fits else None
         sizes = [math.prod(self.factors[name].size for name in term) for term in expr]
         if sum(sizes) != layout.size or any(not term for term in expr):
             return None
-        found: dict[str, DimLayout] = {}
+        layouts: dict[str, DimLayout] = {}
         for term, part in zip(expr, split(layout, sizes), strict=True):
-            one = self._invert(term, part, mesh)
-            if one is None or any(found.get(k, v) != v for k, v in one.items()):
+            cut = self._factor_layout(term, part, mesh)
+            if cut is None or layouts.setdefault(*cut) != cut[1]:
                 return None
-            found.update(one)
-        return found
+        return layouts
 
-    def _invert(
+    def _factor_layout(
         self, term: Term, layout: DimLayout, mesh: DeviceMesh
-    ) -> dict[str, DimLayout] | None:
+    ) -> tuple[str, DimLayout] | None:
+        """The factor whose cut gives a compound this layout, and its own layout."""
         for index, name in enumerate(term):
             minor = math.prod(self.factors[other].size for other in term[index + 1 :])
             block = minor * self.factors[name].size
-            free = self.factors[name].kind in (Kind.PASS, Kind.REDUCE)
-            if not free or not 0 < block <= layout.size:
+            if self.factors[name].kind not in _LOOPS or not 0 < block <= layout.size:
                 continue
             head = split(layout, [block, layout.size - block])[0]
             if any(part % minor for cuts in head.segments for part in cuts):
@@ -328,88 +332,52 @@ class Rule:
             )
             try:
                 if self._term(term, {name: candidate}, mesh) == layout:
-                    return {name: candidate}
+                    return name, candidate
             except LayoutError:
                 continue
         return None
-
-    def _cut_classes(self, layouts: Layouts) -> list[tuple[str, ...]]:
-        return [
-            cut for link in self.links if (cut := tuple(name for name in link if name in layouts))
-        ]
 
     def _dims(
         self, dims: Dims | None, shape: tuple[int, ...], layouts: Layouts, mesh: DeviceMesh
     ) -> tuple[DimLayout, ...]:
         if dims is None:
             return tuple(DimLayout.whole(size) for size in shape)
-        found = []
-        for expr, size in zip(dims, shape, strict=True):
-            cut = any(name in layouts for term in expr for name in term)
-            found.append(
-                concat(self._term(term, layouts, mesh) for term in expr)
-                if cut
-                else DimLayout.whole(size)
-            )
-        return tuple(found)
+        return tuple(
+            concat(self._term(term, layouts, mesh) for term in expr)
+            if any(name in layouts for term in expr for name in term)
+            else DimLayout.whole(size)
+            for expr, size in zip(dims, shape, strict=True)
+        )
 
     def _term(self, term: Term, layouts: Layouts, mesh: DeviceMesh) -> DimLayout:
         layout = DimLayout.whole(1)
         for name in reversed(term):
-            own = layouts.get(name) or DimLayout.whole(self.factors[name].size)
-            layout = product(own, layout, mesh)
+            factor = layouts.get(name) or DimLayout.whole(self.factors[name].size)
+            layout = product(factor, layout, mesh)
         return layout
 
-    @staticmethod
-    def _factors_of(dims: Dims | None) -> Iterable[str]:
-        return (name for expr in dims or () for term in expr for name in term)
-
-    def _dim_exprs(self) -> Iterable[DimExpr]:
-        return (
-            expr for dims in (*self.operands, *self.results) if dims is not None for expr in dims
-        )
-
     def _check(self) -> None:
-        for side, shapes in (
-            (self.operands, self.operand_shapes),
-            (self.results, self.result_shapes),
-        ):
-            for dims, shape in zip(side, shapes, strict=True):
-                if dims is not None and len(dims) != len(shape):
-                    raise IRError(f"rule has {len(dims)} dims for shape {shape}")
-                for expr, size in zip(dims or (), shape, strict=False):
-                    halo = any(self.factors[n].kind is Kind.HALO for term in expr for n in term)
-                    got = sum(math.prod(self.factors[n].size for n in term) for term in expr)
-                    if got != size and not halo:
-                        raise IRError(
-                            f"rule dim {expr} is {got}, the tensor's dim is {size} of {shape}"
-                        )
+        tensors, shapes = (
+            (*self.operands, *self.results),
+            (*self.operand_shapes, *self.result_shapes),
+        )
+        for dims, shape in zip(tensors, shapes, strict=True):
+            if dims is not None and len(dims) != len(shape):
+                raise IRError(f"rule has {len(dims)} dims for shape {shape}")
+            for expr, size in zip(dims or (), shape, strict=False):
+                terms = [[self.factors[name] for name in term] for term in expr]
+                halo = any(f.kind is FactorKind.HALO for factors in terms for f in factors)
+                total = sum(math.prod(f.size for f in factors) for factors in terms)
+                if total != size and not halo:
+                    raise IRError(
+                        f"rule dim {expr} is {total}, the tensor's dim is {size} of {shape}"
+                    )
 
 
 def _parse(side: str | Sequence[Sequence[str] | None]) -> tuple[Dims | None, ...]:
     if isinstance(side, str):
         return tuple(parse_tensor(text) for text in side.split(",")) if side.strip() else ()
     return tuple(None if dims is None else tuple(parse_dim(dim) for dim in dims) for dims in side)
-
-
-def _names(side: Iterable[Dims | None]) -> dict[str, None]:
-    return dict.fromkeys(
-        name for dims in side if dims is not None for expr in dims for term in expr for name in term
-    )
-
-
-def _kind(
-    name: str, kept: Mapping[str, None], reduce: Mapping[str, str], whole: set[str], halo: set[str]
-) -> tuple[Kind, str]:
-    if name in halo:
-        return Kind.HALO, ""
-    if name in whole:
-        return Kind.WHOLE, ""
-    if name in kept:
-        return Kind.PASS, ""
-    if name in reduce:
-        return Kind.REDUCE, reduce[name]
-    raise IRError(f"factor {name!r} is in no result, has no reduction and is not whole or dropped")
 
 
 def _solve_sizes(
@@ -431,13 +399,13 @@ def _solve_sizes(
 
 @dataclass(frozen=True)
 class Cut:
-    """How a plan cuts one factor: the axes, and the part sizes unless the cut is even.
+    """A plan's cut of one factor: the axes, and the part sizes unless the cut is even (None).
 
     Text form: ``"tp"`` (even), ``"dp*tp"`` (two axes), ``"tp:48,32"``, ``"tp:8,8|4,4"``.
     """
 
     axes: tuple[str, ...]
-    segments: tuple[tuple[int, ...], ...] | None = field(default=None)
+    segments: Segments | None = None
 
     def layout(self, size: int, mesh: DeviceMesh) -> DimLayout:
         """The layout of a factor of `size` elements on a mesh.
@@ -464,9 +432,7 @@ class Cut:
     def of(cls, layout: DimLayout, mesh: DeviceMesh) -> Cut:
         """The shortest form that gives this layout."""
         even = cls(layout.axes)
-        return (
-            even if even.layout(layout.size, mesh) == layout else cls(layout.axes, layout.segments)
-        )
+        return even if even.layout(layout.size, mesh) == layout else cls(even.axes, layout.segments)
 
     @classmethod
     def parse(cls, text: str) -> Cut:
@@ -488,7 +454,4 @@ class Cut:
         return cls(axes, segments)
 
     def __str__(self) -> str:
-        name = "*".join(self.axes)
-        if self.segments is None:
-            return name
-        return f"{name}:" + "|".join(",".join(map(str, cuts)) for cuts in self.segments)
+        return cut_text(self.axes, self.segments)

@@ -1,9 +1,9 @@
-"""Element types, dims and tensor types: static shapes with the symbol they came from."""
+"""Element types, dims and tensor types: static shapes, each dim with its symbol if it had one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -11,28 +11,30 @@ import numpy as np
 
 from partitioner.ir.errors import IRError
 
-#: Bits an element, by the names that ONNX and NumPy share.
-DTYPE_BITS: dict[str, int] = {
-    "bool": 8,
-    "int4": 4,
-    "uint4": 4,
-    "int8": 8,
-    "uint8": 8,
-    "float8e4m3fn": 8,
-    "float8e5m2": 8,
-    "int16": 16,
-    "uint16": 16,
-    "float16": 16,
-    "bfloat16": 16,
-    "int32": 32,
-    "uint32": 32,
-    "float32": 32,
-    "int64": 64,
-    "uint64": 64,
-    "float64": 64,
-    "complex64": 64,
-    "complex128": 128,
+#: Bits an element, and number in ONNX (`TensorProto.DataType`), of each element type; the names are
+#: those that ONNX and NumPy share.
+ELEMENT_TYPES: Mapping[str, tuple[int, int]] = {
+    "bool": (8, 9),
+    "int4": (4, 22),
+    "uint4": (4, 21),
+    "int8": (8, 3),
+    "uint8": (8, 2),
+    "float8e4m3fn": (8, 17),
+    "float8e5m2": (8, 19),
+    "int16": (16, 5),
+    "uint16": (16, 4),
+    "float16": (16, 10),
+    "bfloat16": (16, 16),
+    "int32": (32, 6),
+    "uint32": (32, 12),
+    "float32": (32, 1),
+    "int64": (64, 7),
+    "uint64": (64, 13),
+    "float64": (64, 11),
+    "complex64": (64, 14),
+    "complex128": (128, 15),
 }
+DTYPE_BITS = {name: bits for name, (bits, _) in ELEMENT_TYPES.items()}
 
 _ML_DTYPES: dict[str, type[np.generic]] = {
     "bfloat16": ml_dtypes.bfloat16,
@@ -44,13 +46,23 @@ _ML_DTYPES: dict[str, type[np.generic]] = {
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy type (ml_dtypes for the small ones) of an element type's name."""
+    """The NumPy type of an element type's name (of `ml_dtypes` for the small ones)."""
     return np.dtype(_ML_DTYPES.get(dtype, dtype))
+
+
+def item_bytes(dtype: str) -> float:
+    """Bytes of one element; half a byte for 4-bit types."""
+    return DTYPE_BITS[dtype] / 8
+
+
+def dense_bytes(numel: int, dtype: str) -> int:
+    """Bytes of a dense tensor (4-bit elements are packed in pairs)."""
+    return (numel * DTYPE_BITS[dtype] + 7) // 8
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """One dim of a tensor: the size that planning uses and the symbol that it was bound from."""
+    """One dim of a tensor: the size that planning uses, and the symbol that was bound to it."""
 
     size: int
     symbol: str | None = None
@@ -93,18 +105,16 @@ class TensorType:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the dense tensor (4-bit elements are packed in pairs)."""
-        return (self.numel * DTYPE_BITS[self.dtype] + 7) // 8
+        """Bytes of the dense tensor."""
+        return dense_bytes(self.numel, self.dtype)
 
     def with_shape(self, shape: Iterable[int]) -> TensorType:
         """The same element type with another (local) shape; sizes that stay keep their symbol."""
-        sizes = tuple(shape)
-        old = self.dims if len(sizes) == len(self.dims) else (None,) * len(sizes)
-        dims = (
-            dim if dim is not None and dim.size == size else Dim(size)
-            for dim, size in zip(old, sizes, strict=True)
-        )
-        return TensorType(self.dtype, tuple(dims))
+        dims = tuple(Dim(size) for size in shape)
+        if len(dims) == len(self.dims):
+            pairs = zip(self.dims, dims, strict=True)
+            dims = tuple(old if old.size == new.size else new for old, new in pairs)
+        return TensorType(self.dtype, dims)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

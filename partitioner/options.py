@@ -9,8 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar, cast
 
-from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
+from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.plan import Plan

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from typing_extensions import Unpack
 
 from partitioner import units
-from partitioner.compiler import open_input
-from partitioner.cost_model.cluster import Cluster, parse_bytes, resolve_cluster
+from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
-from partitioner.frontends.model import ModuleInput, OnnxInput
+from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.options import SweepOptions, request_of, takes
+from partitioner.options import SweepOptions, opening, request_of, takes
 from partitioner.report.bottleneck import WORTH, turn_of
 from partitioner.report.page.schema import VERSION, Point, Sweep
 from partitioner.report.text.show import table
@@ -27,7 +27,7 @@ from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Budget, Request, Say
 from partitioner.solver import Infeasible
-from partitioner.strategies.constraints import ConstraintError, Constraints
+from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import check_mesh, check_space
 
@@ -118,8 +118,8 @@ def sweep(
     )
     if not axes.devices and None in axes.clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
-    request = request_of(options, Constraints())
-    opened = open_input(model, example_inputs, options, request)
+    request = request_of(options)
+    opened = open_model(model, example_inputs, **opening(options))
     progress = options.get("progress") or (lambda _text: None)
     return Swept(sweep_opened(opened, axes, request, progress))
 

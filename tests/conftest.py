@@ -1,13 +1,14 @@
 """Models for all tests, made once a session and shared by the xdist workers."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+from torch_jobs import RunJob, job_scripts
 
 from partitioner import examples
 
@@ -58,6 +59,13 @@ def exported(model_folder: Path) -> Models:
         models.export(name, path)
 
     return _cached(model_folder / "exported", write)
+
+
+@pytest.fixture(scope="module")
+def run_job() -> Iterator[RunJob]:
+    """run_job(script, job) runs a job of a script in tests/jobs, which is started once a module."""
+    with job_scripts() as run:
+        yield run
 
 
 def _cached(folder: Path, write: Callable[[str, Path], None]) -> Models:

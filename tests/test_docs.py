@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from torch_jobs import run_jobs
+from digits_jobs import JOBS
+from torch_jobs import RunJob, job_parameters
 
 import partitioner
 from partitioner import examples
@@ -23,7 +24,6 @@ from partitioner.strategies.constraints import Constraints
 
 ROOT = Path(partitioner.__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-DIGITS = ["model_parallel", "each_its_layers", "each_its_part"]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -110,13 +110,9 @@ def test_the_module_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
     assert "class Rank0" in capsys.readouterr().out
 
 
-def test_digits_are_learned_alike_on_ranks() -> None:
-    run_jobs("digits_jobs.py", DIGITS)
-
-
-@pytest.mark.slow
-def test_digits_are_learned_alike_with_the_batch_cut() -> None:
-    run_jobs("digits_jobs.py", ["data_parallel", "dual_parallel"])
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_digits_are_learned_on_ranks_as_by_one_process(run_job: RunJob, job: str) -> None:
+    run_job("digits_jobs.py", job)
 
 
 def test_digits_from_the_files_of_mnist(

@@ -17,7 +17,7 @@ from whole_plans import (
 from partitioner import examples
 from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.simulator import run_lockstep
-from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Constant, Graph, Node
@@ -35,8 +35,8 @@ GRID = DeviceMesh.of({"dp": 2, "tp": 2})
 
 def kinds(programs: Programs) -> list[str]:
     """Kinds of all communications in the global order."""
-    found = {comm.seq: str(comm.kind) for rank in programs.ranks for comm in rank.comms}
-    return [found[seq] for seq in sorted(found)]
+    by_seq = {comm.seq: str(comm.kind) for rank in programs.ranks for comm in rank.comms}
+    return [by_seq[seq] for seq in sorted(by_seq)]
 
 
 def matmul(m: int = 7, k: int = 7, n: int = 7) -> Graph:

@@ -1,8 +1,8 @@
-"""What ranks tell each other before a step: that they are about to do the same.
+"""Agreement of all ranks, before a step, that they are about to do the same.
 
-Ranks that do not (a batch of other sizes on one of them, evaluation on another) would wait in
+Ranks that are not (a batch of other sizes on one of them, evaluation on another) would wait in
 different collectives for ever, or abort in one of them; here every rank says who differs instead.
-Gloo carries it, so that no rank waits for its accelerator.
+Gloo carries the messages, so that no rank waits for its accelerator.
 """
 
 from __future__ import annotations
@@ -12,25 +12,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.eager import gathered
-from partitioner.backends.torch.faults import cause, named
+from partitioner.backends.torch.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.groups import new_group
-from partitioner.backends.torch.roll import Roll, own_process
 from partitioner.ir.errors import PartitionerError
 
 c10d = torch.ops._c10d_functional
 
 
 class Agreement:
-    """Messages between all ranks; every rank must call the same methods in the same order.
-
-    Attributes:
-        rank: This rank.
-        ranks: How many there are.
-        roll: Their processes.
-    """
+    """Messages between all ranks; every rank must call the same methods in the same order."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
@@ -47,26 +41,25 @@ class Agreement:
             self.roll = Roll(self._texts(own_process()))
 
     def check(self, doing: str, problem: str = "") -> None:
-        """Compare what the ranks are about to do.
+        """Compare the activities that the ranks are about to begin.
 
         Args:
             doing: In words; the same on all ranks if they may go on.
             problem: Why this rank cannot go on; "" if it can.
 
         Raises:
-            BackendError: A rank has a problem, or the ranks are about to do different things; the
-                same words on every rank.
+            BackendError: A rank has a problem, or the ranks differ; the same text on every rank.
         """
         if not self._group:
             if problem:
                 raise BackendError(problem)
             return
         code = int.from_bytes(hashlib.sha256(doing.encode()).digest()[:7])
-        told = self._gather(torch.tensor([-1 if problem else code]), doing)
-        if bool((told == code).all()):
+        codes = self._gather(torch.tensor([-1 if problem else code]), doing)
+        if bool((codes == code).all()):
             return
         texts = self._texts(problem or doing)
-        wrong = [text for text, mark in zip(texts, told.tolist(), strict=True) if mark == -1]
+        wrong = [text for text, mark in zip(texts, codes.tolist(), strict=True) if mark == -1]
         if wrong:
             raise BackendError("; ".join(dict.fromkeys(wrong)))
         by_text: dict[str, list[int]] = {}
@@ -79,30 +72,25 @@ class Agreement:
         """A text that rank 0 makes, on every rank.
 
         Raises:
-            PartitionerError: Rank 0's own error there, and its words on the other ranks.
+            PartitionerError: Rank 0's error there, and its text on the other ranks.
         """
         if not self._group:
             return make()
-        made, error = "", None
+        text, error = "", None
         if self.rank == 0:
             try:
-                made = "+" + make()
+                text = "+" + make()
             except PartitionerError as raised:
-                made, error = f"-{raised}", raised
-        made = self._texts(made)[0]
+                text, error = f"-{raised}", raised
+        text = self._texts(text)[0]
         if error is not None:
             raise error
-        if made.startswith("-"):
-            raise BackendError(f"rank 0: {made[1:]}")
-        return made[1:]
+        if text.startswith("-"):
+            raise BackendError(f"rank 0: {text[1:]}")
+        return text[1:]
 
-    def whole(self, part: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
-        """Every rank's part of a tensor, on the CPU.
-
-        Args:
-            part: This rank's.
-            shapes: Sizes of each rank's.
-        """
+    def parts(self, part: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Every rank's part of a tensor, on the CPU; `shapes` are the parts' sizes by rank."""
         if not self._group:
             return [part]
         counts = [torch.Size(shape).numel() * part.element_size() for shape in shapes]
@@ -117,20 +105,21 @@ class Agreement:
 
     def _texts(self, text: str) -> list[str]:
         """Every rank's text."""
-        own = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
-        sizes = self._gather(torch.tensor([own.numel()]), "comparing texts").tolist()
+        packed = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
+        sizes = self._gather(torch.tensor([packed.numel()]), "comparing texts").tolist()
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        padded[: own.numel()] = own
+        padded[: packed.numel()] = packed
         rows = self._gather(padded, "comparing texts").reshape(self.ranks, -1)
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
-    def _gather(self, own: torch.Tensor, doing: str) -> torch.Tensor:
+    def _gather(self, part: Tensor, doing: str) -> Tensor:
+        """The ranks' tensors along their first dim, on the CPU."""
         try:
-            sent = gathered(own.to(self._device), self.ranks, self._group)
-            found: torch.Tensor = c10d.wait_tensor(sent)
+            sent = gathered(part.to(self._device), self.ranks, self._group)
+            whole: Tensor = c10d.wait_tensor(sent)
         except RuntimeError as error:
             raise CommunicationError(
                 f"rank {self.rank}: waiting for the other ranks before {doing}: "
                 f"{cause(error, self.roll)}"
             ) from error
-        return found.cpu()
+        return whole.cpu()

@@ -2,8 +2,12 @@
 
 `torch.export.load` unpickles example inputs, tensor subclasses and custom objects, evaluates
 symbolic sizes as Python text, and takes any function below ``torch`` as an operator. So the archive
-is opened here: tensors are raw bytes, example inputs are loaded with ``weights_only=True``, what
-the graph calls must be an operator that touches no file, and everything else is refused by name.
+is opened here: tensors are raw bytes, example inputs are loaded with ``weights_only=True``, graphs
+call only operators that open no files, and everything else is refused by name.
+
+A symbolic size is an expression and its value for the example inputs. The expression is text that
+PyTorch evaluates, so only the value is taken, and the nodes that compute sizes are left out. A size
+without a value, as one that depends on data, is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._export.serde import schema
 from torch._export.serde.serialize import (
     ExportedProgramDeserializer,
@@ -31,23 +35,24 @@ from torch.export import ExportedProgram
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.backends.errors import BackendError, one_line
-from partitioner.backends.torch.archive_sizes import with_sizes
 
-Found = TypeVar("Found")
+Contents = TypeVar("Contents")
 
 #: Most bytes of a JSON file or of the example inputs in an archive; weights are bounded by the
 #: archive itself, as nothing in it is compressed.
 MAX_TEXT_BYTES = 2**30
 _MODEL = "models/model.json"
-_SAMPLES = "data/sample_inputs/model.pt"
+_EXAMPLE_INPUTS = "data/sample_inputs/model.pt"
 _WEIGHTS = ("data/weights/", "model_weights_config.json")
 _CONSTANTS = ("data/constants/", "model_constants_config.json")
 _EXTRA = "extra/"
+#: Fields of results and operands that are sizes.
+_SIZE, _SIZES = "as_sym_int", "as_sym_ints"
 
 #: Operators by name space that a graph may call.
 _NAMESPACES = frozenset({"aten", "prims", "partitioner", "_c10d_functional"})
 _TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)")
-#: Calls of other kinds that export writes.
+#: Targets of other calls that export writes.
 _OTHER_TARGETS = frozenset(
     {
         "_operator.getitem",
@@ -56,7 +61,7 @@ _OTHER_TARGETS = frozenset(
         "torch.ops.higher_order.wrap_with_set_grad_enabled",
     }
 )
-#: What a damaged or foreign file makes the readers of its parts raise.
+#: Errors of the readers of its parts if a file is damaged or foreign.
 _BAD = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, NotImplementedError),
     *(OSError, RecursionError, RuntimeError, TypeError, ValueError, zipfile.BadZipFile),
@@ -64,14 +69,14 @@ _BAD = (
 
 
 class ArchiveError(BackendError):
-    """A ``.pt2`` file that is none, is damaged, or needs what is not loaded from files."""
+    """A ``.pt2`` file that is no archive, is damaged, or holds objects that are not loaded."""
 
 
 def read_program(path: Path) -> ExportedProgram:
     """The exported program in a ``.pt2`` file.
 
     Raises:
-        ArchiveError: It is none, or would need unsafe unpickling; names the part.
+        ArchiveError: The file is no archive, or would need unsafe unpickling; names the part.
     """
     return _guarded(path, lambda archive: archive.program())
 
@@ -80,12 +85,12 @@ def read_extra(path: Path, name: str) -> str:
     """A text that was saved along in a ``.pt2`` file.
 
     Raises:
-        ArchiveError: There is none of that name, or the file is no archive.
+        ArchiveError: The file is no archive, or has no text of that name.
     """
     return _guarded(path, lambda archive: archive.text(_EXTRA + name).decode())
 
 
-def _guarded(path: Path, read: Callable[[_Archive], Found]) -> Found:
+def _guarded(path: Path, read: Callable[[_Archive], Contents]) -> Contents:
     try:
         with zipfile.ZipFile(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -102,15 +107,15 @@ def _guarded(path: Path, read: Callable[[_Archive], Found]) -> Found:
 class _Archive:
     file: zipfile.ZipFile
     size: int  # of the archive, in bytes
-    tensors: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
+    tensors: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     @cached_property
     def members(self) -> Mapping[str, zipfile.ZipInfo]:
-        """The files by name without the folder that they all lie in."""
-        found: dict[str, zipfile.ZipInfo] = {}
+        """The files by name, without the folder that all are in."""
+        members: dict[str, zipfile.ZipInfo] = {}
         for info in self.file.infolist():
             name = info.filename.partition("/")[2]
-            if name in found:
+            if name in members:
                 raise ArchiveError(f"{info.filename} is there twice")
             if info.compress_type != zipfile.ZIP_STORED:
                 raise ArchiveError(
@@ -118,11 +123,11 @@ class _Archive:
                 )
             if not info.file_size == info.compress_size <= self.size:
                 raise ArchiveError(f"{info.filename} says that it has {info.file_size} bytes")
-            found[name] = info
-        return found
+            members[name] = info
+        return members
 
     def text(self, name: str) -> bytes:
-        """Contents of a file that is no tensor."""
+        """Contents of a file other than a tensor's."""
         if name not in self.members:
             raise ArchiveError(
                 f"it has no {name}: not an archive of this version of torch.export.save"
@@ -133,32 +138,34 @@ class _Archive:
         return self.file.read(info)
 
     def program(self) -> ExportedProgram:
-        """The program, if all is well."""
-        data = with_sizes(json.loads(self.text(_MODEL)))
+        """The program."""
+        data = _with_sizes(json.loads(self.text(_MODEL)), {})
+        if isinstance(data, dict) and "range_constraints" in data:
+            data["range_constraints"] = {}
         _check_graph(data)
         data["guards_code"] = []  # Python text, which would be run
         return ExportedProgramDeserializer().deserialize(
             _dict_to_dataclass(schema.ExportedProgram, data),  # type: ignore[no-untyped-call]
             dict(self._payload(*_WEIGHTS)),
             dict(self._payload(*_CONSTANTS)),
-            self._samples(),
+            self._example_inputs(),
         )
 
-    def _samples(self) -> Any:
-        """Example inputs: ((positional, ...), {keyword: ...}) of tensors and plain values."""
-        data = self.text(_SAMPLES)
+    def _example_inputs(self) -> Any:
+        """((positional, ...), {keyword: ...}) of tensors and plain values."""
+        data = self.text(_EXAMPLE_INPUTS)
         if not data:
             return None
         try:
             return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
         except Exception as error:
             raise ArchiveError(
-                f"{_SAMPLES} would need unsafe unpickling: export the model with example inputs "
-                "that are tensors, numbers, strings, and tuples, lists and dicts of these"
+                f"{_EXAMPLE_INPUTS} would need unsafe unpickling: export the model with example "
+                "inputs that are tensors, numbers, strings, and tuples, lists and dicts of these"
             ) from error
 
-    def _payload(self, folder: str, config: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Tensors of a folder by full name; equal ones are one object."""
+    def _payload(self, folder: str, config: str) -> Iterator[tuple[str, Tensor]]:
+        """Tensors of a folder by full name; equal entries are one object."""
         for name, entry in json.loads(self.text(folder + config))["config"].items():
             path = entry["path_name"]
             if entry["use_pickle"] or not path.startswith(("weight_", "tensor_")):
@@ -168,34 +175,34 @@ class _Archive:
                 self.tensors[key] = self._tensor(folder + path, entry)
             yield name, self.tensors[key]
 
-    def _tensor(self, path: str, entry: Mapping[str, Any]) -> torch.Tensor:
+    def _tensor(self, path: str, entry: Mapping[str, Any]) -> Tensor:
         meta = entry["tensor_meta"]
-        kind = deserialize_scalar_type(meta["dtype"])
-        sizes = tuple(map(_number, meta["sizes"]))
-        strides = tuple(map(_number, meta["strides"]))
+        dtype = deserialize_scalar_type(meta["dtype"])
+        sizes = tuple(map(_integer, meta["sizes"]))
+        strides = tuple(map(_integer, meta["strides"]))
         info = self.members[path]
         if info.file_size == 0 and 0 not in sizes:
-            tensor = torch.empty_strided(sizes, strides, dtype=kind, device="meta")
+            tensor = torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
         else:
-            tensor = self._storage(info, kind).as_strided(
-                sizes, strides, _number(meta["storage_offset"])
+            tensor = self._storage(info, dtype).as_strided(
+                sizes, strides, _integer(meta["storage_offset"])
             )
         if entry["is_param"]:
             return nn.Parameter(tensor, requires_grad=bool(meta["requires_grad"]))
         return tensor
 
-    def _storage(self, info: zipfile.ZipInfo, kind: torch.dtype) -> torch.Tensor:
+    def _storage(self, info: zipfile.ZipInfo, dtype: torch.dtype) -> Tensor:
         """All elements of a file; tensors of one file share them."""
-        key = info.filename, str(kind)
+        key = info.filename, str(dtype)
         if key not in self.tensors:
             raw = bytearray(self.file.read(info))
             self.tensors[key] = (
-                torch.frombuffer(raw, dtype=kind) if raw else torch.empty(0, dtype=kind)
+                torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
             )
         return self.tensors[key]
 
 
-def _number(data: Mapping[str, Any]) -> int:
+def _integer(data: Mapping[str, Any]) -> int:
     value = data["as_int"]
     if type(value) is not int:
         raise ArchiveError(f"{value!r} is not a size")
@@ -203,7 +210,7 @@ def _number(data: Mapping[str, Any]) -> int:
 
 
 def _check_graph(data: Any) -> None:
-    """Refuse what could run code when a graph is rebuilt or run."""
+    """Refuse descriptions that could run code when a graph is rebuilt or run."""
     if isinstance(data, list):
         for item in data:
             _check_graph(item)
@@ -227,11 +234,11 @@ def _check_target(value: Any) -> None:
     text = str(value)
     if text in _OTHER_TARGETS:
         return
-    found = _TARGET.fullmatch(text)
-    if found is None or found[1] not in _NAMESPACES:
+    match = _TARGET.fullmatch(text)
+    if match is None or match[1] not in _NAMESPACES:
         raise ArchiveError(f"it calls {text[:80]!r}, which is not an operator that is loaded")
-    packet = getattr(getattr(torch.ops, found[1]), found[2], None)
-    overload = getattr(packet, found[3], None)
+    packet = getattr(getattr(torch.ops, match[1]), match[2], None)
+    overload = getattr(packet, match[3], None)
     if not isinstance(overload, torch._ops.OpOverload):
         raise ArchiveError(f"it calls {text[:80]!r}, an operator that there is not")
     if any("file" in argument.name for argument in overload._schema.arguments):
@@ -239,24 +246,24 @@ def _check_target(value: Any) -> None:
 
 
 def _check_structure(text: Any) -> None:
-    """How arguments and results are nested: only what is rebuilt without an import."""
+    """Refuse containers of arguments and results that are rebuilt with an import."""
     _, spec = json.loads(text)
-    for part in _parts(spec):
-        kind = str(part.get("type"))
-        if "defaultdict" in kind or part.get("__enum__"):
-            raise ArchiveError(f"arguments or results hold a {kind}, which is not loaded")
+    for part in _structure_parts(spec):
+        container = str(part.get("type"))
+        if "defaultdict" in container or part.get("__enum__"):
+            raise ArchiveError(f"arguments or results hold a {container}, which is not loaded")
 
 
-def _parts(spec: Any) -> Iterator[dict[str, Any]]:
+def _structure_parts(spec: Any) -> Iterator[dict[str, Any]]:
     if isinstance(spec, str) and spec[:1] in ("[", "{"):
         spec = json.loads(spec)
     if isinstance(spec, dict):
         yield spec
         for value in spec.values():
-            yield from _parts(value)
+            yield from _structure_parts(value)
     elif isinstance(spec, list):
         for value in spec:
-            yield from _parts(value)
+            yield from _structure_parts(value)
 
 
 _CHECKS: Mapping[str, Callable[[Any], None]] = {
@@ -267,3 +274,55 @@ _CHECKS: Mapping[str, Callable[[Any], None]] = {
     "in_spec": _check_structure,
     "out_spec": _check_structure,
 }
+
+
+# Symbolic sizes ----------------------------------------------------------------------------------
+
+
+def _with_sizes(data: Any, known: Mapping[str, int]) -> Any:
+    """The description of a program with numbers for symbolic sizes; without any it is unchanged.
+
+    Args:
+        data: Nested lists and dicts, as in ``model.json``.
+        known: Values of the named sizes of the graph around.
+    """
+    if isinstance(data, list):
+        return [_with_sizes(item, known) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if "as_expr" in data:
+        value = _value(data)
+        return data if value is None else {"as_int": value}
+    if "sym_int_values" in data:
+        values = {name: _value(size) for name, size in data["sym_int_values"].items()}
+        known = {name: value for name, value in values.items() if value is not None}
+        nodes = [node for node in data["nodes"] if not _computes_sizes(node, known)]
+        data = {**data, "sym_int_values": {}, "nodes": nodes}
+    if set(data) == {_SIZE}:
+        return _number(data[_SIZE], known) or data
+    if set(data) == {_SIZES}:
+        numbers = [_number(item, known) for item in data[_SIZES]]
+        return {"as_ints": [n["as_int"] for n in numbers]} if all(numbers) else data
+    return {key: _with_sizes(value, known) for key, value in data.items()}
+
+
+def _value(size: Mapping[str, Any]) -> int | None:
+    """The value of a size for the example inputs; None if it has none."""
+    if type(size.get("as_int")) is int:
+        return int(size["as_int"])
+    hint = (size.get("as_expr") or {}).get("hint") or {}
+    return hint["as_int"] if type(hint.get("as_int")) is int else None
+
+
+def _number(size: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]:
+    """``{"as_int": 4}`` for a size that is a number or a known name, else nothing."""
+    value = known.get(str(size.get("as_name")), size.get("as_int"))
+    return {"as_int": value} if type(value) is int else {}
+
+
+def _computes_sizes(node: Mapping[str, Any], known: Mapping[str, int]) -> bool:
+    """Whether the results of a node are known sizes and nothing else."""
+    outputs = node["outputs"]
+    return bool(outputs) and all(
+        set(out) == {_SIZE} and _number(out[_SIZE], known) for out in outputs
+    )

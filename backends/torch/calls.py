@@ -1,26 +1,27 @@
-"""Nodes of the IR as calls of PyTorch operators: the inverse of the front end's encoding."""
+"""Nodes of the IR as calls of PyTorch operators: the inverse of `frontends.torch.nodes`."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import islice
+from operator import getitem
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import from_numpy, torch_dtype
 from partitioner.ir.graph import Attr, Graph, Node
 from partitioner.ir.ops.aten.branches import BRANCHES, COND
 
-#: A rank's part of a tensor may lie otherwise in memory than the whole tensor did in the trace.
+#: A rank's part of a tensor may have other strides than the whole tensor in the trace.
 RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
 ALIAS = "partitioner::alias"
 
-#: Keeps a branch in the graph module that a graph is for, and gives its name there.
-Hold = Callable[[str, fx.GraphModule], str]
+#: Names that every graph module has already.
+_TAKEN = frozenset(dir(fx.GraphModule({}, fx.Graph())))
 
 
 @cache
@@ -32,14 +33,14 @@ def overload(op: str) -> torch._ops.OpOverload:
     """
     import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 
-    name, _, kind = op.partition(".")
-    space, _, short = name.partition("::")
+    packet, _, overload_name = op.partition(".")
+    space, _, name = packet.partition("::")
     try:
-        found = getattr(getattr(getattr(torch.ops, space), short), kind or "default")
+        operator = getattr(getattr(getattr(torch.ops, space), name), overload_name or "default")
     except AttributeError:
         raise BackendError(f"PyTorch {torch.__version__} has no operator {op}") from None
-    assert isinstance(found, torch._ops.OpOverload)
-    return found
+    assert isinstance(operator, torch._ops.OpOverload)
+    return operator
 
 
 def arguments(
@@ -49,58 +50,58 @@ def arguments(
 
     Args:
         node: The node; its inputs are in the schema's order.
-        tensor: What stands for a value.
-        device: Where tensors are made.
+        tensor: The argument for a value, by name.
     """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     values = iter(node.inputs)
-    used = 0  # what comes after has its default
+    used = 0  # the arguments behind have their defaults
     for argument in overload(node.op)._schema.arguments:
         if argument.name in ("layout", "pin_memory"):
             continue
         if argument.name == "device":
             kwargs["device"] = device
             continue
-        found = _argument(str(argument.type), node.attrs.get(argument.name), values, tensor)
-        is_default = argument.has_default_value() and _same(found, argument.default_value)
+        value = _argument(str(argument.type), node.attrs.get(argument.name), values, tensor)
+        is_default = argument.has_default_value() and _same(value, argument.default_value)
         if argument.kwarg_only:
-            if found is not None and not is_default:
-                kwargs[argument.name] = found
+            if value is not None and not is_default:
+                kwargs[argument.name] = value
         else:
-            args.append(found)
+            args.append(value)
             if not is_default:
                 used = len(args)
     return tuple(args[:used]), kwargs
 
 
 def _argument(
-    kind: str, attr: Attr | None, values: Iterator[str], tensor: Callable[[str], Any]
+    schema_type: str, attr: Attr | None, values: Iterator[str], tensor: Callable[[str], Any]
 ) -> Any:
-    if "Tensor" in kind and "List" in kind:
+    if "Tensor" in schema_type and "List" in schema_type:
         assert attr is None or isinstance(attr, int)
-        return [tensor(name) if name else None for name in (next(values) for _ in range(attr or 0))]
-    if kind in ("Tensor", "Optional[Tensor]"):
+        return [tensor(name) if name else None for name in islice(values, attr or 0)]
+    if schema_type in ("Tensor", "Optional[Tensor]"):
         name = next(values)
         return tensor(name) if name else attr
-    if attr is None:
-        return None
-    return _decoded(kind, attr)
-
-
-def _decoded(kind: str, attr: Attr) -> Any:
     if isinstance(attr, tuple):
         return list(attr)
-    if isinstance(attr, str) and kind in ("int", "Optional[int]"):  # element types, memory formats
-        return getattr(torch, attr) if attr in _FORMATS else torch_dtype(attr)
+    if isinstance(attr, str) and schema_type in ("int", "Optional[int]"):
+        return getattr(torch, attr) if attr in _MEMORY_FORMATS else torch_dtype(attr)
     return attr
 
 
-_FORMATS = frozenset({"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"})
+_MEMORY_FORMATS = frozenset(
+    {"contiguous_format", "preserve_format", "channels_last", "channels_last_3d"}
+)
+
+
+def _same(value: Any, default: Any) -> bool:
+    is_plain = value is None or isinstance(value, bool | int | float | str | list)
+    return is_plain and type(value) is type(default) and bool(value == default)
 
 
 def add_argument(graph: fx.Graph, name: str) -> fx.Node:
-    """Add an argument to a graph, under a name that nothing else has in its code.
+    """Add an argument to a graph, under a name that is unique in its code.
 
     PyTorch gives the node such a name, but the code calls the argument by its target: an attribute
     with that name would be read in its place.
@@ -110,40 +111,46 @@ def add_argument(graph: fx.Graph, name: str) -> fx.Node:
     return node
 
 
+def hold(root: torch.nn.Module, name: str, value: Tensor | fx.GraphModule) -> str:
+    """Keep a buffer or a branch in a graph's root under a free name, which is returned."""
+    while hasattr(root, name) or name in _TAKEN:
+        name += "_"
+    if isinstance(value, Tensor):
+        root.register_buffer(name, value)
+    else:
+        root.add_module(name, value)
+    return name
+
+
 def add_call(
     graph: fx.Graph,
+    root: torch.nn.Module,
     node: Node,
     tensor: Callable[[str], fx.Node],
     device: torch.device,
-    hold: Hold,
     name: str | None = None,
 ) -> dict[str, fx.Node]:
     """Add a node's call to a graph.
 
     Args:
-        graph: The graph.
-        node: The node.
-        tensor: What stands for a value.
-        device: Where tensors are made.
-        hold: Keeps its branches.
-        name: Of the call, if it is free.
+        root: Keeps the node's branches.
+        tensor: The node of a value, by name.
 
     Returns:
-        What stands for each result.
+        The node of each result, by name.
     """
     if node.op == COND:
         bodies = [
-            graph.get_attr(hold(f"{which}_branch", branch_module(node.attrs[which], device)))
+            graph.get_attr(hold(root, f"{which}_branch", branch_module(node.attrs[which], device)))
             for which in BRANCHES
         ]
         predicate, *operands = map(tensor, node.inputs)
         cond = torch.ops.higher_order.cond
-        args: tuple[Any, ...] = (predicate, *bodies, tuple(operands))
-        call = graph.create_node("call_function", cond, args, {}, name)
-        return _items(graph, node, call)
+        branched: tuple[Any, ...] = (predicate, *bodies, tuple(operands))
+        return _items(graph, node, graph.create_node("call_function", cond, branched, {}, name))
     target = overload(RESHAPES.get(node.op, node.op))
-    found, kwargs = arguments(node, tensor, device)
-    call = graph.create_node("call_function", target, found, kwargs, name)
+    args, kwargs = arguments(node, tensor, device)
+    call = graph.create_node("call_function", target, args, kwargs, name)
     returns = target._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         return {node.outputs[0]: call}
@@ -152,7 +159,7 @@ def add_call(
 
 def _items(graph: fx.Graph, node: Node, call: fx.Node) -> dict[str, fx.Node]:
     return {
-        name: graph.call_function(operator.getitem, (call, index))
+        name: graph.call_function(getitem, (call, index))
         for index, name in enumerate(node.outputs)
         if name
     }
@@ -162,39 +169,27 @@ def branch_module(branch: Attr, device: torch.device) -> fx.GraphModule:
     """A branch as a graph module: takes its inputs, returns a tuple of its outputs."""
     assert isinstance(branch, Graph)
     root, graph = torch.nn.Module(), fx.Graph()
-
-    def hold(name: str, body: fx.GraphModule) -> str:
-        while hasattr(root, name):
-            name += "_"
-        root.add_module(name, body)
-        return name
-
     known = {value: add_argument(graph, value) for value in branch.inputs}
     for value, constant in branch.constants.items():
-        root.register_buffer(value, from_numpy(constant.load(), constant.type.dtype).to(device))
-        known[value] = graph.get_attr(value)
+        tensor = from_numpy(constant.load(), constant.type.dtype).to(device)
+        known[value] = graph.get_attr(hold(root, value, tensor))
     for node in branch.nodes:
         if node.op == ALIAS:
             known[node.outputs[0]] = known[node.inputs[0]]
         else:
-            known.update(add_call(graph, node, known.__getitem__, device, hold))
+            known.update(add_call(graph, root, node, known.__getitem__, device))
     graph.output(tuple(known[value] for value in branch.outputs))
     return fx.GraphModule(root, graph)
 
 
 def run_node(
-    node: Node, values: Mapping[str, torch.Tensor], device: torch.device
-) -> Sequence[torch.Tensor | None]:
+    node: Node, values: Mapping[str, Tensor], device: torch.device
+) -> Sequence[Tensor | None]:
     """Run a node on tensors by value name; one entry a result."""
     if node.op == COND:
         bodies = [branch_module(node.attrs[which], device) for which in BRANCHES]
         predicate, *operands = map(values.__getitem__, node.inputs)
         return list(torch.ops.higher_order.cond(predicate, *bodies, tuple(operands)))
     args, kwargs = arguments(node, values.__getitem__, device)
-    found = overload(node.op)(*args, **kwargs)
-    return list(found) if isinstance(found, tuple | list) else [found]
-
-
-def _same(found: Any, default: Any) -> bool:
-    plain = found is None or isinstance(found, bool | int | float | str | list)
-    return plain and type(found) is type(default) and bool(found == default)
+    results = overload(node.op)(*args, **kwargs)
+    return list(results) if isinstance(results, tuple | list) else [results]

@@ -1,14 +1,15 @@
 """Communications of rank programs as functional collectives in graphs.
 
-Each is started where the program has it, and waited for where its result is read first: what is
-computed between the two overlaps with it. Collectives run in the group of the ranks that take
-part, whose name says which (`group_name`).
+A collective is started where the program has the communication, and waited for where its result is
+first read: the computation between the two overlaps with it. Collectives run in the group of the
+ranks that take part, whose name lists them (`group_name`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
@@ -22,7 +23,7 @@ from partitioner.ir.program import Comm, CommKind
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
-#: Makes the graph's node of a result that is on its way.
+#: Adds the nodes that wait for a result, and returns the result's node.
 Arrival = Callable[[], fx.Node]
 Shape = tuple[int, ...]
 
@@ -40,12 +41,13 @@ _AS_BYTES = {"int16": 2, "float8e4m3fn": 1, "float8e5m2": 1, "complex64": 8, "co
 
 
 def wait_for_unread(graph: fx.Graph) -> None:
-    """Add waits for what a rank only sends: PyTorch keeps communications that nobody waits for.
+    """Add waits for collectives whose results a rank does not read, at the end of a pass.
 
-    To be called where the pass ends; the others of the group are in the same pass.
+    PyTorch keeps communications that nobody waits for. The other ranks of the group are in the
+    same pass.
     """
     for node in [n for n in graph.nodes if n.target in COLLECTIVES and not n.users]:
-        _wait(graph, node)
+        graph.call_function(c10d.wait_tensor.default, (node,))
 
 
 def group_name(ranks: Sequence[int]) -> str:
@@ -53,171 +55,209 @@ def group_name(ranks: Sequence[int]) -> str:
     return "ranks_" + "_".join(map(str, ranks))
 
 
-def start(
-    graph: fx.Graph,
-    comm: Comm,
-    rank: int,
-    source: fx.Node | None,
-    source_shape: Shape,
-    target_shape: Shape,
-    device: torch.device,
-) -> Arrival | None:
-    """Add a communication to a rank's graph.
+@dataclass(frozen=True)
+class RankComm:
+    """A rank's part in a communication, to be added to its graph.
 
-    Args:
-        graph: The graph.
-        comm: The communication.
-        rank: The rank.
-        source: What the rank sends; None if it only receives.
-        source_shape: Local sizes of it.
-        target_shape: Local sizes of what the rank gets.
-        device: Where the rank's tensors are.
-
-    Returns:
-        What adds the nodes that wait for the result; None if the rank gets none.
+    Attributes:
+        source: Node of the tensor that the rank sends; None if it only receives.
+        source_shape: Its local sizes.
+        target_shape: Local sizes of the tensor that the rank gets.
     """
-    if comm.kind is CommKind.SLICE:
-        return _local(graph, comm, rank, source, source_shape, target_shape)
-    if comm.kind is CommKind.ALL_REDUCE:
-        assert source is not None
-        return _all_reduce(graph, comm, source, source_shape)
-    if comm.kind is CommKind.REDUCE_SCATTER:
-        assert source is not None
-        return _reduce_scatter(graph, comm, rank, source, source_shape, target_shape)
-    if comm.kind is CommKind.ALL_GATHER and _is_even(comm):
-        assert source is not None
-        return _all_gather(graph, comm, rank, source, target_shape)
-    return _exchange(graph, comm, rank, source, source_shape, target_shape, device)
 
+    graph: fx.Graph
+    comm: Comm
+    rank: int
+    source: fx.Node | None
+    source_shape: Shape
+    target_shape: Shape
+    device: torch.device
 
-def _local(
-    graph: fx.Graph,
-    comm: Comm,
-    rank: int,
-    source: fx.Node | None,
-    source_shape: Shape,
-    target_shape: Shape,
-) -> Arrival:
-    assert source is not None
-    held = source
-    own = [t for t in comm.transfers if t.target == rank]
-    return lambda: join(
-        graph, [(t.write, take(graph, held, t.read, source_shape)) for t in own], target_shape
-    )
+    def start(self) -> Arrival | None:
+        """Add the nodes that start it; None if the rank gets no result."""
+        kind = self.comm.kind
+        if kind is CommKind.SLICE:
+            return self._slice()
+        if kind is CommKind.ALL_REDUCE:
+            return self._all_reduce()
+        if kind is CommKind.REDUCE_SCATTER:
+            return self._reduce_scatter()
+        if kind is CommKind.ALL_GATHER and _is_even(self.comm):
+            return self._all_gather()
+        return self._exchange()
 
+    def _slice(self) -> Arrival:
+        parts = [t for t in self.comm.transfers if t.target == self.rank]
+        return lambda: join(
+            self.graph, [(t.write, self._part(t)) for t in parts], self.target_shape
+        )
 
-def _all_reduce(graph: fx.Graph, comm: Comm, source: fx.Node, shape: Shape) -> Arrival:
-    reduce = "product" if comm.reduce == "prod" else comm.reduce
-    args = (_summable(graph, comm, _dense(graph, source)), reduce, group_name(comm.ranks))
-    sent = graph.call_function(c10d.all_reduce.default, args)
-    if comm.dtype not in _AS_BYTES:
-        sent.meta["operand"] = torch_dtype(comm.dtype), shape
-    return lambda: _reduced(graph, comm, _wait(graph, sent))
+    def _all_reduce(self) -> Arrival:
+        operand = self._summable(self._dense(self._sent))
+        collective = self._call(c10d.all_reduce.default, operand, self._reduction, self._group)
+        self._note_operand(collective, self.source_shape)
+        return lambda: self._reduced(self._wait(collective))
 
+    def _reduce_scatter(self) -> Arrival:
+        """Parts in order of rank; where they differ in size, all is reduced and a part kept."""
+        comm = self.comm
+        by_target = {t.target: t for t in comm.transfers if t.source == self.rank}
+        if len({t.numel for t in comm.transfers}) != 1 or set(by_target) != set(comm.ranks):
+            arrival = self._all_reduce()
+            kept = by_target[self.rank]
+            return lambda: take(self.graph, arrival(), kept.read, self.source_shape)
+        parts = [self._flat(self._part(by_target[rank])) for rank in comm.ranks]
+        operand = self._summable(self._call(aten.cat.default, parts))
+        collective = self._call(
+            c10d.reduce_scatter_tensor.default,
+            *(operand, self._reduction, len(comm.ranks), self._group),
+        )
+        self._note_operand(collective, (math.prod(self.source_shape),))
+        return lambda: self._shaped(self._reduced(self._wait(collective)), self.target_shape)
 
-def _reduce_scatter(
-    graph: fx.Graph,
-    comm: Comm,
-    rank: int,
-    source: fx.Node,
-    source_shape: Shape,
-    target_shape: Shape,
-) -> Arrival:
-    """Parts in order of rank; where they differ in size, all is reduced and a part kept."""
-    mine = [t for t in comm.transfers if t.source == rank]
-    by_target = {t.target: t for t in mine}
-    sizes = {t.numel for t in comm.transfers}
-    name = group_name(comm.ranks)
-    if len(sizes) == 1 and set(by_target) == set(comm.ranks):
-        parts = [
-            _flat(graph, take(graph, source, by_target[r].read, source_shape)) for r in comm.ranks
+    def _all_gather(self) -> Arrival:
+        by_source = {t.source: t for t in self.comm.transfers if t.target == self.rank}
+        operand = self._flat(self._coded(self._dense(self._sent)))
+        collective = self._call(
+            c10d.all_gather_into_tensor.default, operand, len(self.comm.ranks), self._group
+        )
+        self._note_operand(collective, (by_source[self.rank].numel,))
+
+        def arrive() -> fx.Node:
+            flat = self._decoded(self._wait(collective))
+            ordered = [by_source[rank] for rank in self.comm.ranks]
+            if _fill_rows(ordered, self.target_shape):
+                return self._shaped(flat, self.target_shape)
+            return join(
+                self.graph,
+                [(t.write, part) for t, part in self._split(flat, ordered)],
+                self.target_shape,
+            )
+
+        return arrive
+
+    def _exchange(self) -> Arrival | None:
+        """Any parts between any ranks, in one all-to-all; the rank's own parts are not sent."""
+        comm, others = self.comm, [rank for rank in self.comm.ranks if rank != self.rank]
+        leaving: dict[int, list[Transfer]] = {rank: [] for rank in comm.ranks}
+        arriving: dict[int, list[Transfer]] = {rank: [] for rank in comm.ranks}
+        for transfer in comm.transfers:
+            if transfer.numel and transfer.source == self.rank:
+                leaving[transfer.target].append(transfer)
+            if transfer.numel and transfer.target == self.rank:
+                arriving[transfer.source].append(transfer)
+        parts = [self._flat(self._part(t)) for rank in others for t in leaving[rank]]
+        if not parts:
+            call, dtype = self.graph.call_function, torch_dtype(comm.dtype)
+            parts = [
+                call(aten.empty.memory_format, ([0],), {"dtype": dtype, "device": self.device})
+            ]
+        packed = parts[0] if len(parts) == 1 else self._call(aten.cat.default, parts)
+        width = _AS_BYTES.get(comm.dtype, 1)
+        splits = [
+            [
+                width * sum(t.numel for t in transfers) if rank != self.rank else 0
+                for rank, transfers in by_rank.items()
+            ]
+            for by_rank in (arriving, leaving)
         ]
-        packed = graph.call_function(aten.cat.default, (parts,))
-        reduce = "product" if comm.reduce == "prod" else comm.reduce
-        args = (_summable(graph, comm, packed), reduce, len(comm.ranks), name)
-        sent = graph.call_function(c10d.reduce_scatter_tensor.default, args)
-        if comm.dtype not in _AS_BYTES:
-            sent.meta["operand"] = torch_dtype(comm.dtype), (math.prod(source_shape),)
-        return lambda: _shaped(graph, _reduced(graph, comm, _wait(graph, sent)), target_shape)
-    arrival = _all_reduce(graph, comm, source, source_shape)
-    own = by_target[rank]
-    return lambda: take(graph, arrival(), own.read, source_shape)
+        operand = self._coded(self._dense(packed))
+        collective = self._call(c10d.all_to_all_single.default, operand, *splits, self._group)
+        if not any(arriving.values()):
+            return None
 
+        def arrive() -> fx.Node:
+            flat = self._decoded(self._wait(collective))
+            received = self._split(flat, [t for rank in others for t in arriving[rank]])
+            received += [(t, self._part(t)) for t in arriving[self.rank]]
+            return join(self.graph, [(t.write, part) for t, part in received], self.target_shape)
 
-def _all_gather(
-    graph: fx.Graph, comm: Comm, rank: int, source: fx.Node, target_shape: Shape
-) -> Arrival:
-    own = {t.source: t for t in comm.transfers if t.target == rank}
-    packed = _coded(graph, comm, _dense(graph, source))
-    args = (_flat(graph, packed), len(comm.ranks), group_name(comm.ranks))
-    sent = graph.call_function(c10d.all_gather_into_tensor.default, args)
-    if comm.dtype not in _AS_BYTES:
-        sent.meta["operand"] = torch_dtype(comm.dtype), (own[rank].numel,)
+        return arrive
 
-    def arrive() -> fx.Node:
-        flat = _decoded(graph, comm, _wait(graph, sent))
-        ordered = [own[r] for r in comm.ranks]
-        if _fill_rows(ordered, target_shape):
-            return _shaped(graph, flat, target_shape)
-        size = own[rank].numel
-        return _unpacked(graph, flat, ordered, [size] * len(ordered), target_shape)
+    # Nodes -----------------------------------------------------------------------------------
 
-    return arrive
+    @property
+    def _sent(self) -> fx.Node:
+        assert self.source is not None
+        return self.source
 
+    @property
+    def _group(self) -> str:
+        return group_name(self.comm.ranks)
 
-def _exchange(
-    graph: fx.Graph,
-    comm: Comm,
-    rank: int,
-    source: fx.Node | None,
-    source_shape: Shape,
-    target_shape: Shape,
-    device: torch.device,
-) -> Arrival | None:
-    """Any parts between any ranks, in one all-to-all; what stays on the rank is not sent."""
-    leaving = _by_peer([t for t in comm.transfers if t.source == rank], lambda t: t.target)
-    arriving = _by_peer([t for t in comm.transfers if t.target == rank], lambda t: t.source)
-    parts: list[fx.Node] = []
-    for peer in comm.ranks:
-        for transfer in leaving.get(peer, []) if peer != rank else []:
-            assert source is not None
-            parts.append(_flat(graph, take(graph, source, transfer.read, source_shape)))
-    if parts:
-        packed = parts[0] if len(parts) == 1 else graph.call_function(aten.cat.default, (parts,))
-    else:
-        empty: dict[str, fx.node.Argument] = {"dtype": torch_dtype(comm.dtype), "device": device}
-        packed = graph.call_function(aten.empty.memory_format, ([0],), empty)
-    width = _AS_BYTES.get(comm.dtype, 1)
-    splits = [
-        [width * sum(t.numel for t in by.get(p, [])) if p != rank else 0 for p in comm.ranks]
-        for by in (arriving, leaving)
-    ]
-    data = _coded(graph, comm, _dense(graph, packed))
-    args = (data, splits[0], splits[1], group_name(comm.ranks))
-    sent = graph.call_function(c10d.all_to_all_single.default, args)
-    if not arriving:
-        return None
+    @property
+    def _reduction(self) -> str:
+        return "product" if self.comm.reduce == "prod" else self.comm.reduce
 
-    def arrive() -> fx.Node:
-        flat = _decoded(graph, comm, _wait(graph, sent))
-        ordered = [t for p in comm.ranks if p != rank for t in arriving.get(p, [])]
-        made = _split(graph, flat, ordered, [t.numel for t in ordered]) if ordered else []
-        for transfer in arriving.get(rank, []):
-            assert source is not None
-            made.append((transfer, take(graph, source, transfer.read, source_shape)))
-        return join(graph, [(t.write, part) for t, part in made], target_shape)
+    def _call(self, target: Callable[..., object], *args: fx.node.Argument) -> fx.Node:
+        return self.graph.call_function(target, args)
 
-    return arrive
+    def _wait(self, collective: fx.Node) -> fx.Node:
+        return self._call(c10d.wait_tensor.default, collective)
 
+    def _note_operand(self, collective: fx.Node, shape: Shape) -> None:
+        """Note the operand's type and sizes, by which small collectives are joined."""
+        if self.comm.dtype not in _AS_BYTES:
+            collective.meta["operand"] = torch_dtype(self.comm.dtype), shape
 
-def _by_peer(
-    transfers: list[Transfer], peer: Callable[[Transfer], int]
-) -> dict[int, list[Transfer]]:
-    found: dict[int, list[Transfer]] = {}
-    for transfer in transfers:
-        if transfer.numel:
-            found.setdefault(peer(transfer), []).append(transfer)
-    return found
+    def _part(self, transfer: Transfer) -> fx.Node:
+        return take(self.graph, self._sent, transfer.read, self.source_shape)
+
+    def _split(
+        self, flat: fx.Node, transfers: Sequence[Transfer]
+    ) -> list[tuple[Transfer, fx.Node]]:
+        """The parts of transfers that lie one after the other in a flat tensor."""
+        parts = []
+        start = 0
+        for transfer in transfers:
+            part, end = flat, start + transfer.numel
+            if len(transfers) > 1:
+                part = self._call(aten.slice.Tensor, flat, 0, start, end)
+            parts.append((transfer, self._shaped(part, region_shape(transfer.write))))
+            start = end
+        return parts
+
+    def _dense(self, tensor: fx.Node) -> fx.Node:
+        return self.graph.call_method("contiguous", (tensor,))
+
+    def _flat(self, tensor: fx.Node) -> fx.Node:
+        return self._call(aten.reshape.default, tensor, [-1])
+
+    def _shaped(self, tensor: fx.Node, shape: Shape) -> fx.Node:
+        return self._call(aten.reshape.default, tensor, list(shape))
+
+    def _cast(self, tensor: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return self.graph.call_function(aten._to_copy.default, (tensor,), {"dtype": dtype})
+
+    def _summable(self, tensor: fx.Node) -> fx.Node:
+        """The operand in a type that is reduced: a copy, as reductions may be in place."""
+        if torch_dtype(self.comm.dtype).is_complex:
+            return self._call(aten.view_as_real_copy.default, tensor)
+        return self._cast(tensor, torch.int32) if self.comm.dtype == "int16" else tensor
+
+    def _reduced(self, tensor: fx.Node) -> fx.Node:
+        """The result of a reduction in the communication's type."""
+        if torch_dtype(self.comm.dtype).is_complex:
+            return self._call(aten.view_as_complex.default, tensor)
+        return self._cast(tensor, torch.int16) if self.comm.dtype == "int16" else tensor
+
+    def _coded(self, tensor: fx.Node) -> fx.Node:
+        """The operand in a type that is carried."""
+        if (
+            self.comm.dtype == "bool"
+        ):  # inductor (2.13) makes wrong code of a mask that was gathered
+            return self._cast(tensor, torch.uint8)
+        if self.comm.dtype not in _AS_BYTES:
+            return tensor
+        return self._call(aten.view.dtype, self._flat(tensor), torch.uint8)
+
+    def _decoded(self, tensor: fx.Node) -> fx.Node:
+        """The result of a communication in its type."""
+        if self.comm.dtype == "bool":
+            return self._call(aten.ne.Scalar, tensor, 0)
+        if self.comm.dtype not in _AS_BYTES:
+            return tensor
+        return self._call(aten.view.dtype, tensor, torch_dtype(self.comm.dtype))
 
 
 def _is_even(comm: Comm) -> bool:
@@ -231,85 +271,11 @@ def _fill_rows(ordered: Sequence[Transfer], shape: Shape) -> bool:
     """Whether the parts, one after the other, are the target's memory."""
     if not shape:
         return len(ordered) == 1
-    at = 0
+    end = 0
     for transfer in ordered:
         rows, *others = transfer.write
         rest = all(i == ((0, size),) for i, size in zip(others, shape[1:], strict=True))
-        if not rest or len(rows) != 1 or rows[0][0] != at:
+        if not rest or len(rows) != 1 or rows[0][0] != end:
             return False
-        at += rows[0][1]
-    return at == shape[0]
-
-
-def _unpacked(
-    graph: fx.Graph,
-    flat: fx.Node,
-    ordered: Sequence[Transfer],
-    sizes: Sequence[int],
-    target_shape: Shape,
-) -> fx.Node:
-    made = _split(graph, flat, ordered, sizes)
-    return join(graph, [(t.write, part) for t, part in made], target_shape)
-
-
-def _split(
-    graph: fx.Graph, flat: fx.Node, ordered: Sequence[Transfer], sizes: Sequence[int]
-) -> list[tuple[Transfer, fx.Node]]:
-    made = []
-    at = 0
-    for transfer, size in zip(ordered, sizes, strict=True):
-        part = flat
-        if len(ordered) > 1:
-            part = graph.call_function(aten.slice.Tensor, (flat, 0, at, at + size))
-        made.append((transfer, _shaped(graph, part, region_shape(transfer.write))))
-        at += size
-    return made
-
-
-def _wait(graph: fx.Graph, sent: fx.Node) -> fx.Node:
-    return graph.call_function(c10d.wait_tensor.default, (sent,))
-
-
-def _dense(graph: fx.Graph, tensor: fx.Node) -> fx.Node:
-    return graph.call_method("contiguous", (tensor,))
-
-
-def _flat(graph: fx.Graph, tensor: fx.Node) -> fx.Node:
-    return graph.call_function(aten.reshape.default, (tensor, [-1]))
-
-
-def _shaped(graph: fx.Graph, tensor: fx.Node, shape: Shape) -> fx.Node:
-    return graph.call_function(aten.reshape.default, (tensor, list(shape)))
-
-
-def _summable(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
-    """The operand as a type that is reduced: a copy, as reductions may be in place."""
-    if torch_dtype(comm.dtype).is_complex:
-        return graph.call_function(aten.view_as_real_copy.default, (tensor,))
-    if comm.dtype == "int16":
-        return graph.call_function(aten._to_copy.default, (tensor,), {"dtype": torch.int32})
-    return tensor
-
-
-def _reduced(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
-    if torch_dtype(comm.dtype).is_complex:
-        return graph.call_function(aten.view_as_complex.default, (tensor,))
-    if comm.dtype == "int16":
-        return graph.call_function(aten._to_copy.default, (tensor,), {"dtype": torch.int16})
-    return tensor
-
-
-def _coded(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
-    if comm.dtype == "bool":  # inductor (2.13) makes wrong code of a mask that was gathered
-        return graph.call_function(aten._to_copy.default, (tensor,), {"dtype": torch.uint8})
-    if comm.dtype not in _AS_BYTES:
-        return tensor
-    return graph.call_function(aten.view.dtype, (_flat(graph, tensor), torch.uint8))
-
-
-def _decoded(graph: fx.Graph, comm: Comm, tensor: fx.Node) -> fx.Node:
-    if comm.dtype == "bool":
-        return graph.call_function(aten.ne.Scalar, (tensor, 0))
-    if comm.dtype not in _AS_BYTES:
-        return tensor
-    return graph.call_function(aten.view.dtype, (tensor, torch_dtype(comm.dtype)))
+        end += rows[0][1]
+    return end == shape[0]

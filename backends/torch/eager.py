@@ -1,22 +1,22 @@
-"""A pass as it runs without `torch.compile`, which plans the memory of collectives itself.
+"""Passes that run without `torch.compile`, which plans the memory of collectives itself.
 
-Graphs are functional: they are read, saved and compiled. Here an all-reduce writes over an operand
-that nothing else reads, and an all-gather gets the memory for its result. The latter is needed:
-with gloo, `all_gather_into_tensor` goes by `allgather_coalesced`, which spoils the heap if several
-are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`).
+Graphs are functional, as they are read, saved and compiled. Here an all-reduce writes over an
+operand that nothing else reads, and an all-gather gets the memory for its result. The latter is
+needed: with gloo, `all_gather_into_tensor` calls `allgather_coalesced`, which spoils the heap if
+several are on their way (PyTorch 2.13, `tests/benchmarks/gathers.py`).
 """
 
 from __future__ import annotations
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.fx.graph import _BoxedCodeGen
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
-#: What gives its operand's memory, or a copy of it; of communications the schemas do not say so.
-_SAME = frozenset(
+#: Operators that return their operand's memory or a copy; schemas of communications do not say so.
+_PASSING_ON = frozenset(
     {
         *(aten.reshape.default, aten.view.default, aten._unsafe_view.default),
         *(c10d.wait_tensor.default, c10d.isend.default, c10d.irecv.default),
@@ -26,40 +26,39 @@ _SAME = frozenset(
 
 
 def eager(module: fx.GraphModule, *, boxed: bool = False) -> fx.GraphModule:
-    """The same pass, to be called as it is; parameters and buffers are shared.
+    """The same pass, to be called without compilation; parameters and buffers are shared.
 
     Args:
-        module: The pass.
-        boxed: Whether it is called with a list, which it empties: its arguments are freed after
-            their last readers. A caller of another pass holds them until it ends.
+        boxed: Whether the result takes a list, which it empties, so that each argument is freed
+            after its last reader.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    # that of an exported program says how it is called
+    # an exported program's own codegen unpacks its arguments
     graph.set_codegen(_BoxedCodeGen() if boxed else module.graph._codegen)
     for node in graph.nodes:
         if node.target is c10d.all_gather_into_tensor.default:
             node.target = gathered
-        elif node.target is c10d.all_reduce.default and _own(node.all_input_nodes[0]):
+        elif node.target is c10d.all_reduce.default and _is_free(node.all_input_nodes[0]):
             node.target = c10d.all_reduce_.default
     return fx.GraphModule(module, graph)
 
 
-def gathered(operand: torch.Tensor, ranks: int, group: str) -> torch.Tensor:
+def gathered(operand: Tensor, ranks: int, group: str) -> Tensor:
     """Start an all-gather of dense tensors along their first dim; see `wait_tensor`."""
     whole = operand.new_empty((ranks * operand.shape[0], *operand.shape[1:]))
-    found: torch.Tensor = c10d.all_gather_into_tensor_out(operand, ranks, group, out=whole)
-    return found
+    sent: Tensor = c10d.all_gather_into_tensor_out(operand, ranks, group, out=whole)
+    return sent
 
 
-def _own(node: fx.Node) -> bool:
-    """Whether what a node gives is memory that its one reader may write over."""
+def _is_free(node: fx.Node) -> bool:
+    """Whether the only reader of a node may write over its result's memory."""
     if len(node.users) != 1:
         return False
     if node.target is gathered:
         return True
-    if node.target in _SAME or (node.op == "call_method" and node.target == "contiguous"):
-        return _own(node.all_input_nodes[0])
+    if node.target in _PASSING_ON or (node.op == "call_method" and node.target == "contiguous"):
+        return _is_free(node.all_input_nodes[0])
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     results = node.target._schema.returns

@@ -1,50 +1,49 @@
-"""A rank's program as graph modules: one for the forward pass and, in training, one for the other.
+"""A rank's program as graph modules: one for the forward pass and, in training, a backward one.
 
-The graphs hold local tensors, ATen operators and functional collectives. What is stored from step
-to step (parameters, written buffers) comes in as arguments; weights that are not trained and small
-constants are buffers of the graph module.
+The graphs hold local tensors, ATen operators and functional collectives. Values that are stored
+from step to step (parameters, written buffers) are arguments; weights that are not trained and
+small constants are buffers of the graph module.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, partial
 
 import numpy as np
 import torch
-from torch import fx
+from torch import Tensor, fx
 
+from partitioner.backends.regions import cut
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.buckets import bucket
-from partitioner.backends.torch.calls import ALIAS, add_argument, add_call
-from partitioner.backends.torch.comms import COLLECTIVES, Arrival, start, wait_for_unread
+from partitioner.backends.torch.calls import ALIAS, add_argument, add_call, hold
+from partitioner.backends.torch.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
 from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.values import note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
+from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 STATE, UPDATE = "partitioner::state", "partitioner::update"
 ALIASES = ALIAS, "partitioner::either"
 
-#: Names that every graph module has already.
-_TAKEN = frozenset(dir(fx.GraphModule({}, fx.Graph())))
+Steps = Sequence[Compute | Comm]
 
 
 @dataclass(frozen=True)
 class PassGraph:
-    """One pass of a rank.
+    """A pass of a rank.
 
     Attributes:
-        module: The graph; called with the arguments in order, it returns the results in order.
-        arguments: Local values that it takes.
-        results: Local values that it returns.
+        module: The graph; takes the arguments and returns the results, in order.
+        arguments: Names of local values.
+        results: Names of local values.
     """
 
     module: fx.GraphModule
@@ -54,17 +53,15 @@ class PassGraph:
 
 @dataclass(frozen=True)
 class RankGraphs:
-    """What a rank runs.
+    """The graphs of a rank.
 
     Attributes:
-        rank: The rank.
-        forward: Takes stored values and inputs; returns the forward outputs, then what is saved.
-        backward: Takes what is saved, stored values and inputs; returns gradients. None for
+        forward: Takes stored values and inputs; returns the forward outputs, then saved values.
+        backward: Takes saved values, stored values and inputs; returns gradients. None for
             inference.
-        stored: Local values of stored values that the rank has.
+        stored: Local names of the stored values on the rank.
         inputs: Part of an input by local value.
-        outputs: Parts of outputs that the forward pass returns, then those of the other.
-        types: Type of every local value.
+        outputs: Parts of outputs that the forward pass returns, then those of the backward pass.
     """
 
     rank: int
@@ -80,273 +77,218 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
     """Graph modules of a rank.
 
     Args:
-        programs: The programs of all ranks.
-        rank: The rank.
-        graph: The whole model: its constants' contents are read.
-        device: Where the rank's tensors are.
+        graph: The whole model, which has the contents of constants.
 
     Raises:
-        BackendError: PyTorch has no operator of a name in the program, or a constant's type is
-            none of its types.
+        BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
     """
-    return _Emitter(programs.ranks[rank], graph, device, programs.alike).run()
+    program = programs.ranks[rank]
+    steps = program.steps
+    turn = len(steps) if program.backward is None else program.backward
+    first, second = steps[:turn], steps[turn:]
+    in_forward = _written(first, rank) | _constant_results(program, graph)
+    early = [output for output in program.outputs if output.value in in_forward]
+    late = [output for output in program.outputs if output.value not in in_forward]
+    stored = _states(steps)
+    needed = _outside(second, rank) | ({o.value for o in late} - _written(second, rank))
+    saved = needed - {*program.inputs, *program.constants, *program.literals, *stored}
+    constant = cache(partial(_constant, program, graph, device))
+    emit = partial(_emit_pass, program, device, constant, programs.is_spmd)
+    return RankGraphs(
+        rank,
+        emit(first, (*(output.value for output in early), *sorted(saved))),
+        None if program.backward is None else emit(second, tuple(o.value for o in late)),
+        stored,
+        program.inputs,
+        (*early, *late),
+        program.types,
+    )
+
+
+def _states(steps: Steps) -> tuple[str, ...]:
+    """Local names of the stored values that steps read."""
+    return tuple(
+        step.node.outputs[0]
+        for step in steps
+        if isinstance(step, Compute) and step.node.op == STATE
+    )
+
+
+def _constant_results(program: RankProgram, graph: Graph) -> set[str]:
+    """Constants that are results of the forward pass themselves, as are parts without elements."""
+    backward = {n for node in graph.nodes if node.name in graph.backward for n in node.writes}
+    constants = {*program.constants, *program.literals}
+    return {o.value for o in program.outputs if o.whole not in backward} & constants
+
+
+def _constant(program: RankProgram, graph: Graph, device: torch.device, name: str) -> Tensor:
+    """Contents of a local constant or literal."""
+    tensor_type = program.types[name]
+    array = program.literals.get(name)
+    if array is None:
+        array = _part(graph, program.constants[name], tensor_type)
+    return from_numpy(array, tensor_type.dtype).to(device)
+
+
+def _part(graph: Graph, part: Part, tensor_type: TensorType) -> np.ndarray:
+    if part.zero:
+        return np.zeros(tensor_type.shape, numpy_dtype(tensor_type.dtype))
+    whole = graph.constants[part.whole].load()
+    return whole if part.region is None else np.array(cut(whole, part.region), order="C")
+
+
+def _emit_pass(
+    program: RankProgram,
+    device: torch.device,
+    constant: Callable[[str], Tensor],
+    join_small: bool,
+    steps: Steps,
+    results: tuple[str, ...],
+) -> PassGraph:
+    rank = program.rank
+    outside = _outside(steps, rank) | (set(results) - _written(steps, rank)) | {*_states(steps)}
+    constants = outside & {*program.constants, *program.literals}
+    arguments = tuple(sorted(outside - constants))
+    writer = _PassWriter(program, device)
+    for name in arguments:
+        writer.known[name] = add_argument(writer.graph, _identifier(name))
+    for name in sorted(constants):
+        key = hold(writer.root, _identifier(name), constant(name))
+        writer.known[name] = writer.graph.get_attr(key)
+    for position, step in enumerate(steps):
+        writer.position = position
+        if isinstance(step, Comm):
+            writer.communicate(step)
+        else:
+            writer.compute(step.node)
+    writer.position = len(steps)
+    graph, returned = writer.graph, tuple(writer.value(name) for name in results)
+    wait_for_unread(graph)
+    graph.output(returned)
+    note_values(writer.known)
+    if join_small:
+        bucket(graph)
+    graph.lint()
+    return PassGraph(fx.GraphModule(writer.root, graph, f"Rank{rank}"), arguments, results)
 
 
 @dataclass
-class _Emitter:
+class _PassWriter:
+    """Writes the graph of a pass, step after step.
+
+    Attributes:
+        root: Has the constants and branches that the graph names.
+        known: Node of each local value, or what adds it when it is read.
+        position: Number of the step that is being added.
+        made_at: Number of the step that makes a value; -1 if it is an argument.
+    """
+
     program: RankProgram
-    graph: Graph
     device: torch.device
-    alike: bool
-    held: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def run(self) -> RankGraphs:
-        program = self.program
-        steps = program.steps
-        turn = len(steps) if program.backward is None else program.backward
-        first, second = steps[:turn], steps[turn:]
-        made = {name for step in first for name in _writes(step, program.rank)}
-        made |= self._returned
-        early = [o for o in program.outputs if o.value in made]
-        late = [o for o in program.outputs if o.value not in made]
-        needed = set(_outside(second, late, program.rank))
-        source = {*program.inputs, *program.constants, *program.literals, *self._states}
-        saved = sorted(needed - source)
-        forward = self._pass(first, [*(o.value for o in early), *saved])
-        backward = None
-        if program.backward is not None:
-            backward = self._pass(second, [o.value for o in late])
-        return RankGraphs(
-            program.rank,
-            forward,
-            backward,
-            self._states,
-            program.inputs,
-            (*early, *late),
-            program.types,
-        )
-
-    @cached_property
-    def _states(self) -> tuple[str, ...]:
-        return tuple(
-            step.node.outputs[0]
-            for step in self.program.steps
-            if isinstance(step, Compute) and step.node.op == STATE
-        )
-
-    @cached_property
-    def _returned(self) -> set[str]:
-        """Constants that are results as they are, as are parts without elements."""
-        last = {
-            n for node in self.graph.nodes if node.name in self.graph.backward for n in node.writes
-        }
-        held = {*self.program.constants, *self.program.literals}
-        return {o.value for o in self.program.outputs if o.whole not in last} & held
-
-    def _pass(self, steps: Sequence[Compute | Comm], results: Sequence[str]) -> PassGraph:
-        return _Pass(self, steps, tuple(results)).run()
-
-    def constant(self, name: str) -> torch.Tensor:
-        """Contents of a local constant or literal."""
-        if name not in self.held:
-            program = self.program
-            if name in program.literals:
-                array = program.literals[name]
-            else:
-                array = _part(self.graph, program.constants[name], program.types[name])
-            self.held[name] = from_numpy(array, program.types[name].dtype).to(self.device)
-        return self.held[name]
-
-
-@dataclass
-class _Pass:
-    owner: _Emitter
-    steps: Sequence[Compute | Comm]
-    results: tuple[str, ...]
     graph: fx.Graph = field(default_factory=fx.Graph)
+    root: torch.nn.Module = field(default_factory=torch.nn.Module)
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
-    attributes: dict[str, torch.Tensor | fx.GraphModule] = field(default_factory=dict)
-    at: int = 0  # the step that is being added
-    made: dict[str, int] = field(default_factory=dict)  # step that makes a value; -1 if none does
+    position: int = 0
+    made_at: dict[str, int] = field(default_factory=dict)
 
-    def run(self) -> PassGraph:
-        program = self.owner.program
-        rank = program.rank
-        made = {name for step in self.steps for name in _writes(step, rank)}
-        states = {
-            step.node.outputs[0]
-            for step in self.steps
-            if isinstance(step, Compute) and step.node.op == STATE
-        }
-        outside = _outside(self.steps, (), rank) | (set(self.results) - made) | states
-        taken = []
-        held = {name for name in outside if name in program.constants or name in program.literals}
-        for name in sorted(outside - held):
-            self.known[name] = add_argument(self.graph, _identifier(name))
-            taken.append(name)
-        for name in sorted(held):
-            self.known[name] = self._attribute(name)
-        for at, step in enumerate(self.steps):
-            self.at = at
-            if isinstance(step, Comm):
-                self._comm(step)
-            else:
-                self._compute(step)
-        self.at = len(self.steps)
-        results = tuple(self._value(name) for name in self.results)
-        wait_for_unread(self.graph)
-        self.graph.output(results)
-        note_values(self.known)
-        if self.owner.alike:
-            bucket(self.graph)
-        self.graph.lint()
-        module = fx.GraphModule(_Root(self.attributes), self.graph, f"Rank{rank}")
-        return PassGraph(module, tuple(taken), self.results)
+    def value(self, name: str) -> fx.Node:
+        """The node of a value; a communication that brings it is waited for."""
+        node = self.known[name]
+        if isinstance(node, fx.Node):
+            return node
+        last = self.graph._root.prev
+        arrived = self.known[name] = node()
+        for added in self._behind(last):
+            if added.target is WAIT:
+                added.meta.setdefault("due", self.position)
+        self.made_at.setdefault(name, self.position)
+        return arrived
 
-    def _attribute(self, name: str) -> fx.Node:
-        return self.graph.get_attr(self._hold(_identifier(name), self.owner.constant(name)))
+    def _behind(self, node: fx.Node) -> Iterator[fx.Node]:
+        """The nodes of the graph behind one."""
+        while (node := node.next) is not self.graph._root:
+            yield node
 
-    def _value(self, name: str) -> fx.Node:
-        """The node of a value; one on its way is waited for."""
-        found = self.known[name]
-        if not isinstance(found, fx.Node):
-            with self._adding() as added:
-                found = self.known[name] = found()
-            for node in added:
-                if node.target is WAIT:
-                    node.meta.setdefault("due", self.at)
-            self.made.setdefault(name, self.at)
-        return found
-
-    @contextmanager
-    def _adding(self) -> Iterator[list[fx.Node]]:
-        """The nodes that are added inside, known when it ends."""
-        added: list[fx.Node] = []
-        before = self.graph._root.prev
-        yield added
-        node = before.next
-        while node is not self.graph._root:
-            added.append(node)
-            node = node.next
-
-    def _compute(self, step: Compute) -> None:
-        node = step.node
+    def compute(self, node: Node) -> None:
+        """Add a node of the program."""
         if node.op == STATE:
             return
         if self._is_late(node):
             self.known[node.outputs[0]] = lambda: self._late(node)
-            return
-        if node.op in (*ALIASES, UPDATE):
+        elif node.op in (*ALIASES, UPDATE):
             self.known[node.outputs[0]] = self.known[node.inputs[0]]
-            self.made[node.outputs[0]] = self.made.get(node.inputs[0], -1)
-            return
-        self.made.update(dict.fromkeys(node.writes, self.at))
-        self._call(node)
+            self.made_at[node.outputs[0]] = self.made_at.get(node.inputs[0], -1)
+        else:
+            self.made_at.update(dict.fromkeys(node.writes, self.position))
+            self._call(node)
 
     def _is_late(self, node: Node) -> bool:
-        """Whether a node gives another name or shape to what is on its way: no need to wait."""
+        """Whether a node only renames or reshapes a value that is on its way: no need to wait."""
         row = row_of(node)
         views = row is not None and row.view and len(node.outputs) == 1
         return views and not isinstance(self.known[node.inputs[0]], fx.Node)
 
     def _late(self, node: Node) -> fx.Node:
         if node.op in (*ALIASES, UPDATE):
-            return self._value(node.inputs[0])
+            return self.value(node.inputs[0])
         self._call(node)
-        return self._value(node.outputs[0])
+        return self.value(node.outputs[0])
 
     def _call(self, node: Node) -> None:
         name = _identifier(node.outputs[0] or node.name)
-        made = add_call(self.graph, node, self._value, self.owner.device, self._hold, name)
-        self.known.update(made)
+        calls = add_call(self.graph, self.root, node, self.value, self.device, name)
+        self.known.update(calls)
 
-    def _hold(self, key: str, held: torch.Tensor | fx.GraphModule) -> str:
-        """Keep what the graph module holds, under a name that nothing else has."""
-        while key in self.attributes or key in _TAKEN:
-            key += "_"
-        self.attributes[key] = held
-        return key
-
-    def _comm(self, comm: Comm) -> None:
-        rank, types = self.owner.program.rank, self.owner.program.types
-        sends, gets = rank in comm.sources(), rank in comm.targets()
-        source = self._value(comm.source) if sends else None
-        with self._adding() as added:
-            arrival = start(
-                self.graph,
-                comm,
-                rank,
-                source,
-                types[comm.source].shape if sends else (),
-                types[comm.target].shape if gets else (),
-                self.owner.device,
-            )
-        for node in added:
+    def communicate(self, comm: Comm) -> None:
+        """Start a communication; its collective is noted for errors that name it."""
+        rank, types = self.program.rank, self.program.types
+        sends, receives = rank in comm.sources(), rank in comm.targets()
+        source = self.value(comm.source) if sends else None
+        last = self.graph._root.prev
+        arrival = RankComm(
+            self.graph,
+            comm,
+            rank,
+            source,
+            types[comm.source].shape if sends else (),
+            types[comm.target].shape if receives else (),
+            self.device,
+        ).start()
+        for node in self._behind(last):
             node.meta["arranges"] = True
-            node.meta["ready"] = self.made.get(comm.source, -1)
-        if comm.kind is not CommKind.SLICE:
-            self._note(comm)
+            node.meta["ready"] = self.made_at.get(comm.source, -1)
+            if node.target in COLLECTIVES:
+                node.meta[COMM] = (comm,)
         if arrival is not None:
             self.known[comm.target] = arrival
 
-    def _note(self, comm: Comm) -> None:
-        """Errors name the communication that a collective belongs to."""
-        for node in reversed(self.graph.nodes):
-            if node.target in COLLECTIVES:
-                node.meta[COMM] = (comm,)
-                return
+
+def _touched(step: Compute | Comm, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Local values that a step reads and makes; those that an update writes over are not read."""
+    if isinstance(step, Comm):
+        return step.touched(rank)
+    reads, writes = step.touched
+    return step.node.inputs[:1] if step.node.op == UPDATE else reads, writes
 
 
-class _Root(torch.nn.Module):
-    """Holds the constants and branches of a graph."""
-
-    def __init__(self, held: Mapping[str, torch.Tensor | fx.GraphModule]) -> None:
-        super().__init__()
-        for name, one in held.items():
-            if isinstance(one, torch.Tensor):
-                self.register_buffer(name, one)
-            else:
-                self.add_module(name, one)
+def _written(steps: Steps, rank: int) -> set[str]:
+    """Local values that steps make on a rank."""
+    return {name for step in steps for name in _touched(step, rank)[1]}
 
 
-def _reads(step: Compute | Comm, rank: int) -> tuple[str, ...]:
-    if isinstance(step, Compute):
-        # what an update writes over is not read
-        return step.node.inputs[:1] if step.node.op == UPDATE else step.node.reads
-    return (step.source,) if rank in step.sources() else ()
-
-
-def _writes(step: Compute | Comm, rank: int) -> tuple[str, ...]:
-    if isinstance(step, Compute):
-        return step.node.writes
-    return (step.target,) if rank in step.targets() else ()
-
-
-def _outside(steps: Sequence[Compute | Comm], outputs: Sequence[Output], rank: int) -> set[str]:
+def _outside(steps: Steps, rank: int) -> set[str]:
     """Values that steps read and do not make."""
     made: set[str] = set()
-    found: set[str] = set()
+    outside: set[str] = set()
     for step in steps:
-        found.update(set(_reads(step, rank)) - made)
-        made.update(_writes(step, rank))
-    return found | ({o.value for o in outputs} - made)
-
-
-def _part(graph: Graph, part: Part, kind: TensorType) -> np.ndarray:
-    if part.zero:
-        return np.zeros(kind.shape, numpy_dtype(kind.dtype))
-    whole = graph.constants[part.whole].load()
-    if part.region is None:
-        return whole
-    index = [
-        np.concatenate([np.arange(start, start + length) for start, length in intervals])
-        for intervals in part.region
-    ]
-    return np.ascontiguousarray(whole[np.ix_(*index)])
+        reads, writes = _touched(step, rank)
+        outside.update(set(reads) - made)
+        made.update(writes)
+    return outside
 
 
 def _identifier(name: str) -> str:
     """A Python name for a value; `self` is the graph module in the graph's code."""
-    found = re.sub(r"\W+", "_", name).strip("_")
-    free = found.isidentifier() and found != "self" and not keyword.iskeyword(found)
-    return found if free else f"v_{found}"
+    word = re.sub(r"\W+", "_", name).strip("_")
+    is_free = word.isidentifier() and word != "self" and not keyword.iskeyword(word)
+    return word if is_free else f"v_{word}"

@@ -1,24 +1,34 @@
-"""A communication of a rank's graph that fails, in words: which one it was, and why."""
+"""Failed communications in words: which one failed, and why.
+
+Every rank tells the others which process it is. When a communication fails, a rank looks up the
+processes of its own host; about those of other hosts nothing is known. Linux only (/proc).
+"""
 
 from __future__ import annotations
 
 import linecache
+import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 import torch
 from torch import fx
 
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.torch.roll import Roll
 from partitioner.ir.program import Comm
 
 c10d = torch.ops._c10d_functional
 
 #: Key in a collective's `meta`: the communications that it carries.
 COMM = "partitioner.comm"
+#: Seconds that an ended process may take to be seen as such, after its connections closed; no
+#: longer, since torchrun soon stops the remaining ones.
+_PATIENCE_S = 0.5
 
 _GONE = re.compile(
     r"closed by peer|reset by peer|broken pipe|remote process exited|socket closed"
@@ -28,8 +38,51 @@ _GONE = re.compile(
 _LATE = re.compile(r"timed? ?out", re.IGNORECASE)
 
 
+def own_process() -> str:
+    """Host, number and start of this process; "" where the system does not say."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        space = Path("/proc/self/ns/pid").readlink()
+        return f"{boot} {space} {os.getpid()} {_start(os.getpid())}"
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Roll:
+    """The processes of all ranks, each as its `own_process()`."""
+
+    processes: Sequence[str]
+
+    def ended(self) -> list[int]:
+        """Ranks whose processes have ended, as far as this process can see."""
+        until = time.monotonic() + _PATIENCE_S
+        while not (ranks := self._ended()) and time.monotonic() < until:
+            time.sleep(0.01)
+        return ranks
+
+    def _ended(self) -> list[int]:
+        this_host = own_process().split()[:2]
+        ranks = []
+        for rank, process in enumerate(self.processes):
+            *host, pid, start = process.split(" ") if process else ("", "", "")
+            if this_host and host == this_host and _start(int(pid)) != start:
+                ranks.append(rank)
+        return ranks
+
+
+def _start(pid: int) -> str:
+    """Start of a process, in ticks since the host's; "" if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
 def cause(error: BaseException, roll: Roll) -> str:
-    """Why a communication failed: PyTorch's text, and what it most probably means."""
+    """Why a communication failed: PyTorch's text, and its most probable meaning."""
     text = one_line(error).partition(" This is typically caused")[0]
     text = re.sub(r"^\[\S+:\d+\] ", "", text)
     if _GONE.search(text):
@@ -50,16 +103,12 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def explained(
-    error: RuntimeError, module: object, rank: int, roll: Roll, what: str
+    error: RuntimeError, module: object, rank: int, roll: Roll, which: str
 ) -> BackendError | None:
-    """The error of a pass in our words; None if it is not about communication.
+    """The error of a pass with the communication that failed; None if none did.
 
     Args:
-        error: What PyTorch raised.
-        module: The pass's graph, or what was compiled from it.
-        rank: This rank.
-        roll: The processes of all ranks.
-        what: "forward" or "backward".
+        module: The pass's graph, or its compiled form.
     """
     comms = _failed(error.__traceback__, module) if isinstance(module, fx.GraphModule) else ()
     if comms:
@@ -69,58 +118,44 @@ def explained(
         wanted = (f" for {comm.why!r}" if comm.why else "") + more
         return CommunicationError(
             f"rank {rank}: {comm.kind.spelled} of {value!r}{wanted} with {peers} "
-            f"in the {what} pass: {cause(error, roll)}"
+            f"in the {which} pass: {cause(error, roll)}"
         )
-    if not _of_communication(error):
+    if not _is_of_communication(error):
         return None
     return CommunicationError(
-        f"rank {rank}: a communication in the {what} pass: {cause(error, roll)}"
+        f"rank {rank}: a communication in the {which} pass: {cause(error, roll)}"
     )
 
 
 @contextmanager
 def telling(doing: str, rank: int, roll: Roll) -> Iterator[None]:
-    """Say in our words what fails if a communication does.
-
-    Args:
-        doing: What the ranks do.
-        rank: This rank.
-        roll: The processes of all ranks.
-
-    Raises:
-        CommunicationError: One failed.
-    """
+    """Name the rank and its activity in errors of communications inside."""
     try:
         yield
     except RuntimeError as error:
-        if not _of_communication(error):
+        if not _is_of_communication(error):
             raise
         raise CommunicationError(f"rank {rank}: {doing}: {cause(error, roll)}") from error
 
 
-def _of_communication(error: RuntimeError) -> bool:
+def _is_of_communication(error: RuntimeError) -> bool:
     text = str(error)
-    known = _GONE.search(text) or _LATE.search(text)
-    return bool(known) and not isinstance(error, torch.OutOfMemoryError)
+    is_known = _GONE.search(text) or _LATE.search(text)
+    return bool(is_known) and not isinstance(error, torch.OutOfMemoryError)
 
 
 def _failed(trace: TracebackType | None, module: fx.GraphModule) -> tuple[Comm, ...]:
     """The communications of the collective that a traceback ends in."""
-    names = {node.name: node for node in module.graph.nodes}
-    found: tuple[Comm, ...] = ()
+    nodes = {node.name: node for node in module.graph.nodes}
+    comms: tuple[Comm, ...] = ()
     while trace is not None:
         code = trace.tb_frame.f_code
         line = linecache.getline(code.co_filename, trace.tb_lineno)
         name = re.match(r"\s*(\w+)\s*(?::[^=]*)?=", line)
-        node = names.get(name.group(1)) if name and code is module.forward.__code__ else None
+        node = nodes.get(name.group(1)) if name and code is module.forward.__code__ else None
         if node is not None:
-            found = _comms_of(node)
+            if node.target is c10d.wait_tensor.default and isinstance(node.args[0], fx.Node):
+                node = node.args[0]
+            comms = node.meta.get(COMM, ())
         trace = trace.tb_next
-    return found
-
-
-def _comms_of(node: fx.Node) -> tuple[Comm, ...]:
-    if node.target is c10d.wait_tensor.default and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
-    found: tuple[Comm, ...] = node.meta.get(COMM, ())
-    return found
+    return comms

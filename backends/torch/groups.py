@@ -1,4 +1,4 @@
-"""Process groups that the graphs of all ranks name, and the meshes that stored values lie on."""
+"""Process groups that the graphs of all ranks name, and PyTorch's meshes of stored values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,7 @@ from partitioner.ir.program import CommKind, Programs
 
 
 def check_world(ranks: int) -> int:
-    """This process's rank.
-
-    Raises:
-        BackendError: torch.distributed is not up, or has another number of processes.
-    """
+    """This process's rank."""
     if not dist.is_available() or not dist.is_initialized():
         raise BackendError(
             f"module() needs {ranks} processes: start them with torchrun and call "
@@ -36,7 +32,7 @@ def check_world(ranks: int) -> int:
 
 
 def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
-    """Ranks of each communication of any rank, in order."""
+    """The sets of ranks that communicate in any rank's program, in order."""
     return sorted(
         {
             comm.ranks
@@ -49,56 +45,51 @@ def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
 
 def first_ranks(value: Any) -> Any:
     """Rank 0's value, on every rank."""
-    held = [value]
-    dist.broadcast_object_list(held, src=0)
-    return held[0]
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
 
 
-def register_groups(programs: Programs) -> None:
-    """Make the process groups of all communications, the same on every rank, under their names."""
-    register_named(group_ranks(programs))
+def register_named(groups: Iterable[tuple[int, ...]]) -> None:
+    """Make process groups under the names that graphs call them by.
 
-
-def register_named(wanted: Iterable[tuple[int, ...]]) -> None:
-    """Make process groups under the names that graphs call them by (see `register_groups`).
-
-    They live until `destroy_process_group`: nobody else is to hold them, since their threads would
+    They live until `destroy_process_group`: nobody else may hold them, since their threads would
     still run while Python shuts down.
 
     Args:
-        wanted: Ranks of each; the same on every rank, in the same order.
+        groups: Ranks of each; the same on every rank, in the same order.
     """
-    for ranks in wanted:
-        name = group_name(ranks)
-        if not _known(name):
+    for ranks in groups:
+        name = GroupName(group_name(ranks))
+        if not _is_registered(name):
             group = new_group(ranks)
             if dist.get_rank() in ranks:
-                torch._C._distributed_c10d._register_process_group(GroupName(name), group)
+                torch._C._distributed_c10d._register_process_group(name, group)
 
 
 def new_group(ranks: Sequence[int], backend: str | None = None) -> Any:
-    """A process group that waits as long as the one of all ranks (PyTorch's waits 30 minutes).
+    """A process group with the timeout of the one of all ranks (PyTorch's default is 30 minutes).
 
     Not to be held: see `register_named`.
     """
-    return dist.new_group(list(ranks), timeout=_patience(), backend=backend)
+    return dist.new_group(list(ranks), timeout=_timeout(), backend=backend)
 
 
-def _patience() -> timedelta | None:
-    """What `init_process_group` was told; None if the backend does not say."""
+def _timeout() -> timedelta | None:
+    """The timeout given to `init_process_group`; None if the backend does not say."""
     world: Any = dist.group.WORLD
-    for kind in world._device_types:
-        options = getattr(world._get_backend(kind), "options", None)
+    for device_type in world._device_types:
+        options = getattr(world._get_backend(device_type), "options", None)
         if options is not None:
-            found: timedelta = options._timeout
-            return found
+            timeout: timedelta = options._timeout
+            return timeout
     return None
 
 
-def _known(name: str) -> bool:
+def _is_registered(name: GroupName) -> bool:
     """Whether an earlier program registered the group, and it is still of this world."""
     try:
-        torch._C._distributed_c10d._resolve_process_group(GroupName(name))
+        torch._C._distributed_c10d._resolve_process_group(name)
     except (RuntimeError, ValueError):
         return False
     return True
@@ -108,9 +99,9 @@ def torch_meshes(
     meshes: Iterable[DeviceMesh], device: torch.device
 ) -> Mapping[DeviceMesh, TorchMesh]:
     """PyTorch's meshes of ours, made in one order on every rank."""
-    found = {}
+    torch_mesh = {}
     for mesh in sorted(set(meshes), key=lambda m: (m.devices, m.axes)):
         shape = tuple(size for _, size in mesh.axes) or (1,)
         ranks = torch.tensor(mesh.devices).reshape(shape)
-        found[mesh] = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
-    return found
+        torch_mesh[mesh] = TorchMesh(device.type, ranks, mesh_dim_names=mesh.names or ("one",))
+    return torch_mesh

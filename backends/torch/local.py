@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from partitioner.backends.arrays import check_inputs, load_arrays
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
@@ -34,9 +35,7 @@ def run_module_files(
     """Run requests with the same inputs, one after the other.
 
     Args:
-        directory: Folder of rank files.
         inputs: Whole inputs by name.
-        requests: How many.
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
@@ -69,30 +68,28 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     file, module = read_rank_file(path), eager(read_pass(path))
     header = file.header
     register_named(file.groups)
-    kinds = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}
-    arrays = load_arrays(folder / f"inputs-{rank}.npz", kinds.values())
-    fed = {
-        name: from_numpy(array, kind)
-        for (name, kind), array in zip(kinds.items(), arrays, strict=True)
+    dtypes = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}
+    arrays = load_arrays(folder / f"inputs-{rank}.npz", dtypes.values())
+    inputs = {
+        name: from_numpy(array, dtype)
+        for (name, dtype), array in zip(dtypes.items(), arrays, strict=True)
     }
-    feed = [fed[name] for name in file.arguments]
-    results, seconds = timed(lambda number: _serve(module, feed, number), job["requests"])
-    made = dict(zip(file.results, results, strict=True))
+    arguments = [inputs[name] for name in file.arguments]
+    results, seconds = timed(lambda number: _serve(module, arguments, number), job["requests"])
+    values = dict(zip(file.results, results, strict=True))
     outputs = {
-        output.value: to_numpy(made[output.value], header.whole_outputs[output.whole].dtype)
+        output.value: to_numpy(values[output.value], header.whole_outputs[output.whole].dtype)
         for output in header.outputs
     }
     save_results(folder, rank, outputs.values(), seconds)
 
 
-def _serve(
-    module: torch.nn.Module, feed: Sequence[torch.Tensor], times: int
-) -> Sequence[torch.Tensor]:
-    results: Sequence[torch.Tensor] = ()
+def _serve(module: torch.nn.Module, arguments: Sequence[Tensor], requests: int) -> Sequence[Tensor]:
+    results: Sequence[Tensor] = ()
     try:
         with torch.no_grad():
-            for _ in range(times):
-                results = module(*feed)
+            for _ in range(requests):
+                results = module(*arguments)
     except RuntimeError as error:  # most often because another rank is gone
         raise CommunicationError(one_line(error)) from error
     return results

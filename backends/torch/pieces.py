@@ -1,15 +1,14 @@
-"""Parts of tensors in graphs: what is read of one, and how parts make up another."""
+"""Parts of tensors in graphs: reading a region of one, and assembling one of parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from partitioner.backends.regions import boxes, is_whole, region_shape
 from partitioner.ir.exchange import Region
-from partitioner.ir.layout import Interval
 
 aten = torch.ops.aten
 
@@ -19,16 +18,14 @@ def take(graph: fx.Graph, tensor: fx.Node, region: Region, shape: tuple[int, ...
     for dim, intervals in enumerate(region):
         if is_whole((intervals,), (shape[dim],)):
             continue
-        slices = [_slice(graph, tensor, dim, interval) for interval in intervals]
+        slices = [
+            graph.call_function(aten.slice.Tensor, (tensor, dim, start, start + length))
+            for start, length in intervals
+        ]
         tensor = (
             slices[0] if len(slices) == 1 else graph.call_function(aten.cat.default, (slices, dim))
         )
     return tensor
-
-
-def _slice(graph: fx.Graph, tensor: fx.Node, dim: int, interval: Interval) -> fx.Node:
-    start, length = interval
-    return graph.call_function(aten.slice.Tensor, (tensor, dim, start, start + length))
 
 
 def join(
@@ -47,26 +44,24 @@ def join(
 
 
 def _stacked(parts: Sequence[tuple[Region, fx.Node]], shape: tuple[int, ...]) -> int | None:
-    """The one dim along which the parts lie one after the other, each in one piece; else None."""
-    cut = {
+    """The dim along which parts without gaps make up the tensor; None if there is none."""
+    split = {
         dim
         for region, _ in parts
         for dim, intervals in enumerate(region)
         if not is_whole((intervals,), (shape[dim],))
     }
-    if len(cut) != 1:
+    if len(split) != 1:
         return None
-    (dim,) = cut
+    (dim,) = split
     return dim if all(len(region[dim]) == 1 for region, _ in parts) else None
 
 
-def assemble(
-    parts: Sequence[torch.Tensor], regions: Sequence[Region], shape: tuple[int, ...]
-) -> torch.Tensor:
+def assemble(parts: Sequence[Tensor], regions: Sequence[Region], shape: tuple[int, ...]) -> Tensor:
     """A tensor of this shape with each part written to its region."""
-    made = parts[0].new_empty(shape)
+    whole = parts[0].new_empty(shape)
     for part, region in zip(parts, regions, strict=True):
         dense = part.reshape(region_shape(region))
         for index, packed in boxes(region):
-            made[index] = dense[packed]
-    return made
+            whole[index] = dense[packed]
+    return whole

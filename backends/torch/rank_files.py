@@ -1,13 +1,13 @@
 """A rank's passes as exported programs: ``rank0.pt2`` and, in training, ``rank0.backward.pt2``.
 
-A file holds the rank's graph with its own part of the weights (a program for inference) or takes
-parameters and buffers as arguments (training). Beside the graph it holds `EXTRA`, which says what
-it was made from, the names of its arguments and results, and the ranks of each process group that
-its graph names.
+A file holds the rank's graph with its shards of the weights (a program for inference) or takes
+parameters and buffers as arguments (training). Beside the graph it holds `EXTRA`: the file's
+origin, the names of its arguments and results, and the ranks of each process group that its graph
+names.
 
 Arguments are contiguous. To run a file by itself: import `partitioner.backends.torch.operators`,
-start torch.distributed, and call `register_named`. Over gloo call `eager` on the graph module: what
-the file has for an all-gather spoils the heap (see there).
+start torch.distributed, and call `register_named`. Over gloo call `eager` on the graph module: the
+file's all-gathers spoil the heap (see there).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from partitioner.backends.errors import BackendError, one_line
@@ -31,20 +31,21 @@ from partitioner.backends.torch.emit import PassGraph, RankGraphs
 from partitioner.backends.torch.groups import group_ranks
 from partitioner.ir.errors import IRError
 from partitioner.ir.program import Programs
+from partitioner.ir.types import TensorType
 
 #: Name of the description in an archive.
 EXTRA = "partitioner.json"
-#: Version of what rank files hold; files of another version are refused.
+#: Version of the contents of rank files; files of another version are refused.
 FORMAT_VERSION = 1
 PASSES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
 class RankFile:
-    """What a rank file says about itself.
+    """The description in a rank file.
 
     Attributes:
-        header: As of every rank file.
+        header: The part that rank files of all backends have.
         which: "forward" or "backward".
         arguments: Local values that the graph takes, in order.
         results: Local values that it returns, in order.
@@ -73,60 +74,47 @@ def write_ranks(
     """Write the files of all ranks.
 
     Args:
-        folder: An existing folder.
-        programs: What the ranks run.
-        ranks: Their graphs.
-        origin: What they were made from.
+        origin: Digests of the plan and weights that they were made from.
 
     Raises:
         BackendError: PyTorch cannot export a graph.
     """
     for program, graphs in zip(programs.ranks, ranks, strict=True):
-        comms = len(program.comms)
-        common = header_data(program, programs, comms, origin)
+        common = header_data(program, programs, len(program.comms), origin)
         common["groups"] = group_ranks(programs)
         common["stored"] = graphs.stored
         common["training"] = graphs.backward is not None
-        for which, one, examples in _passes(graphs):
+        for which, graph, examples in _passes(graphs):
             data = {"version": FORMAT_VERSION, **common, "pass": which}
-            data |= {"arguments": one.arguments, "results": one.results}
-            _write(folder / file_name(graphs.rank, which), one.module, examples, data)
+            data |= {"arguments": graph.arguments, "results": graph.results}
+            _write(folder / file_name(graphs.rank, which), graph.module, examples, data)
 
 
-def _passes(graphs: RankGraphs) -> Iterator[tuple[str, PassGraph, tuple[torch.Tensor, ...]]]:
-    """The passes, each with arguments that have the sizes and strides of a run."""
-    values = _Examples(graphs)
-    yield "forward", graphs.forward, values.arguments(graphs.forward)
-    if graphs.backward is not None:
-        values.run(graphs.forward)
-        yield "backward", graphs.backward, values.arguments(graphs.backward)
+def _passes(graphs: RankGraphs) -> Iterator[tuple[str, PassGraph, tuple[Tensor, ...]]]:
+    """The passes, each with empty arguments of the sizes and strides of a run."""
+    forward, backward = graphs.forward, graphs.backward
+    arguments = tuple(_empty(graphs.types[name]) for name in forward.arguments)
+    yield "forward", forward, arguments
+    if backward is None:
+        return
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        fakes = forward.module(*map(mode.from_tensor, arguments))
+    results = dict(zip(forward.results, fakes, strict=True))
+    yield (
+        "backward",
+        backward,
+        tuple(_empty(graphs.types[name], results.get(name)) for name in backward.arguments),
+    )
 
 
-class _Examples:
-    """Values of a rank without contents."""
-
-    def __init__(self, graphs: RankGraphs) -> None:
-        self.types = graphs.types
-        self.made: dict[str, torch.Tensor] = {}
-
-    def arguments(self, one: PassGraph) -> tuple[torch.Tensor, ...]:
-        return tuple(self._empty(name) for name in one.arguments)
-
-    def _empty(self, name: str) -> torch.Tensor:
-        kind = self.types[name]
-        like = self.made.get(name)
-        strides = torch.empty(kind.shape, device="meta").stride() if like is None else like.stride()
-        return torch.empty_strided(kind.shape, strides, dtype=torch_dtype(kind.dtype))
-
-    def run(self, one: PassGraph) -> None:
-        """Find the strides of what a pass returns."""
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-            fed = [mode.from_tensor(tensor) for tensor in self.arguments(one)]
-            self.made.update(zip(one.results, one.module(*fed), strict=True))
+def _empty(tensor_type: TensorType, like: Tensor | None = None) -> Tensor:
+    """A tensor with the strides of another one; contiguous without."""
+    strides = (torch.empty(tensor_type.shape, device="meta") if like is None else like).stride()
+    return torch.empty_strided(tensor_type.shape, strides, dtype=torch_dtype(tensor_type.dtype))
 
 
 def _write(
-    path: Path, module: fx.GraphModule, examples: tuple[torch.Tensor, ...], data: Mapping[str, Any]
+    path: Path, module: fx.GraphModule, examples: tuple[Tensor, ...], data: Mapping[str, Any]
 ) -> None:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
@@ -141,10 +129,10 @@ def _write(
 
 
 def read_rank_file(path: Path) -> RankFile:
-    """What a rank file says about itself; its graph and weights are not read.
+    """The description in a rank file; its graph and weights are not read.
 
     Raises:
-        BackendError: It is no rank file, or one of another version.
+        BackendError: The file is no rank file, or one of another version.
     """
     try:
         data = json.loads(read_extra(path, EXTRA))
@@ -171,27 +159,26 @@ def read_rank_files(folder: Path) -> tuple[RankFile, ...]:
     Raises:
         BackendError: A file is missing or wrong, or they are of different programs.
     """
-    first = read_rank_file(folder / file_name(0))
-    found = [first]
-    for rank in range(1, first.header.ranks):
+    files = [read_rank_file(folder / file_name(0))]
+    first = files[0].header
+    for rank in range(1, first.ranks):
         path = folder / file_name(rank)
-        one = read_rank_file(path)
-        header = one.header
+        files.append(read_rank_file(path))
+        header = files[rank].header
         if header.rank != rank or (header.ranks, header.programs, header.origin) != (
-            first.header.ranks,
-            first.header.programs,
-            first.header.origin,
+            first.ranks,
+            first.programs,
+            first.origin,
         ):
             raise BackendError(f"{path} is not of the plan that {file_name(0)} is of")
-        found.append(one)
-    return tuple(found)
+    return tuple(files)
 
 
 def read_pass(path: Path) -> fx.GraphModule:
     """The graph in a rank file, with its weights.
 
     Raises:
-        BackendError: It cannot be read.
+        BackendError: The file cannot be read.
     """
     module = read_program(path).module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
@@ -199,30 +186,27 @@ def read_pass(path: Path) -> fx.GraphModule:
 
 
 def with_written(folder: Path, ranks: Sequence[RankGraphs]) -> tuple[RankGraphs, ...]:
-    """The graphs of all ranks with those of a folder's files in their places.
-
-    Args:
-        folder: Rank files, whose descriptions are those of the same programs.
-        ranks: What the programs give.
+    """The graphs of all ranks, replaced by those in a folder's files.
 
     Raises:
         BackendError: A file cannot be read, or takes or gives other values.
     """
     return tuple(
         replace(
-            one,
-            forward=_written(folder, one.rank, "forward", one.forward),
-            backward=_written(folder, one.rank, "backward", one.backward) if one.backward else None,
+            graphs,
+            forward=_with_file(folder, graphs.rank, "forward", graphs.forward),
+            backward=graphs.backward
+            and _with_file(folder, graphs.rank, "backward", graphs.backward),
         )
-        for one in ranks
+        for graphs in ranks
     )
 
 
-def _written(folder: Path, rank: int, which: str, one: PassGraph) -> PassGraph:
+def _with_file(folder: Path, rank: int, which: str, graph: PassGraph) -> PassGraph:
     path = folder / file_name(rank, which)
-    found = read_rank_file(path)
-    if (found.header.rank, found.which) != (rank, which):
-        raise BackendError(f"{path} is the {found.which} pass of rank {found.header.rank}")
-    if (found.arguments, found.results) != (one.arguments, one.results):
+    file = read_rank_file(path)
+    if (file.header.rank, file.which) != (rank, which):
+        raise BackendError(f"{path} is the {file.which} pass of rank {file.header.rank}")
+    if (file.arguments, file.results) != (graph.arguments, graph.results):
         raise BackendError(f"{path} takes or gives other values than the plan's program")
-    return replace(one, module=read_pass(path))
+    return replace(graph, module=read_pass(path))

@@ -1,4 +1,4 @@
-"""One rank's part of a compiled module, as an ordinary module: under torchrun.
+"""A rank's part of a compiled module, as an ordinary module under torchrun.
 
 Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Calling
 the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No gradient
@@ -12,57 +12,50 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
-from partitioner.backends.torch.changes import (
-    check_changes,
-    check_frozen,
-    check_inputs,
-    count_steps,
-)
+from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
-from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, own_parts
-from partitioner.backends.torch.shards import part_of, region_on
-from partitioner.backends.torch.whole_values import counts, total_norm, whole_value
+from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
+from partitioner.backends.torch.shards import (
+    gathered_value,
+    is_first_holder,
+    part_of,
+    region_on,
+    total_norm,
+)
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.layout import Placement as Home
-from partitioner.ir.layout import Sharding
+from partitioner.ir.layout import Placement, Sharding
 
-#: Gives the whole contents of a parameter or buffer.
-Source = Callable[[str], torch.Tensor]
-#: Runs a function on rank 0 and gives its text on every rank.
+#: Returns the whole contents of a parameter or buffer by name.
+Source = Callable[[str], Tensor]
+#: Runs a function on rank 0 and returns its text on every rank.
 Share = Callable[[Callable[[], str]], str]
-#: Makes the program of another call over the same stored values: from whether it is a training
+#: Makes the program of another call over the same stored values, from whether it is a training
 #: step, and the call's arguments.
 Variants = Callable[[bool, tuple[Any, ...], Mapping[str, Any], Share], Whole]
-
-__all__ = ["RankModule", "Share", "Source", "Stored", "Variants", "Whole"]
 
 
 class RankModule(nn.Module):
     """A rank's module.
 
     Args:
-        whole: The program.
-        source: Contents of the parameters and buffers.
-        device: Where the rank computes.
         inputs: "global": every rank is called with the whole batch and takes its part; "local":
             each is called with its own part.
-        seed: Of dropout: a step's draws follow from ``(seed << 32) + steps``.
+        seed: Seed of dropout: a step's draws follow from ``(seed << 32) + steps``.
         variants: Makes programs for evaluation and for batches of other sizes.
 
     Attributes:
-        rank: This rank.
         steps: Training steps begun; set it when training goes on from a checkpoint, so that
             dropout goes on too.
 
     Raises:
         BackendError: torch.distributed is not up or has another number of processes, `inputs`
-            is neither, or the plan leaves a rank's own part of an input open.
+            is neither, or with "local" a rank reads an input in two different parts.
     """
 
     def __init__(
@@ -82,7 +75,7 @@ class RankModule(nn.Module):
         self.steps = 0
         self._local_inputs = inputs == "local"
         if self._local_inputs:
-            own_parts(whole)
+            local_regions(whole)
         self._seed = seed
         self._device = device
         self._variants = variants
@@ -90,7 +83,7 @@ class RankModule(nn.Module):
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])
-            or Home(whole.spare, Sharding.replicate(entry.shape))
+            or Placement(whole.spare, Sharding.replicate(entry.shape))
             for entry in whole.stored
         }
         self._whole = whole
@@ -99,9 +92,9 @@ class RankModule(nn.Module):
         self._passes = {"": self._passes_of(whole)}
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
-        meshes = torch_meshes([at.mesh for at in self._places.values()], device)
-        self._tensors: dict[str, torch.Tensor] = {}
-        for entry in whole.stored:  # first names first: they are the ones that PyTorch lists
+        meshes = torch_meshes([place.mesh for place in self._places.values()], device)
+        self._tensors: dict[str, Tensor] = {}
+        for entry in whole.stored:  # first names first: PyTorch lists those
             if self.rank in self._places[entry.names[0]].mesh.devices:
                 _submodule(self, entry.names[0].split(".")[:-1])
         for entry in whole.stored:
@@ -115,18 +108,18 @@ class RankModule(nn.Module):
     # Parameters ------------------------------------------------------------------------------
 
     def _hold(self, entry: Stored, source: Source, meshes: Mapping[Any, Any]) -> None:
-        """Register a parameter or buffer under its names, if this rank has a part of it."""
-        at = self._places[entry.names[0]]
-        if self.rank not in at.mesh.devices:
+        """Register a parameter or buffer under its names, if this rank has a shard of it."""
+        place = self._places[entry.names[0]]
+        if self.rank not in place.mesh.devices:
             return
         whole = source(entry.names[0])
-        part = part_of(whole.detach(), region_on(at, self.rank)).to(self._device)
+        part = part_of(whole.detach(), region_on(place, self.rank)).to(self._device)
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             part = part.clone()
-        tensor: torch.Tensor = DTensor.from_local(
+        tensor: Tensor = DTensor.from_local(
             part,
-            meshes[at.mesh],
-            _placements(at),
+            meshes[place.mesh],
+            _placements(place),
             run_check=False,
             shape=whole.shape,
             stride=torch.empty(whole.shape, device="meta").stride(),
@@ -142,7 +135,7 @@ class RankModule(nn.Module):
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
 
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
+    def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state on every rank, under its names; all ranks must call it.
 
         Raises:
@@ -151,30 +144,29 @@ class RankModule(nn.Module):
         """
         if not self._whole.training:
             _refuse(self)
-        found: dict[str, torch.Tensor] = {}
+        state: dict[str, Tensor] = {}
         for entry in self._whole.stored:
             first = entry.names[0]
-            held, holders = self._tensors.get(first), self._places[first].mesh.devices
+            shard, holders = self._tensors.get(first), self._places[first].mesh.devices
             with telling(f"gathering {first}", self.rank, self._agreement.roll):
-                whole = whole_value(held, holders, entry.shape, entry.dtype, self._device)
-            found |= {name: whole for name in entry.names if name not in entry.hidden}
-        return found
+                whole = gathered_value(shard, holders, entry.shape, entry.dtype, self._device)
+            state |= {name: whole for name in entry.names if name not in entry.hidden}
+        return state
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; all ranks must call it.
 
-        Counts every parameter of the whole model once, those too that lie on other ranks only, of
-        which `torch.nn.utils.clip_grad_norm_` does not know.
+        Every parameter of the whole model counts once, also those that lie on other ranks only,
+        which `torch.nn.utils.clip_grad_norm_` leaves out.
 
         Args:
-            max_norm: Limit of the norm.
             norm_type: Order of the norm, from 1 to infinity.
-            error_if_nonfinite: Refuse gradients that are infinite or no numbers.
+            error_if_nonfinite: Raise if the norm is infinite or no number.
 
         Returns:
-            The norm before: the same float64 scalar on all ranks, no DTensor.
+            The norm before scaling: the same float64 scalar on all ranks, no DTensor.
 
         Raises:
             BackendError: `norm_type` is below 1, or the norm is not finite.
@@ -182,11 +174,11 @@ class RankModule(nn.Module):
         """
         if not norm_type >= 1:
             raise BackendError(f"norm_type is {norm_type}, not from 1 to infinity")
-        grads = {name: held.grad for name, held in self._tensors.items()}
+        grads = {name: tensor.grad for name, tensor in self._tensors.items()}
         local = {name: _local(grad) for name, grad in grads.items() if grad is not None}
-        own = [grad for name, grad in local.items() if counts(self._places[name], self.rank)]
+        counted = [g for name, g in local.items() if is_first_holder(self._places[name], self.rank)]
         with telling("adding up a norm", self.rank, self._agreement.roll):
-            norm = total_norm(own, norm_type, self._device)
+            norm = total_norm(counted, norm_type, self._device)
         if error_if_nonfinite and not bool(norm.isfinite()):
             raise BackendError(f"the norm of all gradients is {norm.item()}")
         factor = (max_norm / (norm + 1e-6)).clamp(max=1)
@@ -211,29 +203,28 @@ class RankModule(nn.Module):
         # DTensors cannot be made in inference mode
         with torch.inference_mode(False), torch.set_grad_enabled(grads):
             passes, values = self._begin(training, args, kwargs)
-            held = {name: _local(tensor) for name, tensor in self._tensors.items()}
+            shards = {name: _local(tensor) for name, tensor in self._tensors.items()}
             if passes.differentiates and grads:
                 trained = {n: t for n, t in self._tensors.items() if t.requires_grad}
                 names, tensors = tuple(trained), trained.values()
-                results = _Step.apply(self, passes, values, held, names, self._anchor, *tensors)  # type: ignore[no-untyped-call]
+                results = _Step.apply(self, passes, values, shards, names, self._anchor, *tensors)  # type: ignore[no-untyped-call]
             else:
-                results = passes.forward(values, held)[0]
+                results = passes.forward(values, shards)[0]
             return passes.structured(results)
 
     def _begin(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[RankPasses, Values]:
-        """The graphs of a call and their inputs; the ranks agree on them first."""
+        """The graphs of a call and their inputs by local name; the ranks agree on them first."""
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
         try:
             check_changes(self, self._whole.stored, self._tensors)
-            check_frozen(self._whole.stored, self._tensors)
             if training:
                 check_inputs(args, kwargs)
             if self._local_inputs:
-                base.own(signature.flatten(args, kwargs))
+                base.local(signature.flatten(args, kwargs))
             else:
                 key = signature.described(args, kwargs)
                 if word == self._word:
@@ -243,22 +234,22 @@ class RankModule(nn.Module):
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
         self._agreement.check(doing, problem)
         if self._local_inputs and word == "evaluation":
-            given = base.joined(signature.flatten(args, kwargs), self._agreement)
-            args, kwargs = signature.call(given)
+            inputs = base.joined(signature.flatten(args, kwargs), self._agreement)
+            args, kwargs = signature.call(inputs)
             key = signature.described(args, kwargs)
         passes = self._variant(training, word, key, args, kwargs)
         signature = passes.whole.signature
-        given = signature.flatten(args, kwargs)
+        inputs = signature.flatten(args, kwargs)
         seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
         self.steps += word != "evaluation"
         if self._local_inputs and passes is base:
-            return passes, base.own(given) | base.parts(seed)
-        return passes, passes.parts(given | seed)
+            return passes, base.local(inputs) | base.parts(seed)
+        return passes, passes.parts(inputs | seed)
 
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> RankPasses:
-        """The graphs of a call; made now if there are none."""
+        """The graphs of a call, made with the first call of its kind."""
         base = self._passes[""]
         if word == self._word and (self._local_inputs or key == self._traced):
             return base
@@ -268,39 +259,30 @@ class RankModule(nn.Module):
                 whole = self._variants(training, args, kwargs, self._agreement.first)
             except PartitionerError as error:
                 raise BackendError(f"rank {self.rank}: {name}: {error}") from error
-            made = self._passes_of(whole)
+            passes = self._passes_of(whole)
             if self._compiled is not None:
-                made.compile(*self._compiled[0], **self._compiled[1])
-            self._passes[name] = made
+                passes.compile(*self._compiled[0], **self._compiled[1])
+            self._passes[name] = passes
         return self._passes[name]
 
     def _passes_of(self, whole: Whole) -> RankPasses:
         return RankPasses(whole, self.rank, self._device, self._places, self._agreement.roll)
 
     def _versions(self, names: Iterable[str]) -> dict[str, int]:
-        """How often parameters or buffers were written to, by operators that PyTorch counts."""
+        """PyTorch's counts of writes to parameters and buffers."""
         return {name: self._tensors[name]._version for name in names}
 
     def _gradients(
-        self, passes: RankPasses, kept: Values, tangent: torch.Tensor, names: Sequence[str]
-    ) -> Iterator[torch.Tensor | None]:
+        self, passes: RankPasses, kept: Values, tangent: Tensor, names: Sequence[str]
+    ) -> Iterator[Tensor | None]:
         """Gradients of parameters, in order; None for one that has none."""
-        made = passes.backward(kept, tangent)
+        gradients = passes.backward(kept, tangent)
         for name in names:
-            held = self._tensors[name]
-            assert isinstance(held, DTensor)
-            yield (
-                None
-                if name not in made
-                else DTensor.from_local(
-                    _laid_out_as(_local(held), made[name]),
-                    held.device_mesh,
-                    held.placements,
-                    run_check=False,
-                    shape=held.shape,
-                    stride=held.stride(),
-                )
-            )
+            tensor, gradient = self._tensors[name], gradients.get(name)
+            assert isinstance(tensor, DTensor)
+            if gradient is not None:
+                gradient = _sharded_as(tensor, _strided_as(_local(tensor), gradient))
+            yield gradient
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the rank's graphs in place with `torch.compile`, with its arguments."""
@@ -318,25 +300,25 @@ class _Step(torch.autograd.Function):
         module: RankModule,
         passes: RankPasses,
         values: Values,
-        held: Mapping[str, torch.Tensor],
+        shards: Mapping[str, Tensor],
         names: Sequence[str],
-        *_: torch.Tensor,
-    ) -> tuple[torch.Tensor, ...]:
-        """Run it; every result but the loss is cut off from differentiation."""
-        results, kept = passes.forward(values, held)
+        *_: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Run the forward graph; only the loss, the first result, is differentiable."""
+        results, kept = passes.forward(values, shards)
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         again = {id(value) for value in kept.values()}
-        ctx.written = module._versions(name for name in held if id(held[name]) in again)
+        ctx.versions = module._versions(name for name in shards if id(shards[name]) in again)
         ctx.mark_non_differentiable(*results[1:])
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Run it once: what was saved is freed."""
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Run the backward graph, once: it frees the kept values."""
         if ctx.kept is None:
             raise BackendError("backward() was called a second time on one step: it is freed")
         kept, ctx.kept = ctx.kept, None
-        if ctx.module._versions(ctx.written) != ctx.written:
+        if ctx.module._versions(ctx.versions) != ctx.versions:
             raise BackendError(
                 "backward() after a parameter that it needs was written to, as by "
                 "optimizer.step(): call backward() before that, or the module again"
@@ -345,34 +327,47 @@ class _Step(torch.autograd.Function):
 
 
 def _compiling() -> Any:
-    """The backend of a ``torch.compile(module)`` whose call this is; None in other calls."""
+    """The backend, if this is a call of a ``torch.compile(module)``; None in other calls."""
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-    found: Any = get_eval_frame_callback() or None
-    while hasattr(found, "_torchdynamo_orig_backend"):
-        found = found._torchdynamo_orig_backend
-    return found
+    backend: Any = get_eval_frame_callback() or None
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend
 
 
-def _placements(at: Home) -> list[Placement]:
+def _placements(place: Placement) -> list[Shard | Replicate]:
     """DTensor's placement on each axis."""
-    found: list[Placement] = []
-    for axis in at.mesh.names or ("one",):
-        cut = [dim for dim, layout in enumerate(at.sharding.dims) if axis in layout.axes]
-        found.append(Shard(cut[0]) if cut else Replicate())
-    return found
+    placements: list[Shard | Replicate] = []
+    for axis in place.mesh.names or ("one",):
+        dims = [dim for dim, layout in enumerate(place.sharding.dims) if axis in layout.axes]
+        placements.append(Shard(dims[0]) if dims else Replicate())
+    return placements
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    held = tensor.detach()
-    return held._local_tensor if isinstance(held, DTensor) else held
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard of a DTensor, detached."""
+    detached = tensor.detach()
+    return detached._local_tensor if isinstance(detached, DTensor) else detached
 
 
-def _laid_out_as(held: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient in memory as its parameter is: fused optimizers read both in one order."""
-    if gradient.stride() == held.stride():
+def _sharded_as(tensor: DTensor, part: Tensor) -> DTensor:
+    """A DTensor sharded as another one, of which this rank holds a part."""
+    return DTensor.from_local(
+        part,
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
+def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient with its parameter's strides: fused optimizers read both in one order."""
+    if gradient.stride() == shard.stride():
         return gradient
-    return torch.empty_like(held).copy_(gradient)
+    return torch.empty_like(shard).copy_(gradient)
 
 
 def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:
@@ -386,7 +381,7 @@ def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:
 
 
 def _refuse(*_: Any) -> None:
-    """No state of a program for inference: it would lack the weights."""
+    """Refuse the state of a program for inference, which would lack the weights."""
     raise BackendError(
         "a program for inference has its weights as constants in its graphs, no state_dict(): ask "
         "the module that was compiled, or compile with training=True"
@@ -404,17 +399,10 @@ def _take_parts(
         tensor = module._tensors.get(entry.names[0])
         if not isinstance(tensor, DTensor):
             continue
-        at = module._places[entry.names[0]]
+        region = region_on(module._places[entry.names[0]], module.rank)
         for name in (prefix + name for name in entry.names):
-            given = state.get(name)
-            if given is None or isinstance(given, DTensor) or given.shape != tensor.shape:
+            whole = state.get(name)
+            if whole is None or isinstance(whole, DTensor) or whole.shape != tensor.shape:
                 continue  # PyTorch's own message names both sizes
-            part = part_of(given.detach(), region_on(at, module.rank))
-            state[name] = DTensor.from_local(
-                part.to(tensor.device),
-                tensor.device_mesh,
-                tensor.placements,
-                run_check=False,
-                shape=tensor.shape,
-                stride=tensor.stride(),
-            )
+            part = part_of(whole.detach(), region)
+            state[name] = _sharded_as(tensor, part.to(tensor.device))

@@ -1,10 +1,13 @@
-"""Parts of whole tensors by rank, and whole tensors of parts."""
+"""Shards of whole tensors by rank, and whole tensors of shards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, write_region
@@ -12,7 +15,7 @@ from partitioner.ir.exchange import Region
 from partitioner.ir.layout import Placement
 
 
-def part_of(whole: torch.Tensor, region: Region | None) -> torch.Tensor:
+def part_of(whole: Tensor, region: Region | None) -> Tensor:
     """The region of a tensor, dense; the tensor itself for None."""
     if region is None:
         return whole
@@ -25,20 +28,18 @@ def part_of(whole: torch.Tensor, region: Region | None) -> torch.Tensor:
     return part.contiguous()
 
 
-def region_on(at: Placement, rank: int) -> Region:
-    """Which part of a value a rank of its placement holds."""
-    return dict(at.parts())[rank]
+def region_on(placement: Placement, rank: int) -> Region:
+    """The region of a value that a rank of its placement holds."""
+    return dict(placement.parts())[rank]
 
 
-def whole_of(
-    parts: Iterable[tuple[Region | None, torch.Tensor]], shape: tuple[int, ...]
-) -> torch.Tensor:
-    """The tensor that parts make up; parts may be held several times.
+def whole_of(parts: Iterable[tuple[Region | None, Tensor]], shape: tuple[int, ...]) -> Tensor:
+    """The tensor that parts make up; replicas of a part may be among them.
 
     Raises:
         BackendError: The parts leave a gap.
     """
-    whole: torch.Tensor | None = None
+    whole: Tensor | None = None
     seen: set[Region] = set()
     count = 0
     for region, part in parts:
@@ -54,3 +55,58 @@ def whole_of(
     if whole is None or count != whole.numel():
         raise BackendError(f"parts have {count} elements, the whole tensor of {shape} more")
     return whole
+
+
+def gathered_value(
+    shard: Tensor | None,
+    holders: Sequence[int],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """A stored value, whole on every rank; all ranks must call it.
+
+    Args:
+        shard: This rank's DTensor; None if it has none.
+        holders: Ranks that have a shard.
+        shape: Sizes of the whole value.
+    """
+    full: Tensor | None = None
+    if shard is not None:
+        tensor = shard.detach()
+        assert isinstance(tensor, DTensor)
+        full = tensor.full_tensor()
+    if len(holders) == dist.get_world_size():
+        assert full is not None
+        return full
+    first = min(holders)
+    if full is None or dist.get_rank() != first:
+        full = torch.empty(tuple(shape), dtype=dtype, device=device)
+    if full.numel():
+        dist.broadcast(full.contiguous().view(-1).view(torch.uint8), src=first)
+    return full
+
+
+def is_first_holder(placement: Placement, rank: int) -> bool:
+    """Whether no lower rank holds the same region of a value."""
+    parts = dict(placement.parts())
+    return rank == min(other for other, region in parts.items() if region == parts[rank])
+
+
+def total_norm(tensors: Iterable[Tensor], order: float, device: torch.device) -> Tensor:
+    """The norm of the tensors of all ranks, a float64 scalar; all ranks must call it.
+
+    Args:
+        tensors: This rank's; a tensor of several ranks counts several times.
+    """
+    norms = [
+        torch.linalg.vector_norm(x, order, dtype=torch.promote_types(x.dtype, torch.float32))
+        for x in tensors
+    ]
+    local = torch.zeros(1, dtype=torch.float64, device=device)
+    if norms:
+        local[0] = torch.linalg.vector_norm(torch.stack([x.double() for x in norms]), order)
+    gathered = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, local)
+    norm: Tensor = torch.linalg.vector_norm(torch.cat(gathered), order)
+    return norm

@@ -1,4 +1,4 @@
-"""How a module is called: its arguments as a graph's inputs, a graph's outputs as its results."""
+"""Calls of a module: its arguments as a graph's inputs, a graph's outputs as its results."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
@@ -20,13 +21,13 @@ class Signature:
 
     Attributes:
         in_spec: Structure of (args, kwargs).
-        out_spec: Structure of what it returns.
+        out_spec: Structure of the returned value.
         inputs: Graph input of each flat argument; "" for those that are no tensors.
         example: The flat arguments that the module was traced with.
         types: Type of each graph input.
         results: Graph output of each flat result; "" for one that is no tensor.
         others: Each flat result that is no tensor; None in the place of tensors.
-        seed: Graph input that steers random draws; "" if there are none.
+        seed: Graph input that seeds random draws; "" if there are none.
         tangent: Graph input for the gradient of the first result; "" for inference.
         autocast: Element type of the `torch.autocast` around the trace; "" if there was none.
     """
@@ -46,29 +47,28 @@ class Signature:
         """Graph inputs of a call.
 
         Raises:
-            BackendError: The arguments are not structured like those that the module was traced
-                with, one that is no tensor has another value, or there is another
-                `torch.autocast` around the call than around the trace.
+            BackendError: The arguments have another structure than in the trace, one that is no
+                tensor has another value, or there is another `torch.autocast` around the call.
         """
         self._check_autocast()
         flat, spec = pytree.tree_flatten((tuple(args), self._ordered(kwargs)))
         if spec != self.in_spec:
             raise BackendError(
-                f"arguments are {_shape_of(spec)}; the module was traced with "
-                f"{_shape_of(self.in_spec)}"
+                f"arguments are {_structure(spec)}; the module was traced with "
+                f"{_structure(self.in_spec)}"
             )
-        found = {}
+        inputs = {}
         for name, value, example in zip(self.inputs, flat, self.example, strict=True):
             if name:
-                found[name] = value
-            elif not isinstance(example, torch.Tensor) and value != example:
+                inputs[name] = value
+            elif not isinstance(example, Tensor) and value != example:
                 raise BackendError(f"an argument is {value!r}; it was traced as {example!r}")
-        return found
+        return inputs
 
     def _check_autocast(self) -> None:
-        for kind in ("cpu", "cuda"):
-            dtype = dtype_word(torch.get_autocast_dtype(kind))
-            if torch.is_autocast_enabled(kind) and dtype != self.autocast:
+        for device in ("cpu", "cuda"):
+            dtype = dtype_word(torch.get_autocast_dtype(device))
+            if torch.is_autocast_enabled(device) and dtype != self.autocast:
                 raise BackendError(
                     f"called under torch.autocast of {dtype}; the module was compiled "
                     f"{f'under {self.autocast}' if self.autocast else 'without it'}: "
@@ -77,17 +77,17 @@ class Signature:
 
     @property
     def traced(self) -> str:
-        """The call that the module was traced with, in words; see `described`."""
+        """The call of the trace in words; see `described`."""
         known = {name: self.types.get(name, value) for name, value in self._slots() if name}
         return self.described(*self.call(known))
 
     def described(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """A call in words, ``float32[8,16], labels int64[8]``: alike if one trace fits both."""
+        """A call in words, ``float32[8,16], labels int64[8]``; equal if one trace fits both."""
         flat, _ = pytree.tree_flatten_with_path((tuple(args), self._ordered(kwargs)))
         return ", ".join(_word(path, value) for path, value in flat) or "nothing"
 
     def call(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of the module from graph inputs by name."""
+        """(args, kwargs) from graph inputs by name."""
         flat = [inputs[name] if name else value for name, value in self._slots()]
         args, kwargs = pytree.tree_unflatten(flat, self.in_spec)
         return args, kwargs
@@ -103,46 +103,46 @@ class Signature:
         return ordered
 
     def check(self, inputs: Mapping[str, Any], types: Mapping[str, TensorType]) -> None:
-        """Refuse inputs that are not of these types.
+        """Check the types of inputs; those without a type, or without an input, are left out.
 
         Raises:
-            BackendError: One is no tensor, or of other sizes or another element type.
+            BackendError: An input is no tensor, or of other sizes or another element type.
         """
-        for name, kind in types.items():
+        for name, wanted in types.items():
             if name not in inputs:
                 continue
             tensor = inputs[name]
-            if not isinstance(tensor, torch.Tensor):
-                raise BackendError(f"input {name!r} is {tensor!r}, not a tensor of {kind}")
-            if tuple(tensor.shape) != kind.shape or tensor.dtype != torch_dtype(kind.dtype):
-                got = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
-                raise BackendError(f"input {name!r} is {got}; the program is for {kind}")
+            if not isinstance(tensor, Tensor):
+                raise BackendError(f"input {name!r} is {tensor!r}, not a tensor of {wanted}")
+            if tuple(tensor.shape) != wanted.shape or tensor.dtype != torch_dtype(wanted.dtype):
+                actual = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
+                raise BackendError(f"input {name!r} is {actual}; the program is for {wanted}")
 
     def feed(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Tensor]:
         """All graph inputs of a call: its arguments, the seed, and a gradient of one for the loss.
 
         Raises:
-            BackendError: The arguments are not like those that the module was traced with.
+            BackendError: The arguments differ from those of the trace, see `flatten` and `check`.
         """
         inputs = self.flatten(args, kwargs)
         self.check(inputs, self.types)
         if self.seed:
             inputs[self.seed] = torch.tensor(seed)
         if self.tangent:
-            kind = self.types[self.tangent]
-            inputs[self.tangent] = torch.ones(kind.shape, dtype=torch_dtype(kind.dtype))
+            loss = self.types[self.tangent]
+            inputs[self.tangent] = torch.ones(loss.shape, dtype=torch_dtype(loss.dtype))
         return inputs
 
-    def unflatten(self, values: Mapping[str, torch.Tensor]) -> Any:
-        """What the module returns, from graph outputs by name."""
+    def unflatten(self, values: Mapping[str, Tensor]) -> Any:
+        """The module's returned value from graph outputs by name."""
         results = zip(self.results, self.others, strict=True)
         flat = [values[name] if name else other for name, other in results]
         return pytree.tree_unflatten(flat, self.out_spec)
 
 
-def _shape_of(spec: pytree.TreeSpec) -> str:
+def _structure(spec: pytree.TreeSpec) -> str:
     """``3 positional, keywords mask, labels``."""
     args, kwargs = spec.child(0), spec.child(1)
     words = ", ".join(kwargs.context) or "no keywords"
@@ -153,11 +153,11 @@ def _word(path: pytree.KeyPath, value: Any) -> str:
     """``labels int64[8]``; a positional argument has no name."""
     keyword, inside = path[0].idx == 1, path[2:]  # type: ignore[attr-defined]
     name = (path[1].key if keyword else "") + pytree.keystr(inside)  # type: ignore[attr-defined]
-    if isinstance(value, torch.Tensor):
-        kind, shape = value.dtype, tuple(value.shape)
+    if isinstance(value, Tensor):
+        dtype, shape = value.dtype, tuple(value.shape)
     elif isinstance(value, TensorType):
-        kind, shape = torch_dtype(value.dtype), value.shape
+        dtype, shape = torch_dtype(value.dtype), value.shape
     else:
         return f"{name} {value!r}".strip()
     sizes = ",".join(map(str, shape))
-    return f"{name} {dtype_word(kind)}[{sizes}]".strip()
+    return f"{name} {dtype_word(dtype)}[{sizes}]".strip()

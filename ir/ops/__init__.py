@@ -1,32 +1,15 @@
-"""The op table, by family, and the two questions that the rest of the compiler asks of it."""
+"""The op table, and the two questions that the rest of the compiler asks of it."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.ops import (
-    aten,
-    attention,
-    attention_fused,
-    contraction,
-    einsum,
-    elementwise,
-    generating,
-    indexing,
-    joining,
-    movement,
-    normalization,
-    pooling,
-    quantization,
-    reduction,
-    reshape,
-    rotary,
-    sampling,
-    spatial,
-)
+from partitioner.ir.ops import aten, onnx
+from partitioner.ir.ops.aten.branches import COND, cond_row
 from partitioner.ir.ops.aten.derived import DERIVED, RULE
-from partitioner.ir.ops.table import LocalOp, LocalView, OpaqueError, OpRow, OpView, merged
+from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, merged
 from partitioner.ir.rule import Rule
 
 __all__ = [
@@ -40,30 +23,6 @@ __all__ = [
     "rule_of",
     "rules_of",
 ]
-
-_FAMILIES = (
-    aten,
-    attention,
-    attention_fused,
-    contraction,
-    einsum,
-    elementwise,
-    generating,
-    indexing,
-    joining,
-    movement,
-    normalization,
-    pooling,
-    quantization,
-    reduction,
-    rotary,
-    reshape,
-    sampling,
-    spatial,
-)
-
-#: Every row, by the op key of `Node.op`.
-ROWS: Mapping[str, OpRow] = merged(_FAMILIES)
 
 
 def row_of(node: Node) -> OpRow | None:
@@ -84,10 +43,14 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
 
 
 def rules_of(graph: Graph) -> Mapping[str, Rule | str]:
-    """What `rule_of` says of every node, by name; equal rules are one object."""
-    known: dict[Hashable, Rule] = {}
-    found = ((node.name, rule_of(graph, node)) for node in graph.nodes)
+    """`rule_of` every node, by name; equal rules are one object."""
+    distinct: dict[Hashable, Rule] = {}
+    rules = ((node.name, rule_of(graph, node)) for node in graph.nodes)
     return {
-        name: known.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
-        for name, rule in found
+        name: distinct.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
+        for name, rule in rules
     }
+
+
+#: Every row, by the op key of `Node.op`.
+ROWS: Mapping[str, OpRow] = {**merged(aten, onnx), COND: cond_row(rule_of)}

@@ -7,8 +7,9 @@ without a row is *opaque*: kept whole on one device and reported by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,61 +17,33 @@ import numpy as np
 from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Attr, Graph, Node
+from partitioner.ir.ops.signature import OpaqueError, Shape, Signature
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import TensorType
 
-Shape = tuple[int, ...]
-
-
-class OpaqueError(IRError):
-    """This node's form has no rule (say why in one clause); it stays whole on one device."""
-
 
 @dataclass(frozen=True)
-class OpView:
-    """What a row sees of a node: itself, its types, and the contents of its small constants."""
+class OpView(Signature):
+    """A node as its row sees it: attributes, types, and the contents of small constants."""
 
     node: Node
     graph: Graph
+
+    @cached_property
+    def types(self) -> tuple[TensorType | None, ...]:
+        """Types of the operands."""
+        return tuple(self.graph.types[name] if name else None for name in self.node.inputs)
+
+    @cached_property
+    def out_types(self) -> tuple[TensorType | None, ...]:
+        """Types of the results."""
+        return tuple(self.graph.types[name] if name else None for name in self.node.outputs)
 
     @property
     def opset(self) -> int:
         """Operator-set version of the node's domain."""
         domain = self.node.op.rpartition("::")[0]
         return self.graph.opsets.get(domain, 1)
-
-    def type(self, index: int) -> TensorType | None:
-        """Type of operand `index`, None if absent."""
-        inputs = self.node.inputs
-        return self.graph.types[inputs[index]] if index < len(inputs) and inputs[index] else None
-
-    def shape(self, index: int) -> Shape:
-        """Sizes of operand `index`, which must be present."""
-        found = self.type(index)
-        if found is None:
-            raise OpaqueError(f"operand {index} is absent")
-        return found.shape
-
-    def out_shape(self, index: int = 0) -> Shape:
-        """Sizes of result `index`, which must be present."""
-        return self.graph.types[self.node.outputs[index]].shape
-
-    @property
-    def shapes(self) -> tuple[Shape | None, ...]:
-        """Sizes of every operand; None where absent."""
-        return tuple(self.graph.types[v].shape if v else None for v in self.node.inputs)
-
-    @property
-    def out_shapes(self) -> tuple[Shape | None, ...]:
-        """Sizes of every result; None where absent."""
-        return tuple(self.graph.types[v].shape if v else None for v in self.node.outputs)
-
-    def present(self, dims: Sequence[Sequence[str] | None]) -> list[Sequence[str] | None]:
-        """Dims of the operands that the node has, in order; None for each that is absent."""
-        return [
-            own if shape is not None else None
-            for own, shape in zip(dims, self.shapes, strict=False)
-        ]
 
     def attr(self, name: str, default: Attr | None = None) -> Attr | None:
         """An attribute."""
@@ -82,6 +55,10 @@ class OpView:
         if not isinstance(value, int):
             raise OpaqueError(f"attribute {name!r} is {value!r}, not an integer")
         return value
+
+    def dim(self, name: str, default: int, rank: int | None = None) -> int:
+        """A dim given as an attribute, counted from the first of operand 0's or of `rank` dims."""
+        return self.int_attr(name, default) % max(self.rank() if rank is None else rank, 1)
 
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
         """Integers given as attribute `name` or, in newer opsets, as constant operand `index`.
@@ -104,22 +81,22 @@ class OpView:
         Raises:
             OpaqueError: It is computed at run time or too large.
         """
-        found = self.graph.constant(self.node.inputs[index])
-        if found is None:
+        array = self.graph.constant(self.node.inputs[index])
+        if array is None:
             raise OpaqueError(f"operand {index} ({self.node.inputs[index]!r}) is not a constant")
-        return found
+        return array
 
 
 @dataclass(frozen=True)
 class LocalView:
-    """What a row sees when it makes a node local to one device.
+    """One device's part of a node, from which its row makes the local op.
 
     Attributes:
         sizes: Local size of every factor.
         shapes: Local sizes of the operands (() where absent).
         out_shapes: Local sizes of the results (() where absent).
-        regions: Which part of each whole operand the device has; () unless the row says `where`.
-        out_regions: Which part of each whole result it makes; likewise.
+        regions: The part of each whole operand that the device has; () unless the row says `where`.
+        out_regions: The same of the results.
     """
 
     sizes: Mapping[str, int]
@@ -131,12 +108,12 @@ class LocalView:
 
 @dataclass(frozen=True)
 class LocalOp:
-    """A node made local: nodes in order (their extra values are temporaries), new small constants.
+    """The nodes that one device runs in place of a node.
 
     Attributes:
-        nodes: Replacement; the results keep the original names. Nodes after rows that need more
-            than one node name their temporaries with the original node's name as prefix.
-        constants: New constants by value name.
+        nodes: In order; the results keep the original names. Names of temporaries start with the
+            original node's name.
+        constants: New small constants by value name.
         types: Types of temporaries by value name.
     """
 
@@ -162,10 +139,9 @@ class OpRow:
             with `node.attrs["state_bytes"]` more an element, and the node cuts it as it likes.
         in_place: Operand that is written where it lies, so it is never moved to the node.
         again: The result is the first operand itself, under another name.
-        where: Localize looks at which parts a device has, not at their sizes alone; only then
-            does the view have regions.
+        where: `localize` needs the regions of a device's parts, not their sizes alone.
         either: The result is one of the operands, whichever the plan reads, and counts as a value
-            of its own: what it reads is kept for it alone from the last other use on.
+            of its own: the operand is kept for it alone from the last other use on.
     """
 
     rule: Callable[[OpView], Rule]
@@ -179,25 +155,13 @@ class OpRow:
     either: bool = False
 
 
-def same_node(view: OpView, **attrs: Attr) -> LocalOp:
-    """The node with some attributes replaced."""
-    return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))
-
-
-def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
-    """The node with operand `index` replaced by a new constant."""
-    name = f"{view.node.name}.{index}.local"
-    inputs = tuple(name if i == index else v for i, v in enumerate(view.node.inputs))
-    return LocalOp((replace(view.node, inputs=inputs),), {name: array})
-
-
 class Family(Protocol):
     """A module of rows."""
 
     ROWS: Mapping[str, OpRow]
 
 
-def merged(families: Iterable[Family]) -> Mapping[str, OpRow]:
+def merged(*families: Family) -> Mapping[str, OpRow]:
     """The rows of several families.
 
     Raises:

@@ -57,7 +57,7 @@ on a model:
                         [--training] [--parallel KIND]
   partition check FILE
 
-commands on a problem file (google/iopddl or msr-fiddle/dnn-partitioning):
+commands on a problem file (google/iopddl, msr-fiddle/dnn-partitioning or msr-fiddle/piper):
   partition solve FILE [--time-limit S] [--gap P] [-o SOLUTION]
   partition evaluate FILE SOLUTION
 

@@ -104,7 +104,7 @@ def natural(text: str) -> int:
 
 def memory(text: str) -> int:
     """Bytes, like ``8GiB``."""
-    from partitioner.cost_model.devices import parse_bytes  # loads NumPy
+    from partitioner.cost_model.cluster import parse_bytes  # loads NumPy
     from partitioner.cost_model.errors import CostError
 
     try:

@@ -1,6 +1,6 @@
 """The commands on problem files: `partition solve FILE`, `partition evaluate FILE SOLUTION`.
 
-The kind of file is told from its content. Exit codes of `solve` are those of the command line;
+The format is told from the file's content. Exit codes of `solve` are those of the command line;
 `evaluate` exits with 0 for a feasible solution and with 1 for any other.
 """
 
@@ -10,16 +10,15 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from partitioner.cli.options import command, fraction, safe, seconds, solver_options
 from partitioner.files import check_file
-from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
-    from partitioner.solver.formats.files import Kind, Solved
+    from partitioner.solver.formats.files import Solved
 
-_ABOUT = "JSON of google/iopddl or msr-fiddle/dnn-partitioning, plain or gzipped"
+_ABOUT = "JSON of google/iopddl, msr-fiddle/dnn-partitioning or msr-fiddle/piper, plain or gzipped"
 
 
 def solve_command(argv: Sequence[str]) -> int:
@@ -43,19 +42,20 @@ def solve_command(argv: Sequence[str]) -> int:
     if args.output is not None:
         check_file(args.output)
     start = time.monotonic()
-    from partitioner.solver.formats.files import Search
-    from partitioner.solver.joint.engines import find
+    from partitioner.solver.formats.files import Search, read_problem
+    from partitioner.solver.formats.json_files import write_solution
+    from partitioner.solver.milp.engines import find
 
     engine = find(args.solver)
-    kind, data = _read(Path(args.file))
+    problem_format, problem = read_problem(Path(args.file))
     search = Search(start + args.time_limit, args.gap, args.seed, engine)
-    found = kind.solve(Path(args.file), data, search)
-    if args.output is not None and found.solution is not None:
-        kind.write(found.solution, args.output)
-    print(json.dumps(_facts(found), indent=1) if args.json else safe(_text(found)))
-    if found.cost is not None:
+    solved = problem_format.solve(problem, search)
+    if args.output is not None and solved.solution is not None:
+        write_solution(solved.solution, args.output)
+    print(json.dumps(_facts(solved), indent=1) if args.json else safe(_text(solved)))
+    if solved.cost is not None:
         return 0
-    return 3 if found.status == "infeasible" else 1
+    return 3 if solved.status == "infeasible" else 1
 
 
 def evaluate_command(argv: Sequence[str]) -> int:
@@ -67,57 +67,38 @@ def evaluate_command(argv: Sequence[str]) -> int:
         SOLUTION="JSON as `partition solve -o` writes it",
     )
     args = parser.parse_args(argv)
-    kind, data = _read(Path(args.file))
-    found = kind.evaluate(Path(args.file), data, Path(args.solution))
-    for name, value in found.figures:
+    from partitioner.solver.formats.files import read_problem
+    from partitioner.solver.formats.json_files import read
+
+    problem_format, problem = read_problem(Path(args.file))
+    solution = read(Path(args.solution), problem_format.parse_solution)
+    priced = problem_format.evaluate(problem, solution)
+    for name, value in priced.figures:
         print(f"{name:10}  {value}")
-    print(f"infeasible: {found.fault}" if found.fault else "feasible")
-    return 1 if found.fault else 0
+    print(f"infeasible: {priced.fault}" if priced.fault else "feasible")
+    return 1 if priced.fault else 0
 
 
-def _read(path: Path) -> tuple[Kind, Any]:
-    """The kind that the file's content shows, and the content."""
-    from partitioner.solver.formats.files import KINDS
-    from partitioner.solver.formats.json_files import read_json
-
-    data = read_json(path)
-    for kind in KINDS:
-        if kind.is_problem(data):
-            return kind, data
-    raise PartitionerError(
-        f'{path}: no known kind of problem (iopddl has a "problem" object, dnn-partitioning '
-        '"nodes" and "maxFPGAs")'
-    )
+def _facts(solved: Solved) -> dict[str, object]:
+    facts = vars(solved) | {"reason": solved.reason or None}
+    del facts["solution"]
+    return facts
 
 
-def _facts(found: Solved) -> dict[str, object]:
-    return {
-        "objective": found.objective,
-        "cost": found.cost,
-        "bound": found.bound,
-        "gap": found.gap,
-        "status": found.status,
-        "seconds": found.seconds,
-        "solver": found.solver,
-        "reason": found.reason or None,
-        "trace": [list(entry) for entry in found.trace],
-    }
-
-
-def _text(found: Solved) -> str:
-    rows = [("objective", found.objective)]
-    if found.cost is None:
-        why = found.reason or "no feasible solution was found in time"
-        rows.append(("status", f"{found.status}: {why}"))
+def _text(solved: Solved) -> str:
+    rows = [("objective", solved.objective)]
+    if solved.cost is None:
+        why = solved.reason or "no feasible solution was found in time"
+        rows.append(("status", f"{solved.status}: {why}"))
     else:
-        assert found.gap is not None
+        assert solved.gap is not None
         rows += [
-            ("cost", _number(found.cost)),
-            ("bound", _number(found.bound or 0)),
-            ("gap", f"{found.gap:.4%}"),
-            ("status", found.status),
+            ("cost", _number(solved.cost)),
+            ("bound", _number(solved.bound or 0)),
+            ("gap", f"{solved.gap:.4%}"),
+            ("status", solved.status),
         ]
-    rows += [("seconds", f"{found.seconds:.1f}"), ("solver", found.solver)]
+    rows += [("seconds", f"{solved.seconds:.1f}"), ("solver", solved.solver)]
     return "\n".join(f"{name:9}  {value}" for name, value in rows)
 
 

@@ -33,7 +33,8 @@ from partitioner.verify.module import check_contents, verify_module
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
-    from partitioner.backends.torch.rank_module import RankModule, Source, Stored, Whole
+    from partitioner.backends.torch.rank_module import RankModule, Source
+    from partitioner.backends.torch.rank_passes import Stored, Whole
 
 
 @dataclass(frozen=True)
@@ -296,7 +297,7 @@ class ModuleProgram(Compiled):
             source: Whole contents of parameters and buffers; fake constants take theirs from it.
         """
         from partitioner.backends.torch.initialise import without_contents
-        from partitioner.backends.torch.rank_module import Whole
+        from partitioner.backends.torch.rank_passes import Whole
 
         tensors = self.traced.captured.tensors
         fake = {v: name for name, v in self.traced.fixed.items() if without_contents(tensors[name])}
@@ -371,7 +372,7 @@ class ModuleProgram(Compiled):
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
         """Parameters and buffers that the ranks hold."""
-        from partitioner.backends.torch.rank_module import Stored
+        from partitioner.backends.torch.rank_passes import Stored
 
         captured, traced = self.traced.captured, self.traced
         names: dict[str, list[str]] = {}

@@ -26,7 +26,8 @@ from partitioner.search.request import Budget, Request
 from partitioner.strategies.constraints import Constraints
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.rank_module import Share, Source, Whole
+    from partitioner.backends.torch.rank_module import Share, Source
+    from partitioner.backends.torch.rank_passes import Whole
     from partitioner.compiled.module import ModuleProgram
 
 

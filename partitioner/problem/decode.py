@@ -1,4 +1,4 @@
-"""From the choices of a search to a plan, and from a plan's decision to a strategy."""
+"""A search's choices as a plan, and a plan's decisions as strategies."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from partitioner.strategies.derive import Rules
 
 
 def kept_decision(graph: Graph, plan: Plan | None, rules: Rules, node: Node) -> PlacedNode | None:
-    """What a plan that is kept does with a node; None if it says nothing of it."""
-    decision: NodePlan | None = plan.nodes.get(node.name) if plan is not None else None
+    """The strategy of a node in a plan that is kept; None if the plan has none for it."""
+    decision = plan.nodes.get(node.name) if plan is not None else None
     if plan is None or decision is None:
         return None
-    mesh: DeviceMesh = plan.groups[decision.group]
-    rule = rules.rule(node)
+    mesh, rule = plan.groups[decision.group], rules.rule(node)
     sizes = {name: factor.size for name, factor in rule.factors.items()} if rule else {}
     layouts = {name: cut.layout(sizes[name], mesh) for name, cut in decision.cuts.items()}
     return place(graph, node, mesh, layouts, rule)
 
 
 def decided(graph: Graph, cluster: Cluster, built: Built, solution: Solution) -> tuple[Graph, Plan]:
-    """A solution as a plan, and the graph that it is for."""
-    made = built.node_plans(graph, solution.chosen)
+    """The plan of a solution, and the graph that it is for."""
+    plans = built.node_plans(graph, solution.chosen)
     order = solution.order or range(len(graph.nodes))
-    ordered = {name: made[name] for i in order if (name := graph.nodes[i].name) in made}
+    ordered = {name: plans[name] for i in order if (name := graph.nodes[i].name) in plans}
     return planned_on(graph, cluster, built.groups, ordered)
 
 
 def planned_on(
     graph: Graph, cluster: Cluster, groups: Sequence[DeviceMesh], decided: Mapping[str, NodePlan]
 ) -> tuple[Graph, Plan]:
-    """Decisions in the order of the plan as a plan, and the graph that it is for."""
+    """The plan of some decisions, in their order, and the graph that it is for."""
     left = chosen(graph, decided) if graph.optional else graph
     names = [name for name in decided if name in left.by_name]
     used = sorted({decided[name].group for name in names})

@@ -60,7 +60,7 @@ def _write_iopddl(problem: Problem, path: Path, space: str) -> Dump:
 
 
 def _write_dnnp(problem: Problem, path: Path, space: str) -> Dump:
-    from partitioner.solver.formats.dnnp_write import to_file
+    from partitioner.solver.formats.dnnp_problem import to_file
 
     found = to_file(problem)
     write_json(found.data, path)

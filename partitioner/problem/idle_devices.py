@@ -1,7 +1,7 @@
-"""Work for every device: from a plan that leaves devices idle to the nearest one that does not.
+"""Work for every device: the plan nearest to a given one that leaves no device idle.
 
-The best throughput of a small model may need fewer devices than were asked for. Who asks for four
-parts gets four, and is told what fewer would do.
+The best throughput of a small model may need fewer devices than the request names. A request for
+four parts gets four, and a note says what fewer would cost.
 """
 
 from __future__ import annotations
@@ -20,16 +20,12 @@ ROUNDING = 1e-12
 def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
     """Give each idle device one node, the one whose move costs least.
 
-    Args:
-        problem: What `chosen` is a plan of.
-        chosen: One choice a node.
-
     Returns:
-        A plan in which every device has work and memory suffices; None if there is none so near.
+        A plan in which every device has work and memory suffices; None if no such plan is near.
     """
     state = State(tables(problem), chosen, bytes_matter=problem.limited)
     for device in range(problem.devices):
-        if _runs(problem, state.chosen)[device]:
+        if _node_counts(problem, state.chosen)[device]:
             continue
         move = _best_move(problem, state, device)
         if move is None:
@@ -38,17 +34,17 @@ def cover(problem: Problem, chosen: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(state.chosen)
 
 
-def _runs(problem: Problem, chosen: Sequence[int]) -> list[int]:
-    """How many nodes load each device; communications are left out."""
-    count = [0] * problem.devices
+def _node_counts(problem: Problem, chosen: Sequence[int]) -> list[int]:
+    """Nodes that load each device; communications are left out."""
+    counts = [0] * problem.devices
     for choices, pick in zip(problem.nodes, chosen, strict=True):
         for device, seconds in enumerate(choices[pick].load_s):
-            count[device] += seconds > 0
-    return count
+            counts[device] += seconds > 0
+    return counts
 
 
 def _best_move(problem: Problem, state: State, device: int) -> tuple[int, int] | None:
-    """The node and the choice of it that give the device work, and more devices than before."""
+    """The cheapest node and choice that give the device work, and more devices than before."""
     best: tuple[int, int] | None = None
     least = (float("inf"), float("inf"))
     for node, pick in _moves(problem, state.chosen, device):
@@ -57,14 +53,14 @@ def _best_move(problem: Problem, state: State, device: int) -> tuple[int, int] |
         before = state.chosen[node]
         state.move(node, pick)
         cost = max(state.load), sum(state.load)
-        if state.excess_bytes() <= 0 and _less(cost, least):
+        if state.excess_bytes() <= 0 and _is_less(cost, least):
             best, least = (node, pick), cost
         state.move(node, before)
     return best
 
 
 def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tuple[int, int]]:
-    runs = _runs(problem, chosen)
+    counts = _node_counts(problem, chosen)
     nodes = sorted(
         (choices[pick].load_s[d], node)
         for node, (choices, pick) in enumerate(zip(problem.nodes, chosen, strict=True))
@@ -74,17 +70,14 @@ def _moves(problem: Problem, chosen: Sequence[int], device: int) -> Iterator[tup
     for _, node in nodes[:MAX_TRIES]:
         now = problem.nodes[node][chosen[node]].load_s
         for pick, choice in enumerate(problem.nodes[node]):
-            idle = [
-                d
-                for d, (old, new) in enumerate(zip(now, choice.load_s, strict=True))
-                if old > 0 and new == 0 and runs[d] == 1
-            ]
-            gained = sum(new > 0 and runs[d] == 0 for d, new in enumerate(choice.load_s))
-            if choice.load_s[device] > 0 and gained > len(idle):
+            pairs = enumerate(zip(now, choice.load_s, strict=True))
+            idle = sum(old > 0 and new == 0 and counts[d] == 1 for d, (old, new) in pairs)
+            gained = sum(new > 0 and counts[d] == 0 for d, new in enumerate(choice.load_s))
+            if choice.load_s[device] > 0 and gained > idle:
                 yield node, pick
 
 
-def _less(new: tuple[float, float], old: tuple[float, float]) -> bool:
+def _is_less(new: tuple[float, float], old: tuple[float, float]) -> bool:
     if abs(new[0] - old[0]) > ROUNDING * old[0]:
         return new[0] < old[0]
     return new[1] < old[1] * (1 - ROUNDING)

@@ -1,8 +1,9 @@
-"""What a device holds where it is fullest, by what it is for."""
+"""Bytes of a device at its memory peak, by kind: weights, gradients, activations, ..."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -28,14 +29,13 @@ if TYPE_CHECKING:
     from partitioner.problem.build import Built
 
 
+_WEIGHTS, _PARAMETERS, _STATE = "weights", "parameters", "optimizer's state"
+_RESIDENT = (_WEIGHTS, _PARAMETERS, _STATE)
+
+
 @dataclass(frozen=True)
 class Holdings:
-    """Bytes of a graph's values by kind, along a schedule.
-
-    Attributes:
-        graph: The model.
-        schedule: Its plan's schedule.
-    """
+    """Bytes of a graph's values by kind, along the schedule of a plan."""
 
     graph: Graph
     schedule: Schedule
@@ -49,44 +49,34 @@ class Holdings:
         """Bytes of each kind at the peak of a device; their sum is the peak.
 
         Args:
-            device: The device.
             exact: Whether by liveness; else by the safe formula, with head-room.
         """
-        found: dict[str, int] = {}
-        for kind, nbytes in self._resident(device):
-            found[kind] = found.get(kind, 0) + nbytes
+        kinds = Kinds(self.graph)
+        parts: Counter[str] = Counter()
+        for (where, (value, _)), nbytes in self.schedule.residents.items():
+            if where == device:
+                parts.update(kinds.resident(value, nbytes))
         lifetimes = exact_lifetimes if exact else safe_lifetimes
         lives = [life for life in lifetimes(self.schedule) if life.device == device]
         for curve in usage_curves(self.schedule, lives).values():
-            at = int(np.argmax(curve))
+            peak = int(np.argmax(curve))
             for life in lives:
-                if life.first <= at <= life.last:
-                    kind = self._kinds.passing(life.value, life.buffer)
-                    found[kind] = found.get(kind, 0) + life.nbytes
-        moving = {kind for kind in found if kind not in _RESIDENT}
+                if life.first <= peak <= life.last:
+                    parts[kinds.passing(life.value, buffer=life.buffer)] += life.nbytes
         return {
-            kind: nbytes if exact or kind not in moving else with_headroom(nbytes)
-            for kind, nbytes in found.items()
+            kind: nbytes if exact or kind in _RESIDENT else with_headroom(nbytes)
+            for kind, nbytes in parts.items()
         }
 
     def text(self, device: int, *, exact: bool = False) -> str:
         """``"96 MiB parameters, 192 MiB optimizer's state, ..."``, the largest first."""
         return parts_text(self.at_peak(device, exact=exact))
 
-    def _resident(self, device: int) -> Iterator[tuple[str, int]]:
-        for (where, (value, _)), nbytes in self.schedule.residents.items():
-            if where == device:
-                yield from self._kinds.resident(value, nbytes)
-
-    @cached_property
-    def _kinds(self) -> Kinds:
-        return Kinds(self.graph)
-
 
 def parts_text(parts: Mapping[str, int]) -> str:
     """``"96 MiB parameters, 192 MiB optimizer's state, ..."``, the largest first."""
-    found = sorted(parts.items(), key=lambda part: -part[1])
-    return ", ".join(f"{units.size(nbytes)} {kind}" for kind, nbytes in found if nbytes)
+    ranked = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{units.size(nbytes)} {kind}" for kind, nbytes in ranked if nbytes)
 
 
 def planned_parts(
@@ -95,73 +85,64 @@ def planned_parts(
     """Bytes of each kind on the first device of a problem, as the search counts them.
 
     Args:
-        graph: Of the problem.
-        built: The problem.
-        chosen: A plan: one choice index a node.
         position: Node at which they are held.
     """
     problem, kinds = built.problem, Kinds(graph)
-    own = {item for hold in problem.holds for item in hold.items[chosen[hold.node]]}
-    found: dict[str, int] = {}
+    by_nodes = {item for hold in problem.holds for item in hold.items[chosen[hold.node]]}
+    parts: Counter[str] = Counter()
     for index in sorted(triggered(problem, chosen)):
         item, value = problem.items[index], built.values[index]
         nbytes = round(item.bytes[0])
         if not item.first <= position <= item.last:
             continue
-        parts = [(kinds.passing(value, index not in own and any(item.load_s)), nbytes)]
-        if index in built.zeros or (index in own and kinds.stays(value)):
-            parts = list(kinds.resident(value, nbytes))
-        for kind, size in parts:
-            found[kind] = found.get(kind, 0) + size
-    return found
+        if index in built.zeros or (index in by_nodes and kinds.stays(value)):
+            parts.update(kinds.resident(value, nbytes))
+        else:
+            buffer = index not in by_nodes and any(item.load_s)
+            parts[kinds.passing(value, buffer=buffer)] += nbytes
+    return parts
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """What bytes of a graph's values are for.
-
-    Attributes:
-        graph: The graph.
-    """
+    """Kinds of the bytes that a graph's values take."""
 
     graph: Graph
 
     def stays(self, value: str) -> bool:
-        """Whether it is there all the time: a weight, or a stored value."""
+        """Whether it is held all the time: a weight, or a stored value."""
         node = self.graph.producers.get(value)
         row = row_of(node) if node is not None else None
         return value in self.graph.constants or (row is not None and row.stored)
 
-    def resident(self, value: str, nbytes: int) -> Iterator[tuple[str, int]]:
-        """Bytes that are held all the time: the value's own, and its optimizer's state."""
+    def resident(self, value: str, nbytes: int) -> Mapping[str, int]:
+        """Bytes that are held all the time: the value itself, and its optimizer's state."""
         node = self.graph.producers.get(value)
         extra = node.attrs.get("state_bytes", 0) if node is not None else 0
         assert isinstance(extra, int)
         bits = DTYPE_BITS[self.graph.types[value].dtype]
-        own = nbytes * bits // (bits + 8 * extra)
-        yield _PARAMETERS if self.graph.backward else _WEIGHTS, own
-        yield _STATE, nbytes - own
+        itself = nbytes * bits // (bits + 8 * extra)
+        return {
+            _PARAMETERS if self.graph.backward else _WEIGHTS: itself,
+            _STATE: nbytes - itself,
+        }
 
-    def passing(self, value: str, buffer: bool) -> str:
-        """The kind of what is held for a time."""
+    def passing(self, value: str, *, buffer: bool) -> str:
+        """The kind of bytes that are held for a time."""
         if value in self._gradients:
             return "gradients"
         return "buffers of communications" if buffer else "activations"
 
     @cached_property
     def _gradients(self) -> frozenset[str]:
-        """Values that are a parameter's gradient, and those that they are views of."""
+        """The gradients of parameters, and the values that they are views of."""
         left = [n.inputs[0] for n in self.graph.nodes if n.attrs.get("role") == "gradient"]
-        found: set[str] = set()
+        gradients: set[str] = set()
         while left:
             value = left.pop()
-            found.add(value)
+            gradients.add(value)
             node = self.graph.producers.get(value)
             row = row_of(node) if node is not None else None
             if node is not None and row is not None and row.view:
                 left.append(node.inputs[0])
-        return frozenset(found)
-
-
-_WEIGHTS, _PARAMETERS, _STATE = "weights", "parameters", "optimizer's state"
-_RESIDENT = (_WEIGHTS, _PARAMETERS, _STATE)
+        return frozenset(gradients)

@@ -1,34 +1,32 @@
-"""Stretches of a graph's order that repeat, and which of their blocks belong together.
+"""The repeated blocks of a graph, and which of them belong together.
 
-A model's layers are one run of blocks; its backward pass has them again, in the opposite order.
-Runs are *coupled* where blocks read from each other: block k of a run reads from blocks k - 1, k
-and k + 1 of the others only.
+The layers of a model are one run of blocks; its backward pass has them again in the opposite
+order. Runs are *coupled* where their blocks read from each other: block k of a run reads from
+blocks k - 1, k and k + 1 of the other runs only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.sequence import MIN_BLOCKS, repetitions, stretches
+from partitioner.ir.repeats import MIN_BLOCKS, Ints, flagged, numbered, repetitions, signature
 from partitioner.strategies.derive import Rules
 
-#: Shorter blocks are not worth it, unless they go with another run's.
+#: Shorter blocks are folded only if they are coupled to those of another run.
 MIN_PERIOD = 2
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Run:
-    """`count` blocks of `period` nodes each, the earliest at position `start` of the order.
+    """`count` blocks of `period` nodes each, from position `start` of the order on.
 
-    Blocks are numbered as those of the runs that this one goes with: where `reverse` is set, the
-    last one comes first.
+    Blocks have the numbers of the blocks of the coupled runs: where `reverse` is set, the last
+    block comes first.
     """
 
     start: int
@@ -36,38 +34,33 @@ class Run:
     count: int
     reverse: bool = False
 
-    @property
-    def stop(self) -> int:
-        """After the last node."""
-        return self.start + self.period * self.count
-
     def block(self, index: int) -> range:
-        """Positions of a block."""
+        """Positions of a block's nodes."""
         place = self.count - 1 - index if self.reverse else index
         return range(self.start + place * self.period, self.start + (place + 1) * self.period)
 
 
 @dataclass(frozen=True)
 class _Region:
-    """Nodes `period` apart are of one kind within start .. stop.
+    """Positions start .. stop, whose nodes `period` apart are of one kind, with block numbers.
 
-    A node at position i is in block ``first + sign * ((i - phase) // period)``.
+    The node at position i is in block ``first + sign * ((i - phase) // period)``.
     """
 
     start: int
     stop: int
     period: int
-    phase: int = 0
+    phase: int
     sign: int = 1
     first: int = 0
 
     def block(self, position: npt.ArrayLike) -> Ints:
-        """The blocks of positions."""
+        """Block numbers of positions."""
         steps = (np.asarray(position, np.int64) - self.phase) // self.period
         return self.first + self.sign * steps
 
     def whole(self) -> range:
-        """Indices of the blocks that lie within it."""
+        """Numbers of the blocks that lie within it."""
         head = self.phase + -(-(self.start - self.phase) // self.period) * self.period
         count = max(0, (self.stop - head) // self.period)
         ends = int(self.block(head)), int(self.block(head)) + self.sign * (count - 1)
@@ -79,121 +72,106 @@ class _Region:
 
 
 def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[Run, ...]:
-    """The coupled runs that hide most nodes; empty if none do.
+    """The coupled runs that hide most nodes; empty if none hide any.
 
     Args:
-        graph: The model.
-        rules: Its rules.
-        kept: Blocks that are kept, by the number of runs.
+        kept: Blocks that stay in a folded graph, by the number of its runs.
     """
-    kinds = _kinds(graph, rules)
-    found = repetitions(kinds, 0, len(kinds))
-    ranked = sorted(found, key=lambda stretch: (-stretch.hidden, stretch.start))
-    if not ranked or ranked[0].period < MIN_PERIOD:
+
+    def hidden(runs: Sequence[Run]) -> int:
+        return sum((run.count - kept(len(runs))) * run.period for run in runs)
+
+    kinds = numbered(_kind(graph, rules, node) for node in graph.nodes)
+    stretches = sorted(repetitions(kinds), key=lambda s: (-s.beyond(MIN_BLOCKS), s.start))
+    if not stretches or stretches[0].period < MIN_PERIOD:
         return ()
-    first, *others = (_Region(own.start, own.stop, own.period) for own in ranked)
-    reads = _Reads(graph)
-    coupled = _coupled(reads, replace(first, phase=first.start), others)
-    runs = [_runs(graph, reads, kinds, chosen) for chosen in (coupled, coupled[:1])]
-    best = max(runs, key=lambda runs: _hidden(runs, kept))
-    return best if _hidden(best, kept) > 0 else ()
+    pairs = np.array(
+        [
+            (place, reader)
+            for reader, operands in enumerate(_operands(graph))
+            for place, _ in operands
+            if place >= 0
+        ],
+        np.int64,
+    ).reshape(-1, 2)
+    regions = _coupled(pairs, [_Region(s.start, s.stop, s.period, s.start) for s in stretches])
+    best = max((_runs(graph, pairs, kinds, part) for part in (regions, regions[:1])), key=hidden)
+    return best if hidden(best) > 0 else ()
 
 
-def _hidden(runs: Sequence[Run], kept: Callable[[int], int]) -> int:
-    return sum((run.count - kept(len(runs))) * run.period for run in runs)
-
-
-def _kinds(graph: Graph, rules: Rules) -> Ints:
-    """A number for each node, equal where operator, attributes, types and rule are."""
-    known: dict[object, int] = {}
-    return np.array(
-        [known.setdefault(_kind(graph, rules, node), len(known)) for node in graph.nodes], np.int64
-    )
-
-
-def _kind(graph: Graph, rules: Rules, node: Node) -> object:
+def _kind(graph: Graph, rules: Rules, node: Node) -> Hashable:
+    """Equal for nodes with one signature and rule, in the same pass, that are outputs alike."""
     rule = rules.rule(node)
     loops = (
         (str(rule), rule.flops_per_point, tuple(sorted(rule.addends)), rule.points)
         if rule is not None
         else rules.why_opaque(node)
     )
-    reads = tuple(str(graph.types[v]) if v else "" for v in (*node.inputs, *node.captures))
-    writes = tuple((str(graph.types[v]), v in graph.outputs) if v else "" for v in node.outputs)
-    where = node.name in graph.backward, node.name in graph.optional
-    return node.op, repr(sorted(node.attrs.items())), loops, reads, writes, where
+    returned = tuple(value in graph.outputs for value in node.outputs)
+    passes = node.name in graph.backward, node.name in graph.optional
+    return signature(node, graph.types), loops, returned, passes
 
 
-class _Reads:
-    """Who reads from whom, by position."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.slots: list[list[tuple[int, str]]] = []  # of each node: (producer or -1, value)
-        pairs = []
-        for position, node in enumerate(graph.nodes):
-            own = []
-            for value in (*node.inputs, *node.captures):
-                producer = graph.producers.get(value)
-                place = graph.order[producer.name] if producer is not None else -1
-                own.append((place, value))
-                if place >= 0:
-                    pairs.append((place, position))
-            self.slots.append(own)
-        #: (producer, reader) of each operand that a node makes.
-        self.pairs = np.array(pairs, np.int64).reshape(-1, 2)
+def _operands(graph: Graph) -> list[list[tuple[int, str]]]:
+    """Of each node, by position, the producer's position (-1 if none) and value of each operand."""
+    places = {value: graph.order[node.name] for value, node in graph.producers.items()}
+    return [
+        [(places.get(value, -1), value) for value in (*node.inputs, *node.captures)]
+        for node in graph.nodes
+    ]
 
 
-def _coupled(reads: _Reads, first: _Region, others: Sequence[_Region]) -> list[_Region]:
-    """The regions that read from the first one or are read by it, their blocks numbered like its.
+def _coupled(pairs: Ints, regions: Sequence[_Region]) -> list[_Region]:
+    """The first region and those coupled to it, directly or through others, numbered like it.
 
-    So are those that are coupled to one of these.
+    Args:
+        pairs: Positions of producer and reader of each operand; (pairs, 2).
     """
-    found, left = [first], list(others)
+    coupled, left = list(regions[:1]), list(regions[1:])
     while True:
         for region in left:
-            numbered = _numbered(reads, region, found)
-            if numbered is not None:
-                found.append(numbered)
+            renumbered = _renumbered(pairs, region, coupled)
+            if renumbered is not None:
+                coupled.append(renumbered)
                 left.remove(region)
                 break
         else:
-            return found
+            return coupled
 
 
-def _numbered(reads: _Reads, region: _Region, known: Sequence[_Region]) -> _Region | None:
-    """The region with the phase and the numbers that bring most readers to their own block."""
-    places, blocks = _partners(reads, region, known)
+def _renumbered(pairs: Ints, region: _Region, known: Sequence[_Region]) -> _Region | None:
+    """The region with the phase and the numbers that bring most readers to their own block.
+
+    None if it is not coupled to the known regions.
+    """
+    places, blocks = _partners(pairs, region, known)
     sign = _sign(region, places, blocks)
     if sign == 0:
         return None
-    best: tuple[tuple[int, int, int], _Region] | None = None
+    ranked = []
     for phase in range(region.start, region.start + region.period):
         offsets = blocks - sign * ((places - phase) // region.period)
         first = int(np.median(offsets))
         far, aside = (int(np.count_nonzero(abs(offsets - first) > step)) for step in (1, 0))
-        tried = replace(region, phase=phase, sign=sign, first=first)
-        rank = far, -len(_common([*known, tried])), aside
-        if best is None or rank < best[0]:
-            best = rank, tried
-    assert best is not None
-    return best[1]
+        option = replace(region, phase=phase, sign=sign, first=first)
+        ranked.append(((far, -len(_common([*known, option])), aside), option))
+    return min(ranked, key=lambda entry: entry[0])[1]
 
 
-def _partners(reads: _Reads, region: _Region, known: Sequence[_Region]) -> tuple[Ints, Ints]:
-    """Positions in a region and the blocks of known regions that they read from or are read by."""
+def _partners(pairs: Ints, region: _Region, known: Sequence[_Region]) -> tuple[Ints, Ints]:
+    """Positions in a region, and for each the block of a known region that it reads or feeds."""
     places, blocks = [], []
-    for own, partner in (reads.pairs.T, reads.pairs.T[::-1]):
-        inside = (region.start <= own) & (own < region.stop)
+    for here, there in (pairs.T, pairs.T[::-1]):
+        inside = (region.start <= here) & (here < region.stop)
         for other in known:
-            both = inside & (other.start <= partner) & (partner < other.stop)
-            places.append(own[both])
-            blocks.append(other.block(partner[both]))
+            both = inside & (other.start <= there) & (there < other.stop)
+            places.append(here[both])
+            blocks.append(other.block(there[both]))
     return np.concatenate(places), np.concatenate(blocks)
 
 
 def _sign(region: _Region, places: Ints, blocks: Ints) -> int:
-    """1 if partners' blocks rise with the position, -1 if they fall, 0 if there are none."""
+    """1 if partners' blocks rise with the position, -1 if they fall, 0 if they do neither."""
     steps = (places - region.start) // region.period
     if len(steps) < 2 or steps.min() == steps.max():
         return 0
@@ -201,95 +179,98 @@ def _sign(region: _Region, places: Ints, blocks: Ints) -> int:
     return round(float(slope)) if abs(abs(slope) - 1) < 0.5 else 0
 
 
-def _runs(graph: Graph, reads: _Reads, kinds: Ints, regions: Sequence[_Region]) -> tuple[Run, ...]:
-    """The longest range of blocks that are alike and read by nobody else, as runs.
+def _runs(graph: Graph, pairs: Ints, kinds: Ints, regions: Sequence[_Region]) -> tuple[Run, ...]:
+    """The longest range of equal blocks that only their neighbours read from, as runs.
 
-    The outer two need be of the same kinds only.
+    The outermost two blocks need have nodes of the same kinds only.
     """
     common = _common(regions)
     if len(common) < MIN_BLOCKS:
         return ()
     inner = common[1:-1]
-    labels = _Labels(graph, reads, regions)
-    marks = labels.marks(kinds)
-    alike = np.ones(len(inner) - 1, np.bool_)
+    labels = _Labels.of(graph, regions)
+    marks = numbered(
+        (kinds[reader], *(labels.origin(reader, place, value) for place, value in operands))
+        for reader, operands in enumerate(_operands(graph))
+    )
+    equal = np.ones(len(inner) - 1, np.bool_)
     for region in regions:
-        rows = np.array([region.first_of(block) for block in inner])
-        own = marks[rows[:, None] + np.arange(region.period)]
-        alike &= (own[1:] == own[:-1]).all(axis=1)
-    apart = labels.read_elsewhere()
-    closed = np.array([block not in apart for block in inner])
-    alike &= closed[1:] & closed[:-1]
-    start, length = max(stretches(alike), key=lambda found: found[1], default=(0, 0))
+        heads = np.array([region.first_of(block) for block in inner])
+        rows = marks[heads[:, None] + np.arange(region.period)]
+        equal &= (rows[1:] == rows[:-1]).all(axis=1)
+    open_blocks = labels.read_from_afar(pairs)
+    closed = np.array([block not in open_blocks for block in inner])
+    equal &= closed[1:] & closed[:-1]
+    start, length = max(flagged(equal), key=lambda entry: entry[1], default=(0, 0))
     if length + 3 < MIN_BLOCKS:
         return ()
-    return tuple(_run(region, common[start], length + 3) for region in regions)
+    first, last = common[start], common[start + length + 2]
+    return tuple(
+        Run(
+            region.first_of(first if region.sign > 0 else last),
+            region.period,
+            length + 3,
+            reverse=region.sign < 0,
+        )
+        for region in regions
+    )
 
 
 def _common(regions: Sequence[_Region]) -> range:
     """The blocks that lie within all of them."""
     whole = [region.whole() for region in regions]
-    low, high = max(own.start for own in whole), min(own.stop for own in whole)
+    low, high = max(blocks.start for blocks in whole), min(blocks.stop for blocks in whole)
     return range(low, max(low, high))
 
 
-def _run(region: _Region, first: int, count: int) -> Run:
-    reverse = region.sign < 0
-    head = region.first_of(first + count - 1 if reverse else first)
-    return Run(head, region.period, count, reverse)
-
-
+@dataclass(frozen=True)
 class _Labels:
-    """The region and block of every node."""
+    """Region, block and place in the block of every node, by position; region -1 outside."""
 
-    def __init__(self, graph: Graph, reads: _Reads, regions: Sequence[_Region]) -> None:
-        self.graph, self.reads = graph, reads
+    graph: Graph
+    region: Ints
+    block: Ints
+    offset: Ints
+
+    @classmethod
+    def of(cls, graph: Graph, regions: Sequence[_Region]) -> _Labels:
         count = len(graph.nodes)
-        self.region = np.full(count, -1, np.int64)
-        self.block = np.zeros(count, np.int64)
-        self.offset = np.zeros(count, np.int64)
-        for index, region in enumerate(regions):
-            own = np.arange(region.start, region.stop)
-            self.region[own] = index
-            self.block[own] = region.block(own)
-            self.offset[own] = (own - region.phase) % region.period
+        region, block, offset = np.full(count, -1), np.zeros(count, int), np.zeros(count, int)
+        for index, one in enumerate(regions):
+            places = np.arange(one.start, one.stop)
+            region[places], block[places] = index, one.block(places)
+            offset[places] = (places - one.phase) % one.period
+        return cls(graph, region, block, offset)
 
-    def marks(self, kinds: Ints) -> Ints:
-        """A number for each node, equal where kinds are and reads are from corresponding places."""
-        known: dict[object, int] = {}
-        return np.array(
-            [
-                known.setdefault(
-                    (kinds[i], *(self._whence(i, place, value) for place, value in slots)),
-                    len(known),
-                )
-                for i, slots in enumerate(self.reads.slots)
-            ],
-            np.int64,
-        )
+    def origin(self, reader: int, producer: int, value: str) -> Hashable:
+        """Equal for operands that two blocks read from corresponding places.
 
-    def _whence(self, reader: int, place: int, value: str) -> object:
-        if place >= 0 and self._near(place, reader):
-            step = int(self.block[place] - self.block[reader])
-            return int(self.region[place]), step, int(self.offset[place])
-        if place < 0 and value and self._own(reader, value):
+        Args:
+            reader: Position of the node that reads.
+            producer: Position of the node that makes the value; -1 if none does.
+            value: The operand; "" if it is absent.
+        """
+        if producer >= 0 and self._adjacent(producer, reader):
+            step = int(self.block[producer] - self.block[reader])
+            return int(self.region[producer]), step, int(self.offset[producer])
+        if producer < 0 and value and self._read_in_its_block(reader, value):
             return "own", value in self.graph.constants
         return value
 
-    def _near(self, one: int, other: int) -> bool:
+    def _adjacent(self, one: int, other: int) -> bool:
         """Whether two nodes are in the same or neighbouring blocks."""
         inside = self.region[one] >= 0 and self.region[other] >= 0
         return bool(inside and abs(self.block[one] - self.block[other]) <= 1)
 
-    def _own(self, reader: int, value: str) -> bool:
-        """Whether a weight or an input is read in one block only."""
+    def _read_in_its_block(self, reader: int, value: str) -> bool:
+        """Whether all readers of a weight or an input are in the block of this one."""
         readers = [self.graph.order[node.name] for node in self.graph.consumers[value]]
         return all(self.region[r] >= 0 and self.block[r] == self.block[reader] for r in readers)
 
-    def read_elsewhere(self) -> set[int]:
+    def read_from_afar(self, pairs: Ints) -> set[int]:
         """Blocks with a value that is read beyond their neighbours."""
         return {
-            int(self.block[place])
-            for place, reader in self.reads.pairs.tolist()
-            if self.region[place] >= 0 and not self._near(place, reader)
+            int(self.block[producer])
+            for producer, reader in pairs.tolist()
+            if self.region[producer] >= 0 and not self._adjacent(producer, reader)
         }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph, Node
@@ -119,7 +119,7 @@ class Context:
             candidates[node.name] = tuple(_distinct(options))
             meshes.update(dict.fromkeys(p.mesh for p in candidates[node.name]))
         resharder = Resharder(self.cluster)
-        prices = DevicePrices(self.graph, self.cluster, resharder)
+        prices = DeviceColumns(self.graph, resharder)
         return build(self.graph, tuple(meshes), candidates, prices)
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:

@@ -25,7 +25,7 @@ from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Solution
-from partitioner.solver.joint.milp import Status
+from partitioner.solver.outcome import Status
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import Family, SearchError
 

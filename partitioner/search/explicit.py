@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
@@ -97,7 +97,7 @@ class JointSearch:
         pinned = self.request.constraints.bound
         symmetric = family.symmetric and not pinned and self.cluster.is_uniform
         interchangeable = (tuple(range(len(family.groups))),) if symmetric else ()
-        prices = DevicePrices(self.graph, self.cluster, self.resharder)
+        prices = DeviceColumns(self.graph, self.resharder)
         return build(self.graph, groups, options, prices, interchangeable)
 
 

@@ -14,7 +14,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
-from partitioner.solver.joint.engines import HIGHS, Engine, find
+from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.parallel import batch_inputs, parallel_constraints, parallel_mesh
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
@@ -45,7 +45,7 @@ class Request:
             where no plan that keeps them all fits or, by levels, memory forbids a cheaper one.
         time_limit_s: Limit of the whole search, in seconds; above 0 and finite.
         gap: Relative gap at which the search of a space stops; at least 0 and below 1.
-        solver: Name of the MILP solver, see `solver.joint.engines`.
+        solver: Name of the MILP solver, see `solver.milp.engines`.
         seed: Seed of all random choices; at least 0.
 
     Raises:

@@ -10,19 +10,10 @@
 (4.0, 'optimal')
 """
 
-from partitioner.solver.joint.milp import Status
 from partitioner.solver.joint.shortage import least_shortage
 from partitioner.solver.joint.solve import solve
-from partitioner.solver.outcome import Infeasible, Solution
-from partitioner.solver.problem import (
-    Choice,
-    Edge,
-    Hold,
-    Item,
-    Problem,
-    SolverError,
-    validate,
-)
+from partitioner.solver.outcome import Infeasible, Solution, Status
+from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem, SolverError, validate
 from partitioner.solver.referee import Objective, Outcome, brute_force, evaluate_choices
 
 __all__ = [

@@ -1,36 +1,29 @@
-"""What the solver answers: a solution with its certificate, or why there is none."""
+"""What the solver returns: a solution with its certificate, or the reason why there is none."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from partitioner.ir.errors import PartitionerError
-from partitioner.solver.joint.milp import Status
+
+Status = Literal["optimal", "feasible", "infeasible", "time_limit"]
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A plan and its certificate.
+    """A plan and its certificate."""
 
-    Attributes:
-        chosen: One choice index a node.
-        cost: Value of the objective: seconds, or bytes for "memory".
-        bound: No plan has a lower value.
-        status: `optimal` within the gap asked for, `feasible`, or `time_limit`.
-        order: The order in which the nodes run, for the latency objective.
-        solver: What found the plan and what proved the bound.
-    """
-
-    chosen: tuple[int, ...]
-    cost: float
-    bound: float
-    status: Status
-    order: tuple[int, ...] | None
-    solver: str
+    chosen: tuple[int, ...]  #: One choice index a node.
+    cost: float  #: Value of the objective: seconds, or bytes for "memory".
+    bound: float  #: No plan has a lower value.
+    status: Status  #: `optimal` within the gap asked for, `feasible`, or `time_limit`.
+    order: tuple[int, ...] | None  #: The order in which the nodes run, for the latency objective.
+    solver: str  #: The methods that found the plan and that proved the bound.
 
     @property
     def gap(self) -> float:
-        """How far the cost may be above the best, relative to the cost."""
+        """The most that the cost may be above the best, relative to the cost."""
         return relative_gap(self.cost, self.bound)
 
 
@@ -49,7 +42,7 @@ class Infeasible(PartitionerError):  # noqa: N818 - a verdict, like the status
         bytes_short: Its peak less its limit in the nearest plan known.
         proven: Whether it is certain that no plan fits; otherwise none was found in time.
         closest: The plan that is short of `bytes_short`, one choice index a node.
-        relaxations: What would make the request feasible, in words; each was tried.
+        relaxations: Changes that make the request feasible, in words; each was tried.
     """
 
     exit_code = 3

@@ -1,4 +1,4 @@
-"""The abstract problem: which choice does each node take, so that devices are used best.
+"""The abstract problem: choose one way to run each node so that the devices are used best.
 
 It is plain data and knows no operator, graph or framework. A node takes exactly one of its
 choices. A choice loads devices; an edge between two nodes and a hold of one node trigger
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.ir.errors import PartitionerError
@@ -25,100 +25,72 @@ class SolverError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to run a node.
+    """One way to run a node."""
 
-    Attributes:
-        load_s: Seconds on each device.
-        group: Id of the device group that runs it.
-        label: For people.
-    """
-
-    load_s: tuple[float, ...]
-    group: int
-    label: str
+    load_s: tuple[float, ...]  #: Seconds on each device.
+    group: int  #: Id of the device group that runs it.
+    label: str  #: For people.
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Paid and held once if any trigger is chosen: a reshard, a copy, a weight, a value.
+    """Paid and held once if any trigger is chosen: a reshard, a copy, a weight, a value."""
 
-    Attributes:
-        load_s: Seconds on each device.
-        bytes: Bytes on each device.
-        first: First position at which the bytes are held.
-        last: Last position at which the bytes are held, inclusive.
-    """
-
-    load_s: tuple[float, ...]
-    bytes: tuple[float, ...]
-    first: int
-    last: int
+    load_s: tuple[float, ...]  #: Seconds on each device.
+    bytes: tuple[float, ...]  #: Bytes on each device.
+    first: int  #: First position at which the bytes are held.
+    last: int  #: Last position at which the bytes are held, inclusive.
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Node `u` makes a value that node `v` reads.
-
-    Attributes:
-        u: Producer.
-        v: Consumer, later in the order.
-        out_class: For each choice of `u` the placement in which it leaves the value.
-        in_class: For each choice of `v` the placement that it wants.
-        items: Items triggered by a pair of placements; an absent pair costs nothing.
-        forbidden: Pairs that no plan may take.
-    """
+    """Node `u` makes a value that node `v` reads."""
 
     u: int
-    v: int
-    out_class: tuple[int, ...]
-    in_class: tuple[int, ...]
-    items: Mapping[Pair, tuple[int, ...]]
-    forbidden: frozenset[Pair] = frozenset()
+    v: int  #: Later in the order than `u`.
+    out_class: tuple[int, ...]  #: The placement in which each choice of `u` leaves the value.
+    in_class: tuple[int, ...]  #: The placement that each choice of `v` reads.
+    items: Mapping[Pair, tuple[int, ...]]  #: Items that each pair triggers; none if absent.
+    forbidden: frozenset[Pair] = frozenset()  #: Pairs that no plan may take.
+
+    def pair(self, chosen: Sequence[int]) -> Pair:
+        """The classes that meet on the edge in a plan, one choice a node."""
+        return self.out_class[chosen[self.u]], self.in_class[chosen[self.v]]
 
 
 @dataclass(frozen=True)
 class Hold:
-    """Items triggered by the choice of one node alone: its weights, the values it makes.
-
-    Attributes:
-        node: The node.
-        items: For each of its choices the items triggered.
-    """
+    """Items triggered by the choice of one node alone: its weights, the values it makes."""
 
     node: int
-    items: tuple[tuple[int, ...], ...]
+    items: tuple[tuple[int, ...], ...]  #: For each choice of the node the items triggered.
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The whole question. Node indices are positions in the global order.
+    """The whole problem. Node indices are positions in the global order."""
 
-    Attributes:
-        devices: How many devices there are.
-        limit_bytes: Memory of each device; `math.inf` where there is no limit.
-        nodes: The choices of each node.
-        names: The name of each node.
-        edges: Values between nodes.
-        holds: Items of single nodes.
-        items: All items.
-        interchangeable: Sets of group ids that can be permuted among themselves, with their
-            devices, without changing the problem. Group `a`'s i-th choice of a node stands for
-            group `b`'s i-th. Groups whose choices differ (a pin, say) are left out by the solver.
-    """
-
-    devices: int
-    limit_bytes: tuple[float, ...]
-    nodes: tuple[tuple[Choice, ...], ...]
-    names: tuple[str, ...]
+    devices: int  #: How many devices there are.
+    limit_bytes: tuple[float, ...]  #: Memory of each device; `math.inf` where there is no limit.
+    nodes: tuple[tuple[Choice, ...], ...]  #: The choices of each node.
+    names: tuple[str, ...]  #: The name of each node.
     edges: tuple[Edge, ...]
     holds: tuple[Hold, ...]
     items: tuple[Item, ...]
+    #: Sets of group ids that can be permuted among themselves, with their devices, without changing
+    #: the problem. Group `a`'s i-th choice of a node stands for group `b`'s i-th. The solver leaves
+    #: out groups whose choices differ (a pin, say).
     interchangeable: tuple[tuple[int, ...], ...] = ()
 
     @property
     def limited(self) -> bool:
         """Whether any device has a memory limit."""
         return any(math.isfinite(limit) for limit in self.limit_bytes)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The ids of all device groups that run a choice, ascending."""
+        return tuple(sorted({choice.group for choices in self.nodes for choice in choices}))
 
 
 def validate(problem: Problem) -> None:
@@ -149,21 +121,21 @@ def _node_faults(problem: Problem) -> Iterator[str]:
         if not choices:
             yield f"node {name!r} has no choice"
         for choice in choices:
-            if bad := _vector_fault(choice.load_s, problem.devices):
-                yield f"load of choice {choice.label!r} of node {name!r} {bad}"
+            if fault := _vector_fault(choice.load_s, problem.devices):
+                yield f"load of choice {choice.label!r} of node {name!r} {fault}"
 
 
 def _item_faults(problem: Problem) -> Iterator[str]:
     last = len(problem.nodes) - 1
-    fine: set[tuple[float, ...]] = set()  # most items are like many others
+    valid: set[tuple[float, ...]] = set()  # many items share a few vectors
     for index, item in enumerate(problem.items):
-        for what, vector in (("load", item.load_s), ("bytes", item.bytes)):
-            if vector in fine:
+        for quantity, vector in (("load", item.load_s), ("bytes", item.bytes)):
+            if vector in valid:
                 continue
-            if bad := _vector_fault(vector, problem.devices):
-                yield f"{what} of item {index} {bad}"
+            if fault := _vector_fault(vector, problem.devices):
+                yield f"{quantity} of item {index} {fault}"
             else:
-                fine.add(vector)
+                valid.add(vector)
         if not 0 <= item.first <= item.last <= last:
             yield f"item {index} lives from {item.first} to {item.last}, not within 0 to {last}"
 

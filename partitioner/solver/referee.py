@@ -1,4 +1,4 @@
-"""What a plan costs, computed apart from every search, and the best plan by trying all."""
+"""The cost of a plan, computed apart from every search; the best plan by enumeration."""
 
 from __future__ import annotations
 
@@ -21,23 +21,14 @@ PEAK_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a plan costs.
+    """The cost of a plan."""
 
-    Attributes:
-        load_s: Seconds of work on each device, items paid once.
-        step_s: The largest of them.
-        peak_bytes: The most bytes held on each device.
-        peak_position: The first position at which each device holds them.
-        excess_bytes: By how much the worst device is over its limit; 0 if none is.
-        latency_s: Seconds of one request, run in the given order.
-    """
-
-    load_s: tuple[float, ...]
-    step_s: float
-    peak_bytes: tuple[float, ...]
-    peak_position: tuple[int, ...]
-    excess_bytes: float
-    latency_s: float
+    load_s: tuple[float, ...]  #: Seconds of work on each device, items paid once.
+    step_s: float  #: The largest load.
+    peak_bytes: tuple[float, ...]  #: The most bytes held on each device.
+    peak_position: tuple[int, ...]  #: The first position at which each device holds them.
+    excess_bytes: float  #: By how much the worst device is over its limit; 0 if none is.
+    latency_s: float  #: Seconds of one request, run in the given order.
 
     def value(self, objective: Objective) -> float:
         """The figure that the objective minimises."""
@@ -47,7 +38,7 @@ class Outcome:
 
 
 def evaluate_choices(problem: Problem, chosen: Sequence[int]) -> Outcome:
-    """Add up a plan: `chosen` is one choice index a node.
+    """The cost of a plan, one choice index a node.
 
     Raises:
         SolverError: The plan has the wrong length or takes a forbidden pair.
@@ -55,29 +46,28 @@ def evaluate_choices(problem: Problem, chosen: Sequence[int]) -> Outcome:
     if len(chosen) != len(problem.nodes):
         raise SolverError(f"{len(chosen)} choices for {len(problem.nodes)} nodes")
     for edge in problem.edges:
-        if _pair(edge, chosen) in edge.forbidden:
+        if (pair := edge.pair(chosen)) in edge.forbidden:
             raise SolverError(
                 f"{problem.names[edge.u]!r} and {problem.names[edge.v]!r} "
-                f"take the forbidden pair {_pair(edge, chosen)}"
+                f"take the forbidden pair {pair}"
             )
-    items = triggered(problem, chosen)
     load = np.zeros(problem.devices)
     for choices, index in zip(problem.nodes, chosen, strict=True):
         load += choices[index].load_s
     change = np.zeros((problem.devices, len(problem.nodes) + 1))
-    for index in sorted(items):
+    for index in sorted(triggered(problem, chosen)):
         item = problem.items[index]
         load += item.load_s
         change[:, item.first] += item.bytes
         change[:, item.last + 1] -= item.bytes
-    held = np.cumsum(change, axis=1)[:, :-1]
-    peak = held.max(axis=1, initial=0.0)
+    live_bytes = np.cumsum(change, axis=1)[:, :-1]
+    peak = live_bytes.max(axis=1, initial=0.0)
     excess = max(0.0, *(p - limit for p, limit in zip(peak, problem.limit_bytes, strict=True)))
     return Outcome(
         tuple(map(float, load)),
         float(load.max()),
         tuple(map(float, peak)),
-        tuple(int(np.argmax(row)) if row.size else 0 for row in held),
+        tuple(int(np.argmax(row)) if row.size else 0 for row in live_bytes),
         float(excess),
         latency_s(problem, chosen),
     )
@@ -87,7 +77,7 @@ def triggered(problem: Problem, chosen: Sequence[int]) -> set[int]:
     """The items that a plan pays and holds."""
     items: set[int] = set()
     for edge in problem.edges:
-        items.update(edge.items.get(_pair(edge, chosen), ()))
+        items.update(edge.items.get(edge.pair(chosen), ()))
     for hold in problem.holds:
         items.update(hold.items[chosen[hold.node]])
     return items
@@ -96,35 +86,29 @@ def triggered(problem: Problem, chosen: Sequence[int]) -> set[int]:
 def latency_s(problem: Problem, chosen: Sequence[int]) -> float:
     """Seconds of one request: every device does its share of one global order, in that order.
 
-    An item goes as early in the order as it can without holding up its receivers: after its
-    producer, and after the last node before it on the devices that only receive. What a hold alone
-    brings about follows its node. All devices of a node or item start together.
+    An item runs as early in the order as it can without holding up its receivers: after its
+    producer, and after the last node before it on the devices that only receive. An item that a
+    hold alone triggers follows its node. All devices of a node or item start together.
     """
     free = [0.0] * problem.devices
-    ready: dict[int, float] = {}  # when each item is there
+    ready: dict[int, float] = {}  # seconds at which each item is there
     done: list[float] = []
-    early: dict[int, list[tuple[int, int]]] = {}  # anchor -> (item, producer), in order
+    following: dict[int, list[tuple[int, int]]] = {}  # node -> (item, producer), in order
     for index, producer, anchor in _anchors(problem, chosen):
-        early.setdefault(anchor, []).append((index, producer))
-    needs = _needs(problem, chosen)
+        following.setdefault(anchor, []).append((index, producer))
+    operands: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in problem.nodes]
+    for edge in problem.edges:
+        operands[edge.v].append((edge.u, edge.items.get(edge.pair(chosen), ())))
     for node, choices in enumerate(problem.nodes):
         start = 0.0
-        for producer, items in needs[node]:
+        for producer, items in operands[node]:
             start = (
                 max([start, *(ready[i] for i in items)]) if items else max(start, done[producer])
             )
         done.append(_occupy(free, choices[chosen[node]].load_s, start))
-        for index, producer in early.get(node, ()):
+        for index, producer in following.get(node, ()):
             ready[index] = _occupy(free, problem.items[index].load_s, done[producer])
     return max([0.0, *done, *free])
-
-
-def _needs(problem: Problem, chosen: Sequence[int]) -> list[list[tuple[int, tuple[int, ...]]]]:
-    """Of each node: its producers, with the items through which each value arrives."""
-    needs: list[list[tuple[int, tuple[int, ...]]]] = [[] for _ in problem.nodes]
-    for edge in problem.edges:
-        needs[edge.v].append((edge.u, edge.items.get(_pair(edge, chosen), ())))
-    return needs
 
 
 def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -138,7 +122,7 @@ def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, in
     for node, edges in enumerate(incoming):
         for edge in edges:
             source = problem.nodes[edge.u][chosen[edge.u]].load_s
-            for index in edge.items.get(_pair(edge, chosen), ()):
+            for index in edge.items.get(edge.pair(chosen), ()):
                 if index in seen:
                     continue
                 seen.add(index)
@@ -153,7 +137,7 @@ def _anchors(problem: Problem, chosen: Sequence[int]) -> list[tuple[int, int, in
 
 
 def _alone(problem: Problem, chosen: Sequence[int], seen: set[int]) -> list[tuple[int, int]]:
-    """Items that take time and holds alone bring about, each with the first of their nodes."""
+    """Items that take time and that holds alone trigger, each with the first of their nodes."""
     alone: dict[int, int] = {}
     items = problem.items
     for hold in problem.holds:
@@ -172,16 +156,12 @@ def _occupy(free: list[float], load: Sequence[float], start: float) -> float:
     return max([start, *(free[d] for d in used)])
 
 
-def _pair(edge: Edge, chosen: Sequence[int]) -> tuple[int, int]:
-    return edge.out_class[chosen[edge.u]], edge.in_class[chosen[edge.v]]
-
-
 def brute_force(problem: Problem, objective: Objective) -> tuple[tuple[int, ...], float] | None:
-    """The best plan by trying all of them, for tests; None if none is allowed and fits."""
+    """The best plan by enumeration, for tests; None if no allowed plan fits."""
     best: tuple[int, ...] | None = None
     best_value = math.inf
     for chosen in itertools.product(*(range(len(choices)) for choices in problem.nodes)):
-        if any(_pair(edge, chosen) in edge.forbidden for edge in problem.edges):
+        if any(edge.pair(chosen) in edge.forbidden for edge in problem.edges):
             continue
         outcome = evaluate_choices(problem, chosen)
         if outcome.excess_bytes <= 0 and outcome.value(objective) < best_value:

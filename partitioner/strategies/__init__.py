@@ -1,1 +1,1 @@
-"""What may be done with each node: cuts of its factors on a device group."""
+"""Strategies of nodes: cuts of their factors on device groups, and constraints on them."""

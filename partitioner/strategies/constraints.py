@@ -1,4 +1,4 @@
-"""What a user fixes before the search: a TOML file of pins, or a plan (whole, or in part).
+"""Constraints of a user on the search: a TOML file of pins, or a plan (whole, or in part).
 
     [[pin]]
     nodes = ["/layer1/*"]     # node names, * and ? match; or op = "Conv"
@@ -23,7 +23,7 @@ lists to the decision it has there.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from glob import escape
@@ -33,17 +33,16 @@ from typing import Any
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Sharding
-from partitioner.ir.ops import row_of
-from partitioner.ir.plan import PlacedNode, Plan, PlanError, resolve_node
+from partitioner.ir.ops import row_of, rule_of
+from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
 _KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate", "cut"}
 
 
 class ConstraintError(PartitionerError, ValueError):
-    """A constraint file that is malformed, or that names what the model does not have.
+    """A constraint file that is malformed, or that names a part that the model does not have.
 
-    Attributes:
-        position: Of the node that is left without a strategy; -1 if the error is another.
+    `position` is that of the node that is left without a strategy; -1 in other errors.
     """
 
     def __init__(self, message: str, position: int = -1) -> None:
@@ -53,43 +52,29 @@ class ConstraintError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class Pin:
-    """One constraint: what it is about, and what it asks for (unset fields ask nothing).
+    """One constraint: its nodes or its tensor, and the demand on them; unset fields demand nothing.
 
-    Attributes:
-        text: For errors.
-        nodes: Patterns of node names.
-        op: Op of nodes.
-        device: Where these nodes run.
-        tensor: A value.
-        dim: Dim that it is cut on.
-        axis: Axis that is meant by `dim`, `replicate` and `cut`; "" for any.
-        replicate: It is not cut.
-        cut: It is cut on some dim.
-        side: "made": only what makes the value is bound; "read": only what reads it, in-place
-            operands excepted; "" for both.
+    `side` is "made" if it binds only the producer of the tensor, "read" if only its readers (not
+    as in-place operands), "" for both.
     """
 
-    text: str
-    nodes: tuple[str, ...] = ()
-    op: str = ""
-    device: int | None = None
+    text: str  #: For errors.
+    nodes: tuple[str, ...] = ()  #: Patterns of node names.
+    op: str = ""  #: Op of nodes.
+    device: int | None = None  #: Device that the nodes run on.
     tensor: str = ""
-    dim: int | None = None
-    axis: str = ""
-    replicate: bool = False
-    cut: bool = False
+    dim: int | None = None  #: Dim that the tensor is cut on.
+    axis: str = ""  #: Mesh axis of `dim`, `replicate` or `cut`; "" for any.
+    replicate: bool = False  #: The tensor is not cut.
+    cut: bool = False  #: The tensor is cut on some dim.
     side: str = ""
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """All pins, and the plan whose decisions are kept.
+    """Pins, the plan whose decisions (of all nodes or some) are kept, and nodes to be cut.
 
-    Attributes:
-        pins: The pins.
-        plan: Decisions that are kept, of all nodes or some.
-        busy: By mesh axis, nodes that must not be the same work on all devices of the axis, if
-            they need not be.
+    `busy` has, by mesh axis, nodes that are cut over the axis if any of their strategies is.
     """
 
     pins: tuple[Pin, ...] = ()
@@ -98,7 +83,7 @@ class Constraints:
 
     @property
     def bound(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether there is any constraint."""
         return bool(self.pins or self.busy) or self.plan is not None
 
     @classmethod
@@ -109,29 +94,23 @@ class Constraints:
             ConstraintError: Not readable, not TOML, or a pin with unknown or missing keys.
             PlanError: A malformed plan.
         """
+        is_plan = path.suffix == ".json"
         try:
             text = path.read_text(encoding="utf-8")
+            data = {} if is_plan else tomllib.loads(text)
         except OSError as error:
             raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
+        except ValueError as error:  # neither UTF-8 nor TOML
             raise ConstraintError(f"constraints {path}: {error}") from None
-        if path.suffix == ".json":
+        if is_plan:
             return cls(plan=Plan.from_json(text))
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConstraintError(f"constraints {path}: {error}") from None
-        unknown = set(data) - {"pin"}
-        if unknown or not isinstance(data.get("pin", []), list):
+        entries = data.get("pin", [])
+        if set(data) - {"pin"} or not isinstance(entries, list):
             raise ConstraintError(
                 f"constraints {path}: only [[pin]] tables are known, found {sorted(data)}"
             )
-        return cls(
-            tuple(
-                _pin(entry, f"{path.name} pin {i}")
-                for i, entry in enumerate(data.get("pin", []), 1)
-            )
-        )
+        numbered = enumerate(entries, 1)
+        return cls(tuple(_pin(entry, f"{path.name} pin {number}") for number, entry in numbered))
 
     @classmethod
     def placed(cls, placement: Mapping[str, int]) -> Constraints:
@@ -140,22 +119,20 @@ class Constraints:
         >>> Constraints.placed({"embed": 0, "layers.0.attn": 1}).pins[1].nodes
         ('/layers/0/attn/*',)
 
-        Args:
-            placement: A device by path of a submodule, as in `named_modules()`. All operators of
-                the submodule, forward and backward, run there; the rest is solved.
+        Paths are as in `named_modules()`. All operators of the submodule, forward and backward, run
+        on its device; the rest is solved.
 
         Raises:
-            ConstraintError: A path or a device is none, or a submodule is part of another one.
+            ConstraintError: A path or a device is malformed, or a submodule is part of another one.
         """
-        given: Mapping[Any, Any] = placement
-        paths = set(given)
-        for path, device in given.items():
+        entries: Mapping[Any, Any] = placement  # not checked
+        for path, device in entries.items():
             if not isinstance(path, str) or not all(path.split(".")):
                 raise ConstraintError(f"placement: {path!r} is not the path of a submodule")
             if isinstance(device, bool) or not isinstance(device, int) or device < 0:
                 raise ConstraintError(f"placement of {path!r}: {device!r} is not a device")
             parts = path.split(".")
-            outer = paths & {".".join(parts[:size]) for size in range(1, len(parts))}
+            outer = entries.keys() & {".".join(parts[:size]) for size in range(1, len(parts))}
             if outer:
                 raise ConstraintError(
                     f"placement: {path!r} is part of {min(outer)!r}, which is placed too"
@@ -168,7 +145,7 @@ class Constraints:
         )
 
     def check(self, graph: Graph, devices: int) -> None:
-        """Every pin must be about something that exists.
+        """Refuse pins on parts that the model or the cluster does not have.
 
         Raises:
             ConstraintError: A node pattern matches nothing, a tensor or device does not exist.
@@ -177,7 +154,7 @@ class Constraints:
         for pin in self.pins:
             if pin.tensor and pin.tensor not in graph.types:
                 raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}")
-            if not pin.tensor and not any(_about(pin, node) for node in graph.nodes):
+            if not pin.tensor and not any(_names(pin, node) for node in graph.nodes):
                 raise ConstraintError(f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}")
             if pin.device is not None and not 0 <= pin.device < devices:
                 raise ConstraintError(
@@ -192,10 +169,10 @@ class Constraints:
             _check_plan(self.plan, graph, devices)
 
     def check_axes(self, axes: Sequence[str]) -> None:
-        """Every axis that a pin names must be one of the meshes searched.
+        """Refuse pins on axes other than these, which the searched meshes have.
 
         Raises:
-            ConstraintError: It is not; says which there are.
+            ConstraintError: A pin names another axis.
         """
         for pin in self.pins:
             if pin.axis and pin.axis not in axes:
@@ -204,18 +181,14 @@ class Constraints:
 
     def keep(self, node: Node, candidates: Sequence[PlacedNode]) -> tuple[PlacedNode, ...]:
         """The strategies of a node that honour every pin."""
-        kept = tuple(candidates)
-        for pin in self._about(node):
-            kept = tuple(placed for placed in kept if _honours(pin, node, placed))
+        kept, values = tuple(candidates), {*node.inputs, *node.outputs}
+        for pin in self.pins:
+            if not pin.tensor or pin.tensor in values:
+                kept = tuple(placed for placed in kept if _honours(pin, node, placed))
         for axis, nodes in self.busy.items():
             if node.name in nodes:
-                kept = tuple(p for p in kept if _uses(p, axis)) or kept
+                kept = tuple(placed for placed in kept if _uses(placed, axis)) or kept
         return kept
-
-    def _about(self, node: Node) -> Iterator[Pin]:
-        """The pins that may bind a node, in order."""
-        values = {*node.inputs, *node.outputs}
-        return (pin for pin in self.pins if not pin.tensor or pin.tensor in values)
 
     def blame(self, node: Node, candidates: Sequence[PlacedNode]) -> str:
         """The first pin that leaves a node without a strategy."""
@@ -228,15 +201,12 @@ class Constraints:
 
 
 def _check_plan(plan: Plan, graph: Graph, devices: int) -> None:
-    if plan.graph_digest != graph.digest:
-        raise PlanError(
-            f"plan is for a graph with digest {plan.graph_digest[:12]}..., "
-            f"this one has {graph.digest[:12]}..."
-        )
+    check_graph(graph, plan)
     for name in plan.nodes:
         if name not in graph.by_name:
             raise PlanError(f"plan has an unknown node {name!r}")
-        mesh = resolve_node(graph, plan, graph.by_name[name]).mesh
+        node = graph.by_name[name]
+        mesh = resolve_node(graph, plan, node, rule_of(graph, node)).mesh
         if max(mesh.devices) >= devices:
             raise PlanError(
                 f"plan has {name!r} on device {max(mesh.devices)}, not one of 0..{devices - 1}"
@@ -251,19 +221,17 @@ def _pin(entry: Any, text: str) -> Pin:
         )
     checks: Mapping[str, Callable[[Any], bool]] = {
         "nodes": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
-        "device": lambda v: isinstance(v, int) and not isinstance(v, bool),
-        "dim": lambda v: isinstance(v, int) and not isinstance(v, bool),
-        "replicate": lambda v: v is True,
-        "cut": lambda v: v is True,
+        **dict.fromkeys(("device", "dim"), lambda v: type(v) is int),
+        **dict.fromkeys(("replicate", "cut"), lambda v: v is True),
     }
     for key, value in entry.items():
         if not checks.get(key, lambda v: isinstance(v, str))(value):
             raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
     subject = [key for key in ("nodes", "op", "tensor") if key in entry]
-    wish = [key for key in ("device", "dim", "replicate", "cut") if key in entry]
-    mixed = (subject == ["tensor"]) == (wish == ["device"])
-    stray = "axis" in entry and wish == ["device"]
-    if len(subject) != 1 or len(wish) != 1 or mixed or stray:
+    demand = [key for key in ("device", "dim", "replicate", "cut") if key in entry]
+    mixed = (subject == ["tensor"]) == (demand == ["device"])
+    stray = "axis" in entry and demand == ["device"]
+    if len(subject) != 1 or len(demand) != 1 or mixed or stray:
         raise ConstraintError(
             f"{text}: give nodes or op with device, or tensor with dim, replicate = true or "
             f"cut = true (and axis); found {sorted(entry)}"
@@ -271,13 +239,13 @@ def _pin(entry: Any, text: str) -> Pin:
     return Pin(text, **{**entry, "nodes": tuple(entry.get("nodes", ()))})
 
 
-def _about(pin: Pin, node: Node) -> bool:
+def _names(pin: Pin, node: Node) -> bool:
     return node.op == pin.op or any(fnmatchcase(node.name, pattern) for pattern in pin.nodes)
 
 
 def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
     if pin.device is not None:
-        return not _about(pin, node) or placed.mesh.devices == (pin.device,)
+        return not _names(pin, node) or placed.mesh.devices == (pin.device,)
     makes = pin.tensor in node.outputs
     if pin.side and makes != (pin.side == "made"):
         return True

@@ -1,26 +1,26 @@
 """Strategies of every node on a mesh, derived from the factor rules alone.
 
 A strategy cuts link classes of factors over mesh axes. Each class has cuts of its own: balanced,
-and in proportion to the devices' speed (`strategies.cuts`). Layouts with segments (a Concat
-of shards, heads inside a fused projection) come from the neighbours: the layout that a strategy
-gives to a value's dim is offered to every other node that touches the value, through its rule,
-until nothing new appears. Pointwise ops and data movement make no cuts of their own as long as a
-neighbour offers any: they follow.
+and in proportion to the speed of the devices. Layouts with segments (a Concat of shards, heads
+inside a fused projection) come from the neighbours: the layout that a strategy gives to a value's
+dim is offered to every other node that touches the value, through its rule, until nothing new
+appears. Pointwise ops and data movement have no cuts of their own if a neighbour offers any.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding, share_cut
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of, rules_of
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.rule import PENDING, DimExpr, Rule
-from partitioner.strategies.cuts import ClassCut, ClassCuts
 
 #: Cuts of one class over one set of axes that are kept, by the mesh's number of axes: the first
 #: one and the finest ones. Strategies multiply over axes, so meshes of several keep fewer. Cuts by
@@ -30,36 +30,36 @@ MAX_CUTS_A_CLASS_OTHERWISE = 2
 #: Sweeps over the graph, forward and back in turn, to spread layouts.
 MAX_SWEEPS = 6
 
-#: Stands for the index of a dim: a value may be a pending sum.
+#: In place of the index of a dim: the value may be a pending sum.
 PENDING_DIM = -1
 
 Axes = tuple[str, ...]
+ClassCut = Mapping[str, DimLayout]  #: Layout of every factor of one link class.
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Every node's rule, or why it has none; found once a graph."""
+    """The rule of every node of a graph, or the reason why it has none."""
 
     by_node: Mapping[str, Rule | str]
 
     @classmethod
     def of(cls, graph: Graph) -> Rules:
-        """Look every node up in the op table; equal rules are one object."""
+        """Rules from the op table; equal rules are one object."""
         return cls(rules_of(graph))
 
     def rule(self, node: Node) -> Rule | None:
         """The node's rule, None if it is opaque."""
-        found = self.by_node[node.name]
-        return found if isinstance(found, Rule) else None
+        rule = self.by_node[node.name]
+        return rule if isinstance(rule, Rule) else None
 
     def why_opaque(self, node: Node) -> str:
-        """Why the node has no rule, "" if it has one."""
-        found = self.by_node[node.name]
-        return found if isinstance(found, str) else ""
+        """The reason why the node has no rule, "" if it has one."""
+        return self.opaque.get(node.name, "")
 
     @property
     def opaque(self) -> Mapping[str, str]:
-        """Why, by name of each node without a rule."""
+        """The reason for each node without a rule, by name."""
         return {name: why for name, why in self.by_node.items() if isinstance(why, str)}
 
 
@@ -74,24 +74,18 @@ def strategies(
 ) -> Mapping[str, tuple[PlacedNode, ...]]:
     """Distinct strategies of every node on a mesh, the uncut one first; none for opaque nodes.
 
-    Args:
-        graph: The model.
-        rules: Its rules.
-        mesh: The device group.
-        speeds: Of every device, in any one unit (`strategies.speeds`); None if they are equal.
+    `speeds` are those of every device, in any one unit; None if they are equal.
     """
-    choice = ClassCuts(mesh, tuple(speeds[device] for device in mesh.devices) if speeds else None)
-    cuts = _Spread(graph, rules, mesh, choice).run() if mesh.axes else {}
-    found = {}
+    mesh_speeds = tuple(speeds[device] for device in mesh.devices) if speeds else None
+    cuts = _Propagation(graph, rules, ClassCuts(mesh, mesh_speeds)).run() if mesh.axes else {}
+    by_node: dict[str, tuple[PlacedNode, ...]] = {}
     for node in graph.nodes:
         rule = rules.rule(node)
         if rule is not None:
-            found[node.name] = tuple(_placed(graph, node, rule, mesh, cuts.get(node.name, {})))
-        elif not mesh.axes:
-            found[node.name] = (place(graph, node, mesh, {}, None),)
+            by_node[node.name] = tuple(_placed(graph, node, rule, mesh, cuts.get(node.name, {})))
         else:
-            found[node.name] = ()
-    return found
+            by_node[node.name] = () if mesh.axes else (place(graph, node, mesh, {}, None),)
+    return by_node
 
 
 def _placed(
@@ -125,39 +119,127 @@ def _assignments(
                     yield {name: layout for cut in chosen for name, layout in cut.items()}
 
 
+@dataclass(frozen=True)
+class ClassCuts:
+    """Balanced cuts on a mesh, and cuts in proportion to the speed of its devices.
+
+    `speeds` are in the mesh's order, in any one unit; None if they are equal.
+    """
+
+    mesh: DeviceMesh
+    speeds: tuple[float, ...] | None
+
+    def of_class(self, rule: Rule, link: tuple[str, ...], axes: Axes) -> tuple[ClassCut, ...]:
+        """The balanced cut of a class, and the one in proportion to speed if it differs.
+
+        By speed, the factors of a class are cut in proportion to each other, as far as they have
+        a common divisor of at least one unit a part.
+        """
+        sizes = {name: rule.factors[name].size for name in link}
+        even = {name: self._even(size, axes) for name, size in sizes.items()}
+        if all(self._by_speed(size, axes) == even[name] for name, size in sizes.items()):
+            return (even,)
+        units = math.gcd(*sizes.values())
+        whole = min(units, *sizes.values()) >= self.mesh.size(axes)
+        by_speed = {
+            name: self._by_speed(size, axes, size // units if whole else 1)
+            for name, size in sizes.items()
+        }
+        return (even,) if by_speed == even else (even, by_speed)
+
+    def complete(self, rule: Rule, axes: Axes, layouts: ClassCut) -> ClassCut:
+        """These cuts, with cuts for the factors that are linked to theirs.
+
+        In proportion, because the parts of a fused projection are cut between the same heads; else
+        balanced or by speed, as the given cut is.
+        """
+        linked: dict[str, DimLayout] = {}
+        for link in rule.links:
+            like = next((layouts[name] for name in link if name in layouts), None)
+            if like is not None:
+                cut = self._by_speed if self.is_by_speed((like,)) else self._even
+                sizes = {name: rule.factors[name].size for name in link}
+                linked |= {n: _scaled(like, size) or cut(size, axes) for n, size in sizes.items()}
+        return {**linked, **layouts}
+
+    def is_by_speed(self, layouts: Iterable[DimLayout]) -> bool:
+        """Whether parts are nearer to those in proportion to speed than to balanced ones."""
+        if self.speeds is None:
+            return False
+        nearer = 0
+        for layout in layouts:
+            size, axes = layout.size, layout.axes
+            nearer += _distance(layout, self._even(size, axes))
+            nearer -= _distance(layout, self._by_speed(size, axes))
+        return nearer > 0
+
+    def _even(self, size: int, axes: Axes) -> DimLayout:
+        return DimLayout.even(size, axes, self.mesh)
+
+    def _by_speed(self, size: int, axes: Axes, unit: int = 1) -> DimLayout:
+        """In proportion to speed; balanced if speeds are equal or there are too few elements."""
+        weights = _weights(self.mesh, axes, self.speeds) if self.speeds is not None else (1.0,)
+        if len(set(weights)) == 1 or size // unit < len(weights):
+            return self._even(size, axes)
+        return DimLayout.cut(axes, [share_cut(size, weights, unit)])
+
+
+@lru_cache(maxsize=4096)
+def _weights(mesh: DeviceMesh, axes: Axes, speeds: tuple[float, ...]) -> tuple[float, ...]:
+    """Speed of the slowest device at each coordinate, as all devices there have equal parts."""
+    weights = [math.inf] * mesh.size(axes)
+    for (_, point), speed in zip(mesh.coords(), speeds, strict=True):
+        index = mesh.linear(axes, point)
+        weights[index] = min(weights[index], speed)
+    return tuple(weights)
+
+
+def _distance(a: DimLayout, b: DimLayout) -> int:
+    return sum(abs(x - y) for x, y in zip(a.sizes(), b.sizes(), strict=True))
+
+
+@lru_cache(maxsize=65536)
+def _scaled(layout: DimLayout, size: int) -> DimLayout | None:
+    """The same cut of a dim of another size; None if that would cut an element."""
+    parts = [[part * size for part in cuts] for cuts in layout.segments]
+    if not layout.size or any(part % layout.size for cuts in parts for part in cuts):
+        return None
+    return DimLayout.cut(
+        layout.axes, [tuple(part // layout.size for part in cuts) for cuts in parts]
+    )
+
+
 @dataclass
-class _Spread:
-    """Cuts by node and axis set, grown from each class's own cuts to the fixpoint."""
+class _Propagation:
+    """Grows the cuts of each node and axis set from own cuts to the fixpoint."""
 
     graph: Graph
     rules: Rules
-    mesh: DeviceMesh
     choice: ClassCuts
+    cuts: dict[str, dict[Axes, list[ClassCut]]] = field(default_factory=dict)
+    layouts: dict[tuple[str, int, Axes], list[DimLayout]] = field(default_factory=dict)  # of dims
+    seen: dict[tuple[str, str, int, Axes], int] = field(default_factory=dict)  # of them, by node
 
     def run(self) -> Mapping[str, Mapping[Axes, list[ClassCut]]]:
-        self.cuts: dict[str, dict[Axes, list[ClassCut]]] = {}
-        self.dims: dict[tuple[str, int, Axes], list[DimLayout]] = {}
         nodes = [(node, rule) for node in self.graph.nodes if (rule := self.rules.rule(node))]
-        self.seen: dict[tuple[str, str, int, Axes], int] = {}
         for node, rule in nodes:
             self.cuts[node.name] = {}
             if not _follows(node, rule):
-                self._originate(node, rule)
+                self._add_own_cuts(node, rule)
         self._sweep(nodes)
-        left = [(node, rule) for node, rule in nodes if not any(self.cuts[node.name].values())]
-        for node, rule in left:
-            self._originate(node, rule)
-        if left:
+        uncut = [(node, rule) for node, rule in nodes if not any(self.cuts[node.name].values())]
+        for node, rule in uncut:
+            self._add_own_cuts(node, rule)
+        if uncut:
             self._sweep(nodes)
         return self.cuts
 
-    def _originate(self, node: Node, rule: Rule) -> None:
-        for axes in axis_sets(self.mesh):
+    def _add_own_cuts(self, node: Node, rule: Rule) -> None:
+        for axes in axis_sets(self.choice.mesh):
             for link in rule.links:
-                if link == (PENDING,):
-                    continue
-                for cut in self.choice.own(rule, link, axes):
-                    self._offer(node, rule, axes, cut)
+                if link != (PENDING,):
+                    for cut in self.choice.of_class(rule, link, axes):
+                        self._add(node, rule, axes, cut)
 
     def _sweep(self, nodes: Sequence[tuple[Node, Rule]]) -> None:
         for sweep in range(MAX_SWEEPS):
@@ -167,95 +249,88 @@ class _Spread:
                 break
 
     def _visit(self, node: Node, rule: Rule) -> bool:
-        """Offer the neighbours' layouts to a node; whether anything was new."""
-        news = self._pass_sums(node, rule)
-        for value, index, expr in _tensor_dims(node, rule):
-            for axes in axis_sets(self.mesh):
-                known = self.dims.get((value, index, axes), [])
-                start = self.seen.get((node.name, value, index, axes), 0)
-                self.seen[(node.name, value, index, axes)] = len(known)
-                for layout in tuple(known[start:]):
-                    found = rule.factor_layouts(expr, layout, self.mesh)
-                    if found:
-                        cut = self.choice.complete(rule, axes, found)
-                        news |= self._offer(node, rule, axes, cut)
-        return news
-
-    def _pass_sums(self, node: Node, rule: Rule) -> bool:
-        """Offer a linear op the axes over which its operands may be pending sums."""
-        news = False
-        for operand in rule.linear:
-            for axes in axis_sets(self.mesh):
-                if (node.inputs[operand], PENDING_DIM, axes) in self.dims:
+        """Offer the neighbours' layouts to a node; whether any cut was new."""
+        mesh, news = self.choice.mesh, False
+        for operand in rule.linear:  # may be a pending sum where the producer's result is one
+            for axes in axis_sets(mesh):
+                if (node.inputs[operand], PENDING_DIM, axes) in self.layouts:
                     size = rule.factors[PENDING].size
-                    cut = {PENDING: DimLayout.even(size, axes, self.mesh)}
-                    news |= self._offer(node, rule, axes, cut)
+                    cut = {PENDING: DimLayout.even(size, axes, mesh)}
+                    news |= self._add(node, rule, axes, cut)
+        for value, dim, expr in _dims(node, rule):
+            for axes in axis_sets(mesh):
+                known = self.layouts.get((value, dim, axes), [])
+                start = self.seen.get((node.name, value, dim, axes), 0)
+                self.seen[(node.name, value, dim, axes)] = len(known)
+                for layout in known[start:]:
+                    if factors := rule.factor_layouts(expr, layout, mesh):
+                        linked = self.choice.complete(rule, axes, factors)
+                        news |= self._add(node, rule, axes, linked)
         return news
 
-    def _offer(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
-        held = self.cuts[node.name].setdefault(axes, [])
-        if cut in held or not _fills(cut) or not _can_keep(node, cut):
+    def _add(self, node: Node, rule: Rule, axes: Axes, cut: ClassCut) -> bool:
+        """Keep a cut of a node if it is new and possible; whether it was kept."""
+        kept = self.cuts[node.name].setdefault(axes, [])
+        if cut in kept or not _is_valid(node, cut):
             return False
         if not any(set(link) == set(cut) for link in rule.links):
             return False
-        rivals = [c for c in held if set(c) == set(cut) and self._compete(c, cut)]
-        most = MAX_CUTS_A_CLASS.get(len(self.mesh.axes), MAX_CUTS_A_CLASS_OTHERWISE)
+        by_speed = self.choice.is_by_speed(cut.values())
+        rivals = [
+            other
+            for other in kept
+            if set(other) == set(cut) and self.choice.is_by_speed(other.values()) == by_speed
+        ]
+        most = MAX_CUTS_A_CLASS.get(len(self.choice.mesh.axes), MAX_CUTS_A_CLASS_OTHERWISE)
         if len(rivals) >= most:
             coarsest = min(rivals[1:], key=_fineness)
             if _fineness(coarsest) >= _fineness(cut):
                 return False
-            held.remove(coarsest)
+            kept.remove(coarsest)
         try:
-            ins, outs = rule.shardings(cut, self.mesh)
+            ins, outs = rule.shardings(cut, self.choice.mesh)
         except LayoutError:
             return False
-        held.append(cut)
+        kept.append(cut)
         for value, sharding in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True):
             if value:
-                self._spread(value, sharding, axes)
+                self._publish(value, sharding, axes)
         return True
 
-    def _spread(self, value: str, sharding: Sharding, axes: Axes) -> None:
-        """Make known how a strategy leaves or wants a value."""
-        for index, layout in enumerate(sharding.dims):
+    def _publish(self, value: str, sharding: Sharding, axes: Axes) -> None:
+        """Make a value's layouts known to the nodes that touch it."""
+        for dim, layout in enumerate(sharding.dims):
             if layout.axes == axes:
-                known = self.dims.setdefault((value, index, axes), [])
+                known = self.layouts.setdefault((value, dim, axes), [])
                 if layout not in known:
                     known.append(layout)
         if {axis for axis, how in sharding.partial if how == "sum"} == set(axes):
-            self.dims.setdefault((value, PENDING_DIM, axes), [])
+            self.layouts.setdefault((value, PENDING_DIM, axes), [])
 
-    def _compete(self, one: ClassCut, other: ClassCut) -> bool:
-        return len({self.choice.is_by_speed(cut.values()) for cut in (one, other)}) == 1
+
+def _dims(node: Node, rule: Rule) -> Iterator[tuple[str, int, DimExpr]]:
+    """(value, index, factors) of every dim of the node's tensors."""
+    values, tensors = (*node.inputs, *node.outputs), (*rule.operands, *rule.results)
+    for value, dims in zip(values, tensors, strict=True):
+        if value:
+            yield from ((value, index, expr) for index, expr in enumerate(dims or ()))
 
 
 def _follows(node: Node, rule: Rule) -> bool:
-    """Pointwise ops and data movement take the cuts of their neighbours."""
+    """Whether the op takes the cuts of its neighbours: a pointwise op or data movement."""
     row = row_of(node)
     if row is not None and row.stored:
         return False
     return rule.flops_per_point == 0 or rule.is_pointwise
 
 
-def _tensor_dims(node: Node, rule: Rule) -> Iterable[tuple[str, int, DimExpr]]:
-    for value, dims in zip(
-        (*node.inputs, *node.outputs), (*rule.operands, *rule.results), strict=True
-    ):
-        if value and dims is not None:
-            for index, expr in enumerate(dims):
-                yield value, index, expr
-
-
-def _fills(cut: ClassCut) -> bool:
-    """Every coordinate owns something of every factor: no device runs an empty part."""
-    return all(min(layout.sizes()) > 0 for layout in cut.values())
-
-
-def _can_keep(node: Node, cut: ClassCut) -> bool:
-    """Stored values are cut in ways that a DTensor can express; all else in any."""
+def _is_valid(node: Node, cut: ClassCut) -> bool:
+    """Whether no part is empty and, of a stored value, whether a DTensor can express the cut."""
     row = row_of(node)
     stored = row is not None and row.stored
-    return not stored or all(layout.is_chunked for layout in cut.values())
+    return all(
+        min(layout.sizes()) > 0 and (not stored or layout.is_chunked) for layout in cut.values()
+    )
 
 
 def _fineness(cut: ClassCut) -> int:

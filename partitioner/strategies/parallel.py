@@ -1,15 +1,16 @@
 """Well-known kinds of parallelism as constraints on a module's graph.
 
     dp      data parallel: the batch is cut, parameters are stored and used whole
-    zero1   dp with optimizer states cut; here gradients always lie as parameters do, so it is zero2
+    zero1   dp with optimizer states cut; here gradients are always cut as parameters are, so it
+            is zero2
     zero2   dp with parameters, gradients and optimizer states cut at rest; parameters are gathered
             once a step
-    zero3   the same, gathered for each pass anew and freed after their use
+    zero3   zero2 with parameters gathered for each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
     dp+tp   and so on: both, each over its axis
 
-What is bound: inputs, parameters, and how parameters are used. The rest is solved. The batch is
-cut over axis "dp", weights for tensor parallelism over axis "tp".
+Inputs, parameters and uses of parameters are bound; the rest is solved. The batch is cut over axis
+"dp", weights for tensor parallelism over axis "tp".
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from partitioner.ir.rule import Rule
 from partitioner.strategies.constraints import Constraints, Pin
 from partitioner.strategies.spaces import SearchError
 
-#: The batch's kinds: whether parameters are cut at rest, and whether in each pass until used.
+#: Kinds that cut the batch: whether parameters are cut at rest, and in a pass until their use.
 DATA = {"dp": (False, False), "zero1": (True, False), "zero2": (True, False), "zero3": (True, True)}
 TENSOR = "tp"
 
 
 def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
-    """Axes of a kind of parallelism: all devices on the one that it has, or the mesh given.
+    """Axes of a kind of parallelism: the mesh, or all devices on its only axis.
 
     Raises:
         SearchError: There is no such kind, or its axes are not the mesh's.
@@ -43,10 +44,10 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
     if mesh is None and len(wanted) == 1:
         return {wanted[0]: devices}
     if mesh is None or set(mesh) != set(wanted):
-        given = "none" if mesh is None else ", ".join(mesh)
+        axes = "none" if mesh is None else ", ".join(mesh)
         raise SearchError(
             f"parallel {kind!r} wants a mesh of axes {' and '.join(sorted(wanted))}; "
-            f"the mesh given has {given}"
+            f"the mesh given has {axes}"
         )
     return mesh
 
@@ -54,36 +55,24 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
 def parallel_constraints(
     kind: str, graph: Graph, batch: tuple[str, ...], mesh: Mapping[str, int]
 ) -> Constraints:
-    """Pins of a kind of parallelism.
+    """Pins of a kind of parallelism that `parallel_mesh` accepts.
 
-    Args:
-        kind: See the module; checked by `parallel_mesh`.
-        graph: The graph; its stored values are the parameters.
-        batch: Graph inputs whose first dim is the batch's.
-        mesh: Sizes of the axes.
+    `batch` are the graph inputs whose first dim is the batch's; `mesh` has the sizes of the axes.
     """
     pins: list[Pin] = []
     busy: dict[str, frozenset[str]] = {}
     for word in kind.split("+"):
         axis = "tp" if word == TENSOR else "dp"
-        own = axis_constraints(word, graph, batch, axis, mesh[axis])
-        pins += own.pins
-        busy.update(own.busy)
+        constraints = axis_constraints(word, graph, batch, axis, mesh[axis])
+        pins += constraints.pins
+        busy.update(constraints.busy)
     return Constraints(tuple(pins), busy=busy)
 
 
 def axis_constraints(
     word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int
 ) -> Constraints:
-    """Pins of one kind of parallelism over one axis.
-
-    Args:
-        word: One of `DATA`, or "tp".
-        graph: The graph.
-        batch: Graph inputs whose first dim is the batch's.
-        axis: Name of the axis.
-        size: Its size.
-    """
+    """Pins of one kind of parallelism, a key of `DATA` or "tp", over an axis of a size."""
     if word == TENSOR:
         return Constraints(tuple(_tensor(graph, batch, axis, size)))
     busy = {axis: frozenset(_depending(graph, batch))}
@@ -93,13 +82,13 @@ def axis_constraints(
 def batch_inputs(graph: Graph, inputs: Sequence[str]) -> tuple[str, ...]:
     """The inputs whose first dim is the batch's: of the size that most of them have."""
     sizes = {name: graph.types[name].shape[0] for name in inputs if graph.types[name].rank}
-    common = list(sizes.values())
-    most = max(set(common), key=common.count, default=0)
-    return tuple(name for name, size in sizes.items() if size == most)
+    all_sizes = list(sizes.values())
+    batch_size = max(set(all_sizes), key=all_sizes.count, default=0)
+    return tuple(name for name, size in sizes.items() if size == batch_size)
 
 
 def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
-    """Nodes that depend on the batch, but for those that write what is stored."""
+    """Nodes that depend on the batch, except those that write to where a value is stored."""
     known = set(batch)
     for node in graph.nodes:
         row = row_of(node)
@@ -109,17 +98,16 @@ def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
 
 
 def _data(word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:
-    rest, use = DATA[word]
+    at_rest, until_use = DATA[word]
     for value in batch:
         yield Pin(f"parallel {word}: batch of {value!r}", tensor=value, dim=0, axis=axis)
     for value, uses in _uses(graph).items():
-        cut = rest and _can_cut(graph, value, size)
+        cut = at_rest and _can_cut(graph, value, size)
         text = f"parallel {word}: parameter {value!r}"
         yield Pin(text, tensor=value, axis=axis, side="made", cut=cut, replicate=not cut)
         for name in uses:
-            made = graph.producers[name]
-            if made.op == "partitioner::alias":
-                kept = cut and use
+            if graph.producers[name].op == "partitioner::alias":
+                kept = cut and until_use
                 yield Pin(text, tensor=name, axis=axis, side="made", cut=kept, replicate=not kept)
             yield Pin(text, tensor=name, axis=axis, side="read", replicate=True)
 
@@ -139,28 +127,27 @@ def _tensor(graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Itera
 
 
 def _uses(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """Of each trained parameter, the values that are it in a pass or a view of it."""
-    found: dict[str, list[str]] = {}
+    """The values of each trained parameter in the passes, and the views of them."""
+    by_parameter: dict[str, list[str]] = {}
     root: dict[str, str] = {}
     trained = {n.inputs[1] for n in graph.nodes if n.attrs.get("role") == "gradient"}
     for node in graph.nodes:
         row = row_of(node)
         if row is not None and row.stored and node.outputs[0] in trained:
-            found[node.outputs[0]] = []
+            by_parameter[node.outputs[0]] = []
             root[node.outputs[0]] = node.outputs[0]
         elif row is not None and row.view and row.in_place is None and node.inputs[0] in root:
-            first = root[node.inputs[0]]
-            for value in node.writes:
-                root[value] = first
-                found[first].append(value)
-    for value, uses in found.items():
+            parameter = root[node.inputs[0]]
+            root.update(dict.fromkeys(node.writes, parameter))
+            by_parameter[parameter] += node.writes
+    for parameter, uses in by_parameter.items():
         if not any(graph.producers[use].op == "partitioner::alias" for use in uses):
-            uses.append(value)
-    return {value: tuple(uses) for value, uses in found.items()}
+            uses.append(parameter)
+    return {parameter: tuple(uses) for parameter, uses in by_parameter.items()}
 
 
 def _is_read_whole(graph: Graph, value: str) -> bool:
-    """Whether a node reads it that every device must give all of it, as a `torch.cond`."""
+    """Whether a node, such as a `torch.cond`, needs the value whole on every device."""
     for node in graph.consumers[value]:
         rule = rule_of(graph, node)
         if not isinstance(rule, Rule):

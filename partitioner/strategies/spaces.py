@@ -1,13 +1,13 @@
-"""The spaces that a plan is searched in: which device groups there are.
+"""Search spaces of plans: the device groups that nodes may run on.
 
 intra: one group of all devices, as a 1-D or 2-D mesh. inter: every device alone. hybrid: equal
-sub-meshes. Each becomes one problem of the same kind; opaque nodes always stay on one device.
+sub-meshes. Each space is one problem of the same form; opaque nodes always stay on one device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partitioner.ir.checks import is_a, is_whole
@@ -16,24 +16,17 @@ from partitioner.ir.mesh import DeviceMesh
 
 
 class SearchError(OptionError):
-    """A request that names no possible search space."""
+    """Wrong usage: a request for a search space that does not exist."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """One search space.
+    """One search space."""
 
-    Attributes:
-        name: "intra", "inter", "hybrid" or, for one device, "single".
-        groups: Device groups that nodes with a rule may run on.
-        homes: Single-device groups that opaque nodes may run on.
-        symmetric: Whether the groups are interchangeable on a uniform cluster.
-    """
-
-    name: str
-    groups: tuple[DeviceMesh, ...]
-    homes: tuple[DeviceMesh, ...]
-    symmetric: bool
+    name: str  #: "intra", "inter", "hybrid" or, for one device, "single".
+    groups: tuple[DeviceMesh, ...]  #: Device groups that nodes with a rule may run on.
+    homes: tuple[DeviceMesh, ...]  #: Single-device groups that opaque nodes may run on.
+    symmetric: bool  #: Whether a uniform cluster makes the groups interchangeable.
 
     def __str__(self) -> str:
         shape = " ".join(f"{axis}={size}" for axis, size in self.groups[0].axes)
@@ -44,32 +37,32 @@ class Family:
 def families(
     strategy: str, devices: int, mesh: Mapping[str, int] | None = None
 ) -> tuple[Family, ...]:
-    """Search spaces of a request, the cheapest to search first.
+    """Search spaces of a strategy ("auto", "intra", "inter"), the cheapest to search first.
 
-    Args:
-        strategy: "auto", "intra" or "inter".
-        devices: Number of devices.
-        mesh: Axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
+    `mesh` has the axis sizes that intra plans must use; None searches all 1-D and 2-D meshes.
 
     Raises:
-        SearchError: There is no such strategy, the mesh is none or does not have as many devices.
+        SearchError: There is no such strategy, or the mesh is malformed or has another size.
     """
     check_space(strategy, devices, mesh)
+    home = (DeviceMesh.single(0),)
     if devices == 1:
-        one = (DeviceMesh.single(0),)
-        return (Family("single", one, one, symmetric=False),)
-    found: list[Family] = []
+        return (Family("single", home, home, symmetric=False),)
+    sizes = [size for size in range(2, devices) if devices % size == 0]
+    spaces: list[Family] = []
     if strategy != "inter":
-        found += [_intra(shape, devices) for shape in _meshes(devices, mesh)]
+        grids = ({"dp": devices // size, "tp": size} for size in sizes)
+        meshes = [{"tp": devices}, *grids] if mesh is None else [mesh]
+        spaces += [Family("intra", (DeviceMesh.of(m),), home, symmetric=False) for m in meshes]
     if strategy != "intra" and mesh is None:
-        found.insert(1, _groups("inter", devices, 1))
+        spaces.insert(1, _groups("inter", devices, 1))
     if strategy == "auto" and mesh is None:
-        found += [_groups("hybrid", devices // s, s) for s in range(2, devices) if devices % s == 0]
-    return tuple(found)
+        spaces += [_groups("hybrid", devices // size, size) for size in sizes]
+    return tuple(spaces)
 
 
 def check_space(strategy: str, devices: int, mesh: Mapping[str, int] | None) -> None:
-    """Refuse requests that name no search space; see `families`."""
+    """Refuse a request without a search space; see `families`."""
     check_strategy(strategy)
     check_mesh(mesh)
     if mesh is not None and math.prod(mesh.values()) != devices:
@@ -80,13 +73,13 @@ def check_space(strategy: str, devices: int, mesh: Mapping[str, int] | None) -> 
 
 
 def check_strategy(strategy: str) -> None:
-    """Refuse what is no strategy."""
+    """Refuse an unknown strategy."""
     if strategy not in ("auto", "intra", "inter"):
         raise SearchError(f"strategy {strategy!r} is not auto, intra or inter")
 
 
 def check_mesh(mesh: Mapping[str, int] | None) -> None:
-    """Refuse what is no mapping from axis names to sizes."""
+    """Refuse a mesh that is not a mapping from axis names to sizes."""
     if mesh is not None and not is_a(mesh, Mapping):
         raise SearchError(f"mesh is {mesh!r}; give sizes by axis, as {{'dp': 2, 'tp': 2}}")
     for axis, size in (mesh or {}).items():
@@ -94,21 +87,6 @@ def check_mesh(mesh: Mapping[str, int] | None) -> None:
             raise SearchError(f"mesh axis {axis!r}: axis names are letters, digits and _")
         if not is_whole(size) or size < 1:
             raise SearchError(f"mesh axis {axis!r} has size {size!r}, not a whole number above 0")
-
-
-def _meshes(devices: int, mesh: Mapping[str, int] | None) -> Iterator[Mapping[str, int]]:
-    if mesh is not None:
-        yield mesh
-        return
-    yield {"tp": devices}
-    for minor in range(2, devices):
-        if devices % minor == 0:
-            yield {"dp": devices // minor, "tp": minor}
-
-
-def _intra(shape: Mapping[str, int], devices: int) -> Family:
-    homes = tuple(DeviceMesh.single(device) for device in range(devices))
-    return Family("intra", (DeviceMesh.of(shape),), homes[:1], symmetric=False)
 
 
 def _groups(name: str, count: int, size: int) -> Family:

@@ -1,7 +1,7 @@
-"""How fast the devices of a cluster are on one model.
+"""Relative speed of a cluster's devices on one model.
 
-One figure a device for the whole graph, so that the shares of neighbouring nodes agree and nothing
-is moved between them.
+There is one figure per device for the whole graph, so that the shares of neighbouring nodes agree
+and no reshard is needed between them.
 """
 
 from __future__ import annotations
@@ -18,24 +18,19 @@ from partitioner.strategies.derive import Rules
 
 
 def device_speeds(graph: Graph, rules: Rules, cluster: Cluster) -> Mapping[int, float] | None:
-    """Whole graphs a second of each device alone.
+    """Speed of each device in whole graphs a second, each device alone.
 
-    Returns:
-        Speed by device; None where all devices are equal, or one takes no time at all: no finite
-        shares are in proportion to that.
+    None if all devices are equal, or if one takes no time at all: no finite shares are in
+    proportion to that.
     """
-    seconds: dict[int, float] = {}
-    first = {spec: device for device, spec in reversed(tuple(enumerate(cluster.devices)))}
-    if len(first) == 1:
+    if len(cluster.first_of_spec) == 1:
         return None
-    for device in first.values():
-        seconds[device] = _alone_s(graph, rules, cluster, device)
-    if min(seconds.values()) <= 0:
-        return None
-    return {device: 1 / seconds[first[spec]] for device, spec in enumerate(cluster.devices)}
-
-
-def _alone_s(graph: Graph, rules: Rules, cluster: Cluster, device: int) -> float:
-    mesh = DeviceMesh.single(device)
-    placed = (place(graph, node, mesh, {}, rules.rule(node)) for node in graph.nodes)
-    return math.fsum(node_seconds(graph, one, cluster)[device] for one in placed)
+    speeds = {}
+    for spec, device in cluster.first_of_spec.items():
+        mesh = DeviceMesh.single(device)
+        placed_nodes = (place(graph, node, mesh, {}, rules.rule(node)) for node in graph.nodes)
+        seconds = math.fsum(node_seconds(graph, placed, cluster)[device] for placed in placed_nodes)
+        if seconds <= 0:
+            return None
+        speeds[spec] = 1 / seconds
+    return {device: speeds[spec] for device, spec in enumerate(cluster.devices)}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph

@@ -15,6 +15,7 @@ import onnx
 import pytest
 import rank_programs as hand
 from rank_cases import CASES, check
+from torch_jobs import RunJob
 
 from partitioner.backends import launch
 from partitioner.backends.errors import BackendError
@@ -66,26 +67,9 @@ def mine(folder: Path) -> list[int]:
     return [p for p, words in workers().items() if any(str(folder) in word for word in words)]
 
 
-@pytest.mark.parametrize("half", [0, 1])
-def test_all_cases_over_gloo(half: int) -> None:
-    names = list(CASES)[half::2]
-    tests = Path(__file__).parents[1]
-    search_path = f"{tests.parent}:{tests / 'helpers'}"
-    reader, writer = os.pipe()  # kept open: the worker ends when its standard input closes
-    try:
-        done = subprocess.run(
-            [sys.executable, tests / "jobs/gloo_jobs.py", *names],
-            stdin=reader,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search_path},
-            timeout=200,
-            check=False,
-        )
-    finally:
-        os.close(reader)
-        os.close(writer)
-    assert done.stdout.splitlines() == [f"{name}: ok" for name in names], done.stderr[-2000:]
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_over_gloo(run_job: RunJob, case: str) -> None:
+    run_job("gloo_jobs.py", case)
 
 
 def test_run_local_measures_several_requests(folder: Path) -> None:

@@ -8,14 +8,14 @@ with other programs, and are only compared with. `nodes` are counted after mergi
 """
 
 import argparse
-import json
 import math
 import time
 from pathlib import Path
 
 from partitioner.solver import evaluate_choices, solve
-from partitioner.solver.formats.dnnp import read
+from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
+from partitioner.solver.formats.json_files import read, write_solution
 
 #: Contiguous optimum, best value known, and whether that is proven.
 KNOWN = {
@@ -41,19 +41,18 @@ HEADER = (
 
 def row(path: Path, time_limit_s: float, gap: float, folder: Path | None) -> str:
     """Solve one file; its line of the table."""
-    instance = read(path)
+    instance = read(path, parse)
     problem = to_problem(instance)
     wall, cpu = time.perf_counter(), time.process_time()
-    found = solve(problem, time_limit_s=time_limit_s, gap=gap, effort=2)
+    answer = solve(problem, time_limit_s=time_limit_s, gap=gap, effort=2)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    assert math.isclose(found.cost, evaluate_choices(problem, found.chosen).step_s)
+    assert math.isclose(answer.cost, evaluate_choices(problem, answer.chosen).step_s)
     if folder is not None:
-        text = json.dumps(to_solution(instance, found.chosen))
-        (folder / f"{path.stem}.json").write_text(text + "\n")
+        write_solution(to_solution(instance, answer.chosen), folder / f"{path.stem}.json")
     contiguous, known, proven = KNOWN.get(path.stem, (math.nan, math.nan, False))
     return (
-        f"{path.stem:28} {len(problem.nodes):5} {problem.devices:7} {found.cost:9.4f} "
-        f"{found.bound:9.4f} {found.gap:7.2%} {contiguous:10.4f} {known:8.4f}"
+        f"{path.stem:28} {len(problem.nodes):5} {problem.devices:7} {answer.cost:9.4f} "
+        f"{answer.bound:9.4f} {answer.gap:7.2%} {contiguous:10.4f} {known:8.4f}"
         f"{'*' if proven else ' '} {wall:6.2f} {cpu:6.2f}"
     )
 

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.search.find_plan import find_plan

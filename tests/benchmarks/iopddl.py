@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from partitioner.solver.formats.iopddl import read
+from partitioner.solver.formats.iopddl import parse
+from partitioner.solver.formats.json_files import read
 from partitioner.solver.pairwise import evaluate, solve
 
 
@@ -42,18 +43,19 @@ HEADER = (
 
 def run(name: str, path: Path, scale: float) -> float:
     known = KNOWN[name]
-    problem = read(path)
+    problem = read(path, parse)
     start, cpu = time.perf_counter(), time.process_time()
-    found = solve(problem, known.limit_s * scale)
+    answer = solve(problem, known.limit_s * scale)
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     score = 0.0
-    if found.cost is not None:
-        outcome = evaluate(problem, found.chosen)
-        assert outcome.cost == found.cost
-        score = 0.0 if outcome.fault else known.cost / found.cost
+    if answer.cost is not None:
+        outcome = evaluate(problem, answer.chosen)
+        assert outcome.cost == answer.cost
+        score = 0.0 if outcome.fault else known.cost / answer.cost
     print(
-        f"{name:4} {problem.nodes:6} {known.limit_s * scale:6.0f} {found.cost or 0:16} "
-        f"{found.bound:16.0f} {found.gap:8.3%} {known.cost:16} {score:7.4f} {wall:7.1f} {cpu:7.1f}",
+        f"{name:4} {problem.nodes:6} {known.limit_s * scale:6.0f} {answer.cost or 0:16} "
+        f"{answer.bound:16.0f} {answer.gap:8.3%} {known.cost:16} {score:7.4f} "
+        f"{wall:7.1f} {cpu:7.1f}",
         flush=True,
     )
     return score

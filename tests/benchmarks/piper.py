@@ -9,17 +9,16 @@ figure; a line without a plan says why.
 """
 
 import argparse
-import json
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from partitioner.solver import Infeasible
-from partitioner.solver.formats.piper import Instance, read
+from partitioner.solver.formats.json_files import read, write_solution
+from partitioner.solver.formats.piper import Instance, parse
 from partitioner.solver.formats.piper_problem import planner
-from partitioner.solver.formats.piper_referee import PlannedStage, evaluate_plan
+from partitioner.solver.formats.piper_referee import evaluate_plan, to_solution
 from partitioner.solver.stages import cut_stages
 
 GIB = 2**30
@@ -43,21 +42,6 @@ HEADER = (
 )
 
 
-def solution(plan: Sequence[PlannedStage]) -> dict[str, object]:
-    """A plan as the authors' program would state it."""
-    return {
-        "stages": [
-            {
-                "nodes": sorted(stage.configs),
-                "dataParallelDegree": stage.data_degree,
-                "tensorParallelDegree": stage.tensor_degree,
-                "TMPCids": sorted(stage.configs.items()),
-            }
-            for stage in plan
-        ]
-    }
-
-
 def row(instance: Instance, memory: int, folder: Path | None) -> str:
     """Plan one case; its line of the table."""
     devices = instance.devices
@@ -75,8 +59,7 @@ def row(instance: Instance, memory: int, folder: Path | None) -> str:
     assert not outcome.faults, outcome.faults
     assert math.isclose(max(outcome.time_s), cut.load_s, rel_tol=1e-9)
     if folder is not None:
-        text = json.dumps(solution(plan))
-        (folder / f"{devices}-{memory}.json").write_text(text + "\n")
+        write_solution(to_solution(plan), folder / f"{devices}-{memory}.json")
     ours = max(outcome.time_s)
     return (
         f"{start} {ours:12.9f} {cut.bound_s:12.9f} {known:12.9f} {ours / known:8.5f} "
@@ -91,7 +74,7 @@ def main() -> None:
     parser.add_argument("--microbatches", type=int, default=MICROBATCHES)
     parser.add_argument("--write", type=Path, help="folder for the solutions, as JSON")
     options = parser.parse_args()
-    instance = read(options.file)
+    instance = read(options.file, parse)
     print(HEADER)
     for devices, memory in GRID if options.grid else AUTHORS:
         case = replace(

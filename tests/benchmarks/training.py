@@ -34,7 +34,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import partitioner
-from partitioner.cost_model.devices import Cluster, DeviceSpec, LinkLevel
+from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
 
 VOCABULARY = 4096
 TWINS = {"dp": "ddp", "zero3": "fsdp", "tp": "hand-tp"}

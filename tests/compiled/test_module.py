@@ -15,10 +15,9 @@ from torch.nn import functional
 
 import partitioner
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.all_ranks import AllRanks
+from partitioner.backends.torch.all_ranks import AllRanks, run_lockstep
 from partitioner.backends.torch.emit import PassGraph
 from partitioner.backends.torch.local import run_module_files
-from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
 from partitioner.compiled.module import ModuleProgram
 from partitioner.compiled.rank_files import rank_files

@@ -1,4 +1,4 @@
-"""Devices that do alike: the figures are those of all devices looked at one by one."""
+"""Classes of devices: figures of representatives are those of all devices, evaluated one by one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from partitioner.cost_model import evaluate as referee
 from partitioner.cost_model.classes import representatives
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import UnlikeError, schedule
+from partitioner.cost_model.schedule import UnequalWorkError, schedule
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
@@ -60,8 +60,8 @@ def test_figures_are_those_of_every_device(name: str, groups: tuple[DeviceMesh, 
     for turn in range(3):
         cluster = CLUSTERS[turn % len(CLUSTERS)]
         plan, _ = random_plan(owner, offered, rng)
-        found = referee.evaluate(owner, plan, cluster)
-        assert found == one_by_one(owner, resolve(owner, plan), cluster)
+        evaluation = referee.evaluate(owner, plan, cluster)
+        assert evaluation == one_by_one(owner, resolve(owner, plan), cluster)
 
 
 def test_an_even_cut_has_one_class_and_an_uneven_one_two() -> None:
@@ -72,8 +72,8 @@ def test_an_even_cut_has_one_class_and_an_uneven_one_two() -> None:
             assert isinstance(rule, Rule)
             layout = DimLayout.even(size, mesh.names, mesh)
             placed = (place(owner, owner.nodes[0], mesh, {"m": layout}, rule),)
-            found = representatives(owner, placed, flat(8), Resharder(flat(8)))
-            assert len(set(found.values())) == expected
+            first = representatives(owner, placed, flat(8), Resharder(flat(8)))
+            assert len(set(first.values())) == expected
             assert referee.evaluate_placed(owner, placed, flat(8)) == one_by_one(
                 owner, placed, flat(8)
             )
@@ -91,18 +91,18 @@ def cut_relus(
     for node, axes in zip(nodes, cuts, strict=True):
         rule = rules[node.name]
         assert isinstance(rule, Rule)
-        layouts = {name: DimLayout.even(16, own, mesh) for name, own in axes.items()}
+        layouts = {name: DimLayout.even(16, by, mesh) for name, by in axes.items()}
         placed.append(place(owner, node, mesh, layouts, rule))
     return owner, placed
 
 
-def test_reshards_along_an_axis_keep_devices_alike() -> None:
+def test_reshards_along_an_axis_keep_devices_in_one_class() -> None:
     mesh = DeviceMesh.of({"dp": 4, "tp": 2})
     owner, placed = cut_relus(
         {"b0": ("dp",)}, {"b0": ("dp",), "b1": ("tp",)}, {"b1": ("tp",)}, {}, mesh=mesh
     )
-    found = representatives(owner, placed, CLUSTERS[1], Resharder(CLUSTERS[1]))
-    assert set(found.values()) == {0}
+    first = representatives(owner, placed, CLUSTERS[1], Resharder(CLUSTERS[1]))
+    assert set(first.values()) == {0}
     figures = referee.evaluate_placed(owner, placed, CLUSTERS[1])
     assert figures == one_by_one(owner, placed, CLUSTERS[1])
     assert sum(figures.sent_bytes.values()) > 0
@@ -111,8 +111,8 @@ def test_reshards_along_an_axis_keep_devices_alike() -> None:
 def test_devices_of_two_kinds_wait_for_each_other() -> None:
     mesh = DeviceMesh.line(8)
     owner, placed = cut_relus({"b0": ("tp",)}, {"b1": ("tp",)}, {}, mesh=mesh)
-    found = representatives(owner, placed, CLUSTERS[2], Resharder(CLUSTERS[2]))
-    assert set(found.values()) == {0, 4}
+    first = representatives(owner, placed, CLUSTERS[2], Resharder(CLUSTERS[2]))
+    assert set(first.values()) == {0, 4}
     figures = referee.evaluate_placed(owner, placed, CLUSTERS[2])
     assert figures == one_by_one(owner, placed, CLUSTERS[2])
 
@@ -129,8 +129,8 @@ def test_one_that_is_busy_for_longer_keeps_all_from_being_shared() -> None:
     assert isinstance(rule, Rule)
     some = DeviceMesh.of({"tp": 4}, (0, 2, 4, 6))
     plan = (placed[0], place(both, aside, some, {}, rule), placed[1])
-    found = representatives(both, plan, flat(8), Resharder(flat(8)))
-    assert set(found.values()) == {0, 1}
-    with pytest.raises(UnlikeError):
-        schedule(both, plan, flat(8), seen_by=frozenset({0, 1}))
+    first = representatives(both, plan, flat(8), Resharder(flat(8)))
+    assert set(first.values()) == {0, 1}
+    with pytest.raises(UnequalWorkError):
+        schedule(both, plan, flat(8), observed=frozenset({0, 1}))
     assert referee.evaluate_placed(both, plan, flat(8)) == one_by_one(both, plan, flat(8))

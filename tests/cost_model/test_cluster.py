@@ -7,15 +7,9 @@ import pytest
 from cost_cases import INNER, OUTER, SLOW, TWO_LEVELS
 
 from partitioner.cost_model import presets
-from partitioner.cost_model.cluster import (
-    Cluster,
-    DeviceSpec,
-    LinkLevel,
-    parse_bytes,
-    resolve_cluster,
-)
+from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel, parse_bytes
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.local import local_cluster
+from partitioner.cost_model.resolve import local_cluster, resolve_cluster
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "cluster.md"
 
@@ -115,13 +109,6 @@ def test_level_is_the_outermost_spanned() -> None:
         TWO_LEVELS.level((0, 9))
 
 
-def test_link_seconds() -> None:
-    assert TWO_LEVELS.link_s(0, 1, 1000) == pytest.approx(2e-6)
-    assert TWO_LEVELS.link_s(0, 2, 1000) == pytest.approx(2e-5)
-    assert TWO_LEVELS.link_s(2, 2, 1000) == 0
-    assert resolve_cluster("2xideal").link_s(0, 1, 1e12) == 0
-
-
 def test_memory_override_and_uniformity() -> None:
     small = TWO_LEVELS.with_memory(7)
     assert [device.memory_bytes for device in small.devices] == [7] * 4
@@ -131,10 +118,10 @@ def test_memory_override_and_uniformity() -> None:
 
 
 def test_the_documented_file_loads(tmp_path: Path) -> None:
-    found = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert found is not None
+    match = re.search(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert match is not None
     file = tmp_path / "lab.toml"
-    file.write_text(found[1], encoding="utf-8")
+    file.write_text(match[1], encoding="utf-8")
     cluster = resolve_cluster(file)
     assert resolve_cluster(str(file), 4) == cluster
     assert [device.name for device in cluster.devices] == ["a100-40g"] * 2 + ["card"] * 2

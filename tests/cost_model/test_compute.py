@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partitioner.cost_model import compute
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import ROWS

@@ -48,13 +48,13 @@ def test_a_collective_that_takes_its_devices_different_times() -> None:
     moves = tuple(Transfer(a, b, (((0, 1),),), (((0, 1),),)) for a, b in ((0, 1), (1, 0)))
     comm = Comm(1, CommKind.ALL_TO_ALL, ranks, "p", "q", "float32", moves)
     exchange = Task("all_to_all p", {0: 5.0, 1: 1.0}, (), (), None, comm)
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"p": 4}, seconds=1.0),
         compute("b", 1, ("x",), {"r": 4}, seconds=3.0),
         exchange,
         compute("c", 0, ("p",), {"y": 4}, seconds=1.0),
     )
-    timeline = simulate(found)
+    timeline = simulate(schedule)
     names = [(timeline.events[i].name, timeline.events[i].device) for i in critical_path(timeline)]
     assert names == [("b", 1), ("all_to_all p", 1), ("all_to_all p", 0), ("c", 0)]
     _explained(timeline)

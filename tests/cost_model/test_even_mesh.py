@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import pytest
 
 from partitioner import examples
-from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
 from partitioner.cost_model.reshard import Hop, Resharder
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Placement, Sharding

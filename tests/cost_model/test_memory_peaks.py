@@ -14,7 +14,8 @@ from partitioner.cost_model.memory import (
     safe_lifetimes,
     usage_curves,
 )
-from partitioner.cost_model.schedule import Schedule, Task, schedule
+from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.schedule import schedule as scheduled
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import ROWS
@@ -22,16 +23,16 @@ from partitioner.ir.ops.table import OpRow
 from partitioner.ir.types import TensorType
 
 
-def exact_curve(found: Schedule, device: int = 0) -> list[int]:
-    return list(usage_curves(found, exact_lifetimes(found))[device])
+def exact_curve(schedule: Schedule, device: int = 0) -> list[int]:
+    return list(usage_curves(schedule, exact_lifetimes(schedule))[device])
 
 
-def safe_curve(found: Schedule, device: int = 0) -> list[int]:
-    return list(usage_curves(found, safe_lifetimes(found))[device])
+def safe_curve(schedule: Schedule, device: int = 0) -> list[int]:
+    return list(usage_curves(schedule, safe_lifetimes(schedule))[device])
 
 
 def test_a_chain_holds_two_values_at_a_time() -> None:
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"p": 20}),
         compute("b", 0, ("p", "w"), {"q": 30}),
         compute("c", 0, ("q",), {"y": 5}),
@@ -39,13 +40,13 @@ def test_a_chain_holds_two_values_at_a_time() -> None:
         residents={"w": 1000},
         outputs=("y",),
     )
-    assert exact_curve(found) == safe_curve(found) == [10 + 20, 20 + 30, 30 + 5]
-    assert exact_peak_bytes(found) == {0: MemoryPeak(1050, 1000, 50, "b")}
-    assert peak_bytes(found) == {0: MemoryPeak(1075, 1000, 75, "b")}
+    assert exact_curve(schedule) == safe_curve(schedule) == [10 + 20, 20 + 30, 30 + 5]
+    assert exact_peak_bytes(schedule) == {0: MemoryPeak(1050, 1000, 50, "b")}
+    assert peak_bytes(schedule) == {0: MemoryPeak(1075, 1000, 75, "b")}
 
 
 def test_a_skip_connection_holds_its_value() -> None:
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"p": 20}),
         compute("b", 0, ("p",), {"q": 30}),
         compute("c", 0, ("q",), {"r": 40}),
@@ -53,22 +54,22 @@ def test_a_skip_connection_holds_its_value() -> None:
         feeds={"x": 10},
         outputs=("y",),
     )
-    assert exact_curve(found) == [30, 50, 20 + 30 + 40, 20 + 40 + 5]
+    assert exact_curve(schedule) == [30, 50, 20 + 30 + 40, 20 + 40 + 5]
 
 
 def test_inputs_arrive_with_their_first_reader_and_outputs_stay() -> None:
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"y": 7}),
         compute("b", 0, ("x", "late"), {"z": 3}),
         compute("c", 0, ("z",), {"unused": 100}),
         feeds={"x": 10, "late": 50},
         outputs=("y",),
     )
-    assert exact_curve(found) == safe_curve(found) == [17, 10 + 50 + 7 + 3, 7 + 3 + 100]
+    assert exact_curve(schedule) == safe_curve(schedule) == [17, 10 + 50 + 7 + 3, 7 + 3 + 100]
 
 
 def test_a_copy_is_safe_for_the_whole_life_of_its_value() -> None:
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"p": 20}),
         send("p", 0, 1, 20),
         compute("b", 0, ("p",), {"q": 4}),
@@ -78,12 +79,12 @@ def test_a_copy_is_safe_for_the_whole_life_of_its_value() -> None:
         outputs=("z",),
     )
     # Exact: device 0 drops p after b, device 1 has it from the send on.
-    assert exact_curve(found) == [30, 20, 24, 4, 5]
-    assert exact_curve(found, 1) == [0, 20, 20, 28, 0]
+    assert exact_curve(schedule) == [30, 20, 24, 4, 5]
+    assert exact_curve(schedule, 1) == [0, 20, 20, 28, 0]
     # Safe: both parts from a to c, the last use anywhere.
-    assert safe_curve(found) == [30, 20, 24, 24, 5]
-    assert safe_curve(found, 1) == [20, 20, 20, 28, 0]
-    assert peak_bytes(found)[1] == MemoryPeak(42, 0, 42, "c")
+    assert safe_curve(schedule) == [30, 20, 24, 24, 5]
+    assert safe_curve(schedule, 1) == [20, 20, 20, 28, 0]
+    assert peak_bytes(schedule)[1] == MemoryPeak(42, 0, 42, "c")
 
 
 def test_an_alias_has_no_bytes_and_keeps_its_root() -> None:
@@ -96,7 +97,7 @@ def test_an_alias_has_no_bytes_and_keeps_its_root() -> None:
     )
     reader = compute("c", 0, ("r",), {"y": 5})
     reader = replace(reader, reads=(*reader.reads, (0, key("p", 1))))
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"p": 20}),
         alias,
         compute("b", 0, ("p",), {"r": 30}),
@@ -104,7 +105,7 @@ def test_an_alias_has_no_bytes_and_keeps_its_root() -> None:
         feeds={"x": 10},
         outputs=("y",),
     )
-    assert exact_curve(found) == [30, 20, 50, 20 + 30 + 5]
+    assert exact_curve(schedule) == [30, 20, 50, 20 + 30 + 5]
 
 
 @pytest.fixture
@@ -126,18 +127,20 @@ def viewed(monkeypatch: pytest.MonkeyPatch) -> Graph:
 def test_a_view_has_no_bytes_and_keeps_its_operand(viewed: Graph) -> None:
     single = DeviceMesh.single(0)
     nodes = [placed(viewed, node.name, single) for node in viewed.nodes]
-    found = schedule(viewed, nodes, flat(1))
-    assert [task.name for task in found.tasks] == ["a", "view", "b", "c"]
-    assert exact_curve(found) == safe_curve(found) == [200, 100, 200, 300]
+    schedule = scheduled(viewed, nodes, flat(1))
+    assert [task.name for task in schedule.tasks] == ["a", "view", "b", "c"]
+    assert exact_curve(schedule) == safe_curve(schedule) == [200, 100, 200, 300]
 
 
 def test_a_view_of_a_resident_or_a_feed_costs_nothing(viewed: Graph) -> None:
     nodes = [placed(viewed, node.name, DeviceMesh.single(0)) for node in viewed.nodes]
-    found = schedule(viewed, nodes, flat(1))
-    parts = [(device, key_of) for device, key_of, _ in found.tasks[0].writes]
-    held = replace(found, tasks=found.tasks[1:], feeds={}, residents=dict.fromkeys(parts, 100))
-    assert exact_peak_bytes(held) == {0: MemoryPeak(300, 100, 200, "c")}
-    fed = replace(found, tasks=found.tasks[1:], feeds=dict.fromkeys(parts, 100))
+    schedule = scheduled(viewed, nodes, flat(1))
+    parts = [(device, key_of) for device, key_of, _ in schedule.tasks[0].writes]
+    resident = replace(
+        schedule, tasks=schedule.tasks[1:], feeds={}, residents=dict.fromkeys(parts, 100)
+    )
+    assert exact_peak_bytes(resident) == {0: MemoryPeak(300, 100, 200, "c")}
+    fed = replace(schedule, tasks=schedule.tasks[1:], feeds=dict.fromkeys(parts, 100))
     assert exact_curve(fed) == safe_curve(fed) == [100, 200, 300]
 
 
@@ -145,7 +148,7 @@ def test_shards_are_held_where_they_lie() -> None:
     types = {"x": TensorType.of("float32", (10,)), "y": TensorType.of("float32", (10,))}
     owner = graph([Node("a", "Relu", ("x",), ("y",))], types, ("x",), ("y",))
     node = placed(owner, "a", DeviceMesh.line(4), {"b0": ("tp",)})  # 3, 3, 2, 2
-    peaks = peak_bytes(schedule(owner, [node], flat(4)))
+    peaks = peak_bytes(scheduled(owner, [node], flat(4)))
     assert [peaks[device].bytes for device in range(4)] == [36, 36, 24, 24]  # with head-room
 
 
@@ -156,27 +159,27 @@ def test_nothing_runs() -> None:
 
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 12))
 def test_exact_never_exceeds_safe(seed: int, length: int) -> None:
-    found = random_schedule(random.Random(seed), length)
-    safe, exact = peak_bytes(found), exact_peak_bytes(found)
+    schedule = random_schedule(random.Random(seed), length)
+    safe, exact = peak_bytes(schedule), exact_peak_bytes(schedule)
     assert set(safe) == set(exact)
     for device, peak in exact.items():
         assert peak.bytes <= safe[device].bytes
         assert peak.bytes == peak.resident_bytes + peak.activation_bytes
-    largest = max(nbytes for task in found.tasks for _, _, nbytes in task.writes)
+    largest = max(nbytes for task in schedule.tasks for _, _, nbytes in task.writes)
     assert max(peak.bytes for peak in exact.values()) >= largest
 
 
 def random_schedule(rng: random.Random, length: int) -> Schedule:
     """Nodes on two devices that read random earlier values, sent over where needed."""
-    found: list[Task] = []
+    steps: list[Task] = []
     at: dict[str, set[int]] = {"x": {0}}
     for index in range(length):
         device = rng.randrange(2)
         reads = tuple(rng.sample(sorted(at), min(len(at), rng.randint(1, 2))))
         for value in reads:
             if device not in at[value]:
-                found.append(send(value, 1 - device, device, 10))
+                steps.append(send(value, 1 - device, device, 10))
                 at[value].add(device)
-        found.append(compute(f"n{index}", device, reads, {f"v{index}": rng.randint(1, 100)}))
+        steps.append(compute(f"n{index}", device, reads, {f"v{index}": rng.randint(1, 100)}))
         at[f"v{index}"] = {device}
-    return tasks(*found, feeds={"x": 10})
+    return tasks(*steps, feeds={"x": 10})

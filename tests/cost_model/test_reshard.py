@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from placements import MESHES, apply, cut, placement, random_placement
 
-from partitioner.cost_model.cluster import resolve_cluster
 from partitioner.cost_model.reshard import Hop, Resharder, simplest
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.program import CommKind
@@ -55,10 +55,10 @@ def check(rng: np.random.Generator, source: Placement, target: Placement) -> Non
     """Run the hops; a pending target must add up, and every device must hold its share."""
     total = rng.integers(-99, 99, source.sharding.shape).astype(float)
     parts = cut(total, source, rng)
-    found = hops(source, target)
-    for hop in found:
+    steps = hops(source, target)
+    for hop in steps:
         parts = apply(hop, parts)
-    assert (found[-1].after if found else source) == target
+    assert (steps[-1].after if steps else source) == target
     assert parts.keys() == set(target.mesh.devices)
     plain = Placement(target.mesh, target.sharding.without_partial())
     if not target.sharding.partial:
@@ -183,27 +183,27 @@ def test_prices_are_those_of_the_steps(
     rng = np.random.default_rng(seed)
     before = random_placement(rng, shape, source, partial="sum" if reduce else "")
     after = random_placement(rng, shape, source if seed % 2 else target)
-    found, real = REAL.priced("float32", before, after), hops(before, after)
-    assert [(hop.after, hop.aliases, hop.zeros) for hop in found] == [
+    simple, real = REAL.priced("float32", before, after), hops(before, after)
+    assert [(hop.after, hop.aliases, hop.zeros) for hop in simple] == [
         (hop.after, hop.aliases, hop.zeros) for hop in real
     ]
-    for ours, theirs in zip(found, real, strict=True):
+    for ours, theirs in zip(simple, real, strict=True):
         assert [(p.seconds, p.overlap) for p in ours.comms] == [
             (p.seconds, p.overlap) for p in theirs.comms
         ]
 
 
-def test_alike_tensors_are_one() -> None:
+def test_reshards_of_one_price_have_one_form() -> None:
     """Dims that are cut nowhere only count, cuts count in units, and dims have no order."""
     rows, columns = DimLayout.even(8, ("tp",), LINE), DimLayout.whole(6)
-    one = simplest(placement(LINE, rows, columns), placement(LINE, DimLayout.whole(8), columns))
+    first = simplest(placement(LINE, rows, columns), placement(LINE, DimLayout.whole(8), columns))
     small = DimLayout.even(4, ("tp",), LINE)
     other = (
         placement(LINE, DimLayout.whole(12), small),
         placement(LINE, *map(DimLayout.whole, (12, 4))),
     )
-    assert one == simplest(*other)
-    assert [dim.size for dim in one[0].sharding.dims] == [12, 4]
+    assert first == simplest(*other)
+    assert [dim.size for dim in first[0].sharding.dims] == [12, 4]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from cost_cases import SLOW
 from whole_plans import build, hand_plan, tasks_of, weight
 
 from partitioner.cost_model.cluster import Cluster, LinkLevel
-from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.schedule import schedule as scheduled
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -26,8 +27,8 @@ def chain(*ops: str, extra: tuple[Node, ...] = (), outputs: tuple[str, ...] = ()
     return build(nodes, dict.fromkeys(values, (4,)), ["v0"], outputs or last)
 
 
-def names(found: Schedule) -> list[str]:
-    return [task.name for task in found.tasks]
+def names(schedule: Schedule) -> list[str]:
+    return [task.name for task in schedule.tasks]
 
 
 def matmul() -> Graph:
@@ -42,17 +43,17 @@ def matmul() -> Graph:
 
 def test_two_consumers_pay_once() -> None:
     graph = matmul()
-    found = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"k": "tp"}), _=PAIR), 2)
-    assert names(found) == ["mm", "all_reduce h", "p", "q"]
-    comm = found.tasks[1].comm
+    schedule = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"k": "tp"}), _=PAIR), 2)
+    assert names(schedule) == ["mm", "all_reduce h", "p", "q"]
+    comm = schedule.tasks[1].comm
     assert comm is not None
     assert comm.why == "p"
 
 
 def test_consumers_of_different_devices_pay_each() -> None:
     graph = matmul()
-    found = tasks_of(graph, hand_plan(graph, mm=0, p=1, q=2), 3)
-    assert names(found) == ["mm", "send h", "send h", "p", "q"]
+    schedule = tasks_of(graph, hand_plan(graph, mm=0, p=1, q=2), 3)
+    assert names(schedule) == ["mm", "send h", "send h", "p", "q"]
 
 
 def test_a_send_goes_as_early_as_its_receiver_is_free() -> None:
@@ -62,26 +63,26 @@ def test_a_send_goes_as_early_as_its_receiver_is_free() -> None:
         Node("y", "Add", ("v1", "u"), ("z",)),
     )
     graph = chain("Relu", "Neg", "Neg", extra=extra, outputs=("v3", "z"))
-    found = tasks_of(graph, hand_plan(graph, a=0, b=0, c=0, x=1, y=1), 2)
-    assert names(found) == ["a", "b", "c", "x", "send v1", "y"]
+    schedule = tasks_of(graph, hand_plan(graph, a=0, b=0, c=0, x=1, y=1), 2)
+    assert names(schedule) == ["a", "b", "c", "x", "send v1", "y"]
     nodes = (extra[0], *graph.nodes[:3], extra[1])
     early = build(nodes, dict.fromkeys(graph.types, (4,)), ["v0"], ["v3", "z"])
-    found = tasks_of(early, hand_plan(early, a=0, b=0, c=0, x=1, y=1), 2)
-    assert names(found) == ["x", "a", "send v1", "b", "c", "y"]
+    schedule = tasks_of(early, hand_plan(early, a=0, b=0, c=0, x=1, y=1), 2)
+    assert names(schedule) == ["x", "a", "send v1", "b", "c", "y"]
 
 
 def test_the_order_of_communications_ascends() -> None:
     graph = chain("Relu", "Neg", "Abs", "Sign")
-    found = tasks_of(graph, hand_plan(graph, a=0, b=1, c=2, d=0), 3)
-    numbers = [task.comm.seq for task in found.tasks if task.comm]
+    schedule = tasks_of(graph, hand_plan(graph, a=0, b=1, c=2, d=0), 3)
+    numbers = [task.comm.seq for task in schedule.tasks if task.comm]
     assert numbers == sorted(set(numbers))
     assert len(numbers) == 3
 
 
 def test_phases_count_hops_between_groups() -> None:
     graph = chain("Relu", "Neg", "Abs")
-    found = tasks_of(graph, hand_plan(graph, a=0, b=1, c=0), 2)
-    assert [(t.phase, t.target_phase) for t in found.tasks] == [
+    schedule = tasks_of(graph, hand_plan(graph, a=0, b=1, c=0), 2)
+    assert [(t.phase, t.target_phase) for t in schedule.tasks] == [
         (0, 0),
         (0, 1),
         (1, 1),
@@ -92,8 +93,8 @@ def test_phases_count_hops_between_groups() -> None:
 
 def test_groups_that_share_a_device_are_one_phase() -> None:
     graph = chain("Relu", "Neg", "Abs")
-    found = tasks_of(graph, hand_plan(graph, a=PAIR, b=0, c=PAIR), 2)
-    assert {task.phase for task in found.tasks} == {0}
+    schedule = tasks_of(graph, hand_plan(graph, a=PAIR, b=0, c=PAIR), 2)
+    assert {task.phase for task in schedule.tasks} == {0}
     apart = tasks_of(graph, hand_plan(graph, a=PAIR, b=PAIR, c=LATE), 4)
     assert [task.phase for task in apart.tasks if task.placed] == [0, 0, 1]
 
@@ -101,17 +102,17 @@ def test_groups_that_share_a_device_are_one_phase() -> None:
 def test_pending_outputs_are_reduced() -> None:
     node = Node("mm", "MatMul", ("x", "w"), ("y",))
     graph = build([node], {"x": (4, 4), "y": (4, 4)}, ["x"], ["y"], {"w": weight(4, 4)})
-    found = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"k": "tp"})), 2)
-    assert names(found) == ["mm", "all_reduce y"]
-    value, at = found.output_keys["y"]
+    schedule = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"k": "tp"})), 2)
+    assert names(schedule) == ["mm", "all_reduce y"]
+    value, at = schedule.output_keys["y"]
     assert not at.sharding.partial
-    assert found.outputs == {(0, (value, at)), (1, (value, at))}
+    assert schedule.outputs == {(0, (value, at)), (1, (value, at))}
 
 
 def test_outputs_stay_where_they_are() -> None:
     graph = matmul()
-    found = tasks_of(graph, hand_plan(graph, mm=0, p=0, q=1), 2)
-    assert {k: at.mesh.devices for k, (_, at) in found.output_keys.items()} == {
+    schedule = tasks_of(graph, hand_plan(graph, mm=0, p=0, q=1), 2)
+    assert {k: at.mesh.devices for k, (_, at) in schedule.output_keys.items()} == {
         "yp": (0,),
         "yq": (1,),
     }
@@ -119,17 +120,17 @@ def test_outputs_stay_where_they_are() -> None:
 
 def test_bytes_of_feeds_and_residents() -> None:
     graph = matmul()
-    found = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"k": "tp:1,3"}), _=PAIR), 2)
-    assert {d: size for (d, _), size in found.feeds.items()} == {0: 16, 1: 48}
-    assert {d: size for (d, _), size in found.residents.items()} == {0: 16, 1: 48}
+    schedule = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"k": "tp:1,3"}), _=PAIR), 2)
+    assert {d: size for (d, _), size in schedule.feeds.items()} == {0: 16, 1: 48}
+    assert {d: size for (d, _), size in schedule.residents.items()} == {0: 16, 1: 48}
 
 
 def test_an_input_is_fed_in_every_placement_that_is_read() -> None:
     nodes = [Node("mm", "MatMul", ("x", "x"), ("y",))]
     graph = build(nodes, {"x": (4, 4), "y": (4, 4)}, ["x"], ["y"])
-    found = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"m": "tp"})), 2)
-    assert sorted(found.feeds.values()) == [32, 32, 64, 64]
-    assert names(found) == ["mm"]
+    schedule = tasks_of(graph, hand_plan(graph, mm=(PAIR, {"m": "tp"})), 2)
+    assert sorted(schedule.feeds.values()) == [32, 32, 64, 64]
+    assert names(schedule) == ["mm"]
 
 
 def test_zeros_of_a_bias_are_resident() -> None:
@@ -138,8 +139,10 @@ def test_zeros_of_a_bias_are_resident() -> None:
         shapes = {"x": (4, 4), "y": (4, 4), **({"c": (4,)} if fed else {})}
         weights = {"w": weight(4, 4), **({} if fed else {"c": weight(4)})}
         graph = build([node], shapes, ["x", "c"] if fed else ["x"], ["y"], weights)
-        found = tasks_of(graph, hand_plan(graph, fc=(PAIR, {"k": "tp"})), 2)
-        assert [(d, key[0], found.residents[d, key]) for d, key in found.zeros] == [(1, "c", 16)]
+        schedule = tasks_of(graph, hand_plan(graph, fc=(PAIR, {"k": "tp"})), 2)
+        assert [(d, key[0], schedule.residents[d, key]) for d, key in schedule.zeros] == [
+            (1, "c", 16)
+        ]
 
 
 def training(overlap: float) -> Schedule:
@@ -159,7 +162,7 @@ def training(overlap: float) -> Schedule:
     pending = {"gradient": (PAIR, {"k": "tp"}), "turned": (PAIR, {"+": "tp"})}
     plan = hand_plan(graph, w=cut, **pending, write=cut, _=PAIR)
     cluster = Cluster("pair", (SLOW,) * 2, (LinkLevel("link", 2, 1e6, 0.0, overlap=overlap),))
-    return schedule(graph, resolve(graph, plan), cluster)
+    return scheduled(graph, resolve(graph, plan), cluster)
 
 
 def test_what_nobody_waits_for_at_once_passes_beside_compute() -> None:
@@ -177,6 +180,6 @@ def test_what_nobody_waits_for_at_once_passes_beside_compute() -> None:
             shown = 0.25 * seconds if beside else seconds
             assert part.devices[device] == pytest.approx(shown)
             assert part.devices[device] + part.hidden.get(device, 0) == pytest.approx(seconds)
-    for found, lanes in ((plain, {0, 1}), (hidden, {0, 1, 2})):
-        events = json.loads(timeline_json(simulate(found)))["traceEvents"]
+    for schedule, lanes in ((plain, {0, 1}), (hidden, {0, 1, 2})):
+        events = json.loads(timeline_json(simulate(schedule)))["traceEvents"]
         assert {event["tid"] for event in events if event["ph"] == "X"} == lanes

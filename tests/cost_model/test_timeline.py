@@ -49,7 +49,7 @@ def test_requests_overlap_in_a_pipeline() -> None:
 
 def test_a_device_that_comes_back() -> None:
     """0 -> 1 -> 0, with other work on 0 meanwhile."""
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"p": 4}),
         send("p", 0, 1, 4),
         compute("side", 0, ("p",), {"s": 4}, seconds=1.5),
@@ -57,7 +57,7 @@ def test_a_device_that_comes_back() -> None:
         send("q", 1, 0, 4, phase=1),
         compute("c", 0, ("q", "s"), {"y": 4}, phase=2),
     )
-    timeline = simulate(found)
+    timeline = simulate(schedule)
     assert times(timeline, 0) == [
         ("a", 0, 0, 1),
         ("send p", 0, 1, 2),
@@ -66,7 +66,7 @@ def test_a_device_that_comes_back() -> None:
         ("c", 0, 5, 6),
     ]
     assert times(timeline, 1) == [("send p", 0, 1, 2), ("b", 0, 2, 4), ("send q", 0, 4, 5)]
-    many = simulate(found, requests=50)
+    many = simulate(schedule, requests=50)
     # Device 0 has 1 + 1 + 1.5 + 1 + 1 s of work a request and no reason to wait.
     assert many.step_s == pytest.approx(5.5, rel=0.05)
     order = [(name, request) for name, request, _, _ in times(many, 0)]
@@ -92,33 +92,33 @@ def all_reduce(seconds: float) -> Task:
 
 
 def test_a_collective_waits_for_its_last_device() -> None:
-    found = tasks(
+    schedule = tasks(
         compute("a", 0, ("x",), {"p": 4}, seconds=1.0),
         compute("b", 1, ("x",), {"p": 4}, seconds=3.0),
         all_reduce(0.5),
         compute("c", 0, ("p",), {"y": 4}),
     )
-    timeline = simulate(found)
+    timeline = simulate(schedule)
     assert times(timeline, 0) == [("a", 0, 0, 1), ("all_reduce p", 0, 3, 3.5), ("c", 0, 3.5, 4.5)]
     assert times(timeline, 1) == [("b", 0, 0, 3), ("all_reduce p", 0, 3, 3.5)]
 
 
 def test_a_node_on_a_group_starts_where_it_can() -> None:
     group = Task("g", {0: 1.0, 1: 2.0}, (), (), placed=compute("n", 0, (), {}).placed)
-    found = tasks(compute("a", 0, ("x",), {"p": 4}, seconds=5.0), group)
-    timeline = simulate(found)
+    schedule = tasks(compute("a", 0, ("x",), {"p": 4}, seconds=5.0), group)
+    timeline = simulate(schedule)
     assert times(timeline, 0)[1] == ("g", 0, 5, 6)
     assert times(timeline, 1) == [("g", 0, 0, 2)]
 
 
 def test_a_sender_does_not_wait_for_a_busy_receiver() -> None:
-    found = tasks(
+    schedule = tasks(
         compute("busy", 1, ("x",), {"q": 4}, seconds=10.0),
         compute("a", 0, ("x",), {"p": 4}),
         send("p", 0, 1, 4),
         compute("next", 0, ("p",), {"r": 4}),
     )
-    timeline = simulate(found)
+    timeline = simulate(schedule)
     assert times(timeline, 0) == [("a", 0, 0, 1), ("send p", 0, 1, 2), ("next", 0, 2, 3)]
     assert times(timeline, 1) == [("busy", 0, 0, 10), ("send p", 0, 10, 11)]
 

@@ -69,29 +69,29 @@ def test_outputs_and_gradients(parallel: str | None, inside: bool) -> None:
     with nullcontext() if inside else half():
         loss, scores = alone(*batch(1))
     loss.backward()
-    (found, made), gradients = program.gradients(*batch(1))
-    assert made.dtype == scores.dtype == torch.bfloat16
-    torch.testing.assert_close(found, loss, rtol=ALLOWED, atol=0)
-    torch.testing.assert_close(made, scores, rtol=ALLOWED, atol=ALLOWED)
+    (sharded_loss, sharded_scores), gradients = program.gradients(*batch(1))
+    assert sharded_scores.dtype == scores.dtype == torch.bfloat16
+    torch.testing.assert_close(sharded_loss, loss, rtol=ALLOWED, atol=0)
+    torch.testing.assert_close(sharded_scores, scores, rtol=ALLOWED, atol=ALLOWED)
     for name, parameter in alone.named_parameters():
-        wanted = parameter.grad
-        assert wanted is not None
+        expected = parameter.grad
+        assert expected is not None
         assert gradients[name].dtype == torch.float32
-        gap = (gradients[name] - wanted).abs().max() / wanted.abs().max()
+        gap = (gradients[name] - expected).abs().max() / expected.abs().max()
         assert gap < ALLOWED, name
-    found_by_verify = program.verify()
-    assert found_by_verify, str(found_by_verify)
+    verification = program.verify()
+    assert verification, str(verification)
 
 
-def test_what_was_compiled_in_a_region_stays_so() -> None:
-    """Called outside, and in a program for evaluation that is traced later."""
+def test_a_program_keeps_the_region_that_it_was_compiled_in() -> None:
+    """Its variants do too, though they are traced outside."""
     _, program = compiled(inside=False)
     loss, scores = program(*batch(1))
     with half():
         assert torch.equal(program(*batch(1))[1], scores)
     assert loss.dtype == torch.float32
-    made = variant(program, batch(1, 2), {}, training=False, share=lambda search: search())
-    assert made.graph.types[made.traced.results[1]].dtype == "bfloat16"
+    smaller = variant(program, batch(1, 2), {}, training=False, share=lambda search: search())
+    assert smaller.graph.types[smaller.traced.results[1]].dtype == "bfloat16"
 
 
 def test_a_call_in_another_region_is_refused() -> None:
@@ -111,7 +111,7 @@ def test_a_call_in_another_region_is_refused() -> None:
 def test_a_region_of_another_device_is_refused(
     inside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there is no GPU, PyTorch switches such a region off: here it believes in one."""
+    """PyTorch, which switches such a region off without a GPU, is made to believe in one."""
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
 
     class Cuda(nn.Module):

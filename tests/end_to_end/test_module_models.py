@@ -1,4 +1,4 @@
-"""Well-known architectures through `partitioner.compile`: sharded, they compute the same."""
+"""Well-known architectures, compiled by `partitioner.compile`, compute the same when sharded."""
 
 import copy
 from collections.abc import Mapping
@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from model_jobs import JOBS
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch_jobs import job_names, run_jobs
+from torch_jobs import RunJob, job_parameters
 from torch_models import BUILDERS, build, gradients
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
 
-#: Relative to the largest value of a result; of gradients, to the largest of all.
+#: Differences relative to the largest value of a result, and of all gradients.
 OUTPUTS, GRADIENTS = 1e-5, 1e-5
 #: Least share of the FLOPs that is split where communication is free.
 SPLIT = 0.9
@@ -23,18 +24,18 @@ SPLIT = 0.9
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for; on "ideal" ones communication is free, so that all is split."""
+    """Devices to compile for; by default ideal ones, whose communication costs nothing."""
 
     devices: int
     mesh: Mapping[str, int] | None = None
     options: Mapping[str, Any] = field(default_factory=lambda: {"cluster": "ideal"})
 
     def compile(self, module: nn.Module, inputs: object, **more: Any) -> ModuleProgram:
-        found = partitioner.compile(
+        program = partitioner.compile(
             module, inputs, devices=self.devices, mesh=self.mesh, **self.options, **more
         )
-        assert isinstance(found, ModuleProgram)
-        return found
+        assert isinstance(program, ModuleProgram)
+        return program
 
 
 TARGETS = {
@@ -43,7 +44,7 @@ TARGETS = {
     "2x2": Target(4, {"dp": 2, "tp": 2}),
     "default": Target(2, options={}),
 }
-#: The cases that are always run: one for each kind of operators.
+#: The cases of the default suite, which together call operators of every family.
 FAST = {("mixtral", "2"), ("unet", "2")}
 FAST_TRAINING = {("gpt2", "2"), ("resnet", "2")}
 
@@ -56,38 +57,38 @@ def _cases(fast: set[tuple[str, str]]) -> list[Any]:
     ]
 
 
-def difference(found: Tensor, expected: Tensor, largest: float | None = None) -> float:
-    """Largest difference, by default relative to the largest value; 1 for unequal integers."""
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
+def difference(actual: Tensor, expected: Tensor, largest: float | None = None) -> float:
+    """Largest difference relative to `largest`, by default the largest value; 1 for integers."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
     if not expected.is_floating_point():
-        return float(not torch.equal(found, expected))
+        return float(not torch.equal(actual, expected))
     scale = float(expected.abs().max()) if largest is None else largest
-    return float((found - expected).abs().max()) / max(scale, 1e-30)
+    return float((actual - expected).abs().max()) / max(scale, 1e-30)
 
 
-def assert_equal(found: object, expected: object) -> None:
+def assert_equal(actual: object, expected: object) -> None:
     """Results of equal structure and, to rounding, values."""
-    pairs = list(zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True))
-    assert type(found) is type(expected)
-    assert any(isinstance(want, Tensor) for _, want in pairs)
-    for got, want in pairs:
-        if isinstance(want, Tensor):
-            assert difference(got, want.detach()) < OUTPUTS
+    pairs = list(zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True))
+    assert type(actual) is type(expected)
+    assert any(isinstance(leaf, Tensor) for _, leaf in pairs)
+    for actual_leaf, leaf in pairs:
+        if isinstance(leaf, Tensor):
+            assert difference(actual_leaf, leaf.detach()) < OUTPUTS
         else:
-            assert got == want
+            assert actual_leaf == leaf
 
 
-def assert_same_gradients(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def assert_same_gradients(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
     assert largest > 0
-    assert set(found) == set(expected)
-    worst = {name: difference(found[name], expected[name], largest) for name in expected}
-    assert max(worst.values()) < GRADIENTS, worst
+    assert set(actual) == set(expected)
+    differences = {name: difference(actual[name], expected[name], largest) for name in expected}
+    assert max(differences.values()) < GRADIENTS, differences
 
 
 def assert_split(program: ModuleProgram, at: str) -> None:
-    """All operators have rows and, where it is free, nearly all work is split."""
+    """All operators have rows and, where communication is free, nearly all work is split."""
     assert not program.summary["notes"]
     if at != "default":
         assert program.summary["sharded_flops_share"] > SPLIT
@@ -109,10 +110,10 @@ def test_training(name: str, at: str) -> None:
     program = TARGETS[at].compile(model.module, dict(model.inputs), training=True)
     assert_split(program, at)
     fresh = model.more_inputs(1)
-    found, gradient = program.gradients(**fresh)
-    expected, own = gradients(copy.deepcopy(model.module), fresh)
-    assert_equal(found, expected)
-    assert_same_gradients(gradient, own)
+    results, sharded_gradients = program.gradients(**fresh)
+    expected, whole_gradients = gradients(copy.deepcopy(model.module), fresh)
+    assert_equal(results, expected)
+    assert_same_gradients(sharded_gradients, whole_gradients)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "unet"])
@@ -123,19 +124,17 @@ def test_dropout_does_not_depend_on_the_number_of_devices(name: str) -> None:
         Target(count).compile(model.module, dict(model.inputs), training=True) for count in (1, 2)
     )
     assert two.summary["sharded_flops_share"] > SPLIT
-    losses, found = {}, {}
+    losses = []
     for seed in (5, 6):
-        expected, own = one.gradients(**model.inputs, seed=seed)
-        results, found[seed] = two.gradients(**model.inputs, seed=seed)
+        expected, whole_gradients = one.gradients(**model.inputs, seed=seed)
+        results, sharded_gradients = two.gradients(**model.inputs, seed=seed)
         assert_equal(results, expected)
-        assert_same_gradients(found[seed], own)
-        losses[seed] = float(results[0])
-    assert losses[5] != losses[6]
+        assert_same_gradients(sharded_gradients, whole_gradients)
+        losses.append(float(results[0]))
+    assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("job", job_names("model_jobs.py"))
-@pytest.mark.slow  # by default, test_modules.py trains on processes
-@pytest.mark.timeout(400)
-def test_ten_steps_on_processes(job: str) -> None:
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_ten_steps_on_processes(run_job: RunJob, job: str) -> None:
     """Losses and all final weights are those of one process."""
-    run_jobs("model_jobs.py", [job], limit_s=350)
+    run_job("model_jobs.py", job)

@@ -5,10 +5,11 @@ from functools import cache
 
 import pytest
 import torch
+from parallel_jobs import JOBS
 from small_gpt import small_gpt
 from torch import nn
 from torch.nn import functional
-from torch_jobs import run_jobs
+from torch_jobs import RunJob, job_parameters
 
 import partitioner
 from partitioner.backends.torch import buckets
@@ -192,10 +193,6 @@ def test_unknown_kinds_and_meshes_are_refused() -> None:
         compile_with(devices=2, optimizer="lbfgs")
 
 
-def test_ranks_train_to_the_same_weights_and_hold_their_share() -> None:
-    run_jobs("parallel_jobs.py", only=["zero3_holds_its_share"])
-
-
-@pytest.mark.slow
-def test_ranks_train_to_the_same_weights_by_every_kind() -> None:
-    run_jobs("parallel_jobs.py")
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_ranks_train_to_the_same_weights(run_job: RunJob, job: str) -> None:
+    run_job("parallel_jobs.py", job)

@@ -1,4 +1,4 @@
-"""A module with layers placed on devices by hand, trained: 0 -> 1 -> 0."""
+"""Training of a module with layers placed on devices by hand: 0 -> 1 -> 0."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ class Layers(nn.Module):
 @pytest.fixture(scope="module")
 def program() -> ModuleProgram:
     torch.manual_seed(0)
-    found = partitioner.compile(
+    compiled = partitioner.compile(
         Layers(),
         (torch.randn(4, 6), torch.randn(4, 1)),
         devices=2,
@@ -33,8 +33,8 @@ def program() -> ModuleProgram:
         strategy="inter",
         constraints=partitioner.Constraints.placed(SPLIT),
     )
-    assert isinstance(found, ModuleProgram)
-    return found
+    assert isinstance(compiled, ModuleProgram)
+    return compiled
 
 
 def test_layers_lie_where_they_are_placed(program: ModuleProgram) -> None:
@@ -55,10 +55,10 @@ def test_gradients_are_those_of_the_module(program: ModuleProgram) -> None:
 
 @pytest.mark.parametrize("which", ["forward", "backward"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_only_sent_is_waited_for(program: ModuleProgram, rank: int, which: str) -> None:
+def test_each_collective_is_waited_for(program: ModuleProgram, rank: int, which: str) -> None:
     nodes = list(program.rank(rank, which).graph.nodes)
-    sent = [node for node in nodes if node.target in COLLECTIVES]
-    assert sent
-    waits = [[user for user in node.users if user.target is WAIT] for node in sent]
-    assert all(len(found) == 1 for found in waits)
-    assert any(not wait.users for (wait,) in waits)
+    collectives = [node for node in nodes if node.target in COLLECTIVES]
+    assert collectives
+    waits = [[user for user in node.users if user.target is WAIT] for node in collectives]
+    assert all(len(users) == 1 for users in waits)
+    assert any(not wait.users for (wait,) in waits)  # of a value that is only sent

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from searching import search
 
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.types import TensorType

@@ -1,6 +1,7 @@
-"""A convolutional model with every normalization, trained over ranks, steps as PyTorch does."""
+"""A training step over ranks of a convolutional model with every normalization is PyTorch's."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 import partitioner
 from partitioner.compiled.module import ModuleProgram
 
-#: Gradients that are zero but for rounding (a bias before a batch norm) are compared to this; the
-#: others are larger.
+#: The scale of gradients that are zero but for rounding (a bias before a batch norm); others are
+#: larger.
 LEAST = 1.0
 
 
@@ -46,9 +47,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def compiled(model: nn.Module, batch: tuple[Tensor, Tensor], mesh: dict[str, int]) -> ModuleProgram:
-    devices = 1
-    for size in mesh.values():
-        devices *= size
+    devices = math.prod(mesh.values())
     program = partitioner.compile(
         model, batch, devices, training=True, cluster="ideal", mesh=mesh, strategy="intra"
     )
@@ -63,7 +62,7 @@ def test_a_step_is_pytorchs(
 ) -> None:
     torch.manual_seed(1)
     model = Vision()
-    if frozen:  # as in fine-tuning: batch norm uses what it has
+    if frozen:  # as in fine-tuning: batch norm uses its running statistics
         model.images[1].eval()
     program = compiled(model, batch, mesh)
     assert program.summary["sharded_flops_share"] > 0.9
@@ -71,9 +70,9 @@ def test_a_step_is_pytorchs(
     step = program.ranks.step(batch, {}, seed=0)
 
     whole = copy.deepcopy(model).double()  # PyTorch's own float32 gradients are off by 1e-5
-    wanted = whole(*(x.double() for x in batch))
-    wanted.backward()
-    torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-6, atol=0)
+    expected = whole(*(x.double() for x in batch))
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=0)
     for name, parameter in whole.named_parameters():
         assert parameter.grad is not None
         largest = max(parameter.grad.abs().max().item(), LEAST)
@@ -83,8 +82,8 @@ def test_a_step_is_pytorchs(
     buffers = dict(whole.named_buffers())
     assert set(program.traced.written) == (set() if frozen else set(buffers))
     for name, value in program.traced.written.items():
-        found = step.results[value].to(buffers[name].dtype)
-        torch.testing.assert_close(found, buffers[name], rtol=1e-6, atol=1e-6)
+        written = step.results[value].to(buffers[name].dtype)
+        torch.testing.assert_close(written, buffers[name], rtol=1e-6, atol=1e-6)
 
 
 def test_a_cut_batch_is_summed_for_batch_norm(batch: tuple[Tensor, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Modules as people write them, trained on two ranks: results, gradients and buffers verified."""
+"""Modules as users write them, trained on two ranks: results, gradients and buffers verified."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Forward = Callable[..., Tensor]
 
 
 class Holder(nn.Module):
-    """A layer, buffers, and what a function does with them."""
+    """A layer, a cell and buffers, and a function that computes with them."""
 
     def __init__(self, run: Forward) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class Holder(nn.Module):
         self.register_buffer("last", torch.zeros(2, 4, 8))
         self.run = run
 
-    def forward(self, *given: Tensor) -> Tensor:
-        return self.run(self, *given)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.run(self, *inputs)
 
 
 class Loss(nn.Module):
@@ -45,10 +45,10 @@ class Loss(nn.Module):
         super().__init__()
         self.inner = inner
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.inner(*given)
-        found = found[0] if isinstance(found, tuple) else found
-        return found.square().mean(), found
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        results = self.inner(*inputs)
+        first = results[0] if isinstance(results, tuple) else results
+        return first.square().mean(), first
 
 
 def cells(m: Holder, x: Tensor) -> Tensor:
@@ -89,9 +89,9 @@ def routing(m: Holder, x: Tensor) -> Tensor:
     return torch.einsum("be,bf->bf", kept, ordered.gather(1, order))
 
 
-def saved_again(m: Holder, x: Tensor) -> Tensor:
-    found: Tensor = checkpoint(lambda y: m.layer(m.layer(y).relu()), x, use_reentrant=False)
-    return found
+def checkpointed(m: Holder, x: Tensor) -> Tensor:
+    y: Tensor = checkpoint(lambda y: m.layer(m.layer(y).relu()), x, use_reentrant=False)
+    return y
 
 
 def fourier(m: Holder, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def fourier(m: Holder, x: Tensor) -> Tensor:
 
 
 def solved(m: Holder, x: Tensor) -> Tensor:
-    """PyTorch checks these, in calls that have an effect."""
+    """PyTorch checks these by calls that have an effect."""
     y = m.layer(x)
     square = y @ y.mT + torch.eye(4)
     return torch.linalg.solve(square, x) + torch.linalg.cholesky(square) @ x
@@ -122,16 +122,16 @@ def masked() -> tuple[nn.Module, tuple[Tensor, ...]]:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.seen = nn.MultiheadAttention(8, 2, batch_first=True)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
         def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-            found: Tensor = self.seen(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
-            return found
+            y: Tensor = self.attention(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+            return y
 
     return Masked(), (torch.randn(4, 6, 8), torch.arange(24).view(4, 6) % 5 == 4)
 
 
-def held(run: Forward, *more: Tensor) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def holder(run: Forward, *more: Tensor) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Holder(run), (torch.randn(4, 8), *more)
 
 
@@ -146,18 +146,18 @@ def row(layer: nn.Module, *shape: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 MODULES: dict[str, Callable[[], Made]] = {
     "LSTM": lambda: row(nn.LSTM(8, 8, batch_first=True), 4, 3, 8),
-    "linalg": lambda: held(solved),
+    "linalg": lambda: holder(solved),
     "EmbeddingBag offsets": lambda: (
         nn.EmbeddingBag(32, 8, mode="sum"),
         (torch.randint(0, 32, (12,)), torch.tensor([0, 4, 8])),
     ),
-    "views written": lambda: held(views),
-    "buffers written": lambda: held(buffers),
-    # its gradients would be zero without rounding and the norm's epsilon
+    "views written": lambda: holder(views),
+    "buffers written": lambda: holder(buffers),
+    # the gradients of what an instance norm follows are zero but for rounding and its epsilon
     "rounding": lambda: image(nn.Conv2d(4, 8, 3, padding=1), nn.InstanceNorm2d(8)),
 }
 MORE: dict[str, Callable[[], Made]] = {
-    "LSTM cells": lambda: held(cells),
+    "LSTM cells": lambda: holder(cells),
     "LSTM both ways": lambda: row(nn.LSTM(8, 8, bidirectional=True), 3, 4, 8),
     "GRU": lambda: row(nn.GRU(8, 8), 3, 4, 8),
     "attention with a mask": masked,
@@ -176,12 +176,12 @@ MORE: dict[str, Callable[[], Made]] = {
     "Bilinear": lambda: (nn.Bilinear(8, 6, 4), (torch.randn(4, 8), torch.randn(4, 6))),
     "weight norm": lambda: row(parametrizations.weight_norm(nn.Linear(8, 8)), 4, 8),
     "spectral norm": lambda: row(parametrizations.spectral_norm(nn.Linear(8, 8)), 4, 8),
-    "index writes": lambda: held(writes, torch.tensor([1, 5, 3, 7])),
-    "routing": lambda: held(routing),
-    "checkpoint": lambda: held(saved_again),
-    "fft": lambda: held(fourier),
-    "grouped heads": lambda: held(grouped),
-    "casts": lambda: held(casts),
+    "index writes": lambda: holder(writes, torch.tensor([1, 5, 3, 7])),
+    "routing": lambda: holder(routing),
+    "checkpoint": lambda: holder(checkpointed),
+    "fft": lambda: holder(fourier),
+    "grouped heads": lambda: holder(grouped),
+    "casts": lambda: holder(casts),
 }
 
 
@@ -192,12 +192,12 @@ def test_training_is_verified(name: str) -> None:
     torch.manual_seed(0)
     module, example = {**MODULES, **MORE}[name]()
     program = partitioner.compile(Loss(module), example, cluster="2xideal", training=True)
-    found = program.verify()
-    assert found, str(found)
+    verification = program.verify()
+    assert verification, str(verification)
 
 
 class Plain(nn.Module):
-    """Reads a tensor that is no buffer, and returns more than tensors."""
+    """Reads a tensor that is a plain attribute, and returns numbers and text beside tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ def test_plain_attributes_and_results_that_are_no_tensors(training: bool) -> Non
         (math.inf, [math.inf, 1.0], [1e9, 1.0], 0.0),
     ],
 )
-def test_what_rounding_allows(
+def test_rounding_is_allowed(
     error: float, whole: list[float], exact: list[float], allowed: float
 ) -> None:
     assert allowance(error, np.array(whole), np.array(exact)) == pytest.approx(allowed)
@@ -245,7 +245,9 @@ def test_what_rounding_allows(
     ],
     ids=["input", "parameter", "sizes", "values", "branch"],
 )
-def test_what_is_refused(run: Forward, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modules_that_cannot_be_traced_are_refused(
+    run: Forward, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(FrontendError, match=message) as caught:
         partitioner.compile(Loss(Holder(run)), torch.randn(4, 8), cluster="2xideal", training=True)
     assert "\n" not in str(caught.value)
@@ -253,7 +255,7 @@ def test_what_is_refused(run: Forward, message: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_dynamic_export_has_the_sizes_of_its_calls(tmp_path: Path) -> None:
-    """A file has those of its example; from Python each size is traced anew."""
+    """A file has the sizes of its example; in Python each size is traced anew."""
 
     class Mean(nn.Module):
         def __init__(self) -> None:

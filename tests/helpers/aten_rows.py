@@ -47,8 +47,8 @@ def aten(
         return isinstance(x, Draw | np.ndarray)
 
     full, inputs, attrs = encode_call(overload(name), args, kwargs, is_tensor, name_of)
-    found = iter(tensors)
-    operands = tuple(next(found) if value else None for value in inputs)
+    left = iter(tensors)
+    operands = tuple(next(left) if value else None for value in inputs)
     count = len(overload(name)._schema.returns) if results is None else results
     outputs = tuple("" if i in absent else f"out{i}" for i in range(count))
     return Case(
@@ -58,21 +58,21 @@ def aten(
 
 def run_torch(local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Run local nodes one by one; every value that they make comes back."""
-    held = {
+    values_by_name = {
         name: from_numpy(np.array(x), x.dtype.name)
         for name, x in {**values, **local.constants}.items()
     }
-    made = {}
+    written = {}
     for node in local.nodes:
-        results = run_node(node, held, torch.device("cpu"))
+        results = run_node(node, values_by_name, torch.device("cpu"))
         row = ROWS.get(node.op)
         if row is not None and row.view:
-            _check_views(node.op, held[node.inputs[0]], results)
+            _check_views(node.op, values_by_name[node.inputs[0]], results)
         for name, tensor in zip(node.outputs, results, strict=False):
             if name:
                 assert tensor is not None, f"{node.op} gives no {name}"
-                held[name] = made[name] = tensor
-    return {name: to_numpy(tensor, dtype_name(tensor.dtype)) for name, tensor in made.items()}
+                values_by_name[name] = written[name] = tensor
+    return {name: to_numpy(tensor, dtype_name(tensor.dtype)) for name, tensor in written.items()}
 
 
 def _check_views(op: str, viewed: torch.Tensor, results: Sequence[torch.Tensor | None]) -> None:

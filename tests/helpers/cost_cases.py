@@ -36,8 +36,8 @@ def graph(
     outputs: tuple[str, ...],
     constants: tuple[str, ...] = (),
 ) -> Graph:
-    held = {name: Constant(types[name], lambda: np.zeros(0)) for name in constants}
-    return Graph("test", inputs, outputs, tuple(nodes), types, held, {"": 17})
+    weights = {name: Constant(types[name], lambda: np.zeros(0)) for name in constants}
+    return Graph("test", inputs, outputs, tuple(nodes), types, weights, {"": 17})
 
 
 def matmul_graph(m: int = 64, k: int = 128, n: int = 256, dtype: str = "float32") -> Graph:
@@ -121,7 +121,7 @@ def send(
 
 
 def tasks(
-    *found: Task,
+    *steps: Task,
     feeds: Mapping[str, int] | None = None,
     residents: Mapping[str, int] | None = None,
     outputs: tuple[str, ...] = (),
@@ -129,10 +129,9 @@ def tasks(
 ) -> Schedule:
     """A schedule with feeds, residents (bytes by value) and outputs on one device."""
     return Schedule(
-        found,
+        steps,
         {(device, key(value, device)): size for value, size in (feeds or {}).items()},
         {(device, key(value, device)): size for value, size in (residents or {}).items()},
-        frozenset((device, key(value, device)) for value in outputs),
         {value: key(value, device) for value in outputs},
     )
 

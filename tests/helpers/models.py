@@ -27,12 +27,12 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Source:
-    """How one export is made.
+    """A model to export.
 
     Attributes:
-        build: makes the model, with weights from torch's global generator.
-        arguments: name and kind of each input: `tokens` or `pixels`.
-        output: the attribute of the model's result that is exported.
+        build: Builds the model, with weights from torch's global generator.
+        arguments: Name and contents of each input: `tokens` or `pixels`.
+        output: Attribute of the model's result that is exported.
     """
 
     build: Callable[[], torch.nn.Module]
@@ -41,7 +41,7 @@ class Source:
 
 
 class _OneOutput(torch.nn.Module):
-    """Calls a model by keyword and returns one tensor, as an exported graph should."""
+    """Calls a model by keyword and returns one tensor, the output of the exported graph."""
 
     def __init__(self, model: torch.nn.Module, source: Source) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ SOURCES = {
 
 
 def module(name: str) -> torch.nn.Module:
-    """Build the model of `SOURCES[name]` in evaluation mode; the same weights every time."""
+    """The model of `SOURCES[name]` in evaluation mode, with the same weights every time."""
     source = SOURCES[name]
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
@@ -165,11 +165,11 @@ def module(name: str) -> torch.nn.Module:
 
 
 def inputs(name: str, *, seed: int = _SEED) -> dict[str, Array]:
-    """Draw valid inputs: tokens int64 (2, 16) within the vocabulary, pixels (2, 3, 32, 32)."""
+    """Random inputs: tokens are int64 (2, 16), pixels float32 (2, 3, 32, 32)."""
     random = np.random.default_rng(seed)
     drawn: dict[str, Array] = {}
-    for argument, kind in SOURCES[name].arguments:
-        if kind == "tokens":
+    for argument, contents in SOURCES[name].arguments:
+        if contents == "tokens":
             drawn[argument] = random.integers(0, VOCABULARY, (BATCH, SEQUENCE), np.int64)
         else:
             drawn[argument] = random.standard_normal((BATCH, 3, 32, 32), np.float32)
@@ -177,7 +177,7 @@ def inputs(name: str, *, seed: int = _SEED) -> dict[str, Array]:
 
 
 def expected(name: str, feeds: dict[str, Array]) -> Array:
-    """Run the torch model itself on the inputs."""
+    """The output of the torch model itself for these inputs."""
     with torch.no_grad():
         result: Array = module(name)(*map(torch.from_numpy, feeds.values())).numpy()
     return result
@@ -188,7 +188,7 @@ def export(name: str, path: Path) -> None:
     feeds = inputs(name)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's and transformers' own, not ours to mend
+        warnings.simplefilter("ignore")  # of torch and transformers
         program = torch.onnx.export(
             module(name),
             tuple(map(torch.from_numpy, feeds.values())),

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class Classifier(nn.Module):
-    """Tied weights, batch statistics, and dropout if asked for."""
+    """Tied weights, batch statistics, and dropout of some probability."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -40,21 +40,21 @@ def batch(*, labels: bool = False) -> tuple[torch.Tensor, ...]:
 
 
 def build() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """For inference."""
+    """A module and its example inputs, for inference."""
     return classifier(), batch()
 
 
 def build_training() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The same for training, with keyword arguments."""
+    """The same for training, with example inputs by keyword."""
     ids, labels = batch(labels=True)
     return classifier(training=True), {"ids": ids, "labels": labels}
 
 
 def three() -> int:
-    """No module."""
+    """A factory that returns no module."""
     return 3
 
 
 def broken() -> None:
-    """Fails."""
+    """A factory that fails."""
     raise ValueError("no\nweights")

@@ -60,7 +60,7 @@ def piper(seed: int, count: int = 3) -> Json:
 def price(data: Json, plan: list[Planned]) -> float:
     """Seconds a sample by the authors' definition; infinite if the plan is not allowed."""
     nodes = {node["id"]: node["TMPCs"] for node in data["nodes"]}
-    where = {v: k for k, (own, _, _) in enumerate(plan) for v in own}
+    where = {v: k for k, (configs, _, _) in enumerate(plan) for v in configs}
     if any(where[e["sourceId"]] > where[e["destId"]] for e in data["edges"]):
         return math.inf
     if sum(d * t for _, d, t in plan) > data["maxDevices"]:
@@ -71,11 +71,11 @@ def price(data: Json, plan: list[Planned]) -> float:
 
 
 def _stage_s(data: Json, nodes: Json, plan: list[Planned], k: int) -> float:
-    own, d, t = plan[k]
+    configs, d, t = plan[k]
     batch = data["mbsInBatch"]
-    if batch % d or any(str(t) not in nodes[v] for v in own):
+    if batch % d or any(str(t) not in nodes[v] for v in configs):
         return math.inf
-    ways = {v: next(w for w in nodes[v][str(t)] if w["id"] == own[v]) for v in own}
+    ways = {v: next(w for w in nodes[v][str(t)] if w["id"] == configs[v]) for v in configs}
     flying = math.ceil(sum(stage[1] for stage in plan[k:]) / d)
     held = sum(w["memoryUsageA"] * flying + w["memoryUsageB"] for w in ways.values())
     if held > data["maxMemoryPerDevice"]:
@@ -83,9 +83,9 @@ def _stage_s(data: Json, nodes: Json, plan: list[Planned], k: int) -> float:
     sent = 0.0
     for edge in data["edges"]:
         u, v = edge["sourceId"], edge["destId"]
-        if u in own and v not in own:
+        if u in configs and v not in configs:
             sent += 2 * (edge["communicationCost"] + ways[u]["syncTimeBw"][str(v)])
-        if v in own and u not in own:
+        if v in configs and u not in configs:
             sent += 2 * (edge["communicationCost"] + ways[v]["syncTimeFw"][str(u)])
     renewed = sum(4 * (d - 1) * w["parameterSize"] / d / batch for w in ways.values())
     return (sent / d + renewed) / data["bandwidth"] + sum(
@@ -105,7 +105,9 @@ def all_plans(data: Json) -> Iterator[list[Planned]]:
                 if sum(d * t for d, t in degrees) > data["maxDevices"]:
                     continue
                 for ways in itertools.product(("plain", "small"), repeat=len(names)):
-                    owns: list[dict[int, str]] = [{} for _ in range(many)]
+                    by_stage: list[dict[int, str]] = [{} for _ in range(many)]
                     for name, home, way in zip(names, homes, ways, strict=True):
-                        owns[home][name] = way
-                    yield [(own, *shape) for own, shape in zip(owns, degrees, strict=True)]
+                        by_stage[home][name] = way
+                    yield [
+                        (configs, *shape) for configs, shape in zip(by_stage, degrees, strict=True)
+                    ]

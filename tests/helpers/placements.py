@@ -1,4 +1,4 @@
-"""Random placements of tensors, and NumPy in the part of the devices."""
+"""Random placements of tensors, and devices simulated with NumPy."""
 
 from __future__ import annotations
 
@@ -120,12 +120,12 @@ def _terms(
 
 
 def receive(transfers: tuple[Transfer, ...], parts: Parts, at: Placement) -> dict[int, np.ndarray]:
-    """What every device of `at` holds after the transfers; nan where nothing arrived."""
+    """The part of every device of `at` after the transfers; nan where no element arrived."""
     points = dict(at.mesh.coords())
-    held = {d: np.full(at.sharding.local_shape(at.mesh, points[d]), np.nan) for d in points}
+    received = {d: np.full(at.sharding.local_shape(at.mesh, points[d]), np.nan) for d in points}
     for t in transfers:
-        put(held[t.target], t.write, take(parts[t.source], t.read))
-    return held
+        put(received[t.target], t.write, take(parts[t.source], t.read))
+    return received
 
 
 def apply(hop: Hop, parts: Parts) -> Parts:
@@ -136,9 +136,9 @@ def apply(hop: Hop, parts: Parts) -> Parts:
     for device in hop.zeros:
         after[device] = np.zeros(at.sharding.local_shape(at.mesh, points[device]))
     for priced in hop.comms:
-        made = _run(priced.comm, parts, at)
-        assert not made.keys() & after.keys(), "a device gets its part twice"
-        after.update(made)
+        received = _run(priced.comm, parts, at)
+        assert not received.keys() & after.keys(), "a device gets its part twice"
+        after.update(received)
     return after
 
 
@@ -147,18 +147,18 @@ def _run(comm: Comm, parts: Parts, at: Placement) -> Parts:
         total = _merge([parts[rank] for rank in comm.ranks], comm.reduce)
         return dict.fromkeys(comm.ranks, total)
     if comm.kind is CommKind.REDUCE_SCATTER:
-        made = {}
+        scattered = {}
         for rank in comm.ranks:
-            own = [t for t in comm.transfers if t.target == rank]
-            assert sorted(t.source for t in own) == sorted(comm.ranks)
-            term = _merge([take(parts[t.source], t.read) for t in own], comm.reduce)
+            arriving = [t for t in comm.transfers if t.target == rank]
+            assert sorted(t.source for t in arriving) == sorted(comm.ranks)
+            term = _merge([take(parts[t.source], t.read) for t in arriving], comm.reduce)
             shape = at.sharding.local_shape(at.mesh, at.mesh.coord(rank))
-            made[rank] = np.full(shape, np.nan)
-            put(made[rank], own[0].write, term)
-        return made
+            scattered[rank] = np.full(shape, np.nan)
+            put(scattered[rank], arriving[0].write, term)
+        return scattered
     assert {t.source for t in comm.transfers} | {t.target for t in comm.transfers} == {*comm.ranks}
-    held = receive(comm.transfers, parts, at)
-    return {device: held[device] for device in comm.targets()}
+    received = receive(comm.transfers, parts, at)
+    return {device: received[device] for device in comm.targets()}
 
 
 def _merge(terms: list[np.ndarray], how: str) -> np.ndarray:

@@ -171,20 +171,20 @@ def make_trial(case: Case) -> Trial:
     inputs = tuple("" if x is None else f"in{i}" for i, x in enumerate(operands))
     node = Node("node", case.op, inputs, _outputs(case), case.attrs)
     values = {name: x for name, x in zip(inputs, operands, strict=True) if x is not None}
-    found = _run(case, LocalOp((node,)), values)
-    types = {name: _type(x) for name, x in {**values, **found}.items()}
-    held = {f"in{i}": Constant.of(values[f"in{i}"]) for i in case.constants}
+    results = _run(case, LocalOp((node,)), values)
+    types = {name: _type(x) for name, x in {**values, **results}.items()}
+    constants = {f"in{i}": Constant.of(values[f"in{i}"]) for i in case.constants}
     domain = case.op.rpartition("::")[0]
     graph = Graph(
         "case",
-        tuple(name for name in values if name not in held),
+        tuple(name for name in values if name not in constants),
         node.writes,
         (node,),
         types,
-        held,
+        constants,
         {"": 21, domain: case.opset},
     )
-    return Trial(case, graph, operands, tuple(found.get(name) for name in node.outputs))
+    return Trial(case, graph, operands, tuple(results.get(name) for name in node.outputs))
 
 
 def enumerate_cuts(rule: Rule, mesh: DeviceMesh) -> Iterator[Cuts]:
@@ -297,15 +297,15 @@ def _run_device(cutting: _Cutting, point: Point) -> list[np.ndarray]:
         if x is not None
     }
     local = row.localize(OpView(node, trial.graph), view) if row.localize else LocalOp((node,))
-    found = _run(trial.case, local, operands)
-    for name, kind in local.types.items():
-        assert _type(found[name]) == kind, f"{where}: type of {name}"
+    values = _run(trial.case, local, operands)
+    for name, tensor in local.types.items():
+        assert _type(values[name]) == tensor, f"{where}: type of {name}"
     for name, shape in zip(node.outputs, view.out_shapes, strict=True):
-        assert not name or found[name].shape == shape, f"{where}: shape of {name} is not {shape}"
+        assert not name or values[name].shape == shape, f"{where}: shape of {name} is not {shape}"
     if row.view and trial.case.runner is None:
-        first, result = operands[node.inputs[0]], found[node.outputs[0]]
+        first, result = operands[node.inputs[0]], values[node.outputs[0]]
         assert np.array_equal(first.ravel(), result.ravel()), f"{where}: not a view"
-    return [found[name] if name else np.zeros(0) for name in node.outputs]
+    return [values[name] if name else np.zeros(0) for name in node.outputs]
 
 
 def _type(x: np.ndarray) -> TensorType:
@@ -339,8 +339,10 @@ def _compare(
     for axis, how in sharding.partial:
         kept = [{k: v for k, v in point.items() if k != axis} for point in points]
         local = [
-            REDUCERS[how].reduce([x for x, other in zip(local, kept, strict=True) if other == own])
-            for own in kept
+            REDUCERS[how].reduce(
+                [x for x, other in zip(local, kept, strict=True) if other == point]
+            )
+            for point in kept
         ]
     scale = np.max(np.abs(whole[np.isfinite(whole)]), initial=1e-30) if _is_float(whole) else 0
     for part, point in zip(local, points, strict=True):
@@ -368,29 +370,29 @@ def _run(case: Case, local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[s
     """
     if case.runner is not None:
         return case.runner(local, values)
-    made = [name for node in local.nodes for name in node.writes]
-    temporaries = set(made) - {name for name in made if name.startswith("out")}
+    written = [name for node in local.nodes for name in node.writes]
+    temporaries = set(written) - {name for name in written if name.startswith("out")}
     assert temporaries == set(local.types), f"{case}: temporaries {temporaries} need types"
     constants = {f"in{i}" for i in case.constants}
     read = [name for name in values if any(name in node.reads for node in local.nodes)]
     feeds = {name: _contiguous(values[name]) for name in read if name not in constants}
-    held = {name: values[name] for name in read if name in constants}
+    initializers = {name: values[name] for name in read if name in constants}
     model = helper.make_model(
         helper.make_graph(
             [node_proto(node) for node in local.nodes],
             "case",
             [_input(name, x) for name, x in feeds.items()],
-            [onnx.ValueInfoProto(name=name) for name in made],
+            [onnx.ValueInfoProto(name=name) for name in written],
             [
                 tensor_proto(name, x, x.dtype.name)
-                for name, x in {**held, **local.constants}.items()
+                for name, x in {**initializers, **local.constants}.items()
             ],
         ),
         ir_version=10,
         opset_imports=_opsets(case, local.nodes),
     )
     runner = _session(model.SerializeToString(), case.reference)
-    return dict(zip(made, runner.run(made, feeds), strict=True))
+    return dict(zip(written, runner.run(written, feeds), strict=True))
 
 
 def _contiguous(x: np.ndarray) -> np.ndarray:
@@ -405,9 +407,9 @@ def _input(name: str, x: np.ndarray) -> onnx.ValueInfoProto:
 
 
 def _opsets(case: Case, nodes: Iterable[Node]) -> list[onnx.OperatorSetIdProto]:
-    own = case.op.rpartition("::")[0]
+    domain = case.op.rpartition("::")[0]
     domains = {node.op.rpartition("::")[0] for node in nodes} | {""}
-    return [helper.make_opsetid(d, case.opset if d == own else 21) for d in sorted(domains)]
+    return [helper.make_opsetid(d, case.opset if d == domain else 21) for d in sorted(domains)]
 
 
 @lru_cache(maxsize=256)

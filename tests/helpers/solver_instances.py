@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from partitioner.solver import Choice, Edge, Hold, Item, Problem
-from partitioner.solver.joint.milp import Milp, MilpBuilder
+from partitioner.solver.milp.program import Milp, MilpBuilder
 
 Json = dict[str, Any]
 
@@ -97,13 +97,13 @@ def spmd(
         banned = frozenset(p for p in table if rng.random() < forbid)
         make.edges.append(Edge(u, v, outs[u], ins[v], table, banned))
     for v in range(count):
-        held = []
+        hold_items = []
         for _ in range(choices):
             w, a = rng.randint(0, 6), rng.randint(0, 4)
-            held.append(
+            hold_items.append(
                 (make.item((0, 0), (w, w), 0, count - 1), make.item((0, 0), (a, a), v, last[v]))
             )
-        make.holds.append(Hold(v, tuple(held)))
+        make.holds.append(Hold(v, tuple(hold_items)))
     return make.build(nodes, limit)
 
 
@@ -122,7 +122,7 @@ def placement(
     make = Maker(seed, count, devices)
     rng = make.rng
 
-    def one(device: int, value: float) -> tuple[float, ...]:
+    def only_on(device: int, value: float) -> tuple[float, ...]:
         return tuple(value if d == device else 0.0 for d in range(devices))
 
     nodes = []
@@ -130,7 +130,7 @@ def placement(
         base = [make.seconds() for _ in range(per_group)]
         nodes.append(
             tuple(
-                Choice(one(d, s), d, f"d{d}.{p}")
+                Choice(only_on(d, s), d, f"d{d}.{p}")
                 for d in range(devices)
                 for p, s in enumerate(base)
             )
@@ -147,26 +147,26 @@ def placement(
                 s = size[u] * 0.2 * scale
                 if o != i:
                     load = (
-                        one(a, s * 0.3)
+                        only_on(a, s * 0.3)
                         if a == b
-                        else tuple(x + y for x, y in zip(one(a, s), one(b, s), strict=True))
+                        else tuple(x + y for x, y in zip(only_on(a, s), only_on(b, s), strict=True))
                     )
-                    sent[(u, o, i)] = make.item(load, one(b, size[u]), u, last[u])
+                    sent[(u, o, i)] = make.item(load, only_on(b, size[u]), u, last[u])
     for u, v in arcs:
         table = {(o, i): (sent[(u, o, i)],) for o in classes for i in classes if o != i}
         make.edges.append(Edge(u, v, classes, classes, table))
     for v in range(count):
         w = rng.randint(0, 6)
-        held = []
+        hold_items = []
         for o in classes:
             d = o // per_group
-            held.append(
+            hold_items.append(
                 (
-                    make.item(one(d, 0), one(d, w), 0, count - 1),
-                    make.item(one(d, 0), one(d, size[v]), v, last[v]),
+                    make.item(only_on(d, 0), only_on(d, w), 0, count - 1),
+                    make.item(only_on(d, 0), only_on(d, size[v]), v, last[v]),
                 )
             )
-        make.holds.append(Hold(v, tuple(held)))
+        make.holds.append(Hold(v, tuple(hold_items)))
     return make.build(nodes, limit, (tuple(range(devices)),))
 
 
@@ -179,15 +179,15 @@ def shared_holds(problem: Problem, seed: int) -> Problem:
     for _ in range(3):
         items.append(Item((0.5, 0.5), (3.0, 3.0), 0, last))
         for node in rng.sample(range(len(holds)), 2):
-            own = [list(entry) for entry in holds[node].items]
-            own[rng.randrange(len(own))].append(len(items) - 1)
-            holds[node] = Hold(node, tuple(map(tuple, own)))
+            entries = [list(entry) for entry in holds[node].items]
+            entries[rng.randrange(len(entries))].append(len(items) - 1)
+            holds[node] = Hold(node, tuple(map(tuple, entries)))
     for edge in problem.edges[:2]:
         for paid in list(edge.items.values())[:2]:
             node = rng.randrange(len(holds))
-            own = [list(entry) for entry in holds[node].items]
-            own[rng.randrange(len(own))] += paid
-            holds[node] = Hold(node, tuple(map(tuple, own)))
+            entries = [list(entry) for entry in holds[node].items]
+            entries[rng.randrange(len(entries))] += paid
+            holds[node] = Hold(node, tuple(map(tuple, entries)))
     return replace(problem, items=tuple(items), holds=tuple(holds), interchangeable=())
 
 
@@ -252,8 +252,6 @@ def knapsack(count: int) -> Milp:
     rng = random.Random(1)
     build = MilpBuilder()
     sizes = [rng.randint(1000, 2000) / 1000 for _ in range(count)]
-    columns = [
-        build.column(f"x{i}", cost=-size, upper=1.0, integer=True) for i, size in enumerate(sizes)
-    ]
+    columns = [build.column(cost=-size, upper=1.0, integer=True) for size in sizes]
     build.row(zip(columns, sizes, strict=True), -1, sum(sizes) / 2.0007)
     return build.build()

@@ -13,7 +13,7 @@ from partitioner.solver.stages import Pool, Stage, StageOption, StageProblem, ev
 
 @dataclass(frozen=True)
 class Spec:
-    """What a random problem is like."""
+    """Sizes and features of a random problem."""
 
     positions: int = 4
     options: int = 3
@@ -25,14 +25,14 @@ class Spec:
     ways: int = 1
 
 
-def problem(seed: int, spec: Spec) -> StageProblem:
+def draw_problem(seed: int, spec: Spec) -> StageProblem:
     """Loads grow with the interval but for noise, so that they are not monotone."""
     rng = np.random.default_rng(seed)
     pick = random.Random(seed)
     positions, ways = spec.positions, spec.ways
     work = rng.integers(1, 9, positions)
     size = rng.integers(1, 9, positions)
-    made = []
+    options = []
     for index in range(spec.options):
         devices, degree = pick.choice((1, 1, 2, 3, 4)), pick.choice(spec.degrees)
         shape = (ways, positions + 1, positions + 1)
@@ -41,7 +41,7 @@ def problem(seed: int, spec: Spec) -> StageProblem:
             load[:, i, j] = work[i:j].sum() / devices + rng.integers(0, 4, ways) / 2
             resident[:, i, j] = size[i:j].sum() / devices + rng.integers(0, 3, ways)
         load[rng.random(shape) < 0.15] = np.inf
-        made.append(
+        options.append(
             StageOption(
                 f"o{index}",
                 devices,
@@ -55,27 +55,27 @@ def problem(seed: int, spec: Spec) -> StageProblem:
     limits = [
         pick.choice((8.0, 14.0, 22.0)) if spec.memory else math.inf for _ in range(spec.pools)
     ]
-    there = tuple(Pool(pick.randint(1, 5 if spec.pools > 1 else 8), limit) for limit in limits)
-    return StageProblem(tuple(made), there, spec.most_degrees, spec.in_flight)
+    pools = tuple(Pool(pick.randint(1, 5 if spec.pools > 1 else 8), limit) for limit in limits)
+    return StageProblem(tuple(options), pools, spec.most_degrees, spec.in_flight)
 
 
-def all_cuts(asked: StageProblem) -> Iterator[tuple[Stage, ...]]:
+def all_cuts(problem: StageProblem) -> Iterator[tuple[Stage, ...]]:
     """Every chain of stages from the first position to the last, whatever the rules."""
 
     def tails(start: int) -> Iterator[tuple[Stage, ...]]:
-        if start == asked.positions:
+        if start == problem.positions:
             yield ()
             return
-        for stop in range(start + 1, asked.positions + 1):
+        for stop in range(start + 1, problem.positions + 1):
             for tail in tails(stop):
-                for index, option in enumerate(asked.options):
+                for index, option in enumerate(problem.options):
                     for way in range(len(option.load_s)):
                         yield (Stage(start, stop, index, way), *tail)
 
     yield from tails(0)
 
 
-def brute_force(asked: StageProblem) -> float | None:
+def brute_force(problem: StageProblem) -> float | None:
     """The least largest load; None if no cut is allowed."""
-    priced = (evaluate_cut(asked, stages) for stages in all_cuts(asked))
-    return min((max(found.load_s) for found in priced if not found.faults), default=None)
+    priced = (evaluate_cut(problem, stages) for stages in all_cuts(problem))
+    return min((max(outcome.load_s) for outcome in priced if not outcome.faults), default=None)

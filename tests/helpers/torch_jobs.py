@@ -1,46 +1,106 @@
-"""Runs a script of jobs (jobs/torch_ranks.py) as a process, and reads what it prints."""
+"""Jobs of the scripts in tests/jobs as tests: a script's process runs the jobs asked of it."""
 
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-def job_names(script: str) -> list[str]:
-    """Names of a script's jobs, in order."""
-    text = (ROOT / "tests/jobs" / script).read_text(encoding="utf-8")
-    table = text.partition("\nJOBS = ")[2] or text
-    return re.findall(r'^    "(\w+)": (?:lambda: )?[A-Za-z]\w+\(', table, re.MULTILINE)
+class RunJob(Protocol):
+    def __call__(self, script: str, job: str) -> None:
+        """Run a job of a script, and fail if it does."""
 
 
-def run_jobs(script: str, only: Sequence[str] = (), limit_s: float = 280) -> None:
-    """All jobs of a script, or some, must print "ok"; nothing is left running."""
-    path = ROOT / "tests/jobs" / script
-    names = [name for name in job_names(script) if not only or name in only]
-    assert names
-    assert set(only) <= set(names)
-    process = subprocess.Popen(
-        [sys.executable, path, *names],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/helpers'}",
-        },
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=limit_s)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    assert out.splitlines() == [f"{name}: ok" for name in names], out + err[-2000:]
+def job_parameters(jobs: Mapping[str, Any]) -> list[Any]:
+    """The names of jobs (`torch_ranks.Job`) as parameters of a test, with their marks."""
+    return [
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.timeout(job.limit_s + 150),
+                *([pytest.mark.slow] if job.slow else []),
+            ],
+        )
+        for name, job in jobs.items()
+    ]
+
+
+@contextmanager
+def job_scripts() -> Iterator[RunJob]:
+    """Runs jobs; a script is started when the first of its jobs is to run."""
+    scripts: dict[str, _Script] = {}
+
+    def run(script: str, job: str) -> None:
+        process = scripts.pop(script, None) or _Script(script, errors)
+        try:
+            problem = process.answer(job)
+        except BaseException:  # such as the end of the test's time: the next line is not awaited
+            process.kill()
+            raise
+        scripts[script] = process
+        assert not problem, problem
+
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            yield run
+            for process in scripts.values():
+                process.end()
+        finally:
+            for process in scripts.values():
+                process.kill()
+
+
+class _Script:
+    """A running script of jobs."""
+
+    def __init__(self, script: str, errors: TextIO) -> None:
+        self.errors = errors
+        self.process = subprocess.Popen(
+            [sys.executable, ROOT / "tests/jobs" / script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/helpers'}",
+            },
+            start_new_session=True,
+        )
+
+    def answer(self, job: str) -> str:
+        """What is wrong with a job, "" for nothing; the script must print nothing else."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(job, file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        try:
+            name, problem = json.loads(line)
+        except ValueError:
+            self.errors.seek(0)
+            pytest.fail(f"printed {line!r}\n{self.errors.read()[-2000:]}")
+        assert name == job
+        return str(problem)
+
+    def end(self) -> None:
+        """Let the script end, well and without another word."""
+        rest, _ = self.process.communicate(timeout=60)
+        assert (self.process.returncode, rest) == (0, "")
+
+    def kill(self) -> None:
+        """Leave nothing of it running."""
+        with self.process:  # closes the pipes and waits
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ class Model:
     """A module and how to call it.
 
     Attributes:
-        module: In evaluation mode unless it was made for training.
+        module: In evaluation mode unless it was built for training.
         inputs: Keyword arguments; in training with labels, so that the loss is the first result.
     """
 
@@ -162,9 +162,9 @@ def t5(training: bool, dropout: float) -> Model:
         module.set_attn_implementation("eager")
         return module
 
-    found = _text(make, training)
+    model = _text(make, training)
     more = {} if training else {"decoder_input_ids": _ids()}
-    return Model(found.module, {**found.inputs, **more})
+    return Model(model.module, {**model.inputs, **more})
 
 
 def mixtral(training: bool, dropout: float) -> Model:
@@ -303,8 +303,7 @@ def build(name: str, *, training: bool = False, dropout: float = 0.0) -> Model:
 
 
 def gradients(module: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
-    """What the module returns, loss first, and the gradient of each trained parameter."""
-    found = module(**inputs)
-    found[0].backward()
-    held = {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-    return found, held
+    """The results of the module, loss first, and the gradient of each trained parameter."""
+    results = module(**inputs)
+    results[0].backward()
+    return results, {n: p.grad for n, p in module.named_parameters() if p.grad is not None}

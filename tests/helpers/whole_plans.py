@@ -9,7 +9,7 @@ import onnx_models
 
 from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.simulator import run_lockstep
-from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Constant, Graph, Node
@@ -34,11 +34,11 @@ def build(
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> Graph:
     """A graph; shapes are float32 types; constants bring their own."""
-    held = {name: Constant.of(array) for name, array in (constants or {}).items()}
-    kinds = {name: constant.type for name, constant in held.items()}
+    weights = {name: Constant.of(array) for name, array in (constants or {}).items()}
+    kinds = {name: constant.type for name, constant in weights.items()}
     for name, kind in types.items():
         kinds[name] = kind if isinstance(kind, TensorType) else TensorType.of("float32", kind)
-    return Graph("hand", tuple(inputs), tuple(outputs), tuple(nodes), kinds, held, {"": 17})
+    return Graph("hand", tuple(inputs), tuple(outputs), tuple(nodes), kinds, weights, {"": 17})
 
 
 def weight(*shape: int, seed: int = 0) -> np.ndarray:
@@ -78,23 +78,23 @@ def assert_equal_to_whole(
         name: np.round(3 * array) if array.dtype.kind == "f" else array
         for name, array in random_inputs(graph, seed).items()
     }
-    got = run_lockstep(emit_models(programs, graph), inputs, optimization="disable")
+    outputs = run_lockstep(emit_models(programs, graph), inputs, optimization="disable")
     whole = onnx_models.run(onnx_models.to_proto(graph), inputs)
     for name, expected in zip(graph.outputs, whole, strict=True):
-        assert got[name].shape == expected.shape
-        assert got[name].dtype == expected.dtype
+        assert outputs[name].shape == expected.shape
+        assert outputs[name].dtype == expected.dtype
         most = np.abs(expected).max(initial=0) if expected.dtype.kind == "f" else 0
-        np.testing.assert_allclose(got[name], expected, rtol=0, atol=tolerance * most)
+        np.testing.assert_allclose(outputs[name], expected, rtol=0, atol=tolerance * most)
     return programs
 
 
 def candidates(graph: Graph, groups: Sequence[DeviceMesh]) -> dict[str, tuple[PlacedNode, ...]]:
     """Strategies of every node on all groups; ops without a rule on each group's first device."""
     rules = Rules.of(graph)
-    found = [strategies(graph, rules, mesh) for mesh in groups]
+    by_mesh = [strategies(graph, rules, mesh) for mesh in groups]
     homes = [DeviceMesh.single(mesh.devices[0]) for mesh in groups]
     return {
-        node.name: tuple(placed for options in found for placed in options[node.name])
+        node.name: tuple(placed for options in by_mesh for placed in options[node.name])
         or tuple(place(graph, node, home, {}, None) for home in homes)
         for node in graph.nodes
     }
@@ -116,6 +116,6 @@ def random_plan(
 
 def rule(graph: Graph, name: str) -> Rule:
     """The rule of a node that has one."""
-    found = rule_of(graph, graph.by_name[name])
-    assert isinstance(found, Rule), found
-    return found
+    rule = rule_of(graph, graph.by_name[name])
+    assert isinstance(rule, Rule), rule
+    return rule

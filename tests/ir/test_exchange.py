@@ -38,16 +38,16 @@ def elements(region: Region) -> set[tuple[int, ...]]:
 def check(source: Placement, target: Placement) -> None:
     whole = np.arange(1.0, 1 + np.prod(target.sharding.shape, dtype=int))
     whole = whole.reshape(target.sharding.shape)
-    found = exchange(source, target)
-    got = receive(found, cut(whole, source), target)
+    transfers = exchange(source, target)
+    received = receive(transfers, cut(whole, source), target)
     for device, part in cut(whole, target).items():
-        np.testing.assert_array_equal(got[device], part)
-    arrived = Counter(t.target for t in found for _ in elements(t.write))
-    assert arrived == Counter({d: p.size for d, p in got.items() if p.size})
-    own = dict(source.parts())
+        np.testing.assert_array_equal(received[device], part)
+    arrived = Counter(t.target for t in transfers for _ in elements(t.write))
+    assert arrived == Counter({d: p.size for d, p in received.items() if p.size})
+    held = dict(source.parts())
     for device, wanted in target.parts():
-        fetched = sum(t.numel for t in found if t.target == device != t.source)
-        missing = elements(wanted) - elements(own[device]) if device in own else elements(wanted)
+        fetched = sum(t.numel for t in transfers if t.target == device != t.source)
+        missing = elements(wanted) - elements(held[device]) if device in held else elements(wanted)
         assert fetched == len(missing), f"device {device} fetches what it holds"
 
 
@@ -84,15 +84,15 @@ def test_a_device_without_elements_sends_and_gets_nothing() -> None:
 def test_the_nearest_replica_serves() -> None:
     """Of two holders on the grid, the one that shares a coordinate is asked."""
     rows = placement(GRID, DimLayout.even(4, ("dp",), GRID))
-    found = exchange(rows, placement(GRID, DimLayout.whole(4)))
-    remote = {(t.source, t.target) for t in found if t.source != t.target}
+    transfers = exchange(rows, placement(GRID, DimLayout.whole(4)))
+    remote = {(t.source, t.target) for t in transfers if t.source != t.target}
     assert remote == {(2, 0), (3, 1), (0, 2), (1, 3)}
 
 
 def test_replicas_take_turns_across_meshes() -> None:
     away = DeviceMesh.of({"tp": 2}, (4, 5))
-    found = exchange(placement(PAIR, DimLayout.whole(4)), placement(away, DimLayout.whole(4)))
-    assert [(t.source, t.target) for t in found] == [(0, 4), (1, 5)]
+    transfers = exchange(placement(PAIR, DimLayout.whole(4)), placement(away, DimLayout.whole(4)))
+    assert [(t.source, t.target) for t in transfers] == [(0, 4), (1, 5)]
 
 
 def test_equal_placements_stay_local() -> None:
@@ -120,5 +120,5 @@ def test_intervals() -> None:
 def test_components_are_the_groups_that_exchange() -> None:
     none = ((0, 1),)
     pairs = ((0, 2), (2, 4), (3, 3), (5, 1))
-    found = components(tuple(Transfer(a, b, (none,), (none,)) for a, b in pairs))
-    assert found == ((0, 2, 4), (1, 5), (3,))
+    groups = components(tuple(Transfer(a, b, (none,), (none,)) for a, b in pairs))
+    assert groups == ((0, 2, 4), (1, 5), (3,))

@@ -67,23 +67,9 @@ def test_a_node_reads_captures_and_each_value_once() -> None:
     assert found.writes == ("r", "s")
 
 
-def test_an_edge_a_value_in_networkx() -> None:
-    assert sorted(diamond().to_networkx().edges(keys=True)) == [
-        ("a", "b", "va"),
-        ("a", "c", "va"),
-        ("b", "d", "vb"),
-        ("c", "d", "vc"),
-    ]
-
-
-def test_a_captured_value_is_an_edge() -> None:
+def test_a_captured_value_is_read() -> None:
     body = Node("n", "If", ("x",), ("r",), captures=("va",))
-    found = graph(node("a", ("x",), "va"), body).to_networkx()
-    assert sorted(found.edges(keys=True)) == [("a", "n", "va")]
-
-
-def test_nodes_without_edges_are_in_networkx() -> None:
-    assert sorted(graph(node("a", ("x",), "va"), node("b", (), "vb")).to_networkx()) == ["a", "b"]
+    assert graph(node("a", ("x",), "va"), body).consumers["va"] == (body,)
 
 
 @pytest.mark.parametrize(

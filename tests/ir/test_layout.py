@@ -55,7 +55,7 @@ def owners(segments: Rows) -> list[int]:
     return [index for cuts in segments for index, size in enumerate(cuts) for _ in range(size)]
 
 
-def held(layout: DimLayout, mesh: DeviceMesh) -> list[list[int]]:
+def elements_of(layout: DimLayout, mesh: DeviceMesh) -> list[list[int]]:
     """Elements that each device holds."""
     return [
         [i for start, size in layout.pieces(mesh, point) for i in range(start, start + size)]
@@ -83,11 +83,11 @@ def test_rows_of_single_elements_give_the_same_form(segments: Rows) -> None:
 @given(on_a_mesh)
 def test_pieces_tile_the_dim_once_over_the_cut_axes(given_: tuple[DeviceMesh, DimLayout]) -> None:
     mesh, layout = given_
-    found: dict[tuple[int, ...], list[int]] = {}
-    for (_, point), elements in zip(mesh.coords(), held(layout, mesh), strict=True):
+    by_point: dict[tuple[int, ...], list[int]] = {}
+    for (_, point), elements in zip(mesh.coords(), elements_of(layout, mesh), strict=True):
         place = tuple(point[axis] for axis in layout.axes)
-        assert found.setdefault(place, elements) == elements
-    assert sorted(itertools.chain(*found.values())) == list(range(layout.size))
+        assert by_point.setdefault(place, elements) == elements
+    assert sorted(itertools.chain(*by_point.values())) == list(range(layout.size))
 
 
 @budget
@@ -145,10 +145,10 @@ def test_a_product_holds_the_pairs_of_what_its_factors_hold(
     layout = product(outer, inner, mesh)
     pairs = [
         [i * inner.size + j for i in major for j in minor]
-        for major, minor in zip(held(outer, mesh), held(inner, mesh), strict=True)
+        for major, minor in zip(elements_of(outer, mesh), elements_of(inner, mesh), strict=True)
     ]
     assert layout.size == outer.size * inner.size
-    assert held(layout, mesh) == pairs
+    assert elements_of(layout, mesh) == pairs
 
 
 @budget

@@ -187,13 +187,13 @@ def test_an_op_without_a_rule_is_whole_on_one_device() -> None:
         with pytest.raises(PlanError, match=r"'odd' \(custom::Op\) has no rule and must be whole"):
             place(owner, custom, mesh, cuts, None)
     alone = Plan(owner.digest, {}, (DeviceMesh.single(3),), {"odd": NodePlan(0)})
-    (found,) = resolve(owner, alone)
-    assert found.rule is None
-    assert [name for name, _ in found.operands()] == ["x", "w"]
-    assert [(name, at.mesh.devices) for name, at in found.results()] == [("y", (3,))]
+    (placed,) = resolve(owner, alone)
+    assert placed.rule is None
+    assert [name for name, _ in placed.operands()] == ["x", "w"]
+    assert [(name, at.mesh.devices) for name, at in placed.results()] == [("y", (3,))]
 
 
 def test_placements_follow_from_the_cut() -> None:
-    (found,) = resolve(GRAPH, plan({"k": "tp"}))
-    shown = [str(at.sharding) for _, at in (*found.operands(), *found.results())]
+    (placed,) = resolve(GRAPH, plan({"k": "tp"}))
+    shown = [str(at.sharding) for _, at in (*placed.operands(), *placed.results())]
     assert shown == ["[-, tp]", "[tp, -]", "[-, -] partial(sum:tp)"]

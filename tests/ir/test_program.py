@@ -56,8 +56,8 @@ def edited(rank: int, change: Change) -> list[RankProgram]:
     return [change(p) if p.rank == rank else p for p in pair()]
 
 
-def steps(*found: Compute | Comm) -> Change:
-    return lambda p: replace(p, steps=found)
+def steps(*changed: Compute | Comm) -> Change:
+    return lambda p: replace(p, steps=changed)
 
 
 def test_sound_programs_pass() -> None:

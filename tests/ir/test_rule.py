@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from partitioner.ir.errors import IRError
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.rule import Cut, Kind, Rule, parse_dim, parse_tensor
+from partitioner.ir.rule import Cut, FactorKind, Rule, parse_dim, parse_tensor
 
 LINE = DeviceMesh.line(2)
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
@@ -83,12 +83,12 @@ def test_a_class_with_a_whole_member_is_not_offered() -> None:
 
 def test_kinds_follow_from_where_factors_stand() -> None:
     assert {name: factor.kind for name, factor in MATMUL.factors.items()} == {
-        "b": Kind.PASS,
-        "m": Kind.PASS,
-        "k": Kind.REDUCE,
-        "n": Kind.PASS,
+        "b": FactorKind.PASS,
+        "m": FactorKind.PASS,
+        "k": FactorKind.REDUCE,
+        "n": FactorKind.PASS,
     }
-    assert SLICE.factors["pre"].kind is Kind.PASS
+    assert SLICE.factors["pre"].kind is FactorKind.PASS
 
 
 def test_cutting_a_pass_factor_cuts_the_result() -> None:
@@ -193,9 +193,9 @@ def test_factor_layouts_invert_shardings(rule: Rule, data: st.DataObject) -> Non
         for expr, layout in zip(dims or (), sharding.dims, strict=True):
             named = {name for term in expr for name in term}
             if named & set(cut):
-                found = rule.factor_layouts(expr, layout, LINE)
-                assert found is not None
-                again = rule.shardings({**cut, **found}, LINE)
+                layouts = rule.factor_layouts(expr, layout, LINE)
+                assert layouts is not None
+                again = rule.shardings({**cut, **layouts}, LINE)
                 assert again == (ins, outs)
 
 

@@ -37,7 +37,7 @@ def losses_of(module: nn.Module) -> list[float]:
     return losses
 
 
-def made() -> Branching:
+def seeded() -> Branching:
     torch.manual_seed(0)
     return Branching()
 
@@ -45,21 +45,21 @@ def made() -> Branching:
 @cache
 def program() -> ModuleProgram:
     """Compiled in a region of autocast."""
-    whole = made()
+    whole = seeded()
     with torch.autocast("cpu", torch.bfloat16):
-        found = partitioner.compile(
+        compiled = partitioner.compile(
             whole, whole.batch(0), devices=2, training=True, cluster="ideal"
         )
-    assert isinstance(found, ModuleProgram)
-    return found
+    assert isinstance(compiled, ModuleProgram)
+    return compiled
 
 
 def branches_under_autocast(_: int) -> None:
     """Both branches of a `torch.cond`, called in the region that it was compiled in, and not."""
-    found = program()
-    module = found.module()
+    compiled = program()
+    module = compiled.module()
     losses = losses_of(module)
     assert module.state_dict()["one.weight"].dtype == torch.float32
-    assert losses == losses_of(Under(found.module()))
-    alone = losses_of(Under(made()))
+    assert losses == losses_of(Under(compiled.module()))
+    alone = losses_of(Under(seeded()))
     torch.testing.assert_close(torch.tensor(alone), torch.tensor(losses), rtol=2e-2, atol=2e-2)

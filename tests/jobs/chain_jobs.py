@@ -1,4 +1,4 @@
-"""`partitioner.Chain` on ranks of a gloo group: a script for test_chain.py."""
+"""`partitioner.Chain` on ranks of a gloo group: jobs of test_chain.py."""
 
 from collections.abc import Callable
 from functools import cache
@@ -35,7 +35,7 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 @cache
 def alone() -> tuple[list[float], nn.Module]:
-    """Losses and the trained model of one process."""
+    """Losses and the trained model of one process; loading the optimizers takes seconds."""
     model = nn.Sequential(*parts())
     steps = optimizer(model)
     losses = []
@@ -75,9 +75,9 @@ def there_and_back(rank: int) -> None:
     if rank == 0:
         assert losses[-1] < losses[0] / 2
         assert losses == pytest.approx(expected, rel=1e-6)
-    own = (first, third) if rank == 0 else (second,)
+    submodules = (first, third) if rank == 0 else (second,)
     theirs = (model[0], model[2]) if rank == 0 else (model[1],)
-    for ours, right in zip(own, theirs, strict=True):
+    for ours, right in zip(submodules, theirs, strict=True):
         for name, value in right.state_dict().items():
             torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-6, atol=1e-7)
     assert len(list(chain.parameters())) == (4 if rank == 0 else 2)
@@ -110,11 +110,11 @@ def fork_and_join(rank: int) -> None:
     else:
         chain.add(modules[rank], rank_in=0, rank_out=[0])
     (chain(x) if rank == 0 else chain()).sum().backward()
-    own = modules[rank].weight.grad
+    gradient = modules[rank].weight.grad
     whole = [Weight(1.0), Weight(2.0), Weight(3.0)]
     middle = whole[0](x)
     (whole[2](middle) * whole[1](middle).exp()).sum().backward()
-    torch.testing.assert_close(own, whole[rank].weight.grad)
+    torch.testing.assert_close(gradient, whole[rank].weight.grad)
 
 
 def shared_and_dropped(rank: int) -> None:
@@ -177,7 +177,7 @@ def mistakes(rank: int) -> None:
 
 
 JOBS = {
-    "there_and_back": Job(2, there_and_back),
+    "there_and_back": Job(2, there_and_back, prepare=[alone]),
     "fork_and_join": Job(3, fork_and_join),
     "shared_and_dropped": Job(2, shared_and_dropped),
     "without_gradients": Job(2, without_gradients),
@@ -185,5 +185,4 @@ JOBS = {
 }
 
 if __name__ == "__main__":
-    alone()  # before the ranks are forked: loading the optimizers takes seconds
     main(JOBS)

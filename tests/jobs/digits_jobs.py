@@ -1,8 +1,9 @@
-"""docs/examples/mnist.py on ranks of a gloo group: a script for test_docs.py."""
+"""docs/examples/mnist.py on ranks of a gloo group: jobs of test_docs.py."""
 
 import argparse
 import importlib.util
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -38,11 +39,17 @@ def curve(parallel: str | None, rank: int) -> list[float]:
     return losses
 
 
+@cache
+def alone() -> list[float]:
+    """Losses of one process."""
+    return curve(None, rank=-1)
+
+
 def trains_as_one_process(parallel: str) -> Callable[[int], None]:
     def run(_: int) -> None:
-        found = curve(parallel, rank=-1)  # prints nothing but the program
-        assert found == pytest.approx(ONE, abs=1e-4)
-        assert found[-1] < 0.75 * found[0]
+        losses = curve(parallel, rank=-1)  # prints nothing but the program
+        assert losses == pytest.approx(alone(), abs=1e-4)
+        assert losses[-1] < 0.75 * losses[0]
 
     return run
 
@@ -54,17 +61,17 @@ def placed(rank: int) -> None:
     whole = mnist.MLP()
     program = partitioner.compile(whole, (images, labels), training=True, **mnist.SPLITS["model"])
     module = program.module()
-    own = ("fc2",) if rank else ("fc1", "fc3")
-    names = [f"{layer}.{kind}" for layer in own for kind in ("weight", "bias")]
+    layers = ("fc2",) if rank else ("fc1", "fc3")
+    names = [f"{layer}.{parameter}" for layer in layers for parameter in ("weight", "bias")]
     assert sorted(dict(module.named_parameters())) == sorted(names)
     dist.broadcast(images, 0)
     loss, expected = module(images, labels), whole(images, labels)
     loss.backward()
     expected.backward()
     torch.testing.assert_close(loss.detach(), expected.detach())
-    for name, held in module.named_parameters():
-        assert held.grad is not None
-        torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
 def own_parts(rank: int) -> None:
@@ -84,10 +91,11 @@ def own_parts(rank: int) -> None:
     norms = [nn.utils.clip_grad_norm_(m.parameters(), 0.1) for m in (module, whole)]
     assert float(norms[1]) > 0.1
     torch.testing.assert_close(norms[0].full_tensor(), norms[1])
-    for name, held in module.named_parameters():
-        torch.testing.assert_close(held.grad.full_tensor(), whole.get_parameter(name).grad)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
+@cache
 def warm() -> None:
     """Import what the ranks would import each for itself."""
     example = torch.rand(4, 28, 28), torch.arange(4)
@@ -95,16 +103,12 @@ def warm() -> None:
 
 
 JOBS = {
-    "data_parallel": Job(2, trains_as_one_process("dp")),
-    "model_parallel": Job(2, trains_as_one_process("model")),
-    "dual_parallel": Job(4, trains_as_one_process("dual")),
-    "each_its_layers": Job(2, placed),
-    "each_its_part": Job(2, own_parts),
+    "data_parallel": Job(2, trains_as_one_process("dp"), [alone, warm], slow=True),
+    "model_parallel": Job(2, trains_as_one_process("model"), [alone, warm]),
+    "dual_parallel": Job(4, trains_as_one_process("dual"), [alone, warm], slow=True),
+    "each_its_layers": Job(2, placed, [warm]),
+    "each_its_part": Job(2, own_parts, [warm]),
 }
 
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    ONE = curve(None, rank=-1)
-    warm()
     main(JOBS)

@@ -1,4 +1,4 @@
-"""`partitioner.functional` on ranks of a gloo group: a script for test_functional.py."""
+"""`partitioner.functional` on ranks of a gloo group: jobs of test_functional.py."""
 
 import gc
 import re
@@ -63,8 +63,8 @@ def leaves(case: Case, rank: int) -> Tensors:
 
 
 def check(case: Case, rank: int) -> None:
-    own = leaves(case, rank)
-    outputs = case.parallel(rank, own)
+    operands = leaves(case, rank)
+    outputs = case.parallel(rank, operands)
     everything = [leaves(case, r) for r in range(RANKS)]
     expected = case.whole(everything)
     delegates = len(outputs) - len(expected[rank])
@@ -79,7 +79,7 @@ def check(case: Case, rank: int) -> None:
     if total.requires_grad:
         total.backward()
     torch.stack([loss(r, expected[r]) for r in range(RANKS)]).sum().backward()
-    for x, right in zip(own, everything[rank], strict=True):
+    for x, right in zip(operands, everything[rank], strict=True):
         if rank in case.frozen:
             assert x.grad is None
         else:
@@ -278,16 +278,22 @@ def gradients(rank: int) -> None:
 
 def samples(rank: int) -> list[torch.Tensor]:
     """Each type, and tensors that do not lie in memory one element after the other."""
-    found = [
+    tensors = [
         torch.arange(256, dtype=torch.uint8).roll(rank)[: 16 * (rank + 1)].clone().view(dtype)
         for dtype in DTYPES
         if dtype is not torch.bool
     ]
-    found.append(torch.tensor([True, False, rank == 1]))
+    tensors.append(torch.tensor([True, False, rank == 1]))
     base = drawn(rank, 4, 6)
-    found += [base.t(), base[::2, 1:5:3], base[0].expand(3, 6), torch.tensor(7), torch.empty(0, 2)]
-    found += [torch.tensor([1 + 2j * rank]).conj(), torch.view_as_real(torch.tensor([2j])).neg()]
-    return found
+    tensors += [
+        base.t(),
+        base[::2, 1:5:3],
+        base[0].expand(3, 6),
+        torch.tensor(7),
+        torch.empty(0, 2),
+    ]
+    tensors += [torch.tensor([1 + 2j * rank]).conj(), torch.view_as_real(torch.tensor([2j])).neg()]
+    return tensors
 
 
 def same(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -305,15 +311,15 @@ def values(rank: int) -> None:
             same(comm.recv(0), theirs[0])
         same(comm.bcast(mine, 2), theirs[2])
         collect = comm.gather(mine, 1)
-        for found, right in zip(collect, theirs, strict=True) if rank == 1 else ():
-            same(found, right)
-        for found, right in zip(comm.allgather(mine), theirs, strict=True):
-            same(found, right)
+        for received, right in zip(collect, theirs, strict=True) if rank == 1 else ():
+            same(received, right)
+        for received, right in zip(comm.allgather(mine), theirs, strict=True):
+            same(received, right)
         same(
             comm.scatter([mine, mine[:0] if mine.dim() else mine, mine], 0), _part(theirs[0], rank)
         )
-        for found, right in zip(comm.alltoall([mine] * RANKS), theirs, strict=True):
-            same(found, right)
+        for received, right in zip(comm.alltoall([mine] * RANKS), theirs, strict=True):
+            same(received, right)
 
 
 def _part(x: torch.Tensor, rank: int) -> torch.Tensor:

@@ -1,17 +1,13 @@
-"""Runs many cases as real processes with one import of torch: a script for test_processes.py.
-
-Prints a line a case: its name and "ok", or what is wrong.
-"""
+"""Cases of rank programs in real processes, with one import of torch: jobs of test_processes.py."""
 
 import json
-import os
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import rank_programs as hand
 from rank_cases import CASES, check
+from torch_ranks import serve
 
 from partitioner.backends import worker
 from partitioner.backends.arrays import assemble, load_arrays, local_inputs, save_arrays
@@ -44,16 +40,13 @@ def run(case: hand.Case, requests: int, folder: Path) -> dict[str, np.ndarray]:
     return assemble(headers, parts)
 
 
-def main() -> None:
-    for name in sys.argv[1:]:
-        case = CASES[name]()
-        alone = name in ("pipeline", "tensor_parallel")
-        for requests in (1, 5) if alone else (5,):
-            with tempfile.TemporaryDirectory() as folder:
-                check(case, run(case, requests, Path(folder)))
-        print(f"{name}: ok", flush=True)
+def run_case(name: str) -> str:
+    case = CASES[name]()
+    for requests in (1, 5) if name in ("pipeline", "tensor_parallel") else (5,):
+        with tempfile.TemporaryDirectory() as folder:
+            check(case, run(case, requests, Path(folder)))
+    return ""
 
 
 if __name__ == "__main__":
-    assert not os.isatty(0)  # the worker takes an open pipe for a living parent
-    main()
+    serve(run_case)  # the worker takes the open pipe, as long as it is silent, for a living parent

@@ -1,20 +1,15 @@
-"""Ten steps of training on gloo processes against one: a script for test_module_models.py."""
+"""Ten steps of training on gloo processes against one: jobs of test_module_models.py."""
 
 import copy
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_ranks import Job, main
-
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))
-
 from torch_models import Model, build
+from torch_ranks import Job, main
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
@@ -38,21 +33,21 @@ def model(name: str, dropout: float) -> Model:
 @cache
 def program(name: str, devices: int, dropout: float) -> ModuleProgram:
     """Compiled once, before the ranks are forked; each keeps a copy."""
-    own = model(name, dropout)
-    found = partitioner.compile(
-        own.module,
-        dict(own.inputs),
+    whole = model(name, dropout)
+    compiled = partitioner.compile(
+        whole.module,
+        dict(whole.inputs),
         devices=devices,
         mesh=MESHES[devices],
         cluster="ideal",
         training=True,
     )
-    assert isinstance(found, ModuleProgram)
-    return found
+    assert isinstance(compiled, ModuleProgram)
+    return compiled
 
 
-def batches(own: Model) -> Iterator[dict[str, Tensor]]:
-    return (own.more_inputs(step) for step in range(STEPS))
+def batches(whole: Model) -> Iterator[dict[str, Tensor]]:
+    return (whole.more_inputs(step) for step in range(STEPS))
 
 
 def adamw(module: nn.Module) -> torch.optim.Optimizer:
@@ -60,11 +55,11 @@ def adamw(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6, weight_decay=0.1)
 
 
-def eager(own: Model) -> tuple[Losses, State]:
+def eager(whole: Model) -> tuple[Losses, State]:
     """As PyTorch trains the module in one process."""
-    module = copy.deepcopy(own.module)
+    module = copy.deepcopy(whole.module)
     optimizer, losses = adamw(module), []
-    for batch in batches(own):
+    for batch in batches(whole):
         optimizer.zero_grad()
         loss = module(**batch)[0]
         loss.backward()
@@ -75,15 +70,15 @@ def eager(own: Model) -> tuple[Losses, State]:
 
 def one_device(name: str) -> tuple[Losses, State]:
     """As the program of one device trains it, with the seed of each step as on ranks."""
-    own = model(name, DROPOUT)
-    optimizer, losses = adamw(own.module), []
-    for step, batch in enumerate(batches(own)):
-        found, gradients = program(name, 1, DROPOUT).gradients(**batch, seed=(SEED << 32) + step)
-        for key, parameter in own.module.named_parameters():
+    whole = model(name, DROPOUT)
+    optimizer, losses = adamw(whole.module), []
+    for step, batch in enumerate(batches(whole)):
+        results, gradients = program(name, 1, DROPOUT).gradients(**batch, seed=(SEED << 32) + step)
+        for key, parameter in whole.module.named_parameters():
             parameter.grad = gradients[key]
         optimizer.step()
-        losses.append(float(found[0]))
-    return losses, own.module.state_dict()
+        losses.append(float(results[0]))
+    return losses, whole.module.state_dict()
 
 
 def check(rank: int, losses: Losses, state: State, expected: tuple[Losses, State]) -> None:
@@ -99,7 +94,7 @@ def check(rank: int, losses: Losses, state: State, expected: tuple[Losses, State
 
 @dataclass(frozen=True)
 class Training:
-    """A job: it trains like one process does; with dropout, like the program of one device."""
+    """A module that ranks train as one process does; with dropout, as one device's program."""
 
     name: str
     devices: int
@@ -110,46 +105,36 @@ class Training:
         for devices in {self.devices, 1} if self.dropout else {self.devices}:
             program(self.name, devices, self.dropout)
 
-    def __call__(self, rank: int) -> None:
-        own = model(self.name, self.dropout)
+    def run(self, rank: int) -> None:
+        """Train and compare on a rank."""
+        whole = model(self.name, self.dropout)
         compiled = program(self.name, self.devices, self.dropout)
         assert compiled.summary["sharded_flops_share"] > SPLIT
         module: Any = compiled.module(seed=SEED)
         optimizer, losses = adamw(module), []
-        for batch in batches(own):
+        for batch in batches(whole):
             optimizer.zero_grad()
             loss = module(**batch)[0]
             loss.backward()
             optimizer.step()
             losses.append(float(loss))
-        expected = one_device(self.name) if self.dropout else eager(own)
+        expected = one_device(self.name) if self.dropout else eager(whole)
         check(rank, losses, module.full_state_dict(), expected)
 
 
-TRAININGS: Mapping[str, Training] = {
-    "gpt2_on_2": Training("gpt2", 2),
-    "gpt2_on_4": Training("gpt2", 4),
-    "llama_on_2": Training("llama", 2),
-    "llama_on_4": Training("llama", 4),
-    "bert_on_2": Training("bert", 2),
-    "bert_on_4": Training("bert", 4),
-    "vit_on_2": Training("vit", 2),
-    "vit_on_4": Training("vit", 4),
-    "t5_on_2": Training("t5", 2),
-    "t5_on_4": Training("t5", 4),
-    "mixtral_on_2": Training("mixtral", 2),
-    "mixtral_on_4": Training("mixtral", 4),
-    "resnet_on_2": Training("resnet", 2),
-    "resnet_on_4": Training("resnet", 4),
-    "convnext_on_2": Training("convnext", 2),
-    "convnext_on_4": Training("convnext", 4),
-    "unet_on_2": Training("unet", 2),
-    "unet_on_4": Training("unet", 4),
+TRAININGS = {
+    **{
+        f"{name}_on_{devices}": Training(name, devices)
+        for name in ("gpt2", "llama", "bert", "vit", "t5", "mixtral", "resnet", "convnext", "unet")
+        for devices in (2, 4)
+    },
     "gpt2_with_dropout_on_2": Training("gpt2", 2, DROPOUT),
     "t5_with_dropout_on_4": Training("t5", 4, DROPOUT),
 }
+JOBS = {
+    name: Job(training.devices, training.run, [training.prepare], limit_s=250, slow=True)
+    for name, training in TRAININGS.items()
+}
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        TRAININGS[wanted].prepare()
-    main({name: Job(own.devices, own) for name, own in TRAININGS.items()})
+    main(JOBS)

@@ -1,9 +1,7 @@
-"""Compiled modules trained by ranks of a gloo group: a script for test_modules.py."""
+"""Compiled modules trained by ranks of a gloo group: jobs of test_rank_module.py."""
 
 import os
 import signal
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -47,7 +45,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def made(
+def seeded(
     kind: type[Mlp | Gpt], dropout: float = 0.0, dtype: torch.dtype = torch.float64
 ) -> Mlp | Gpt:
     """In float32 Adam makes steps of noise around 0."""
@@ -70,8 +68,8 @@ def program(
             Pin(name, tensor=name, dim=0)
             for name in (("x", "y") if kind is Mlp else ("ids", "labels"))
         ]
-    module = made(kind, dropout, dtype)
-    found = partitioner.compile(
+    module = seeded(kind, dropout, dtype)
+    compiled_program = partitioner.compile(
         module,
         kind.batch(0),
         devices=ranks,
@@ -81,8 +79,8 @@ def program(
         constraints=Constraints(tuple(pins)),
         gap=0.5,
     )
-    assert isinstance(found, ModuleProgram)
-    return found
+    assert isinstance(compiled_program, ModuleProgram)
+    return compiled_program
 
 
 def loss_of(result: Any) -> torch.Tensor:
@@ -109,18 +107,18 @@ def train(
 def same(module: RankModule, whole: nn.Module) -> None:
     """All names, and weights as of one process."""
     expected = whole.state_dict()
-    found = module.full_state_dict()
-    assert sorted(found) == sorted(expected)
+    state = module.full_state_dict()
+    assert sorted(state) == sorted(expected)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-4, msg=name)
 
 
 def check_training(kind: type[Mlp | Gpt], ranks: int, optimizer: Optimizer = adamw) -> None:
     module = program(kind, ranks).module()
     for name in SHARDED[kind]:
-        held = module.state_dict()[name]
-        assert held.to_local().numel() < held.numel()
-    whole = made(kind)
+        shard = module.state_dict()[name]
+        assert shard.to_local().numel() < shard.numel()
+    whole = seeded(kind)
     losses = train(module, kind.batch, optimizer)
     torch.testing.assert_close(
         torch.tensor(losses), torch.tensor(train(whole, kind.batch, optimizer))
@@ -161,7 +159,7 @@ def dropout_is_that_of_one_device(_: int) -> None:
 
 
 def clips_accumulates_and_scales(_: int) -> None:
-    module, whole = program(Gpt, 2).module(), made(Gpt)
+    module, whole = program(Gpt, 2).module(), seeded(Gpt)
     for one in (module, whole):
         update = adamw(one.parameters())
         for step in range(3):
@@ -184,7 +182,7 @@ def clips_accumulates_and_scales(_: int) -> None:
 
 def evaluates(_: int) -> None:
     for kind in (Mlp, Gpt):
-        module, whole = program(kind, dist.get_world_size(), dropout=0.3).module(), made(kind)
+        module, whole = program(kind, dist.get_world_size(), dropout=0.3).module(), seeded(kind)
         train(module, kind.batch)
         whole.load_state_dict(module.full_state_dict())
         whole.eval()
@@ -202,7 +200,7 @@ def evaluates(_: int) -> None:
 
 
 def without_gradients_the_statistics_move(_: int) -> None:
-    module, whole = program(Mlp, 2).module(), made(Mlp)
+    module, whole = program(Mlp, 2).module(), seeded(Mlp)
     with torch.no_grad():
         torch.testing.assert_close(module(*Mlp.batch(3)), whole(*Mlp.batch(3)))
     same(module, whole)
@@ -215,7 +213,7 @@ def sized(kind: type[Mlp | Gpt], step: int) -> Batch:
 
 def other_batch_sizes(_: int) -> None:
     for kind in (Mlp, Gpt):
-        module, whole = program(kind, 2).module(), made(kind)
+        module, whole = program(kind, 2).module(), seeded(kind)
         batch = partial(sized, kind)
         losses = [train(one, batch) for one in (module, whole)]
         torch.testing.assert_close(*map(torch.tensor, losses))
@@ -234,8 +232,8 @@ def a_batch_that_the_cuts_do_not_fit(_: int) -> None:
 
 
 def own_parts_are_the_whole_batch(rank: int) -> None:
-    found = program(Mlp, 2, parts=True)
-    module, whole = found.module(inputs="local"), made(Mlp)
+    compiled_program = program(Mlp, 2, parts=True)
+    module, whole = compiled_program.module(inputs="local"), seeded(Mlp)
     half = slice(4 * rank, 4 * rank + 4)
     losses = train(module, lambda s: tuple(t[half] for t in Mlp.batch(s)))
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(train(whole, Mlp.batch)))
@@ -277,11 +275,11 @@ def loads(kind: type[Mlp | Gpt]) -> None:
             parameter.add_(1)
     module.load_state_dict(whole.state_dict())
     same(module, whole)
-    found = module.state_dict()
-    assert {n: t.shape for n, t in found.items()} == {
+    shards = module.state_dict()
+    assert {n: t.shape for n, t in shards.items()} == {
         n: t.shape for n, t in whole.state_dict().items()
     }
-    module.load_state_dict(found)
+    module.load_state_dict(shards)
     same(module, whole)
     with pytest.raises(RuntimeError, match="size mismatch"):
         module.load_state_dict({**whole.state_dict(), "norm.weight": torch.ones(3)})
@@ -294,10 +292,9 @@ def checkpoint(_: int) -> None:
 
 
 def checkpoint_of(kind: type[Mlp | Gpt]) -> None:
-    assert FOLDER is not None
-    folder = f"{FOLDER}/{kind.__name__}"
+    folder = kind.__name__
     module = program(kind, dist.get_world_size()).module()
-    whole = made(kind)
+    whole = seeded(kind)
     update, right = adamw(module.parameters()), adamw(whole.parameters())
     for step in range(4):
         if step == 2 and dist.get_world_size() == 4:
@@ -333,7 +330,7 @@ def program_of_fakes() -> ModuleProgram:
     """Its weights have no contents."""
     with torch.device("meta"):
         fake = Gpt()
-    found = partitioner.compile(
+    compiled_program = partitioner.compile(
         fake,
         Gpt.batch(0),
         devices=2,
@@ -342,15 +339,15 @@ def program_of_fakes() -> ModuleProgram:
         constraints=Constraints((Pin("up", tensor="blocks.0.up.weight", dim=0),)),
         gap=0.5,
     )
-    assert isinstance(found, ModuleProgram)
-    return found
+    assert isinstance(compiled_program, ModuleProgram)
+    return compiled_program
 
 
 def initialises_from_a_seed(_: int) -> None:
-    found = program_of_fakes()
+    compiled_program = program_of_fakes()
     with pytest.raises(BackendError, match=r"weights are fake: give init_seed="):
-        found.module()
-    module = found.module(init_seed=7)
+        compiled_program.module()
+    module = compiled_program.module(init_seed=7)
     alone = Initialiser(Gpt(), 7)
     state = module.full_state_dict()
     for name, tensor in state.items():
@@ -386,7 +383,7 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
         step(module.float())
 
     def assigns(module: RankModule) -> None:
-        module.load_state_dict(made(Mlp).state_dict(), assign=True)
+        module.load_state_dict(seeded(Mlp).state_dict(), assign=True)
 
     def asks_an_input(module: RankModule) -> None:
         x, y = Mlp.batch(0)
@@ -421,7 +418,7 @@ def refuses_what_it_would_not_notice(_: int) -> None:  # noqa: C901 (a list of c
 
 
 def frozen_parameters(_: int) -> None:
-    module, whole = program(Gpt, 2).module(), made(Gpt)
+    module, whole = program(Gpt, 2).module(), seeded(Gpt)
     for one in (module, whole):
         update = sgd(one.parameters())
         up, down = (one.get_parameter(f"blocks.0.{name}.weight") for name in ("up", "down"))
@@ -438,11 +435,11 @@ def frozen_parameters(_: int) -> None:
 
 def trains_by_zero3(_: int) -> None:
     """Where communication is free, ranks do not do alike, and hold zeros for parts of others."""
-    found = partitioner.compile(
-        made(Gpt), Gpt.batch(0), devices=2, training=True, cluster="ideal", parallel="zero3"
+    compiled_program = partitioner.compile(
+        seeded(Gpt), Gpt.batch(0), devices=2, training=True, cluster="ideal", parallel="zero3"
     )
-    assert isinstance(found, ModuleProgram)
-    module, whole = found.module(), made(Gpt)
+    assert isinstance(compiled_program, ModuleProgram)
+    module, whole = compiled_program.module(), seeded(Gpt)
     losses = [train(one, Gpt.batch, sgd) for one in (module, whole)]
     torch.testing.assert_close(*map(torch.tensor, losses))
     same(module, whole)
@@ -540,9 +537,10 @@ def a_rank_that_hangs(rank: int) -> None:
 
 
 def compiled(_: int) -> None:
-    found = program(Gpt, 2, dtype=torch.float32)  # inductor's vectors of float64 lack some casts
+    # inductor's vectors of float64 lack some casts
+    compiled_program = program(Gpt, 2, dtype=torch.float32)
     for how in ("method", "function"):
-        module, whole = found.module(), made(Gpt, dtype=torch.float32)
+        module, whole = compiled_program.module(), seeded(Gpt, dtype=torch.float32)
         if how == "method":
             module.compile()
             losses = train(module, Gpt.batch, sgd)
@@ -560,63 +558,60 @@ def compiled(_: int) -> None:
         )
 
 
-class Slow(Job):
-    """A job of the slow tests."""
+def programs(ranks: int = 2, **options: Any) -> list[Callable[[], ModuleProgram]]:
+    return [partial(program, kind, ranks, **options) for kind in (Mlp, Gpt)]
 
 
-FOLDER: str | None = None
+MLP, GPT = programs()
+MLP_ON_4, GPT_ON_4 = programs(4)
+PLACED, ZERO3 = (partial(placed_modules.program, how) for how in ("placed", "zero3"))
+
 JOBS = {
-    "mlp_on_2": Job(2, trains_mlp),
-    "gpt_on_2": Job(2, trains_gpt),
-    "mlp_on_4": Job(4, trains_mlp),
-    "gpt_on_4": Job(4, trains_gpt),
-    "optimizers": Job(2, other_optimizers),
-    "dropout": Job(2, dropout_is_that_of_one_device),
-    "branches": Job(2, autocast_modules.branches_under_autocast),
-    "clipping": Job(2, clips_accumulates_and_scales),
-    "evaluation": Job(2, evaluates),
-    "no_gradients": Job(2, without_gradients_the_statistics_move),
-    "sizes": Job(2, other_batch_sizes),
-    "does_not_fit": Job(2, a_batch_that_the_cuts_do_not_fit),
-    "own_parts": Job(2, own_parts_are_the_whole_batch),
-    "differ": Job(2, ranks_that_differ_say_so),
-    "load": Job(2, loads_the_whole_model),
-    "save_on_4": Job(4, checkpoint),
-    "load_on_2": Job(2, checkpoint),
-    "dies_between": Job(2, a_rank_dies_between_steps),
-    "dies_in_forward": Job(4, dies_in_forward),
-    "dies_in_backward": Job(4, dies_in_backward),
-    "raises": Job(2, a_rank_that_raises),
-    "hangs": Job(2, a_rank_that_hangs, timeout_s=4),
-    "compiled": Slow(2, compiled, timeout_s=300, limit_s=500),
-    "changes": Job(2, refuses_what_it_would_not_notice),
-    "frozen": Job(2, frozen_parameters),
-    "unused": Job(2, side_modules.has_unused_parameters),
+    "mlp_on_2": Job(2, trains_mlp, [MLP]),
+    "gpt_on_2": Job(2, trains_gpt, [GPT]),
+    "mlp_on_4": Job(4, trains_mlp, [MLP_ON_4]),
+    "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4]),
+    "optimizers": Job(2, other_optimizers, [MLP, GPT]),
+    "dropout": Job(
+        2,
+        dropout_is_that_of_one_device,
+        [partial(program, Gpt, ranks, dropout=0.3) for ranks in (1, 2)],
+    ),
+    "branches": Job(2, autocast_modules.branches_under_autocast, [autocast_modules.program]),
+    "clipping": Job(2, clips_accumulates_and_scales, [GPT]),
+    "evaluation": Job(2, evaluates, programs(dropout=0.3)),
+    "no_gradients": Job(2, without_gradients_the_statistics_move, [MLP]),
+    "sizes": Job(2, other_batch_sizes, [MLP, GPT]),
+    "does_not_fit": Job(
+        2, a_batch_that_the_cuts_do_not_fit, [partial(program, Gpt, 2, parts=True)]
+    ),
+    "own_parts": Job(2, own_parts_are_the_whole_batch, [partial(program, Mlp, 2, parts=True)]),
+    "differ": Job(2, ranks_that_differ_say_so, [MLP]),
+    "load": Job(2, loads_the_whole_model, [MLP, GPT]),
+    "save_on_4_and_load_on_2": Job(
+        4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])
+    ),
+    "dies_between": Job(2, a_rank_dies_between_steps, [MLP]),
+    "dies_in_forward": Job(4, dies_in_forward, [GPT_ON_4]),
+    "dies_in_backward": Job(4, dies_in_backward, [GPT_ON_4]),
+    "raises": Job(2, a_rank_that_raises, [MLP]),
+    "hangs": Job(2, a_rank_that_hangs, [MLP], timeout_s=4),
+    "compiled": Job(2, compiled, timeout_s=300, limit_s=500, slow=True),
+    "changes": Job(2, refuses_what_it_would_not_notice, [MLP]),
+    "frozen": Job(2, frozen_parameters, [GPT]),
+    "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
     "heads": Job(2, side_modules.evaluates_what_is_not_trained),
     "turned": Job(2, side_modules.trains_what_lies_oddly),
     "zero3": Job(2, trains_by_zero3),
-    "initialise": Job(2, initialises_from_a_seed),
-    "placed_state": Job(2, placed_modules.holds_the_whole_state),
-    "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm),
-    "placed_resuming": Job(2, lambda _: placed_modules.resumes(f"{FOLDER}/placed")),
-    "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives),
+    "initialise": Job(2, initialises_from_a_seed, [program_of_fakes]),
+    "placed_state": Job(2, placed_modules.holds_the_whole_state, [PLACED]),
+    "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm, [PLACED, ZERO3]),
+    "placed_resuming": Job(2, placed_modules.resumes, [PLACED]),
+    "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives, [PLACED]),
     "inference": Job(2, placed_modules.has_no_state_for_inference),
     "first_names": Job(2, placed_modules.lists_parameters_by_their_first_names),
     "rare_types": Job(2, placed_modules.carries_rare_types),
 }
 
 if __name__ == "__main__":
-    if sys.argv[1:] != ["compiled"]:
-        for kind, ranks in ((Mlp, 2), (Gpt, 2), (Mlp, 4), (Gpt, 4)):
-            program(kind, ranks)
-        for kind in (Mlp, Gpt):
-            program(kind, 2, dropout=0.3)
-            program(kind, 2, parts=True)
-        program(Gpt, 1, dropout=0.3)
-        for how in ("placed", "zero3"):
-            placed_modules.program(how)
-        autocast_modules.program()
-        side_modules.program()
-        program_of_fakes()
-    with tempfile.TemporaryDirectory() as FOLDER:
-        main(JOBS)
+    main(JOBS)

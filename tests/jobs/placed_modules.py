@@ -52,9 +52,9 @@ def program(how: str) -> partitioner.ModuleProgram:
     if how == "placed":
         pins = partitioner.Constraints.placed(SPLIT)
         options = {"strategy": "inter", "constraints": pins}
-    found = partitioner.compile(Layers(), batch(0), devices=2, training=True, **options)
-    assert isinstance(found, partitioner.ModuleProgram)
-    return found
+    compiled = partitioner.compile(Layers(), batch(0), devices=2, training=True, **options)
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
 
 
 def pair(how: str = "placed") -> tuple[RankModule, Layers]:
@@ -64,11 +64,11 @@ def pair(how: str = "placed") -> tuple[RankModule, Layers]:
 
 
 def same(module: RankModule, whole: nn.Module) -> None:
-    found = module.full_state_dict()
+    state = module.full_state_dict()
     expected = whole.state_dict()
-    assert sorted(found) == sorted(expected)
+    assert sorted(state) == sorted(expected)
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor)
+        torch.testing.assert_close(state[name], tensor)
 
 
 def holds_the_whole_state(rank: int) -> None:
@@ -83,10 +83,10 @@ def clips(module: RankModule, whole: Layers, order: float) -> None:
             parameter.grad = None
         one(*batch(1)).backward()
     limit = 0.02
-    found = module.clip_grad_norm_(limit, order)
+    norm = module.clip_grad_norm_(limit, order)
     expected = nn.utils.clip_grad_norm_(whole.parameters(), limit, order)
     assert expected > limit
-    torch.testing.assert_close(found, expected, check_dtype=False)
+    torch.testing.assert_close(norm, expected, check_dtype=False)
     for name, parameter in module.named_parameters():
         right = whole.get_parameter(name).grad
         torch.testing.assert_close(parameter.grad.full_tensor(), right)  # type: ignore[union-attr]
@@ -106,7 +106,7 @@ def clips_by_the_whole_norm(rank: int) -> None:
         module.clip_grad_norm_(1.0, error_if_nonfinite=True)
 
 
-def resumes(folder: str) -> None:
+def resumes(_: int) -> None:
     """Each rank saves the state of its own layers; they go on in new modules."""
     module, whole = pair()
     make = torch.optim.AdamW
@@ -115,12 +115,12 @@ def resumes(folder: str) -> None:
     for step in range(4):
         if step == 2:
             model, moments = get_state_dict(module, update, options=options)
-            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=folder)
+            dcp.save({"model": model, "optimizer": moments}, checkpoint_id="placed")
             module, _ = pair()
             update = make(module.parameters(), lr=0.5)
             model, moments = get_state_dict(module, update, options=options)
             state = {"model": model, "optimizer": moments}
-            dcp.load(state, checkpoint_id=folder)
+            dcp.load(state, checkpoint_id="placed")
             set_state_dict(
                 module,
                 update,
@@ -166,16 +166,16 @@ class Rare(nn.Module):
 
 def carries_rare_types(_: int) -> None:
     torch.manual_seed(0)
-    given = torch.randn(4, 6, 2), torch.randint(100, (4, 6), dtype=torch.int16)
+    batch = torch.randn(4, 6, 2), torch.randint(100, (4, 6), dtype=torch.int16)
     pins = [Pin(name, tensor=name, dim=0) for name in ("mul", "add")]
-    made = partitioner.compile(
-        Rare(), given, devices=2, cluster="ideal", constraints=Constraints(tuple(pins))
+    compiled = partitioner.compile(
+        Rare(), batch, devices=2, cluster="ideal", constraints=Constraints(tuple(pins))
     )
-    assert isinstance(made, partitioner.ModuleProgram)
-    code = made.rank(0).code
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    code = compiled.rank(0).code
     for name in ("all_reduce", "view_as_real_copy", "torch.int32", "torch.uint8"):
         assert name in code, code
-    torch.testing.assert_close(made.module()(*given), made.whole(*given))
+    torch.testing.assert_close(compiled.module()(*batch), compiled.whole(*batch))
 
 
 class Twice(nn.Module):
@@ -194,9 +194,11 @@ class Twice(nn.Module):
 
 def lists_parameters_by_their_first_names(_: int) -> None:
     whole = Twice()
-    made = partitioner.compile(whole, torch.randn(4, 6), devices=2, training=True, parallel="dp")
-    assert isinstance(made, partitioner.ModuleProgram)
-    assert list(dict(made.module().named_parameters())) == list(dict(whole.named_parameters()))
+    compiled = partitioner.compile(
+        whole, torch.randn(4, 6), devices=2, training=True, parallel="dp"
+    )
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    assert list(dict(compiled.module().named_parameters())) == list(dict(whole.named_parameters()))
 
 
 def groups_end_though_the_module_lives(_: int) -> None:

@@ -34,9 +34,9 @@ class Side(nn.Module):
 def program() -> partitioner.ModuleProgram:
     torch.manual_seed(0)
     options = {"training": True, "cluster": "ideal", "parallel": "zero3"}
-    found = partitioner.compile(Side(), torch.randn(4, 8), devices=2, **options)
-    assert isinstance(found, partitioner.ModuleProgram)
-    return found
+    compiled = partitioner.compile(Side(), torch.randn(4, 8), devices=2, **options)
+    assert isinstance(compiled, partitioner.ModuleProgram)
+    return compiled
 
 
 def step(one: nn.Module, update: torch.optim.Optimizer) -> None:
@@ -60,16 +60,16 @@ def has_unused_parameters(_: int) -> None:
     module, whole = program().module(), Side()
     assert isinstance(module, RankModule)
     for foreach in (False, True):
-        found = []
+        moments = []
         for one in (module, whole):
             for unused in UNUSED:
                 one.get_parameter(unused).requires_grad_(True)
             update = torch.optim.AdamW(one.parameters(), lr=0.1, foreach=foreach)
             step(one, update)
-            found.append(get_state_dict(one, update)[1]["state"].keys())
+            moments.append(get_state_dict(one, update)[1]["state"].keys())
             step(one, update)
-        assert found[0] == found[1]
-        assert {"layer.weight", "layer.bias"} == set(found[0])
+        assert moments[0] == moments[1]
+        assert {"layer.weight", "layer.bias"} == set(moments[0])
     for name, tensor in module.full_state_dict().items():
         torch.testing.assert_close(tensor, whole.state_dict()[name])
     torch.testing.assert_close(norm(module).full_tensor(), norm(whole))  # type: ignore[attr-defined]
@@ -106,8 +106,8 @@ def trains_what_lies_oddly(_: int) -> None:
                 one(x).backward()
                 update.step()
                 update.zero_grad()
-        for name, found in module.full_state_dict().items():
-            torch.testing.assert_close(found, whole.state_dict()[name])
+        for name, tensor in module.full_state_dict().items():
+            torch.testing.assert_close(tensor, whole.state_dict()[name])
 
 
 class Heads(nn.Module):
@@ -130,19 +130,19 @@ def evaluates_what_is_not_trained(_: int) -> None:
     for options in ({"parallel": "zero3"}, {"mesh": {"dp": 2}}):
         torch.manual_seed(0)
         whole = Heads()
-        found = partitioner.compile(
+        module = partitioner.compile(
             whole, x, devices=2, training=True, cluster="ideal", **options
         ).module()
-        found.eval()
+        module.eval()
         whole.eval()
         with torch.no_grad():
-            torch.testing.assert_close(found(x), whole(x))
+            torch.testing.assert_close(module(x), whole(x))
             other = Heads().eval()
             other.scale.fill_(3.0)
-            found.load_state_dict(other.state_dict())
-            torch.testing.assert_close(found(x), other(x))
-            found.get_parameter("head.weight").mul_(2)
+            module.load_state_dict(other.state_dict())
+            torch.testing.assert_close(module(x), other(x))
+            module.get_parameter("head.weight").mul_(2)
             other.head.weight.mul_(2)
-            torch.testing.assert_close(found(x), other(x))
-        found.train()
-        found(x).backward()
+            torch.testing.assert_close(module(x), other(x))
+        module.train()
+        module(x).backward()

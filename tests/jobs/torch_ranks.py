@@ -1,17 +1,20 @@
 """Runs functions as ranks of a gloo group in forked processes, with one import of torch.
 
-A script calls `main` with its jobs; it prints a line a job: its name and "ok", or what is wrong.
+A script of jobs has a table `JOBS` and calls `main` with it. For each name that it reads from its
+standard input, it runs the job and prints a line: the name and "" or what is wrong, as JSON. It
+ends when its standard input closes.
 """
 
 import ctypes
 import gc
+import json
 import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,24 +29,55 @@ class LeftError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What ranks run, how long calls of the group may wait, and how long the job may take."""
+    """A function that ranks run.
+
+    Attributes:
+        ranks: Number of processes.
+        run: Called with the rank; the working folder is temporary and shared by the ranks.
+        prepare: Called before the ranks are forked, so that they share the results.
+        then: Job that runs afterwards in the same folder.
+        timeout_s: How long calls of the group may wait.
+        limit_s: How long the job may take.
+        slow: Whether its test is marked slow.
+    """
 
     ranks: int
     run: Callable[[int], None]
+    prepare: Sequence[Callable[[], object]] = ()
+    then: "Job | None" = None
     timeout_s: float = 60
     limit_s: float = 150
+    slow: bool = False
 
 
-def main(jobs: dict[str, Job]) -> None:
-    gc.freeze()  # the ranks neither go through what was there before them nor copy its pages
+def main(jobs: Mapping[str, Job]) -> None:
     torch.set_num_threads(1)
     torch.testing.assert_close(torch.ones(1), torch.ones(1))  # its imports take a second
-    for name in sys.argv[1:]:
+
+    def run(name: str) -> str:
         with tempfile.TemporaryDirectory() as folder:
-            print(f"{name}: {_problem(jobs[name], Path(folder)) or 'ok'}", flush=True)
+            return _problem(jobs[name], Path(folder))
+
+    serve(run)
+
+
+def serve(run: Callable[[str], str]) -> None:
+    """Run jobs by name, each of which returns "" or what is wrong."""
+    for line in iter(sys.stdin.readline, ""):
+        name = line.rstrip("\n")
+        try:
+            problem = run(name)
+        except Exception:  # noqa: BLE001 (whatever it is, the test says it)
+            problem = traceback.format_exc()
+        print(json.dumps([name, problem]), flush=True)
 
 
 def _problem(job: Job, folder: Path) -> str:
+    for prepare in job.prepare:
+        prepare()
+    gc.freeze()  # the ranks neither go through what was there before them nor copy its pages
+    ranks = folder / "ranks"
+    ranks.mkdir()
     pids = {_fork(rank, job, folder): rank for rank in range(job.ranks)}
     until = time.monotonic() + job.limit_s
     said = ""
@@ -59,7 +93,11 @@ def _problem(job: Job, folder: Path) -> str:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return said + "".join(path.read_text() for path in sorted(folder.glob("error-*")))
+    said += "".join(path.read_text() for path in sorted(ranks.glob("error-*")))
+    if said or job.then is None:
+        return said
+    ranks.rename(folder / "ranks-before")
+    return _problem(job.then, folder)
 
 
 def _fork(rank: int, job: Job, folder: Path) -> int:
@@ -69,7 +107,8 @@ def _fork(rank: int, job: Job, folder: Path) -> int:
     try:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # die with the parent
-        store = dist.FileStore(str(folder / "store"), job.ranks)
+        os.chdir(folder)
+        store = dist.FileStore(str(folder / "ranks/store"), job.ranks)
         timeout = timedelta(seconds=job.timeout_s)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=job.ranks, timeout=timeout
@@ -79,6 +118,6 @@ def _fork(rank: int, job: Job, folder: Path) -> int:
     except LeftError:
         pass
     except BaseException:  # noqa: BLE001 (whatever it is, the script prints it)
-        (folder / f"error-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
+        (folder / f"ranks/error-{rank}").write_text(f"rank {rank}: {traceback.format_exc()}")
     finally:
         os._exit(0)  # closes the connections

@@ -9,10 +9,11 @@ from whole_plans import build as graph_of
 from whole_plans import candidates, random_plan, weight
 
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -41,10 +42,10 @@ def random_graph(seed: int) -> Graph:
         }
         attrs = {"perm": (1, 0)} if op == "Transpose" else {}
         kind = "MatMul" if op == "Weight" else op
-        made = f"v{index}"
-        nodes.append(Node(f"n{index}", kind, tuple(inputs.get(op, pick[:1])), (made,), attrs))
-        values.append(made)
-        shapes[made] = (6, 6)
+        result = f"v{index}"
+        nodes.append(Node(f"n{index}", kind, tuple(inputs.get(op, pick[:1])), (result,), attrs))
+        values.append(result)
+        shapes[result] = (6, 6)
     outputs = ["v8", values[2 + int(rng.integers(8))]]
     return graph_of(nodes, shapes, ["x0", "x1"], outputs, {"w": weight(6, 6)})
 
@@ -53,7 +54,7 @@ def problem(graph: Graph, groups: Sequence[DeviceMesh], cluster: Cluster) -> Bui
     offered = candidates(graph, groups)
     homes = [DeviceMesh.single(mesh.devices[0]) for mesh in groups]
     meshes = list(dict.fromkeys((*groups, *homes)))
-    prices = DevicePrices(graph, cluster, Resharder(cluster))
+    prices = DeviceColumns(graph, Resharder(cluster))
     return build(graph, meshes, offered, prices)
 
 

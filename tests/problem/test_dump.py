@@ -12,8 +12,9 @@ from partitioner import examples
 from partitioner.cli.main import main
 from partitioner.solver import solve
 from partitioner.solver.formats import iopddl
-from partitioner.solver.formats.dnnp import read as read_dnnp
+from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
+from partitioner.solver.formats.json_files import read
 from partitioner.solver.pairwise import solve as solve_pairwise
 from partitioner.strategies.spaces import SearchError
 
@@ -41,7 +42,7 @@ def test_the_sharding_problem_has_the_cost_of_compile(
     assert "no mesh was given: this is the one of a single axis" in out
     assert sorted(path.name for path in here.iterdir()) == ["m.onnx", "p.json.gz"]
     assert gzip.decompress(Path("p.json.gz").read_bytes()).startswith(b'{"problem"')
-    problem = iopddl.read(Path("p.json.gz"))
+    problem = read(Path("p.json.gz"), iopddl.parse)
     result = partitioner.compile("m.onnx", devices=2, strategy="intra", mesh={"tp": 2}, gap=0.0)
     assert solve_pairwise(problem).cost == pytest.approx(result.cost * 1e12, rel=1e-6)
     Path("p.json.gz").unlink()
@@ -51,7 +52,7 @@ def test_the_placement_problem_has_the_cost_of_compile(here: Path) -> None:
     found = partitioner.dump_problem("m.onnx", here / "q.json", 2, strategy="inter")
     assert found.format == "dnnp"
     assert "a sender pays for a value once, not once a receiver" in str(found)
-    written = solve(to_problem(read_dnnp(found.path)), gap=0.0, time_limit_s=60)
+    written = solve(to_problem(read(found.path, parse)), gap=0.0, time_limit_s=60)
     result = partitioner.compile("m.onnx", devices=2, strategy="inter", gap=0.0)
     assert written.bound <= result.cost * (1 + 1e-9)
     assert written.cost == pytest.approx(result.cost, rel=0.02)

@@ -8,9 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from partitioner import examples
-from partitioner.cost_model.cluster import resolve_cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -33,7 +33,7 @@ def folded(graph: Graph) -> Folded:
 
 def problem_of(graph: Graph, mesh: DeviceMesh) -> Built:
     rules = Rules.of(graph)
-    prices = DevicePrices(graph, CLUSTER, Resharder(CLUSTER))
+    prices = DeviceColumns(graph, Resharder(CLUSTER))
     return build(graph, (mesh,), strategies(graph, rules, mesh), prices)
 
 

@@ -5,9 +5,10 @@ import itertools
 import pytest
 from searching import search
 
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.memory import with_headroom
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan

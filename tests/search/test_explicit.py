@@ -7,9 +7,10 @@ from whole_plans import build
 
 import partitioner
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.plan import Plan, resolve

@@ -8,9 +8,9 @@ from searching import search
 
 import partitioner
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.compute import local_flops
-from partitioner.cost_model.devices import DeviceSpec
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve

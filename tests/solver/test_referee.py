@@ -64,7 +64,7 @@ def test_latency_is_the_longest_path() -> None:
     assert evaluate_choices(two_devices(), (0, 1, 1)).latency_s == 10.0
 
 
-def test_what_a_hold_alone_brings_about_follows_its_node() -> None:
+def test_items_of_holds_alone_follow_their_node() -> None:
     problem = two_devices()
     late = Item((2.0, 0.0), (0.0, 0.0), 1, 2)
     holds = (*problem.holds, Hold(1, ((4,), ())), Hold(2, ((4,), ())))

@@ -8,7 +8,7 @@ from searching import search
 from whole_plans import hand_plan
 
 from partitioner import examples
-from partitioner.cost_model.cluster import resolve_cluster
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -38,15 +38,15 @@ def solved(
 
 def test_the_nodes_of_a_pattern_are_on_the_device(tmp_path: Path) -> None:
     pins = written(tmp_path, '[[pin]]\nnodes = ["layer0.*", "y"]\ndevice = 1\n')
-    found = solved(pins, "inter")
+    by_name = solved(pins, "inter")
     assert {name for name in NAMES if name.startswith("layer0.")} == {"layer0.out", "layer0.relu"}
     for name in ("layer0.out", "layer0.relu", "y"):
-        assert found[name].mesh.devices == (1,)
+        assert by_name[name].mesh.devices == (1,)
 
 
 def test_all_nodes_of_an_op_are_on_the_device(tmp_path: Path) -> None:
-    found = solved(written(tmp_path, '[[pin]]\nop = "Relu"\ndevice = 0\n'), "inter")
-    assert {p.mesh.devices for p in found.values() if p.node.op == "Relu"} == {(0,)}
+    by_name = solved(written(tmp_path, '[[pin]]\nop = "Relu"\ndevice = 0\n'), "inter")
+    assert {p.mesh.devices for p in by_name.values() if p.node.op == "Relu"} == {(0,)}
 
 
 @pytest.mark.parametrize(
@@ -65,16 +65,16 @@ def test_a_tensor_is_as_pinned_where_it_is_made_and_read(
     placed = solved(pins, "intra")["layer1.out"]
     assert str(dict(placed.operands())["layer1.weight"].sharding) == shown
     pins = written(tmp_path, f'[[pin]]\ntensor = "layer0.relu"\n{pin}\n')
-    found = solved(pins, "intra")
-    assert str(dict(found["layer0.relu"].results())["layer0.relu"].sharding) == shown
-    assert str(dict(found["layer1.out"].operands())["layer0.relu"].sharding) == shown
+    by_name = solved(pins, "intra")
+    assert str(dict(by_name["layer0.relu"].results())["layer0.relu"].sharding) == shown
+    assert str(dict(by_name["layer1.out"].operands())["layer0.relu"].sharding) == shown
 
 
 def test_pins_add_up(tmp_path: Path) -> None:
     on = {name: i % 2 for i, name in enumerate(NAMES)}
     text = "".join(f'[[pin]]\nnodes = ["{name}"]\ndevice = {on[name]}\n' for name in NAMES)
-    found = solved(written(tmp_path, text))
-    assert {name: found[name].mesh.devices for name in NAMES} == {n: (d,) for n, d in on.items()}
+    by_name = solved(written(tmp_path, text))
+    assert {name: by_name[name].mesh.devices for name in NAMES} == {n: (d,) for n, d in on.items()}
 
 
 def whole_plan() -> Plan:
@@ -93,9 +93,9 @@ def test_a_whole_plan_is_kept(tmp_path: Path) -> None:
 def test_part_of_a_plan_is_kept_and_the_rest_is_free() -> None:
     plan = whole_plan()
     part = replace(plan, nodes={"layer1.out": plan.nodes["layer1.out"]})
-    found = solved(Constraints(plan=part), "inter")
-    assert found["layer1.out"] == resolve(GRAPH, plan)[NAMES.index("layer1.out")]
-    assert all(p.mesh.size() == 1 for name, p in found.items() if name != "layer1.out")
+    by_name = solved(Constraints(plan=part), "inter")
+    assert by_name["layer1.out"] == resolve(GRAPH, plan)[NAMES.index("layer1.out")]
+    assert all(p.mesh.size() == 1 for name, p in by_name.items() if name != "layer1.out")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_an_axis_that_no_mesh_has(tmp_path: Path) -> None:
 
 
 def module_graph() -> Graph:
-    """What a module's capture looks like: node names begin with the submodule's path."""
+    """A graph as of a captured module: node names begin with the submodule's path."""
     array = TensorType.of("float32", (4, 4))
     paths = ["fc1/relu", "layers/1/attn/relu", "layers/10/attn/relu", "layers/1/attn/relu_backward"]
     paths.append("a[b]/relu")
@@ -210,10 +210,10 @@ def module_graph() -> Graph:
 def test_submodules_are_placed() -> None:
     placed = Constraints.placed({"fc1": 0, "layers.1.attn": 1, "a[b]": 1})
     placed.check(module_graph(), 2)
-    found = solved(placed, "inter", graph=module_graph())
-    assert found["/fc1/relu"].mesh.devices == (0,)
+    by_name = solved(placed, "inter", graph=module_graph())
+    assert by_name["/fc1/relu"].mesh.devices == (0,)
     for name in ("/layers/1/attn/relu", "/layers/1/attn/relu_backward", "/a[b]/relu"):
-        assert found[name].mesh.devices == (1,)
+        assert by_name[name].mesh.devices == (1,)
     free = module_graph().by_name["/layers/10/attn/relu"]
     both = tuple(on(free, device) for device in (0, 1))
     assert placed.keep(free, both) == both

@@ -1,34 +1,39 @@
-"""Strategies: layouts travel through data movement, pointwise ops follow, nothing is empty."""
+"""Strategies: cuts of classes, layouts that travel through data movement, no empty parts."""
 
 import itertools
 from collections.abc import Mapping
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from whole_plans import build, weight
 
 from partitioner import examples
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.layout import Placement
+from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
-from partitioner.strategies.derive import Rules, axis_sets, strategies
+from partitioner.ir.rule import Rule
+from partitioner.strategies.derive import ClassCuts, Rules, axis_sets, strategies
 
 PAIR = DeviceMesh.line(2)
 TRIO = DeviceMesh.line(3)
 GRID = DeviceMesh.of({"dp": 2, "tp": 2})
-Found = Mapping[str, tuple[PlacedNode, ...]]
+TP = ("tp",)
+Strategies = Mapping[str, tuple[PlacedNode, ...]]
 
 
 Speeds = Mapping[int, float]
 
 
-def found(graph: Graph, mesh: DeviceMesh, speeds: Speeds | None = None) -> Found:
+def derived(graph: Graph, mesh: DeviceMesh, speeds: Speeds | None = None) -> Strategies:
     return strategies(graph, Rules.of(graph), mesh, speeds)
 
 
-def _reach(options: Found, steps: tuple[tuple[str, str], ...]) -> set[Placement]:
+def _reach(options: Strategies, steps: tuple[tuple[str, str], ...]) -> set[Placement]:
     """Placements of the last value that cut strategies of all nodes hand on without reshards.
 
     Steps are (node, value that it makes), each read by the next one's node.
@@ -48,7 +53,7 @@ def _reach(options: Found, steps: tuple[tuple[str, str], ...]) -> set[Placement]
 
 def qkv(
     heads: int = 4, size: int = 3, axis_mesh: DeviceMesh = PAIR, speeds: Speeds | None = None
-) -> Found:
+) -> Strategies:
     """x @ W_qkv -> Split -> Reshape to heads -> q @ k^T."""
     width, rows = heads * size, 5
     nodes = [
@@ -75,7 +80,7 @@ def qkv(
         "shape": np.array([rows, heads, size]),
         "back": np.array([rows, width]),
     }
-    return found(build(nodes, shapes, ["x"], ["s", "y"], constants), axis_mesh, speeds)
+    return derived(build(nodes, shapes, ["x"], ["s", "y"], constants), axis_mesh, speeds)
 
 
 def test_fused_projection_splits_into_heads() -> None:
@@ -106,7 +111,7 @@ def test_five_heads_of_sixteen(mesh: DeviceMesh, sizes: tuple[int, ...]) -> None
         assert any(at.sharding.dims[0].sizes() == tuple(s // 16 for s in sizes) for at in heads)
 
 
-def _fused_cuts(options: Found, axis: str) -> set[tuple[tuple[int, ...], ...]]:
+def _fused_cuts(options: Strategies, axis: str) -> set[tuple[tuple[int, ...], ...]]:
     """Segments of the cuts of a fused projection's columns."""
     return {
         placed.layouts["n"].segments
@@ -150,7 +155,7 @@ def test_concat_of_shards_reaches_the_next_op() -> None:
     ]
     shapes = {"x": (2, 3), "ha": (2, 4), "hb": (2, 6), "h": (2, 10), "r": (2, 10), "y": (2, 4)}
     weights = {"wa": weight(3, 4), "wb": weight(3, 6), "wo": weight(10, 4)}
-    options = found(build(nodes, shapes, ["x"], ["y"], weights), PAIR)
+    options = derived(build(nodes, shapes, ["x"], ["y"], weights), PAIR)
     for start in ("a", "b"):
         steps = ((start, f"h{start}"), ("join", "h"), ("act", "r"), ("out", "y"))
         ends = _reach(options, steps)
@@ -161,7 +166,7 @@ def test_pointwise_ops_follow() -> None:
     """Relu has the layouts that its neighbours give it, and no other."""
     nodes = [Node("mm", "MatMul", ("x", "w"), ("h",)), Node("act", "Relu", ("h",), ("y",))]
     wide = {"x": (1, 4), "h": (1, 6), "y": (1, 6)}
-    options = found(build(nodes, wide, ["x"], ["y"], {"w": weight(4, 6)}), PAIR)
+    options = derived(build(nodes, wide, ["x"], ["y"], {"w": weight(4, 6)}), PAIR)
     made = {dict(p.results())["h"].sharding.without_partial() for p in options["mm"]}
     taken = {dict(p.operands())["h"].sharding for p in options["act"]}
     assert taken == made
@@ -170,7 +175,7 @@ def test_pointwise_ops_follow() -> None:
 
 def test_pointwise_ops_alone_cut_themselves() -> None:
     nodes = [Node("a", "Relu", ("x",), ("h",)), Node("b", "Neg", ("h",), ("y",))]
-    options = found(build(nodes, dict.fromkeys("xhy", (4, 6)), ["x"], ["y"]), PAIR)
+    options = derived(build(nodes, dict.fromkeys("xhy", (4, 6)), ["x"], ["y"]), PAIR)
     for name in "ab":
         assert [str(p.outs[0].sharding) for p in options[name] if p.outs[0]] == [
             "[-, -]",
@@ -181,8 +186,8 @@ def test_pointwise_ops_alone_cut_themselves() -> None:
 
 def test_ops_without_a_rule_have_single_devices_only() -> None:
     graph = build([Node("odd", "custom::Op", ("x",), ("y",))], {"x": (4,), "y": (4,)}, ["x"], ["y"])
-    assert found(graph, PAIR)["odd"] == ()
-    (alone,) = found(graph, DeviceMesh.single(3))["odd"]
+    assert derived(graph, PAIR)["odd"] == ()
+    (alone,) = derived(graph, DeviceMesh.single(3))["odd"]
     assert alone.mesh.devices == (3,)
     assert list(Rules.of(graph).opaque) == ["odd"]
     assert Rules.of(graph).rule(graph.nodes[0]) is None
@@ -190,7 +195,7 @@ def test_ops_without_a_rule_have_single_devices_only() -> None:
 
 def test_a_single_device_has_one_strategy() -> None:
     graph = load_onnx(examples.build("tiny", size=4)).graph
-    options = found(graph, DeviceMesh.single(1))
+    options = derived(graph, DeviceMesh.single(1))
     assert {len(placed) for placed in options.values()} == {1}
     assert not any(placed.layouts for (placed,) in options.values())
 
@@ -201,7 +206,7 @@ def test_distinct_uncut_first_and_nothing_empty(name: str, mesh: DeviceMesh) -> 
     sizes = {"tiny": {"size": 5, "channels": 3}, "llama": {"layers": 1, "hidden": 24, "seq": 3}}
     heads = {"heads": 6, "kv_heads": 3} if name == "llama" else {}
     graph = load_onnx(examples.build(name, **sizes[name], **heads)).graph
-    for options in found(graph, mesh).values():
+    for options in derived(graph, mesh).values():
         assert not options[0].layouts
         assert len({(placed.ins, placed.outs) for placed in options}) == len(options)
         for placed, (_, point) in itertools.product(options, mesh.coords()):
@@ -219,8 +224,87 @@ def test_two_axes_cut_two_factors_or_one() -> None:
     graph = build([node], {"x": (8, 8), "y": (8, 8)}, ["x"], ["y"], {"w": weight(8, 8)})
     cuts = {
         tuple(sorted((name, "*".join(layout.axes)) for name, layout in placed.layouts.items()))
-        for placed in found(graph, GRID)["mm"]
+        for placed in derived(graph, GRID)["mm"]
     }
     assert len(cuts) == 1 + 3 * 3 + 3 * 2  # none; one factor over dp, tp or both; two factors
     assert (("k", "tp"), ("m", "dp")) in cuts
     assert (("n", "dp*tp"),) in cuts
+
+
+def joined(*sizes: int) -> Rule:
+    """A Concat: one class of as many factors."""
+    names = [f"f{index}" for index in range(len(sizes))]
+    return Rule.of(
+        [[name] for name in names], [[" + ".join(names)]], [[n] for n in sizes], [[sum(sizes)]]
+    )
+
+
+def class_cuts(
+    rule: Rule, mesh: DeviceMesh, speeds: tuple[float, ...] | None, axes: tuple[str, ...] = TP
+) -> list[dict[str, tuple[int, ...]]]:
+    (link,) = rule.links
+    cuts = ClassCuts(mesh, speeds).of_class(rule, link, axes)
+    return [{name: layout.sizes() for name, layout in cut.items()} for cut in cuts]
+
+
+@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(st.integers(1, 20), min_size=3, max_size=3),
+    st.integers(3, 60),
+    st.lists(st.integers(1, 9), min_size=1, max_size=3),
+)
+def test_linked_factors_are_cut_in_proportion_to_each_other(
+    speeds: list[int], units: int, minors: list[int]
+) -> None:
+    """Heads of several sizes, say: as many of each on a device."""
+    rule = joined(*(units * minor for minor in minors))
+    even, *rest = class_cuts(rule, TRIO, tuple(map(float, speeds)))
+    assert all(max(sizes) - min(sizes) <= 1 for sizes in even.values())
+    assert len(rest) <= 1
+    assert even not in rest
+    for cut in rest:
+        shares = {tuple(Fraction(size, sum(sizes)) for size in sizes) for sizes in cut.values()}
+        assert len(shares) == 1
+        assert min(map(min, cut.values())) >= 1
+    if len(set(speeds)) == 1:
+        assert not rest
+
+
+def test_each_factor_by_itself_without_a_common_unit() -> None:
+    even, shared = class_cuts(joined(17, 8), PAIR, (3.0, 1.0))
+    assert even == {"f0": (9, 8), "f1": (4, 4)}
+    assert shared == {"f0": (13, 4), "f1": (6, 2)}
+
+
+def test_too_few_elements_have_the_balanced_cut_only() -> None:
+    assert len(class_cuts(joined(2), TRIO, (3.0, 2.0, 1.0))) == 1
+    assert len(class_cuts(joined(3), TRIO, (3.0, 2.0, 1.0))) == 1
+    assert class_cuts(joined(8, 0), PAIR, (3.0, 1.0))[0] == {"f0": (4, 4), "f1": (0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("axes", "sizes"),
+    [(("dp",), (45, 15)), (("tp",), None), (("dp", "tp"), (24, 24, 6, 6))],
+    ids=str,
+)
+def test_a_coordinate_is_as_fast_as_its_slowest_device(
+    axes: tuple[str, ...], sizes: tuple[int, ...] | None
+) -> None:
+    """Two fast devices and two slow ones: over tp the slow ones bind, so all parts are equal."""
+    speeds = (3.0, 4.0, 1.0, 1.0) if sizes is None or len(sizes) == 2 else (4.0, 4.0, 1.0, 1.0)
+    cuts = class_cuts(joined(60), GRID, speeds, axes)
+    assert cuts[1:] == ([{"f0": sizes}] if sizes else [])
+
+
+@pytest.mark.parametrize(
+    ("cut", "linked"), [((13, 4), (6, 2)), ((9, 8), (4, 4)), ((10, 7), (4, 4)), ((12, 5), (6, 2))]
+)
+def test_a_linked_factor_is_cut_as_the_first_one(
+    cut: tuple[int, ...], linked: tuple[int, ...]
+) -> None:
+    choice = ClassCuts(PAIR, (3.0, 1.0))
+    layouts = {"f0": DimLayout.cut(TP, [cut])}
+    complete = choice.complete(joined(17, 8), TP, layouts)
+    assert {name: layout.sizes() for name, layout in complete.items()} == {"f0": cut, "f1": linked}
+    assert choice.is_by_speed(layouts.values()) == (linked == (6, 2))
+    assert not ClassCuts(PAIR, None).is_by_speed(layouts.values())

@@ -1,4 +1,4 @@
-"""A model as a chain of submodules on several processes."""
+"""A model split by hand into a chain of submodules on several processes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from partitioner.backends.torch.by_hand.wire import Call, open_call
 
 @dataclass(frozen=True)
 class _Hop:
-    """Where a submodule's inputs come from and its output goes; None: the chain's own."""
+    """Ranks that a submodule's inputs come from and its output goes to; None: the caller."""
 
     rank_in: tuple[int, ...] | None
     rank_out: tuple[int, ...] | None
 
 
 class Chain(nn.Module):
-    """This process's submodules of a model that several processes run, and how they are joined.
+    """This process's submodules of a model that several processes run, and their connections.
 
     Every process makes a chain and adds the submodules that it runs, in the order in which it runs
     them. A process may be visited more than once. The split 0 -> 1 -> 0 of three layers:
@@ -37,9 +37,9 @@ class Chain(nn.Module):
         loss = criterion(chain(x), y) if rank == 0 else chain()
         loss.backward()
 
-    Every process must call `backward()` on what it gets. Receives and sends run in the order in
-    which submodules were added, and on a submodule in the order of the ranks listed; processes
-    whose orders cross wait for each other until the group's timeout.
+    Every process must call `backward()` on the result of its call. Receives and sends run in the
+    order in which submodules were added, and on a submodule in the order of the ranks listed;
+    processes whose orders cross wait for each other until the group's timeout.
 
     Args:
         group: Process group; None is the default one. Ranks count within it.
@@ -63,13 +63,13 @@ class Chain(nn.Module):
         """Add the next submodule of this process.
 
         Args:
-            module: Takes as many tensors as there are ranks in `rank_in`, in that order, or what
-                the chain is called with; returns one tensor.
+            module: Takes as many tensors as there are ranks in `rank_in`, in that order, or the
+                arguments of the chain's call; returns one tensor.
             rank_in: Ranks that its inputs come from; None: from the caller.
             rank_out: Ranks that its output goes to; None: to the caller.
 
         Raises:
-            PartitionerError: `module` is no module; a rank is this one, or none of the group.
+            PartitionerError: `module` is no module; a rank is this one, or not in the group.
         """
         call = open_call("Chain.add", self._group)
         if not isinstance(module, nn.Module):
@@ -93,12 +93,11 @@ class Chain(nn.Module):
         """
         call = open_call("Chain", self._group)
         result: torch.Tensor | None = None
-        loose: list[torch.Tensor] = []  # what backward must run through besides the result
+        loose: list[torch.Tensor] = []  # outputs that are not returned: backward must reach them
         delegate: torch.Tensor | None = None
         for position, hop in enumerate(self._hops):
             module = self.get_submodule(str(position))
-            received = self._received(hop, _device(module), delegate)
-            output = module(*(inputs if received is None else received))
+            output = module(*(self._received(hop, module, delegate) or inputs))
             if not isinstance(output, torch.Tensor):
                 raise call.error(
                     f"submodule {position} returned {type(output).__name__}, not a tensor"
@@ -110,35 +109,24 @@ class Chain(nn.Module):
             for rank in hop.rank_out:
                 sent = send(output, rank, self._group)
                 delegate = sent if delegate is None else delegate + sent
-        if result is None and delegate is None:
+        if result is not None:
+            return tie(result, [*loose, *([] if delegate is None else [delegate])])
+        if delegate is None:
             raise call.error("no submodule was added on this rank")
-        return _joined(result, delegate, loose)
+        return delegate
 
     def _received(
-        self, hop: _Hop, device: torch.device | None, delegate: torch.Tensor | None
-    ) -> Sequence[torch.Tensor] | None:
-        if hop.rank_in is None:
-            return None
-        return [recv(rank, self._group, delegate=delegate, device=device) for rank in hop.rank_in]
-
-
-def _device(module: nn.Module) -> torch.device | None:
-    """Where a submodule wants what is received."""
-    first = next(module.parameters(), None)
-    return None if first is None else first.device
-
-
-def _joined(
-    result: torch.Tensor | None, delegate: torch.Tensor | None, loose: Sequence[torch.Tensor]
-) -> torch.Tensor:
-    if result is None:
-        assert delegate is not None
-        return delegate
-    return tie(result, [*loose, *([] if delegate is None else [delegate])])
+        self, hop: _Hop, module: nn.Module, delegate: torch.Tensor | None
+    ) -> Sequence[torch.Tensor]:
+        """Inputs from other ranks, on the device of the submodule's parameters."""
+        first = next(module.parameters(), None)
+        device = None if first is None else first.device
+        ranks = hop.rank_in or ()
+        return [recv(rank, self._group, delegate=delegate, device=device) for rank in ranks]
 
 
 def _ranks(call: Call, ranks: int | Sequence[int] | None, word: str) -> tuple[int, ...] | None:
-    """A tuple of ranks, checked."""
+    """The argument called `word` as a tuple of other ranks of the group; None stays None."""
     if ranks is None:
         return None
     listed = tuple(ranks) if isinstance(ranks, list | tuple) else (ranks,)

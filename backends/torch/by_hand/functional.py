@@ -1,4 +1,4 @@
-"""Communication between processes that autograd runs backward as the transposed communication.
+"""Communication between processes, whose backward is the transposed communication.
 
 Ranks are counted within `group`, a `torch.distributed` process group (None: the default one), which
 for a group of some processes is not their global rank. Element types and shapes travel with the
@@ -15,16 +15,18 @@ may be added to a loss, or passed to a later `recv`. Every received tensor must 
 `backward()` is called on, if only as `0 * y.sum()`: other ranks wait for its gradient. Where the
 graph leaves the order open, autograd runs what was called last first.
 
-**Waiting.** Calls wait for their partners in the order written, `send` included. A partner that
-ended makes the call raise; one that hangs does so after the group's timeout (the argument of
+**Waiting.** Calls wait for their partners in the order written, `send` included. If a partner
+ended, the call raises; if it hangs, after the group's timeout (the argument of
 `init_process_group`). Calls of a collective that do not fit together raise on all its ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from partitioner.backends.process_group import Group
 from partitioner.backends.tensors import combine
@@ -33,22 +35,23 @@ from partitioner.backends.torch.by_hand.labels import REDUCTIONS, Label, unlike
 from partitioner.backends.torch.by_hand.linked import linked, needs_gradient, wait_at_end
 from partitioner.backends.torch.by_hand.wire import Call, open_call
 
-#: Gradients of sent tensors that came before those that were waited for, by number of the call.
-_EARLY: dict[int, torch.Tensor] = {}
+Tensors = Sequence[Tensor]
+Device = torch.device | str | None
+
+#: Gradients of sent tensors that arrived before the awaited one, by number of the call.
+_EARLY: dict[int, Tensor] = {}
 
 
 # Between two ranks -------------------------------------------------------------------------------
 
 
-def send(x: torch.Tensor, dst: int, group: Group = None) -> torch.Tensor:
+def send(x: Tensor, dst: int, group: Group = None) -> Tensor:
     """Send a tensor to one rank, which calls `recv`. Returns when it has taken the tensor.
 
     Backward receives the gradient of `x` from `dst`.
 
     Args:
-        x: Any dense tensor, of any shape and element type.
-        dst: Receiving rank.
-        group: Process group.
+        x: Dense tensor of any shape and element type.
 
     Returns:
         A delegate: a float32 0-D tensor of value 0. It needs a gradient if `x` does.
@@ -59,29 +62,22 @@ def send(x: torch.Tensor, dst: int, group: Group = None) -> torch.Tensor:
     call = open_call("send", group)
     peer = call.check_peer(dst, "dst")
     wire.put(call, x, peer).wait()
-    place = x.device
 
-    def transposed(_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        return [_gradient(call.transposed(), peer).to(place)]
+    def transposed(_: Tensors) -> Tensors:
+        return [_gradient(call.transposed(), peer)]
 
-    return linked(transposed, [_zero(place)], [x], needs=needs_gradient(x))[0]
+    return linked(transposed, [_zero(x.device)], [x], needs=needs_gradient(x))[0]
 
 
 def recv(
-    src: int,
-    group: Group = None,
-    *,
-    delegate: torch.Tensor | None = None,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
+    src: int, group: Group = None, *, delegate: Tensor | None = None, device: Device = None
+) -> Tensor:
     """Receive the tensor that one rank passes to `send`.
 
     Backward sends the gradient of the result to `src`.
 
     Args:
-        src: Sending rank.
-        group: Process group.
-        delegate: What earlier calls returned (add several up). The result depends on it, so that
+        delegate: Delegate of earlier calls (add several up). The result depends on it, so that
             backward runs through this call first, and then through those.
         device: Where the result lies; by default where the group carries data.
 
@@ -89,49 +85,41 @@ def recv(
         The tensor, dense. It needs a gradient if the sent one, or the delegate, does.
 
     Raises:
-        PartitionerError: `src` is no other rank of the group, or it is gone; what it sent does not
-            belong here; it wants a gradient while gradients are off here; integers cannot depend
+        PartitionerError: `src` is no other rank of the group, or it is gone; the tensor was sent to
+            another call; it needs a gradient while gradients are off here; integers cannot depend
             on a delegate that needs a gradient.
     """
     call = open_call("recv", group)
     peer = call.check_peer(src, "src")
-    label, found = wire.get(call, peer)
+    label, received = wire.get(call, peer)
     if label.needs and not torch.is_grad_enabled():
         raise call.error(
             f"rank {peer} sent a tensor that needs a gradient while gradients are off here: "
             "turn them off on both ranks, or send x.detach()"
         )
-    behind = [] if delegate is None else [delegate]
-    needs = label.needs or any(map(needs_gradient, behind))
+    delegates = [] if delegate is None else [delegate]
+    needs = label.needs or any(map(needs_gradient, delegates))
     if needs and not label.smooth:
         raise call.error(f"{label} has no gradient, so pass the delegate to another recv")
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    def transposed(gradients: Tensors) -> Tensors:
         if label.needs:
             wait_at_end(wire.put(call.transposed(label.number), gradients[0], peer))
-        return [torch.zeros_like(x) for x in behind]
+        return [torch.zeros_like(x) for x in delegates]
 
-    return linked(transposed, [_moved(found, device)], behind, needs=needs)[0]
+    return linked(transposed, [_moved(received, device)], delegates, needs=needs)[0]
 
 
 # From and to one rank ----------------------------------------------------------------------------
 
 
-def bcast(
-    x: torch.Tensor | None,
-    src: int,
-    group: Group = None,
-    *,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
+def bcast(x: Tensor | None, src: int, group: Group = None, *, device: Device = None) -> Tensor:
     """Copy one rank's tensor to all ranks.
 
     y_r = x_src; backward: dx_src = sum of dy_r over all ranks r.
 
     Args:
-        x: The tensor, on rank `src`; not looked at elsewhere.
-        src: Rank that has it.
-        group: Process group.
+        x: The tensor, on rank `src`; ignored elsewhere.
         device: Where the result lies; by default where `x` does, or where the group carries data.
 
     Returns:
@@ -142,39 +130,27 @@ def bcast(
     """
     call = open_call("bcast", group)
     root = call.check_rank(src, "src")
-    own = [x] if call.rank == root else []
-    labels = wire.agree(call, own, root=root)
-    given = x if call.rank == root else None
-    found = wire.broadcast(call, given, labels[root], root)
-    backward = call.transposed(labels[0].number)
-    inputs = [] if given is None else [given]
-    homes = [x.device for x in inputs]
+    labels = wire.agree(call, [x] if call.rank == root else [], root=root)
+    operand = x if call.rank == root else None
+    copy = wire.broadcast(call, operand, labels[root], root)
+    operands = [] if operand is None else [operand]
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         terms = wire.agree(backward, gradients)
-        total = wire.reduce_to(backward, gradients[0], terms, root)
-        return [total.to(home) for home in homes]
+        total = wire.all_reduce(backward, gradients[0], terms, "sum", root)
+        return [total] if call.rank == root else []
 
-    moved = _moved(found, device or (homes[0] if homes else None))
-    return linked(transposed, [moved], inputs, needs=_any_needs(labels))[0]
+    moved = _moved(copy, device or (None if operand is None else operand.device))
+    return _linked(call, labels, [moved], operands, transposed)[0]
 
 
-def scatter(
-    xs: Sequence[torch.Tensor] | None,
-    src: int,
-    group: Group = None,
-    *,
-    device: torch.device | str | None = None,
-) -> torch.Tensor:
+def scatter(xs: Tensors | None, src: int, group: Group = None, *, device: Device = None) -> Tensor:
     """Give each rank one of a rank's tensors.
 
     y_r = xs_src[r]; backward: dxs_src[r] = dy_r, gathered by `src`.
 
     Args:
-        xs: A tensor a rank, on rank `src`; not looked at elsewhere. Shapes and element types may
-            differ.
-        src: Rank that has them.
-        group: Process group.
+        xs: A tensor a rank, on rank `src`; ignored elsewhere. Shapes and element types may differ.
         device: Where the result lies; by default where the group carries data, and on `src` where
             its own tensor does.
 
@@ -186,31 +162,24 @@ def scatter(
     """
     call = open_call("scatter", group)
     root = call.check_rank(src, "src")
-    given = _listed(xs) if call.rank == root else []
-    labels = wire.agree(call, given, wanted=call.size, root=root)
-    found = _scatter(call, given, root)
-    backward = call.transposed(labels[0].number)
-    homes = [x.device for x in given]
+    operands = _listed(xs) if call.rank == root else []
+    labels = wire.agree(call, operands, wanted=call.size, root=root)
+    part = _scatter(call, operands, root)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         wire.agree(backward, gradients)
-        parts = _gather(backward, gradients[0], root)
-        return [part.to(home) for part, home in zip(parts, homes, strict=True)]
+        return _gather(backward, gradients[0], root)
 
-    return linked(transposed, [_moved(found, device)], given, needs=_any_needs(labels))[0]
+    return _linked(call, labels, [_moved(part, device)], operands, transposed)[0]
 
 
-def gather(
-    x: torch.Tensor, dst: int, group: Group = None
-) -> tuple[torch.Tensor, ...] | torch.Tensor:
+def gather(x: Tensor, dst: int, group: Group = None) -> tuple[Tensor, ...] | Tensor:
     """Collect all ranks' tensors on one rank.
 
     ys_dst[r] = x_r; backward: dx_r = dys_dst[r], scattered by `dst`.
 
     Args:
         x: This rank's tensor; shapes and element types may differ between ranks.
-        dst: Rank that collects.
-        group: Process group.
 
     Returns:
         On `dst` the tensors by rank, on the device of its own; elsewhere a delegate, as of `send`.
@@ -222,30 +191,26 @@ def gather(
     root = call.check_rank(dst, "dst")
     labels = wire.agree(call, [x], root=root)
     parts = _gather(call, x, root)
-    backward = call.transposed(labels[0].number)
-    home = x.device
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        given = gradients if call.rank == root else []
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         wire.agree(backward, gradients[:1])
-        return [_scatter(backward, given, root).to(home)]
+        return [_scatter(backward, gradients if call.rank == root else [], root)]
 
-    results = [part.to(home) for part in parts] if call.rank == root else [_zero(home)]
-    found = linked(transposed, results, [x], needs=_any_needs(labels))
-    return found if call.rank == root else found[0]
+    moved = [part.to(x.device) for part in parts] if call.rank == root else [_zero(x.device)]
+    results = _linked(call, labels, moved, [x], transposed)
+    return results if call.rank == root else results[0]
 
 
 # Among all ranks ---------------------------------------------------------------------------------
 
 
-def allgather(x: torch.Tensor, group: Group = None) -> tuple[torch.Tensor, ...]:
+def allgather(x: Tensor, group: Group = None) -> tuple[Tensor, ...]:
     """Collect all ranks' tensors on every rank.
 
     ys_r[s] = x_s; backward: dx_s = sum of dys_r[s] over all ranks r (`reduce_scatter`).
 
     Args:
         x: This rank's tensor; shapes and element types may differ between ranks.
-        group: Process group.
 
     Returns:
         The tensors by rank, on the device of this rank's.
@@ -256,25 +221,22 @@ def allgather(x: torch.Tensor, group: Group = None) -> tuple[torch.Tensor, ...]:
     call = open_call("allgather", group)
     labels = wire.agree(call, [x])
     parts = wire.all_gather(call, x, labels)
-    backward = call.transposed(labels[0].number)
-    home = x.device
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         terms = wire.agree(backward, gradients, wanted=call.size)
-        return [_reduce_scatter(backward, gradients, terms).to(home)]
+        return [_reduce_scatter(backward, gradients, terms)]
 
-    results = [part.to(home) for part in parts]
-    return linked(transposed, results, [x], needs=_any_needs(labels))
+    results = [part.to(x.device) for part in parts]
+    return _linked(call, labels, results, [x], transposed)
 
 
-def alltoall(xs: Sequence[torch.Tensor], group: Group = None) -> tuple[torch.Tensor, ...]:
-    """Give a tensor to each rank and take one from each.
+def alltoall(xs: Tensors, group: Group = None) -> tuple[Tensor, ...]:
+    """Send a tensor to each rank and receive one from each.
 
     ys_r[s] = xs_s[r]; backward: dxs_s[r] = dys_r[s], which is `alltoall` again.
 
     Args:
         xs: A tensor a rank; shapes and element types may differ. All on one device.
-        group: Process group.
 
     Returns:
         The tensors from each rank, on the device of `xs`.
@@ -283,22 +245,18 @@ def alltoall(xs: Sequence[torch.Tensor], group: Group = None) -> tuple[torch.Ten
         PartitionerError: Ranks do not agree on the call, or one is gone.
     """
     call = open_call("alltoall", group)
-    given = _listed(xs)
-    labels = wire.agree(call, given, wanted=call.size)
-    parts = wire.swap(call, given, wire.swap_labels(call, given), wire.carrier(call.group, labels))
-    backward = call.transposed(labels[0].number)
-    homes = [x.device for x in given]
+    operands = _listed(xs)
+    labels = wire.agree(call, operands, wanted=call.size)
+    parts = _all_to_all(call, operands, labels)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        near = wire.carrier(call.group, wire.agree(backward, gradients, wanted=call.size))
-        back = wire.swap(backward, gradients, wire.swap_labels(backward, gradients), near)
-        return [part.to(home) for part, home in zip(back, homes, strict=True)]
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
+        return _all_to_all(backward, gradients, wire.agree(backward, gradients, wanted=call.size))
 
-    results = [part.to(homes[0]) for part in parts]
-    return linked(transposed, results, given, needs=_any_needs(labels))
+    results = [part.to(operands[0].device) for part in parts]
+    return _linked(call, labels, results, operands, transposed)
 
 
-def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
+def allreduce(x: Tensor, op: str = "sum", group: Group = None) -> Tensor:
     """Reduce the ranks' tensors elementwise, on every rank.
 
     "sum": y_r = sum of x_s over all ranks s; backward: dx_s = sum of dy_r over all ranks r.
@@ -311,7 +269,6 @@ def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Te
     Args:
         x: This rank's tensor, of the same shape and element type on all ranks.
         op: "sum", "mean", "max" or "min".
-        group: Process group.
 
     Returns:
         The reduced tensor, on the device of `x`.
@@ -323,23 +280,21 @@ def allreduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Te
     call = open_call("allreduce", group)
     labels = wire.agree(call, [x], reduction=op)
     _check_reduction(call, x, labels, op)
-    found = _reduced(call, x, labels, op).to(x.device)
-    backward = call.transposed(labels[0].number)
-    home = x.device
-    winners = x == found if op in ("max", "min") else None
+    result = _reduced(call, x, labels, op).to(x.device)
+    winners = x == result if op in ("max", "min") else None
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
         terms = wire.agree(backward, gradients)
         total = _reduced(backward, gradients[0], terms, "mean" if op == "mean" else "sum")
         if winners is not None:
             shares = winners.to(total.device, total.dtype)
             total = total * shares / wire.all_reduce(backward, shares, terms, "sum")
-        return [total.to(home)]
+        return [total]
 
-    return linked(transposed, [found], [x], needs=_any_needs(labels))[0]
+    return _linked(call, labels, [result], [x], transposed)[0]
 
 
-def reduce_scatter(xs: Sequence[torch.Tensor], group: Group = None) -> torch.Tensor:
+def reduce_scatter(xs: Tensors, group: Group = None) -> Tensor:
     """Sum the ranks' lists of tensors and keep one entry a rank.
 
     y_r = sum of xs_s[r] over all ranks s; backward: dxs_s[r] = dy_r (`allgather`).
@@ -347,7 +302,6 @@ def reduce_scatter(xs: Sequence[torch.Tensor], group: Group = None) -> torch.Ten
     Args:
         xs: A tensor a rank. Entries may differ in shape from each other, but each has the same
             shape and element type on all ranks.
-        group: Process group.
 
     Returns:
         The sum of this rank's entries, on their device.
@@ -357,39 +311,43 @@ def reduce_scatter(xs: Sequence[torch.Tensor], group: Group = None) -> torch.Ten
             gone.
     """
     call = open_call("reduce_scatter", group)
-    given = _listed(xs)
-    labels = wire.agree(call, given, wanted=call.size)
+    operands = _listed(xs)
+    labels = wire.agree(call, operands, wanted=call.size)
     problem = unlike(labels)
     if problem is not None:
         raise call.error(problem)
-    found = _reduce_scatter(call, given, labels).to(given[call.rank].device)
-    backward = call.transposed(labels[0].number)
-    homes = [x.device for x in given]
+    result = _reduce_scatter(call, operands, labels).to(operands[call.rank].device)
 
-    def transposed(gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        parts = wire.all_gather(backward, gradients[0], wire.agree(backward, gradients))
-        return [part.to(home) for part, home in zip(parts, homes, strict=True)]
+    def transposed(backward: Call, gradients: Tensors) -> Tensors:
+        return wire.all_gather(backward, gradients[0], wire.agree(backward, gradients))
 
-    return linked(transposed, [found], given, needs=_any_needs(labels))[0]
+    return _linked(call, labels, [result], operands, transposed)[0]
 
 
 # Between a communication and its backward ---------------------------------------------------------
 
 
-def _gradient(call: Call, source: int) -> torch.Tensor:
-    """The gradient of what `call` sent; those of other calls may come first."""
+def _gradient(call: Call, source: int) -> Tensor:
+    """The gradient of the tensor that `call` sent; those of other calls may arrive first."""
     while call.number not in _EARLY:
-        label, found = wire.get(call, source)
-        _EARLY[label.number] = found
+        label, gradient = wire.get(call, source)
+        _EARLY[label.number] = gradient
     return _EARLY.pop(call.number)
 
 
-def _any_needs(labels: Sequence[Label]) -> bool:
-    """Whether backward must run, on all ranks, for the sake of one."""
-    return any(label.needs for label in labels)
+def _linked(
+    call: Call,
+    labels: Sequence[Label],
+    results: Tensors,
+    operands: Tensors,
+    transposed: Callable[[Call, Tensors], Tensors],
+) -> tuple[Tensor, ...]:
+    """Results of a collective, whose backward runs on all ranks if one needs a gradient."""
+    backward = partial(transposed, call.transposed(labels[0].number))
+    return linked(backward, results, operands, needs=any(label.needs for label in labels))
 
 
-def _zero(device: torch.device) -> torch.Tensor:
+def _zero(device: torch.device) -> Tensor:
     """The value of a delegate."""
     return torch.zeros((), dtype=torch.float32, device=device)
 
@@ -397,41 +355,43 @@ def _zero(device: torch.device) -> torch.Tensor:
 # Communication without gradients -----------------------------------------------------------------
 
 
-def _listed(xs: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
-    """A list; nothing if it is none, which the ranks then find out together."""
+def _listed(xs: Tensors | None) -> list[Tensor]:
+    """The tensors as a list; empty if `xs` is no list, which the ranks then refuse together."""
     return list(xs) if isinstance(xs, list | tuple) else []
 
 
-def _moved(found: torch.Tensor, device: torch.device | str | None) -> torch.Tensor:
-    return found if device is None else found.to(device)
+def _moved(x: Tensor, device: Device) -> Tensor:
+    return x if device is None else x.to(device)
 
 
-def _scatter(call: Call, given: Sequence[torch.Tensor], root: int) -> torch.Tensor:
+def _scatter(call: Call, parts: Tensors, root: int) -> Tensor:
     if call.rank != root:
         return wire.get(call, root)[1]
-    leaving = [wire.put(call, x, rank) for rank, x in enumerate(given) if rank != root]
-    for one in leaving:
-        one.wait()
-    return given[root].detach().clone()
+    sends = [wire.put(call, part, rank) for rank, part in enumerate(parts) if rank != root]
+    for leaving in sends:
+        leaving.wait()
+    return parts[root].detach().clone()
 
 
-def _gather(call: Call, x: torch.Tensor, root: int) -> list[torch.Tensor]:
+def _gather(call: Call, x: Tensor, root: int) -> list[Tensor]:
     if call.rank != root:
         wire.put(call, x, root).wait()
         return []
-    own = x.detach().clone()
-    return [own if rank == root else wire.get(call, rank)[1] for rank in range(call.size)]
+    copy = x.detach().clone()
+    return [copy if rank == root else wire.get(call, rank)[1] for rank in range(call.size)]
 
 
-def _reduce_scatter(
-    call: Call, given: Sequence[torch.Tensor], labels: Sequence[Label]
-) -> torch.Tensor:
-    own = wire.own_label(call, given[call.rank])
-    parts = wire.swap(call, given, [own] * call.size, wire.carrier(call.group, labels))
-    return combine(parts, "sum")
+def _all_to_all(call: Call, parts: Tensors, labels: Sequence[Label]) -> list[Tensor]:
+    return wire.swap(call, parts, wire.swap_labels(call, parts), wire.carrier(call.group, labels))
 
 
-def _check_reduction(call: Call, x: torch.Tensor, labels: Sequence[Label], op: str) -> None:
+def _reduce_scatter(call: Call, parts: Tensors, labels: Sequence[Label]) -> Tensor:
+    label = call.label([parts[call.rank]])
+    terms = wire.swap(call, parts, [label] * call.size, wire.carrier(call.group, labels))
+    return combine(terms, "sum")
+
+
+def _check_reduction(call: Call, x: Tensor, labels: Sequence[Label], op: str) -> None:
     problem = unlike(labels)
     if problem is None and op == "mean" and not labels[0].smooth:
         problem = f"{labels[0]} has no mean of its own type: use op='sum'"
@@ -441,7 +401,7 @@ def _check_reduction(call: Call, x: torch.Tensor, labels: Sequence[Label], op: s
         raise call.error(problem)
 
 
-def _reduced(call: Call, x: torch.Tensor, labels: Sequence[Label], op: str) -> torch.Tensor:
+def _reduced(call: Call, x: Tensor, labels: Sequence[Label], op: str) -> Tensor:
     if op == "mean":
         return wire.all_reduce(call, x, labels, "sum") / call.size
     return wire.all_reduce(call, x, labels, op)

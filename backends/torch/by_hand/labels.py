@@ -1,8 +1,8 @@
-"""What goes ahead of every tensor that `partitioner.functional` sends.
+"""Labels: the description that travels ahead of every tensor of `partitioner.functional`.
 
-A label lets a receiver make room without knowing what comes. Collectives gather the labels of all
-ranks first: calls that do not fit together are one error on every rank, where they would hang or
-mix up data.
+From a label a receiver allocates memory of the right type and shape. Collectives first gather the
+labels of all ranks, so that calls that do not fit together raise one error on every rank instead of
+hanging or mixing up data.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,61 +20,38 @@ from partitioner.backends.tensors import dtype_word
 
 #: Element types that can be sent; a label holds the index.
 DTYPES = (
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.uint16,
-    torch.int32,
-    torch.uint32,
-    torch.int64,
-    torch.uint64,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex32,
-    torch.complex64,
-    torch.complex128,
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.uint32),
+    *(torch.int64, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16),
+    *(torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128),
 )
 NAMES = (
-    "send",
-    "bcast",
-    "scatter",
-    "gather",
-    "allgather",
-    "alltoall",
-    "allreduce",
-    "reduce_scatter",
+    *("send", "bcast", "scatter", "gather"),
+    *("allgather", "alltoall", "allreduce", "reduce_scatter"),
 )
 REDUCTIONS = ("sum", "mean", "max", "min")
-#: Index of what is not among the choices.
+#: Index of an element type or reduction that is none of those above.
 UNKNOWN = -1
-#: First number of every label: tells labels from what else may arrive.
+#: First number of every label: other data that arrives in its place is refused.
 _MAGIC = 0x7061_7274_0001
 MAX_DIMS = 64
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a rank says of the tensor, or the tensors, that it gives to a call.
+    """A rank's description of a call and of the tensors that it passes to it.
 
     Attributes:
-        name: Index of the call's name.
-        backward: Whether it is the call's backward.
-        number: Tells calls apart; a backward has its forward's.
+        name: Index in `NAMES`.
+        number: Number of the call; a backward has its forward's.
         root: `src` or `dst`; -1 without.
-        reduction: Index of the reduction.
-        count: How many tensors.
-        needs: Whether one of them needs a gradient.
+        reduction: Index in `REDUCTIONS`.
+        needs: Whether a tensor needs a gradient.
         enabled: Whether this rank records gradients.
-        smooth: Whether each of them could have a gradient.
-        near: Whether each of them lies on an accelerator.
-        dtype: Index of the first tensor's element type; UNKNOWN if any cannot be sent.
-        digest: Of all element types and shapes.
-        shape: Of the first tensor.
+        smooth: Whether every tensor could have a gradient.
+        near: Whether every tensor lies on an accelerator.
+        dtype: Index in `DTYPES` of the first tensor's type; UNKNOWN if a tensor cannot be sent.
+        digest: Hash of all element types and shapes.
     """
 
     name: int
@@ -98,11 +76,7 @@ class Label:
 
     @classmethod
     def unpack(cls, numbers: Sequence[int]) -> Label:
-        """The label of `pack`'s numbers.
-
-        Raises:
-            BackendError: They are none.
-        """
+        """The label that `pack` made numbers of."""
         magic, *rest = numbers
         if magic != _MAGIC:
             raise BackendError("what arrived was not sent by partitioner.functional")
@@ -131,7 +105,7 @@ def label_of(
     root: int = -1,
     reduction: str = "sum",
 ) -> Label:
-    """The label of the tensors that this rank gives to a call."""
+    """The label of the tensors that this rank passes to a call."""
     enabled = torch.is_grad_enabled()
     sendable = [x for x in tensors if isinstance(x, torch.Tensor) and is_sendable(x)]
     first = sendable[0] if sendable else None
@@ -155,29 +129,25 @@ def label_of(
 
 
 def is_sendable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie in memory as a label can say."""
+    """Whether a tensor is dense, with a type and a number of dims that a label can hold."""
     dense = tensor.layout is torch.strided and not tensor.is_meta
     return dense and tensor.dtype in DTYPES and tensor.dim() <= MAX_DIMS
 
 
 def conflict(labels: Sequence[Label], wanted: int) -> str | None:
-    """Why the labels of all ranks do not make one call; None if they do.
+    """Why the labels of all ranks are not those of one call; None if they are.
 
     Args:
-        labels: By rank.
-        wanted: How many tensors a rank must give that gives any.
+        wanted: Number of tensors from each rank that passes any.
     """
-    found = next(_differences(labels), None)
-    if found is not None:
-        return found
     root = labels[0].root
-    scattered = NAMES[labels[0].name] in ("bcast", "scatter")
-    givers = [rank for rank in range(len(labels)) if not scattered or rank == root]
-    return next(_shortcomings(labels, givers, wanted), None)
+    from_root = NAMES[labels[0].name] in ("bcast", "scatter")
+    givers = [rank for rank in range(len(labels)) if not from_root or rank == root]
+    return next(chain(_differences(labels), _shortcomings(labels, givers, wanted)), None)
 
 
 def _differences(labels: Sequence[Label]) -> Iterator[str]:
-    """What is not the same on all ranks."""
+    """Fields that must be equal on all ranks and are not."""
     first = labels[0]
     for rank, label in enumerate(labels):
         if (label.name, label.backward) != (first.name, first.backward):
@@ -203,7 +173,7 @@ def _call(label: Label) -> str:
 
 
 def _shortcomings(labels: Sequence[Label], givers: Sequence[int], wanted: int) -> Iterator[str]:
-    """What is wrong with the tensors given."""
+    """Faults of the tensors that ranks pass."""
     needy = next((rank for rank in givers if labels[rank].needs), None)
     for rank in givers:
         label = labels[rank]
@@ -225,7 +195,7 @@ def _shortcomings(labels: Sequence[Label], givers: Sequence[int], wanted: int) -
 
 
 def unlike(labels: Sequence[Label]) -> str | None:
-    """Why tensors cannot be added across ranks: the first rank whose types or shapes differ."""
+    """Types or shapes by which tensors cannot be added across ranks; None if they can."""
     first = labels[0]
     for rank, label in enumerate(labels):
         if (label.dtype, label.shape) != (first.dtype, first.shape):

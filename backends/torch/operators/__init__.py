@@ -1,21 +1,10 @@
 """PyTorch operators of our own, under ``torch.ops.partitioner``; importing registers them."""
 
-from partitioner.backends.torch.operators import (
+from partitioner.backends.torch.operators import (  # noqa: F401 - imported to be registered
     attention,
     convolution,
     dropout,
     normalization,
-    rms,
     upsampling,
     vocabulary,
 )
-
-__all__ = [
-    "attention",
-    "convolution",
-    "dropout",
-    "normalization",
-    "rms",
-    "upsampling",
-    "vocabulary",
-]

@@ -1,4 +1,4 @@
-"""Gradients of a convolution, one operator each: each is cut in its own way."""
+"""Gradients of a convolution, one operator each: each is sharded in its own way."""
 
 from __future__ import annotations
 
@@ -15,47 +15,37 @@ _SETTINGS = (
 )
 
 
-def _empty_input(
-    grad_out: Tensor, _weight: Tensor, input_size: Sequence[int], *_: object
-) -> Tensor:
-    return grad_out.new_empty(list(input_size))
+def _fake(grad_out: Tensor, _: Tensor, size: Sequence[int], *_settings: object) -> Tensor:
+    return grad_out.new_empty(list(size))
 
 
 @operator(
     f"convolution_grad_input(Tensor grad_out, Tensor weight, SymInt[] input_size, {_SETTINGS})"
     " -> Tensor",
-    _empty_input,
+    _fake,
 )
 def convolution_grad_input(
     grad_out: Tensor, weight: Tensor, input_size: Sequence[int], *settings: object
 ) -> Tensor:
-    """Gradient of the data. Of the data itself only the shape is asked, so none is passed."""
-    shape = grad_out.new_empty(list(input_size))
-    mask = [True, False, False]
-    found: Tensor = torch.ops.aten.convolution_backward(
-        grad_out, shape, weight, None, *settings, mask
+    """Gradient of the data; the kernel reads only the data's shape, so no data is passed."""
+    data = grad_out.new_empty(list(input_size))
+    gradient: Tensor = torch.ops.aten.convolution_backward(
+        grad_out, data, weight, None, *settings, [True, False, False]
     )[0]
-    return found
-
-
-def _empty_weight(
-    grad_out: Tensor, _data: Tensor, weight_size: Sequence[int], *_: object
-) -> Tensor:
-    return grad_out.new_empty(list(weight_size))
+    return gradient
 
 
 @operator(
     f"convolution_grad_weight(Tensor grad_out, Tensor data, SymInt[] weight_size, {_SETTINGS})"
     " -> Tensor",
-    _empty_weight,
+    _fake,
 )
 def convolution_grad_weight(
     grad_out: Tensor, data: Tensor, weight_size: Sequence[int], *settings: object
 ) -> Tensor:
-    """Gradient of the weights, likewise without them."""
-    shape = grad_out.new_empty(list(weight_size))
-    mask = [False, True, False]
-    found: Tensor = torch.ops.aten.convolution_backward(
-        grad_out, data, shape, None, *settings, mask
+    """Gradient of the weight; the kernel reads only the weight's shape."""
+    weight = grad_out.new_empty(list(weight_size))
+    gradient: Tensor = torch.ops.aten.convolution_backward(
+        grad_out, data, weight, None, *settings, [False, True, False]
     )[1]
-    return found
+    return gradient

@@ -1,50 +1,53 @@
-"""Normalizations in parts that are cut differently: sums, what follows from them, gradients.
+"""Normalizations in parts that are sharded differently: statistics, results, gradients.
 
-Batch norm in training is three operators, so that a cut batch has the whole batch's statistics:
-sums (one all-reduce of two numbers a channel where the batch is cut), statistics, and the
-normalization itself. Its gradient is two: sums, and the rest. Sums of the forward are in float64:
-a variance is the small difference of two large ones. They are made of means and variances that
-PyTorch's own kernels have computed, so nothing is lost before.
+Batch norm in training is three operators, so that a sharded batch has the statistics of the whole
+one: sums (one all-reduce of two numbers a channel where the batch is sharded), statistics, and the
+normalization itself. Its gradient is two: sums, and the gradient of the data. Forward sums are in
+float64: a variance is the small difference of two large ones. They are derived from means and
+variances of PyTorch's own kernels, so nothing is lost before.
 
 PyTorch's kernels for gradients of layer and group norm read statistics as if they were contiguous,
-which a part of them need not be.
+which a shard of them need not be. PyTorch decomposes `rms_norm` when a step is traced on a CPU, and
+its fused gradient exists on accelerators only: here it is plain tensor operations, the same on
+every device.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.operators.registry import operator
+from partitioner.backends.torch.operators.registry import gradient, operator
 
 aten = torch.ops.aten
 
 
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which means and deviations of data of an element type are kept."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
+def _statistics_dtype(x: Tensor) -> torch.dtype:
+    """Element type of the means and deviations of a tensor."""
+    return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
-def _as(dtype: torch.dtype, *values: Tensor | None) -> list[Tensor | None]:
-    return [None if value is None else value.to(dtype) for value in values]
+def _empty_like_first(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x)
 
 
-def _fake_sums(x: Tensor) -> Tensor:
-    return x.new_empty(2, x.shape[1], dtype=torch.float64)
+# Batch norm --------------------------------------------------------------------------------------
 
 
-@operator("batch_norm_sums(Tensor x) -> Tensor", _fake_sums)
+@operator(
+    "batch_norm_sums(Tensor x) -> Tensor", lambda x: x.new_empty(2, x.shape[1], dtype=torch.float64)
+)
 def batch_norm_sums(x: Tensor) -> Tensor:
     """Sum and sum of squares a channel, [2, C] in float64."""
     sums = x.new_zeros(2, x.shape[1], dtype=torch.float64)
     if x.numel() == 0:
         return sums
-    kind = statistics_dtype(x.dtype)
     # Running statistics of the wanted type make the kernel answer in that type.
-    scratch = [x.new_zeros(x.shape[1], dtype=kind) for _ in range(2)]
+    scratch = [x.new_zeros(x.shape[1], dtype=_statistics_dtype(x)) for _ in range(2)]
     mean, var = aten.batch_norm_update_stats(x, *scratch, 0.0)
     sums[0] = mean
     torch.addcmul(var.double(), sums[0], sums[0], out=sums[1])
@@ -57,41 +60,30 @@ def _moments(sums: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return mean, torch.addcmul(squares, mean, mean, value=-1).clamp_min_(0)
 
 
-def _fake_statistics(
-    sums: Tensor, _count: int, _eps: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    mean, var, invstd = (sums.new_empty(sums.shape[1], dtype=dtype) for _ in range(3))
-    return mean, var, invstd
-
-
 @operator(
     "batch_norm_statistics(Tensor sums, SymInt count, float eps, ScalarType dtype)"
     " -> (Tensor, Tensor, Tensor)",
-    _fake_statistics,
+    lambda sums, _count, _eps, dtype: tuple(
+        sums.new_empty(sums.shape[1], dtype=dtype) for _ in range(3)
+    ),
 )
 def batch_norm_statistics(
     sums: Tensor, count: int, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and inverse deviation; `count` is the elements a channel of the whole."""
+    """Mean, variance and inverse deviation; `count` is the whole batch's elements a channel."""
     mean, var = _moments(sums, count)
     return mean.to(dtype), var.to(dtype), torch.rsqrt(var + eps).to(dtype)
-
-
-def _fake_running(
-    _sums: Tensor, running_mean: Tensor, running_var: Tensor, _count: int, _momentum: float
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(running_mean), torch.empty_like(running_var)
 
 
 @operator(
     "batch_norm_running(Tensor sums, Tensor running_mean, Tensor running_var, SymInt count,"
     " float momentum) -> (Tensor, Tensor)",
-    _fake_running,
+    lambda _, mean, var, *_settings: (torch.empty_like(mean), torch.empty_like(var)),
 )
 def batch_norm_running(
     sums: Tensor, running_mean: Tensor, running_var: Tensor, count: int, momentum: float
 ) -> tuple[Tensor, Tensor]:
-    """Next running mean and variance; the variance counts unbiased, as PyTorch's does."""
+    """Next running mean and variance; the variance is unbiased, as PyTorch's is."""
     mean, var = _moments(sums, count)
     unbiased = var * (count / (count - 1) if count > 1 else math.nan)
     return (
@@ -100,14 +92,10 @@ def batch_norm_running(
     )
 
 
-def _fake_like(x: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(x)
-
-
 @operator(
     "batch_norm_apply(Tensor x, Tensor? mean, Tensor var, Tensor? weight, Tensor? bias, float eps)"
     " -> Tensor",
-    _fake_like,
+    _empty_like_first,
 )
 def batch_norm_apply(
     x: Tensor,
@@ -117,30 +105,27 @@ def batch_norm_apply(
     bias: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """Normalise with given statistics; no mean is a mean of 0."""
-    kind = statistics_dtype(x.dtype)
+    """The data normalized with these statistics; no mean is a mean of 0."""
+    dtype = _statistics_dtype(x)
     # Half precision with float32 settings is what every device's kernel takes.
-    spread, scale, shift = _as(kind, var, weight, bias)
-    centre = torch.zeros_like(var, dtype=kind) if mean is None else mean.to(kind)
-    found: Tensor = aten._native_batch_norm_legit_no_training(
+    spread = var.to(dtype)
+    scale, shift = (None if value is None else value.to(dtype) for value in (weight, bias))
+    centre = torch.zeros_like(var, dtype=dtype) if mean is None else mean.to(dtype)
+    normalized: Tensor = aten._native_batch_norm_legit_no_training(
         x, scale, shift, centre, spread, 0.0, eps
     )[0]
-    return found
-
-
-def _fake_grad_sums(_grad_out: Tensor, _x: Tensor, mean: Tensor, _invstd: Tensor) -> Tensor:
-    return mean.new_empty(2, mean.shape[0])
+    return normalized
 
 
 @operator(
     "batch_norm_grad_sums(Tensor grad_out, Tensor x, Tensor mean, Tensor invstd) -> Tensor",
-    _fake_grad_sums,
+    lambda _grad_out, _x, mean, _invstd: mean.new_empty(2, mean.shape[0]),
 )
 def batch_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tensor) -> Tensor:
     """Gradients of bias and weight, [2, C]: sums of the gradient, alone and times the result."""
     if x.numel() == 0:  # the kernel divides by the count
         return mean.new_zeros(2, mean.shape[0])
-    # The kernel wants to see a weight, of which these two results do not depend.
+    # The kernel wants a weight, on which these two results do not depend.
     _, scale, shift = aten.native_batch_norm_backward(
         grad_out, x, invstd, None, None, mean, invstd, True, 0.0, [False, True, True]
     )
@@ -150,7 +135,7 @@ def batch_norm_grad_sums(grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tens
 @operator(
     "batch_norm_grad_input(Tensor grad_out, Tensor x, Tensor mean, Tensor invstd, Tensor? weight,"
     " Tensor sums, SymInt count) -> Tensor",
-    _fake_like,
+    _empty_like_first,
 )
 def batch_norm_grad_input(
     grad_out: Tensor,
@@ -166,36 +151,33 @@ def batch_norm_grad_input(
     shift, slope = sums / count
     # (grad - shift - (x - mean) * invstd * slope) * scale: two normalizations, by the one kernel
     # that reads and writes a tensor once.
-    kind = mean.dtype
-    found = _affine(x.to(kind), mean, -slope * invstd * scale, -shift * scale)
-    found += _affine(grad_out.to(kind), torch.zeros_like(mean), scale, None)
-    return found.to(x.dtype)
+    dtype = mean.dtype
+    total = _affine(x.to(dtype), mean, -slope * invstd * scale, -shift * scale)
+    total += _affine(grad_out.to(dtype), torch.zeros_like(mean), scale, None)
+    return total.to(x.dtype)
 
 
 def _affine(x: Tensor, centre: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
     """``(x - centre) * scale + shift`` by channel."""
-    found: Tensor = aten._native_batch_norm_legit_no_training(
+    result: Tensor = aten._native_batch_norm_legit_no_training(
         x, scale.to(x.dtype), shift, centre, torch.ones_like(centre), 0.0, 0.0
     )[0]
-    return found
+    return result
 
 
-def _fake_grad_weight(
-    grad_out: Tensor,
-    _x: Tensor,
-    normalized_shape: Sequence[int],
-    _mean: Tensor,
-    _rstd: Tensor,
-    dtype: torch.dtype,
+# Layer and group norm ----------------------------------------------------------------------------
+
+
+def _empty_weights(
+    grad_out: Tensor, size: Sequence[int], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    size = list(normalized_shape)
-    return grad_out.new_empty(size, dtype=dtype), grad_out.new_empty(size, dtype=dtype)
+    return grad_out.new_empty(list(size), dtype=dtype), grad_out.new_empty(list(size), dtype=dtype)
 
 
 @operator(
     "layer_norm_grad_weight(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor mean,"
     " Tensor rstd, ScalarType dtype) -> (Tensor, Tensor)",
-    _fake_grad_weight,
+    lambda grad_out, _x, shape, _mean, _rstd, dtype: _empty_weights(grad_out, shape, dtype),
 )
 def layer_norm_grad_weight(
     grad_out: Tensor,
@@ -206,24 +188,18 @@ def layer_norm_grad_weight(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias, whose element type is `dtype`."""
-    scale = grad_out.new_empty(list(normalized_shape), dtype=dtype)  # only its type is asked
-    _, first, second = aten.native_layer_norm_backward(
-        grad_out,
-        x,
-        normalized_shape,
-        mean.contiguous(),
-        rstd.contiguous(),
-        scale,
-        scale,
-        [False, True, True],
+    scale = grad_out.new_empty(list(normalized_shape), dtype=dtype)  # only its type is read
+    _, weight, bias = aten.native_layer_norm_backward(
+        *(grad_out, x, normalized_shape, mean.contiguous(), rstd.contiguous()),
+        *(scale, scale, [False, True, True]),
     )
-    return first, second
+    return weight, bias
 
 
 @operator(
     "layer_norm_grad_input(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor mean,"
     " Tensor rstd, Tensor? weight) -> Tensor",
-    _fake_like,
+    _empty_like_first,
 )
 def layer_norm_grad_input(
     grad_out: Tensor,
@@ -234,29 +210,11 @@ def layer_norm_grad_input(
     weight: Tensor | None,
 ) -> Tensor:
     """Gradient of the data."""
-    found: Tensor = aten.native_layer_norm_backward(
-        grad_out,
-        x,
-        normalized_shape,
-        mean.contiguous(),
-        rstd.contiguous(),
-        weight,
-        None,
-        [True, False, False],
+    data: Tensor = aten.native_layer_norm_backward(
+        *(grad_out, x, normalized_shape, mean.contiguous(), rstd.contiguous()),
+        *(weight, None, [True, False, False]),
     )[0]
-    return found
-
-
-def _fake_group_grad_weight(
-    grad_out: Tensor,
-    x: Tensor,
-    _mean: Tensor,
-    _rstd: Tensor,
-    _group: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    channels = x.shape[1]
-    return grad_out.new_empty(channels, dtype=dtype), grad_out.new_empty(channels, dtype=dtype)
+    return data
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
@@ -267,48 +225,114 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 @operator(
     "group_norm_grad_weight(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd, SymInt group,"
     " ScalarType dtype) -> (Tensor, Tensor)",
-    _fake_group_grad_weight,
+    lambda grad_out, x, _mean, _rstd, _group, dtype: _empty_weights(grad_out, [x.shape[1]], dtype),
 )
 def group_norm_grad_weight(
     grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, group: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weight and bias, whose element type is `dtype`."""
-    scale = grad_out.new_empty(x.shape[1], dtype=dtype)  # only its type is asked
-    _, first, second = aten.native_group_norm_backward(
-        grad_out.contiguous(),
-        x,
-        mean.contiguous(),
-        rstd.contiguous(),
-        scale,
-        *_sizes(x),
-        group,
-        [False, True, True],
+    scale = grad_out.new_empty(x.shape[1], dtype=dtype)  # only its type is read
+    _, weight, bias = aten.native_group_norm_backward(
+        *(grad_out.contiguous(), x, mean.contiguous(), rstd.contiguous(), scale),
+        *(*_sizes(x), group, [False, True, True]),
     )
-    return first, second
+    return weight, bias
 
 
 @operator(
     "group_norm_grad_input(Tensor grad_out, Tensor x, Tensor mean, Tensor rstd, Tensor? weight,"
     " SymInt group) -> Tensor",
-    _fake_like,
+    _empty_like_first,
 )
 def group_norm_grad_input(
-    grad_out: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    group: int,
+    grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, group: int
 ) -> Tensor:
     """Gradient of the data."""
-    found: Tensor = aten.native_group_norm_backward(
-        grad_out.contiguous(),
-        x,
-        mean.contiguous(),
-        rstd.contiguous(),
-        weight,
-        *_sizes(x),
-        group,
-        [True, False, False],
+    data: Tensor = aten.native_group_norm_backward(
+        *(grad_out.contiguous(), x, mean.contiguous(), rstd.contiguous(), weight),
+        *(*_sizes(x), group, [True, False, False]),
     )[0]
-    return found
+    return data
+
+
+# RMS norm ----------------------------------------------------------------------------------------
+
+
+def _dims(normalized_shape: Sequence[int]) -> list[int]:
+    return list(range(-len(normalized_shape), 0))
+
+
+def _fake_rms_norm(x: Tensor, normalized_shape: Sequence[int], *_: object) -> tuple[Tensor, Tensor]:
+    count = len(normalized_shape)
+    kept = [*x.shape[: x.dim() - count], *[1] * count]
+    return torch.empty_like(x), x.new_empty(kept, dtype=_statistics_dtype(x))
+
+
+@operator(
+    "rms_norm(Tensor x, SymInt[] normalized_shape, Tensor? weight, float? eps) -> (Tensor, Tensor)",
+    _fake_rms_norm,
+)
+def rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """The data normalized, and the inverse root of the mean square."""
+    wide = x.to(_statistics_dtype(x))
+    least = torch.finfo(x.dtype).eps if eps is None else eps
+    rstd = wide.square().mean(_dims(normalized_shape), keepdim=True).add_(least).rsqrt_()
+    unit = wide * rstd
+    return (unit if weight is None else unit.mul_(weight)).to(x.dtype), rstd
+
+
+@operator(
+    "rms_norm_grad_input(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor rstd,"
+    " Tensor? weight) -> Tensor",
+    _empty_like_first,
+)
+def rms_norm_grad_input(
+    grad_out: Tensor,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+) -> Tensor:
+    """Gradient of the data."""
+    scaled = grad_out.to(rstd.dtype)
+    if weight is not None:
+        scaled = scaled * weight
+    unit = x * rstd
+    shared = (scaled * unit).mean(_dims(normalized_shape), keepdim=True)
+    return torch.addcmul(scaled, unit, shared, value=-1).mul_(rstd).to(x.dtype)
+
+
+@operator(
+    "rms_norm_grad_weight(Tensor grad_out, Tensor x, SymInt[] normalized_shape, Tensor rstd,"
+    " ScalarType dtype) -> Tensor",
+    lambda grad_out, _x, shape, _rstd, dtype: grad_out.new_empty(list(shape), dtype=dtype),
+)
+def rms_norm_grad_weight(
+    grad_out: Tensor, x: Tensor, normalized_shape: Sequence[int], rstd: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Gradient of the weight, whose element type is `dtype`."""
+    rows = (x * rstd).mul_(grad_out).reshape(-1, *normalized_shape)
+    return rows.sum(0).to(dtype)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, ctx.normalized_shape, weight, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for the second result
+
+
+def _gradient(ctx: Any, grad_out: Tensor, _: object) -> tuple[Tensor | None, ...]:
+    x, weight, rstd = ctx.saved_tensors
+    operators, shape = torch.ops.partitioner, ctx.normalized_shape
+    data = scale = None
+    if ctx.needs_input_grad[0]:
+        data = operators.rms_norm_grad_input(grad_out, x, shape, rstd, weight)
+    if ctx.needs_input_grad[2]:
+        scale = operators.rms_norm_grad_weight(grad_out, x, shape, rstd, weight.dtype)
+    return data, None, scale, None
+
+
+gradient("rms_norm", _gradient, _save)

@@ -1,4 +1,4 @@
-"""The library that our operators are registered in, and how one is."""
+"""Registration of operators under ``torch.ops.partitioner``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-#: Kept alive: PyTorch drops what a library registered when the library goes.
+#: Kept alive: PyTorch drops a library's operators with the library.
 LIBRARY: Any = torch.library.Library("partitioner", "DEF")  # type: ignore[no-untyped-call]
 
 Kernel = Callable[..., Any]
@@ -18,7 +18,8 @@ def operator(schema: str, fake: Kernel) -> Callable[[Kernel], Kernel]:
 
     Args:
         schema: ``"name(Tensor x, ...) -> Tensor"``.
-        fake: Makes results of the right shape and type from tensors without contents.
+        fake: Takes the same arguments and returns empty results with the sizes, strides and types
+            of the operator's.
     """
 
     def register(kernel: Kernel) -> Kernel:

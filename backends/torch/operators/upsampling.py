@@ -1,7 +1,7 @@
 """Upsampling as one operator with one gradient, for all modes and numbers of dims.
 
-PyTorch has an operator a mode and number of dims, which a trace of a training step takes apart
-into dozens of index computations. This pair keeps them whole, and calls PyTorch's kernels.
+PyTorch has an operator for each mode and number of dims, which a trace of a training step
+decomposes into dozens of index computations. This pair stays whole and calls PyTorch's kernels.
 """
 
 from __future__ import annotations
@@ -34,40 +34,30 @@ KERNELS: Mapping[tuple[str, int], str] = {
 def _settings(
     mode: str, output_size: Sequence[int], align_corners: bool, scales: Sequence[float]
 ) -> list[Any]:
-    """Arguments after the sizes: nearest modes know no corners."""
+    """The kernel's arguments after the sizes: nearest modes take no `align_corners`."""
     corners = [] if mode.startswith("nearest") else [align_corners]
     factors: Sequence[float | None] = scales or [None] * len(output_size)
     return [*corners, *factors]
 
 
-def _fake(x: Tensor, _mode: str, output_size: Sequence[int], *_: object) -> Tensor:
-    return x.new_empty([*x.shape[:2], *output_size])
-
-
 @operator(
     "upsample(Tensor x, str mode, SymInt[] output_size, bool align_corners, float[] scales)"
     " -> Tensor",
-    _fake,
+    lambda x, _mode, output_size, *_: x.new_empty([*x.shape[:2], *output_size]),
 )
 def upsample(
     x: Tensor, mode: str, output_size: Sequence[int], align_corners: bool, scales: Sequence[float]
 ) -> Tensor:
-    """Resize the spatial dims; `scales` are those asked for, or none."""
+    """The spatial dims resized; `scales` sets the grid's factors, empty for those of the sizes."""
     kernel = getattr(torch.ops.aten, KERNELS[mode, len(output_size)]).default
-    found: Tensor = kernel(x, output_size, *_settings(mode, output_size, align_corners, scales))
-    return found
-
-
-def _fake_backward(
-    grad_out: Tensor, _mode: str, _output_size: Sequence[int], input_size: Sequence[int], *_: object
-) -> Tensor:
-    return grad_out.new_empty(list(input_size))
+    resized: Tensor = kernel(x, output_size, *_settings(mode, output_size, align_corners, scales))
+    return resized
 
 
 @operator(
     "upsample_backward(Tensor grad_out, str mode, SymInt[] output_size, SymInt[] input_size,"
     " bool align_corners, float[] scales) -> Tensor",
-    _fake_backward,
+    lambda grad_out, _mode, _output_size, input_size, *_: grad_out.new_empty(list(input_size)),
 )
 def upsample_backward(
     grad_out: Tensor,
@@ -79,17 +69,12 @@ def upsample_backward(
 ) -> Tensor:
     """Gradient of the data."""
     kernel = getattr(torch.ops.aten, f"{KERNELS[mode, len(output_size)]}_backward").default
-    found: Tensor = kernel(
-        grad_out,
-        output_size,
-        input_size,
-        *_settings(mode, output_size, align_corners, scales),
-    )
-    return found
+    settings = _settings(mode, output_size, align_corners, scales)
+    gradient: Tensor = kernel(grad_out, output_size, input_size, *settings)
+    return gradient
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    del output
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     x, ctx.mode, ctx.output_size, ctx.align_corners, ctx.scales = inputs
     ctx.input_size = list(x.shape)
 

@@ -1,7 +1,7 @@
-"""Tables and logits of which a device has some rows or classes only.
+"""Embeddings and cross entropy on a shard of the vocabulary.
 
-A device's part of a vocabulary consists of pieces, each of a start and a length in the whole one.
-Ids outside the part add nothing, so that the sum over the devices is the whole result.
+A device's shard consists of pieces, each of a start and a length in the whole vocabulary. Ids
+outside the shard add nothing, so that the sum over the devices is the whole result.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from partitioner.backends.torch.operators.registry import gradient, operator
 
 _PIECES = "int size, int[] starts, int[] lengths"
 
 
-def local_places(
-    ids: torch.Tensor, starts: Sequence[int], lengths: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where ids lie in the part (0 for those outside), and which are inside."""
+def _local_places(
+    ids: Tensor, starts: Sequence[int], lengths: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Positions of ids in the shard (0 for those outside), and a mask of those inside."""
     places = torch.zeros_like(ids)
     inside = torch.zeros_like(ids, dtype=torch.bool)
     before = 0
@@ -31,83 +32,59 @@ def local_places(
     return places, inside
 
 
-def _check(ids: torch.Tensor, size: int, ignored: int | None, what: str) -> None:
-    """Ids are of the whole vocabulary; without waiting for the device."""
+def _check(ids: Tensor, size: int, ignored: int | None, name: str) -> None:
+    """Assert that ids are of the whole vocabulary, without waiting for the device."""
     right = (ids >= 0) & (ids < size)
     if ignored is not None:
         right |= ids == ignored
-    torch.ops.aten._assert_async.msg(right.all(), f"{what} out of range: not in 0 to {size - 1}")
-
-
-def _embedding_fake(weight: torch.Tensor, ids: torch.Tensor, *_: Any) -> torch.Tensor:
-    return weight.new_empty((*ids.shape, *weight.shape[1:]))
+    torch.ops.aten._assert_async.msg(right.all(), f"{name} out of range: not in 0 to {size - 1}")
 
 
 @operator(
     f"embedding_part(Tensor weight, Tensor ids, {_PIECES}) -> Tensor",
-    _embedding_fake,
+    lambda weight, ids, *_: weight.new_empty((*ids.shape, *weight.shape[1:])),
 )
 def embedding_part(
-    weight: torch.Tensor,
-    ids: torch.Tensor,
-    size: int,
-    starts: Sequence[int],
-    lengths: Sequence[int],
-) -> torch.Tensor:
-    """Rows of a table of `size` rows, of which `weight` has some; zeros for the others."""
+    weight: Tensor, ids: Tensor, size: int, starts: Sequence[int], lengths: Sequence[int]
+) -> Tensor:
+    """Rows of a table of `size` rows, of which `weight` has a shard; zeros for other rows."""
     _check(ids, size, None, "embedding index")
     if weight.shape[0] == 0:
         return weight.new_zeros((*ids.shape, *weight.shape[1:]))
-    places, inside = local_places(ids, starts, lengths)
-    rows = torch.ops.aten.embedding(weight, places)
-    found: torch.Tensor = rows.masked_fill_(inside.logical_not().unsqueeze(-1), 0)
-    return found
-
-
-def _embedding_backward_fake(
-    grad: torch.Tensor,
-    ids: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    padding_idx: int,  # noqa: ARG001
-    starts: Sequence[int],  # noqa: ARG001
-    lengths: Sequence[int],
-) -> torch.Tensor:
-    return grad.new_empty((sum(lengths), grad.shape[-1]))
+    places, inside = _local_places(ids, starts, lengths)
+    rows: Tensor = torch.ops.aten.embedding(weight, places)
+    return rows.masked_fill_(inside.logical_not().unsqueeze(-1), 0)
 
 
 @operator(
     "embedding_part_backward(Tensor grad, Tensor ids, int padding_idx, int[] starts, "
     "int[] lengths) -> Tensor",
-    _embedding_backward_fake,
+    lambda grad, _ids, _padding, _starts, lengths: grad.new_empty((sum(lengths), grad.shape[-1])),
 )
 def embedding_part_backward(
-    grad: torch.Tensor,
-    ids: torch.Tensor,
-    padding_idx: int,
-    starts: Sequence[int],
-    lengths: Sequence[int],
-) -> torch.Tensor:
-    """Gradient of the part's rows."""
+    grad: Tensor, ids: Tensor, padding_idx: int, starts: Sequence[int], lengths: Sequence[int]
+) -> Tensor:
+    """Gradient of the shard's rows."""
     rows = sum(lengths)
-    places, inside = local_places(ids, starts, lengths)
+    places, inside = _local_places(ids, starts, lengths)
     kept = inside & (ids != padding_idx)
-    outside = places.masked_fill_(kept.logical_not(), rows)  # a row more, that stays zero
-    found: torch.Tensor = torch.ops.aten.embedding_dense_backward(
-        grad, outside, rows + 1, rows, False
-    )
-    return found[:rows]
+    # ids outside add to one more row, which is cut off
+    indices = places.masked_fill_(kept.logical_not(), rows)
+    table: Tensor = torch.ops.aten.embedding_dense_backward(grad, indices, rows + 1, rows, False)
+    return table[:rows]
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
+def _wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _class_dim(logits: torch.Tensor) -> int:
+def _class_dim(logits: Tensor) -> int:
     return min(1, logits.dim() - 1)
 
 
 def _parts_fake(
-    logits: torch.Tensor, maximum: torch.Tensor, target: torch.Tensor, *_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: Tensor, maximum: Tensor, target: Tensor, *_: object
+) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if torch.float64 in (logits.dtype, maximum.dtype) else torch.float32
     empty = logits.new_empty(target.shape, dtype=wide)
     return empty, torch.empty_like(empty)
@@ -119,14 +96,14 @@ def _parts_fake(
     _parts_fake,
 )
 def cross_entropy_parts(
-    logits: torch.Tensor,
-    maximum: torch.Tensor,
-    target: torch.Tensor,
+    logits: Tensor,
+    maximum: Tensor,
+    target: Tensor,
     ignore_index: int,
     size: int,
     starts: Sequence[int],
     lengths: Sequence[int],
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """(sum of exp of logits, the target's logit), both less the row's maximum, in float32.
 
     The classes are dim 1, or dim 0 of a single row, and `maximum` keeps it with size 1. The loss
@@ -134,7 +111,7 @@ def cross_entropy_parts(
     """
     _check(target, size, ignore_index, "cross entropy target")
     dim = _class_dim(logits)
-    places, inside = local_places(target, starts, lengths)
+    places, inside = _local_places(target, starts, lengths)
     less = _wide(logits) - _wide(maximum)
     if logits.shape[dim]:
         chosen = less.gather(dim, places.unsqueeze(dim)).squeeze(dim)
@@ -144,52 +121,40 @@ def cross_entropy_parts(
     return less.exp_().sum(dim), chosen
 
 
-def _grad_fake(
-    grad_sum: torch.Tensor,  # noqa: ARG001 - the operator's signature
-    grad_target: torch.Tensor,  # noqa: ARG001
-    logits: torch.Tensor,
-    *_: Any,
-) -> torch.Tensor:
-    return torch.empty_like(logits)
-
-
 @operator(
     "cross_entropy_grad(Tensor grad_sum, Tensor grad_target, Tensor logits, Tensor maximum, "
     "Tensor target, int[] starts, int[] lengths) -> Tensor",
-    _grad_fake,
+    lambda _grad_sum, _grad_target, logits, *_: torch.empty_like(logits),
 )
 def cross_entropy_grad(
-    grad_sum: torch.Tensor,
-    grad_target: torch.Tensor,
-    logits: torch.Tensor,
-    maximum: torch.Tensor,
-    target: torch.Tensor,
+    grad_sum: Tensor,
+    grad_target: Tensor,
+    logits: Tensor,
+    maximum: Tensor,
+    target: Tensor,
     starts: Sequence[int],
     lengths: Sequence[int],
-) -> torch.Tensor:
-    """Gradient of the logits from those of both parts: the maximum is a constant."""
+) -> Tensor:
+    """Gradient of the logits from those of both results: the maximum is a constant."""
     dim = _class_dim(logits)
-    found = (_wide(logits) - _wide(maximum)).exp_().mul_(grad_sum.unsqueeze(dim))
+    slopes = (_wide(logits) - _wide(maximum)).exp_().mul_(grad_sum.unsqueeze(dim))
     if logits.shape[dim]:
-        places, inside = local_places(target, starts, lengths)
-        own = grad_target.masked_fill(inside.logical_not(), 0)
-        found.scatter_add_(dim, places.unsqueeze(dim), own.unsqueeze(dim))
-    return found.to(logits.dtype)
+        places, inside = _local_places(target, starts, lengths)
+        inner = grad_target.masked_fill(inside.logical_not(), 0)
+        slopes.scatter_add_(dim, places.unsqueeze(dim), inner.unsqueeze(dim))
+    return slopes.to(logits.dtype)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    del output
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG001
     logits, maximum, target, _, _, ctx.starts, ctx.lengths = inputs
     ctx.save_for_backward(logits, maximum, target)
 
 
-def _gradient(
-    ctx: Any, grad_sum: torch.Tensor, grad_target: torch.Tensor
-) -> tuple[torch.Tensor | None, ...]:
-    found = torch.ops.partitioner.cross_entropy_grad(
+def _gradient(ctx: Any, grad_sum: Tensor, grad_target: Tensor) -> tuple[Tensor | None, ...]:
+    slopes = torch.ops.partitioner.cross_entropy_grad(
         grad_sum, grad_target, *ctx.saved_tensors, ctx.starts, ctx.lengths
     )
-    return (found, *(None,) * 6)
+    return (slopes, *(None,) * 6)
 
 
 gradient("cross_entropy_parts", _gradient, _save)

@@ -6,49 +6,20 @@ from collections.abc import Mapping
 
 from partitioner.ir.ops.aten import (
     attention,
-    branches,
     contraction,
-    convolution,
-    dropout,
     factories,
-    gradients,
     indexing,
-    joining,
     losses,
     movement,
     normalization,
     pointwise,
-    pooling,
     reduction,
-    softmax,
     state,
-    upsampling,
-    views,
-    vocabulary,
+    windows,
 )
 from partitioner.ir.ops.table import OpRow, merged
 
-_FAMILIES = (
-    attention,
-    branches,
-    contraction,
-    convolution,
-    dropout,
-    factories,
-    gradients,
-    indexing,
-    joining,
-    losses,
-    movement,
-    normalization,
-    pointwise,
-    pooling,
-    reduction,
-    softmax,
-    state,
-    upsampling,
-    views,
-    vocabulary,
+ROWS: Mapping[str, OpRow] = merged(
+    *(attention, contraction, factories, indexing, losses, movement),
+    *(normalization, pointwise, reduction, state, windows),
 )
-
-ROWS: Mapping[str, OpRow] = merged(_FAMILIES)

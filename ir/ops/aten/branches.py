@@ -7,9 +7,9 @@ their inputs' order. Attributes `BRANCHES` are graphs; the results are theirs, i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops.table import OpRow, OpView
 from partitioner.ir.rule import Rule
 
@@ -18,29 +18,24 @@ COND = "higher_order::cond"
 BRANCHES = ("true", "false")
 
 
-def cond(view: OpView) -> Rule:
-    """Nothing is cut; FLOPs are those of the dearer branch."""
-    results = [
-        ["1" if size == 1 else f"w{size}" for size in shape or ()] for shape in view.out_shapes
-    ]
-    sizes = {size for shape in view.out_shapes for size in shape or () if size != 1}
-    graphs = [view.attr(name) for name in BRANCHES]
-    flops = max(_flops(graph) for graph in graphs if isinstance(graph, Graph))
-    return Rule.of(
-        [None] * len(view.node.inputs),
-        results,
-        view.shapes,
-        view.out_shapes,
-        whole={f"w{size}" for size in sizes},
-        flops=flops / max(math.prod(sizes), 1),
-    )
+def cond_row(rule_of: Callable[[Graph, Node], Rule | str]) -> OpRow:
+    """The row of `COND`; `rule_of` gives the rules of the nodes of its branches."""
 
+    def flops(graph: Graph) -> float:
+        rules = (rule_of(graph, node) for node in graph.nodes)
+        return sum(rule.flops for rule in rules if isinstance(rule, Rule))
 
-def _flops(graph: Graph) -> float:
-    from partitioner.ir.ops import rule_of  # the table that this row is in
+    def rule(view: OpView) -> Rule:
+        """Nothing is cut; FLOPs are those of the dearer branch."""
+        shapes = [shape or () for shape in view.out_shapes]
+        sizes = {size for shape in shapes for size in shape if size != 1}
+        branches = [view.attr(name) for name in BRANCHES]
+        most = max(flops(branch) for branch in branches if isinstance(branch, Graph))
+        return view.rule(
+            [],
+            [["1" if size == 1 else f"w{size}" for size in shape] for shape in shapes],
+            whole={f"w{size}" for size in sizes},
+            flops=most / max(math.prod(sizes), 1),
+        )
 
-    rules = (rule_of(graph, node) for node in graph.nodes)
-    return sum(rule.flops for rule in rules if isinstance(rule, Rule))
-
-
-ROWS: Mapping[str, OpRow] = {COND: OpRow(cond)}
+    return OpRow(rule)

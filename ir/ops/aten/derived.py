@@ -14,25 +14,18 @@ RULE = "rule"
 PASSES, SUMMED, WHOLE = "p", "s", "w"
 
 
-def derived(view: OpView) -> Rule:
+def _derived(view: OpView) -> Rule:
     """The rule that the node brings along; one FLOP an iteration."""
-    before, _, after = str(view.attr(RULE)).partition("->")
-    operands, results = _dims(before), _dims(after)
-    names = {name for dims in (*operands, *results) for name in dims}
-    given = iter(operands)
-    return Rule.of(
-        [next(given) if name else None for name in view.node.inputs],
-        [dims if name else None for dims, name in zip(results, view.node.outputs, strict=True)],
-        view.shapes,
-        view.out_shapes,
-        reduce={name: "sum" for name in names if name.startswith(SUMMED)},
-        whole={name for name in names if name.startswith(WHOLE)},
+    before, _, results = str(view.attr(RULE)).partition("->")
+    operands = iter(before.split(","))
+    factors = set(f"{before} {results}".replace(",", " ").split())
+    return view.rule(
+        [next(operands) if name else None for name in view.node.inputs],
+        results,
+        reduce=[name for name in factors if name.startswith(SUMMED)],
+        whole=[name for name in factors if name.startswith(WHOLE)],
         flops=1.0,
     )
 
 
-def _dims(side: str) -> list[list[str]]:
-    return [tensor.split() for tensor in side.split(",")]
-
-
-DERIVED = OpRow(derived)
+DERIVED = OpRow(_derived)

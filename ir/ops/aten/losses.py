@@ -1,67 +1,160 @@
-"""Negative log-likelihood: classes are whole, rows are cut unless their mean is taken.
+"""Softmax, losses and embedding tables.
 
-A mean divides by the number of targets that count, which no device knows for itself. Cross
-entropy is taken apart before it comes here (see `vocabulary`), so that its mean may be cut.
+The normalised dim of a softmax is whole. The vocabulary of an embedding and of cross entropy may
+be cut: a device looks up the ids of its part only; the others add zero to its partial result, and
+have no gradient in its part. In negative log-likelihood classes are whole, and rows are cut unless
+their mean is taken: it divides by the number of targets that are not ignored, which no device
+knows. (The front end decomposes cross entropy, so that its mean may be cut.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
-from partitioner.ir.ops.aten.sums import sums
-from partitioner.ir.ops.dims import names
-from partitioner.ir.ops.table import OpRow, OpView
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import interval_attrs, same_node
+from partitioner.ir.ops.rules.dims import names
+from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
+from partitioner.ir.ops.rules.indexing import moved_rows
+from partitioner.ir.ops.rules.reduction import along
+from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 NONE, MEAN = 0, 1  #: Of the attribute `reduction`; 2 is the sum.
 
 
-def _dims(view: OpView, logits: int, target: int) -> tuple[list[str], list[str]]:
+def _softmax(view: OpView, flops: float, *, backward: bool = False) -> Rule:
+    """Softmax and its relatives; gradients are linear in the gradient that comes in."""
+    dim, operands = view.int_attr("dim", -1), len(view.types)
+    return along(view, [dim], operands=operands, flops=flops, sums=[0] if backward else [])
+
+
+def _nll_dims(view: OpView, logits: int, target: int) -> tuple[list[str], list[str]]:
     """Dims of the log-probabilities and of the targets, whose classes are c."""
-    rows = names("n", len(view.shape(target)))
-    rank = len(view.shape(logits))
-    if rank == 1:  # a single row; its target may have one dim of size 1
+    rows = names("n", view.rank(target))
+    if view.rank(logits) == 1:  # a single row; its target may have one dim of size 1
         return ["c"], ["1"] * len(rows)
     return [rows[0], "c", *rows[1:]], rows
 
 
-def forward(view: OpView) -> Rule:
+def _nll_forward(view: OpView) -> Rule:
     """``n c, n, c -> loss, total weight``."""
-    logits, rows = _dims(view, 0, 1)
-    reduction = view.attr("reduction")
-    result = rows if reduction == NONE and len(logits) > 1 else []
-    results = [result, []]
-    return Rule.of(
-        view.present([logits, rows, ["c"]]),
-        [dims if name else None for dims, name in zip(results, view.node.outputs, strict=True)],
-        view.shapes,
-        view.out_shapes,
-        whole={"c", *(rows if reduction == MEAN else ())},
-        reduce=dict.fromkeys(rows, "sum"),
-        points=rows if len(logits) > 1 else (),
+    logits, rows = _nll_dims(view, 0, 1)
+    reduction, several = view.attr("reduction"), len(logits) > 1
+    return view.rule(
+        [logits, rows, "c"],
+        [rows if reduction == NONE and several else [], []],
+        whole=["c", *(rows if reduction == MEAN else [])],
+        reduce=rows,
+        points=rows if several else [],
         flops=2,
     )
 
 
-def backward(view: OpView) -> Rule:
+def _nll_backward(view: OpView) -> Rule:
     """``grad, n c, n, c, total weight -> n c``; the total is that of the whole batch."""
-    logits, rows = _dims(view, 1, 2)
-    grad = rows if view.attr("reduction") == NONE and len(logits) > 1 else []
-    return Rule.of(
-        view.present([grad, logits, rows, ["c"], []]),
+    logits, rows = _nll_dims(view, 1, 2)
+    several = len(logits) > 1
+    return view.rule(
+        [rows if view.attr("reduction") == NONE and several else [], logits, rows, "c", []],
         [logits],
-        view.shapes,
-        view.out_shapes,
-        whole={"c"},
-        linear=sums(view, 0),
-        points=rows if len(logits) > 1 else (),
+        whole="c",
+        points=rows if several else [],
         flops=2,
+        sums=[0],
     )
+
+
+def _embedding(view: OpView) -> Rule:
+    """Rows of the table that a device lacks are added by others."""
+    return view.rule("v f, i..", "i.. f", reduce="v", points="i.. f", sums=[0])
+
+
+def _local_embedding(view: OpView, local: LocalView) -> LocalOp:
+    """A device is told which rows of the table it has."""
+    size = view.shape()[0]
+    if local.sizes["v"] == size:
+        return LocalOp((view.node,))
+    attrs: dict[str, Attr] = {"size": size, **interval_attrs(local.regions[0][0])}
+    return LocalOp((replace(view.node, op="partitioner::embedding_part", attrs=attrs),))
+
+
+def _embedding_backward(view: OpView) -> Rule:
+    """The gradient of an id is added to its row."""
+    if view.attr("scale_grad_by_freq"):  # by how often an id occurs in the whole batch
+        raise OpaqueError("scale_grad_by_freq is set")
+    return view.rule(
+        "i.. f, i..",
+        "v f",
+        reduce="i..",
+        points="i.. v f",
+        flops=1 / max(view.out_shape[0], 1),  # an id adds to one row
+        sums=[0],
+    )
+
+
+def _local_embedding_backward(view: OpView, local: LocalView) -> LocalOp:
+    """A device is told of which rows of the table it computes the gradients."""
+    if local.sizes["v"] == view.out_shape[0]:
+        return LocalOp((view.node,))
+    attrs: dict[str, Attr] = {
+        "padding_idx": view.int_attr("padding_idx", -1),
+        **interval_attrs(local.out_regions[0][0]),
+    }
+    return LocalOp((replace(view.node, op="partitioner::embedding_part_backward", attrs=attrs),))
+
+
+def _class_dim(view: OpView, logits: int) -> int:
+    return min(1, view.rank(logits) - 1)
+
+
+def _cross_entropy_dims(view: OpView, logits: int) -> tuple[list[str], list[str], list[str]]:
+    """Dims of the logits, of the row maxima and of the targets; classes are v."""
+    rows, dim = names("n", view.rank(logits) - 1), _class_dim(view, logits)
+    return [*rows[:dim], "v", *rows[dim:]], [*rows[:dim], "1", *rows[dim:]], rows
+
+
+def _cross_entropy_parts(view: OpView) -> Rule:
+    """``n v, n 1, n -> n, n``: sums over the classes."""
+    logits, maximum, rows = _cross_entropy_dims(view, 0)
+    flops = TRANSCENDENTAL + 2
+    return view.rule([logits, maximum, rows], [rows, rows], reduce="v", points=logits, flops=flops)
+
+
+def _cross_entropy_grad(view: OpView) -> Rule:
+    """``n, n, n v, n 1, n -> n v``: pointwise, and linear in the gradients."""
+    logits, maximum, rows = _cross_entropy_dims(view, 2)
+    operands = [rows, rows, logits, maximum, rows]
+    return view.rule(operands, [logits], points=logits, flops=TRANSCENDENTAL + 3, sums=[0, 1])
+
+
+def _local_classes(view: OpView, local: LocalView, logits: int) -> LocalOp:
+    """A device is told which classes it has."""
+    return same_node(view, **interval_attrs(local.regions[logits][_class_dim(view, logits)]))
 
 
 ROWS: Mapping[str, OpRow] = {
-    "aten::nll_loss2d_backward": OpRow(backward),
-    "aten::nll_loss2d_forward": OpRow(forward),
-    "aten::nll_loss_backward": OpRow(backward),
-    "aten::nll_loss_forward": OpRow(forward),
+    **{
+        f"aten::{op}": OpRow(partial(_softmax, flops=TRANSCENDENTAL + 4))
+        for op in ("_log_softmax", "_safe_softmax", "_softmax")
+    },
+    **{f"aten::{op}_forward": OpRow(_nll_forward) for op in ("nll_loss", "nll_loss2d")},
+    **{f"aten::{op}_backward": OpRow(_nll_backward) for op in ("nll_loss", "nll_loss2d")},
+    "aten::_log_softmax_backward_data": OpRow(
+        partial(_softmax, flops=TRANSCENDENTAL + 3, backward=True)
+    ),
+    "aten::_softmax_backward_data": OpRow(partial(_softmax, flops=4, backward=True)),
+    "aten::embedding": OpRow(_embedding, _local_embedding, moved=moved_rows, where=True),
+    "aten::embedding_dense_backward": OpRow(
+        _embedding_backward, _local_embedding_backward, where=True
+    ),
+    "partitioner::cross_entropy_grad": OpRow(
+        _cross_entropy_grad, partial(_local_classes, logits=2), where=True
+    ),
+    "partitioner::cross_entropy_parts": OpRow(
+        _cross_entropy_parts, partial(_local_classes, logits=0), where=True
+    ),
 }

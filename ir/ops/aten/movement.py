@@ -1,68 +1,283 @@
-"""Elements moved inside a tensor or repeated, and gradients of views: repeat, roll, triangles."""
+"""Operators that move, join, take or repeat elements, and their gradients; many give views.
+
+A view is the operand's memory under another shape. Nearly all are linear: pending sums pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from partitioner.ir.ops.aten.joining import local_sizes
-from partitioner.ir.ops.aten.views import renamed
-from partitioner.ir.ops.dims import names
-from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView, same_node
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import local_shape, same_node
+from partitioner.ir.ops.rules.dims import joined, names, replaced
+from partitioner.ir.ops.rules.joining import concat, run_of, slices, split
+from partitioner.ir.ops.rules.reduction import along
+from partitioner.ir.ops.rules.reshape import (
+    expand,
+    permute,
+    repeat,
+    reshape,
+    squeeze,
+    unsqueeze,
+)
+from partitioner.ir.ops.signature import Names, OpaqueError, Options, Shape, pattern
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 from partitioner.ir.rule import Rule
 
 
-def repeat(view: OpView) -> Rule:
+def _local_view(view: OpView, local: LocalView) -> LocalOp:
+    """The new shape is the local result's.
+
+    A part of a tensor may lie in other strides than the whole (it was cut out of a larger one,
+    or moved), and `view` is only for strides that fit: `reshape` copies where they do not.
+    """
+    shape = local.out_shapes[0]
+    return LocalOp((replace(view.node, op="aten::reshape", attrs={"shape": shape}),))
+
+
+def _permute(view: OpView) -> Rule:
+    """Puts dims in another order: `permute`, `transpose` and `t`."""
+    order, rank = view.attr("dims"), view.rank()
+    if isinstance(order, tuple):
+        return permute(view, [int(dim) for dim in order], sums=[0])
+    swapped = list(range(rank))
+    if rank:
+        first, second = view.int_attr("dim0", 0), view.int_attr("dim1", rank - 1)
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+    return permute(view, swapped, sums=[0])
+
+
+def _unsqueeze(view: OpView) -> Rule:
+    return unsqueeze(view, [view.dim("dim", 0, view.rank() + 1)], sums=[0])
+
+
+def _squeezed_dims(view: OpView) -> frozenset[int]:
+    """Dims that are dropped: those of size 1 among the named ones, or among all."""
+    shape, dim = view.shape(), view.attr("dim")
+    if isinstance(dim, tuple):
+        named = [int(i) for i in dim]
+    else:
+        named = list(range(len(shape))) if dim is None else [view.int_attr("dim", 0)]
+    return frozenset(i % len(shape) for i in named if shape and shape[i] == 1)
+
+
+def _squeeze(view: OpView) -> Rule:
+    return squeeze(view, _squeezed_dims(view), sums=[0])
+
+
+def _local_squeeze(view: OpView, _: LocalView) -> LocalOp:
+    """The dims are named, since a local dim may have become 1."""
+    lost = tuple(sorted(_squeezed_dims(view)))
+    return LocalOp((replace(view.node, op="aten::squeeze.dims", attrs={"dim": lost}),))
+
+
+def _dims_of_whole(view: OpView, attr: str, *, backward: bool) -> tuple[list[str], int]:
+    """Dims of the tensor that a view is taken of, the result of a gradient; and the dim `attr`."""
+    rank = len(view.out_shape) if backward else view.rank()
+    return names("d", rank), view.dim(attr, 0, rank)
+
+
+def _taken(
+    view: OpView, whole: Sequence[str], part: Sequence[str], uncut: Names, *, backward: bool
+) -> Rule:
+    """Rule from a tensor to a view of it (or several), or of a gradient: from view to tensor."""
+    before, after = (part, whole) if backward else (whole, part)
+    return view.rule([before], [after] * len(view.out_types), whole=uncut, sums=[0])
+
+
+def _select(view: OpView, *, backward: bool = False) -> Rule:
+    """One element of a dim, which is whole, or each as a result; the gradient is 0 elsewhere."""
+    dims, dim = _dims_of_whole(view, "dim", backward=backward)
+    return _taken(view, replaced(dims, dim, "x"), replaced(dims, dim), "x", backward=backward)
+
+
+def _select_scatter(view: OpView) -> Rule:
+    """The second operand replaces one element of a dim, which is whole."""
+    dims, dim = names("d", view.rank()), view.dim("dim", 0)
+    around = replaced(dims, dim, "x")
+    return view.rule([around, replaced(dims, dim)], [around], whole="x", sums=[0, 1])
+
+
+def _diagonal(view: OpView, *, backward: bool = False) -> Rule:
+    """The diagonal of two dims, which are whole, becomes the last dim."""
+    dims, _ = _dims_of_whole(view, "dim1", backward=backward)
+    pair = {dims[view.int_attr(name, 0)] for name in ("dim1", "dim2")}
+    line = [*(name for name in dims if name not in pair), "z"]
+    return _taken(view, dims, line, {*pair, "z"}, backward=backward)
+
+
+def _unfold(view: OpView, *, backward: bool = False) -> Rule:
+    """Windows of a dim, which is whole, become the last dim; their gradients are added up."""
+    dims, dim = _dims_of_whole(view, "dim" if backward else "dimension", backward=backward)
+    windows = [*replaced(dims, dim, "n"), "w"]
+    return _taken(view, dims, windows, {dims[dim], "n", "w"}, backward=backward)
+
+
+def _repeat(view: OpView) -> Rule:
     """``d1 -> r0 (r1 d1)``."""
-    counts = view.ints("repeats") or ()
-    rank, lead = len(view.shape(0)), len(counts) - len(view.shape(0))
-    new = names("r", len(counts))
-    dims = [f"d{lead + i}" for i in range(rank)]
-    old = [f"({one} {dim})" for one, dim in zip(new[lead:], dims, strict=True)]
-    return renamed(view, dims, [*new[:lead], *old], sizes=dict(zip(new, counts, strict=True)))
+    return repeat(view, dict(enumerate(view.ints("repeats") or ())), sums=[0])
 
 
-def local_repeat(view: OpView, local: LocalView) -> LocalOp:
-    """Repeats may be cut too: each device makes its copies of its part."""
+def _local_repeat(view: OpView, local: LocalView) -> LocalOp:
+    """Repeats may be cut too: each device makes its share of the copies of its part."""
     counts = len(view.ints("repeats") or ())
     return same_node(view, repeats=tuple(local.sizes[f"r{i}"] for i in range(counts)))
 
 
-def _within(view: OpView, whole: Iterable[int]) -> Rule:
-    dims = names("d", len(view.shape(0)))
-    return renamed(view, dims, dims, whole={dims[axis] for axis in whole})
+def _moved_along(view: OpView) -> Rule:
+    """Dims along which elements move are whole: all, if a roll names none."""
+    every = range(view.rank() if view.attr("shifts") else 0)
+    return along(view, view.ints("dims") or every, sums=[0])
 
 
-def moved_along(view: OpView) -> Rule:
-    """Dims along which elements move are whole; all of them if a roll names none."""
-    dims = view.ints("dims")
-    return _within(view, dims or range(len(view.shape(0)) if view.attr("shifts") else 0))
+def _cat(view: OpView) -> Rule:
+    dim = view.dim("dim", 0, len(view.out_shape))
+    return concat(view, dim, sums=range(len(view.types)))
 
 
-def triangle(view: OpView) -> Rule:
-    """A triangle of every matrix: rows and columns are whole."""
-    return _within(view, (-2, -1))
+def _stack(view: OpView) -> Rule:
+    """Each operand is an element of a new dim, which is whole."""
+    dims, count = names("d", view.rank()), len(view.types)
+    dim = view.dim("dim", 0, len(dims) + 1)
+    result = [*dims[:dim], "n", *dims[dim:]]
+    return view.rule([dims] * count, [result], whole={"n"}, sums=range(count))
 
 
-def diagonal_backward(view: OpView) -> Rule:
-    """The last dim on a diagonal of two dims; all three are whole."""
-    dims = names("d", len(view.out_shape()))
-    pair = {view.int_attr(name, 0) % len(dims) for name in ("dim1", "dim2")}
-    kept = [name for i, name in enumerate(dims) if i not in pair]
-    return renamed(view, [*kept, "z"], dims, whole={"z", *(dims[i] for i in pair)})
+def _split_sizes(view: OpView) -> tuple[int, ...]:
+    """Sizes of the parts: as given, or of one size with a smaller last one."""
+    sizes = view.ints("split_sizes")
+    if sizes is not None:
+        return sizes
+    size, part = view.shape()[view.dim("dim", 0)], view.int_attr("split_size", 1)
+    return tuple(min(part, size - part * i) for i in range(len(view.node.outputs)))
 
 
-def unfold_backward(view: OpView) -> Rule:
-    """Windows, the last dim, added up where they came from; the dim is whole."""
-    dims = names("d", len(view.out_shape()))
-    axis = view.int_attr("dim", 0) % len(dims)
-    windows = [*("n" if i == axis else name for i, name in enumerate(dims)), "w"]
-    return renamed(view, windows, dims, whole={"n", "w", dims[axis]})
+def _split(view: OpView) -> Rule:
+    return split(view, view.dim("dim", 0), _split_sizes(view), sums=[0])
 
+
+def _local_split(view: OpView, local: LocalView) -> LocalOp:
+    """Local sizes are given, as equal parts may have unequal pieces."""
+    sizes = _split_sizes(view)
+    pieces = tuple(local.sizes.get(f"a{i}", size) for i, size in enumerate(sizes))
+    attrs: dict[str, Attr] = {"split_sizes": pieces, "dim": view.dim("dim", 0)}
+    return LocalOp((replace(view.node, op="aten::split_with_sizes", attrs=attrs),))
+
+
+def _sliced(view: OpView, shape: Shape, *sums: int) -> tuple[list[str], list[str], Options]:
+    """`slices` of a tensor of this shape."""
+    dim, start, end = view.dim("dim", 0, len(shape)), view.attr("start"), view.attr("end")
+    run = run_of(
+        shape[dim],
+        start if isinstance(start, int) else None,
+        end if isinstance(end, int) else None,
+        view.int_attr("step", 1),
+    )
+    return slices(len(shape), {dim: run}, numbered=False, sums=sums)
+
+
+def _slice(view: OpView) -> Rule:
+    around, taken, options = _sliced(view, view.shape(), 0)
+    return view.rule([around], [taken], **options)
+
+
+def _slice_backward(view: OpView) -> Rule:
+    """The gradient is 0 outside the slice."""
+    around, taken, options = _sliced(view, view.out_shape, 0)
+    return view.rule([taken], [around], **options)
+
+
+def _slice_scatter(view: OpView) -> Rule:
+    """The second operand replaces the slice."""
+    around, taken, options = _sliced(view, view.shape(), 0, 1)
+    return view.rule([around, taken], [around], **options)
+
+
+def _local_slice(view: OpView, local: LocalView) -> LocalOp:
+    """A run starts after the device's own elements before it, and ends with its own part."""
+    attrs: dict[str, Attr] = {}
+    if "run" in local.sizes:
+        first = local.sizes.get("pre", 0)
+        attrs = {"start": first, "end": first + local.sizes["run"]}
+    if view.attr("input_sizes") is not None:
+        attrs["input_sizes"] = local.out_shapes[0]
+    return same_node(view, **attrs)
+
+
+def _pads(view: OpView) -> Mapping[int, tuple[int, int]]:
+    """(before, after) of every padded dim; negative numbers crop."""
+    pads, rank = view.ints("pad") or (), view.rank()
+    pairs = zip(pads[::2], pads[1::2], strict=True)
+    return {rank - 1 - i: pair for i, pair in enumerate(pairs) if any(pair)}
+
+
+def _pad(view: OpView) -> Rule:
+    """``d -> pre + d + post``, or the reverse at an end that is cropped; linear if padded by 0."""
+    before, sizes = names("d", view.rank()), dict[str, int]()
+    after = list(before)
+    for dim, (first, last) in _pads(view).items():
+        kept = view.shape()[dim] + min(first, 0) + min(last, 0)
+        if kept <= 0:
+            raise OpaqueError("nothing of the operand is left")
+        pre, mid, post = f"pre{dim}", f"d{dim}", f"post{dim}"
+        before[dim] = joined({pre: min(first, 0), mid: kept, post: min(last, 0)})
+        after[dim] = joined({pre: max(first, 0), mid: kept, post: max(last, 0)})
+        sizes |= {pre: abs(first), mid: kept, post: abs(last)}
+    sums = [0] if view.attr("value", 0) == 0 else []
+    return view.rule([before], [after], sizes=sizes, dropped=sizes, sums=sums)
+
+
+def _local_pad(view: OpView, local: LocalView) -> LocalOp:
+    """A device pads its part by its share of the padding."""
+    pads = _pads(view)
+    local_pads: list[int] = []
+    for dim in reversed(range(view.rank())):
+        for name, pad in zip((f"pre{dim}", f"post{dim}"), pads.get(dim, (0, 0)), strict=True):
+            size = local.sizes.get(name, 0)
+            local_pads.append(size if pad > 0 else -size)
+    return same_node(view, pad=tuple(local_pads))
+
+
+_same = pattern("d.. -> d..", sums=[0])
+_reshape = partial(reshape, sums=[0])
+_triangle = partial(along, whole=(-2, -1), sums=[0])
 
 ROWS: Mapping[str, OpRow] = {
-    **{f"aten::{op}": OpRow(moved_along) for op in ("flip", "roll")},
-    **{f"aten::{op}": OpRow(triangle) for op in ("tril", "triu")},
-    "aten::diagonal_backward": OpRow(diagonal_backward, local_sizes),
-    "aten::repeat": OpRow(repeat, local_repeat),
-    "aten::unfold_backward": OpRow(unfold_backward, local_sizes),
+    **{f"aten::{op}": OpRow(_same, view=True) for op in ("alias", "detach")},
+    **{f"aten::{op}": OpRow(_moved_along) for op in ("flip", "roll")},
+    **{f"aten::{op}": OpRow(_permute, view=True) for op in ("permute", "t", "transpose.int")},
+    **{f"aten::{op}": OpRow(_triangle) for op in ("tril", "triu")},
+    **{
+        f"aten::{op}": OpRow(_squeeze, _local_squeeze, view=True)
+        for op in ("squeeze", "squeeze.dim", "squeeze.dims")
+    },
+    **{
+        f"aten::{op}": OpRow(_reshape, _local_view, view=True)
+        for op in ("_unsafe_view", "reshape", "view")
+    },
+    **{
+        f"aten::{op}": OpRow(_split, _local_split, view=True)
+        for op in ("split.Tensor", "split_with_sizes")
+    },
+    "aten::cat": OpRow(_cat),
+    "aten::constant_pad_nd": OpRow(_pad, _local_pad),
+    "aten::diagonal": OpRow(_diagonal, view=True),
+    "aten::diagonal_backward": OpRow(partial(_diagonal, backward=True), local_shape("input_sizes")),
+    "aten::expand": OpRow(partial(expand, sums=[0]), local_shape("size"), view=True),
+    "aten::repeat": OpRow(_repeat, _local_repeat),
+    "aten::select.int": OpRow(_select, view=True),
+    "aten::select_backward": OpRow(partial(_select, backward=True), local_shape("input_sizes")),
+    "aten::select_scatter": OpRow(_select_scatter),
+    "aten::slice.Tensor": OpRow(_slice, _local_slice, view=True),
+    "aten::slice_backward": OpRow(_slice_backward, _local_slice),
+    "aten::slice_scatter": OpRow(_slice_scatter, _local_slice),
+    "aten::stack": OpRow(_stack),
+    "aten::unbind.int": OpRow(_select, view=True),
+    "aten::unfold": OpRow(_unfold, view=True),
+    "aten::unfold_backward": OpRow(partial(_unfold, backward=True), local_shape("input_sizes")),
+    "aten::unsqueeze": OpRow(_unsqueeze, view=True),
+    "aten::view_as_complex": OpRow(pattern("d.. pair -> d..", whole="pair", linear=[0]), view=True),
+    "aten::view_as_real": OpRow(pattern("d.. -> d.. pair", whole="pair", linear=[0]), view=True),
 }

@@ -1,56 +1,71 @@
-"""Values that are kept from step to step, and what is read and written of them.
+"""Values that are kept from step to step, what is read and written of them, and random draws.
 
 `partitioner::state` gives a stored value (a parameter, a buffer) as it is stored: its cut is the
 plan's choice of storage. `partitioner::update` takes the value's gradient, or its next value, to
-where it is stored. `partitioner::alias` is a value again, in another pass: what reads it there is
-free to read it from the storage or from the copy that an earlier pass has made.
-`partitioner::either` is a value again that was kept or, if it has a second operand and the plan
-wants that, computed again.
+where it is stored. `partitioner::alias` is the same value in another pass, which may read it from
+the storage or from the copy that an earlier pass has made. `partitioner::either` is a value that
+was kept or, if there is a second operand and the plan says so, computed again. The numbers that a
+part of `partitioner::dropout` or `partitioner::uniform` draws follow from its position in the whole
+tensor.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 
-from partitioner.ir.ops.dims import names
-from partitioner.ir.ops.table import OpRow, OpView
-from partitioner.ir.rule import Rule
+from partitioner.ir.exchange import Region
+from partitioner.ir.ops.local import interval_attrs
+from partitioner.ir.ops.signature import pattern
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
 
 #: Bytes that are read and written of a stored value and its gradient, over those of the value:
 #: an optimizer with two moments reads four tensors and writes three.
 UPDATE_PASSES = 7
 
-
-def state(view: OpView) -> Rule:
-    """No operands; every dim may be cut."""
-    return Rule.of([], [names("d", len(view.out_shape()))], [], view.out_shapes)
-
-
-def update(view: OpView) -> Rule:
-    """``value, stored -> value``, all cut alike."""
-    dims = names("d", len(view.out_shape()))
-    return Rule.of([dims, dims], [dims], view.shapes, view.out_shapes)
-
-
-def alias(view: OpView) -> Rule:
-    """The same value."""
-    dims = names("d", len(view.out_shape()))
-    return Rule.of([dims], [dims], view.shapes, view.out_shapes, linear={0})
-
-
-def either(view: OpView) -> Rule:
-    """``value, ... -> value``, all cut alike."""
-    dims = names("d", len(view.out_shape()))
-    return Rule.of(view.present([dims] * len(view.shapes)), [dims], view.shapes, view.out_shapes)
+#: FLOPs an element that is drawn: integer operations.
+RANDOM = 8.0
 
 
 def _update_bytes(ins: tuple[int, ...], _: tuple[int, ...]) -> int:
     return UPDATE_PASSES * ins[1]
 
 
+def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
+    """A part is told where it lies in the whole."""
+    whole = view.shape()
+    if local.shapes[0] == whole:
+        return LocalOp((view.node,))
+    attrs = {**view.node.attrs, "shape": whole, **_where(local.regions[0])}
+    return LocalOp((replace(view.node, op="partitioner::dropout_part", attrs=attrs),))
+
+
+def _local_uniform(view: OpView, local: LocalView) -> LocalOp:
+    """A part is told where it lies in the whole."""
+    if local.out_shapes[0] == view.out_shape:
+        return LocalOp((view.node,))
+    attrs = {**view.node.attrs, **_where(local.out_regions[0])}
+    return LocalOp((replace(view.node, op="partitioner::uniform_part", attrs=attrs),))
+
+
+def _where(region: Region) -> dict[str, tuple[int, ...]]:
+    """Number of pieces of each dim, and start and length of each piece."""
+    pieces = tuple(len(dim) for dim in region)
+    return {"pieces": pieces, **interval_attrs(itertools.chain(*region))}
+
+
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::alias": OpRow(alias, view=True, again=True),
-    "partitioner::either": OpRow(either, view=True, either=True),
-    "partitioner::state": OpRow(state, stored=True, moved=lambda *_: 0),
-    "partitioner::update": OpRow(update, view=True, moved=_update_bytes, in_place=1),
+    "partitioner::alias": OpRow(pattern("d.. -> d..", linear=[0]), view=True, again=True),
+    # The second operand is the seed.
+    "partitioner::dropout": OpRow(
+        pattern("d.., -> d.., d..", flops=RANDOM), _local_dropout, where=True
+    ),
+    "partitioner::either": OpRow(pattern("d.., d.. -> d.."), view=True, either=True),
+    "partitioner::state": OpRow(pattern("-> d.."), stored=True, moved=lambda *_: 0),
+    # The first operand is the gradient or next value, the second the stored one.
+    "partitioner::uniform": OpRow(pattern("-> d..", flops=RANDOM), _local_uniform, where=True),
+    "partitioner::update": OpRow(
+        pattern("d.., d.. -> d.."), view=True, moved=_update_bytes, in_place=1
+    ),
 }

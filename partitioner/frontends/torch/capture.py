@@ -1,6 +1,6 @@
-"""PyTorch modules in: a module and example inputs -> one flat functional graph of ATen operators.
+"""Captures a PyTorch module and example inputs as one flat functional graph of ATen operators.
 
-This and `torch_joint` alone use PyTorch's tracing interfaces, some of them private (tried: 2.13).
+This and `joint` alone use PyTorch's tracing interfaces, some of them private (tried: 2.13).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorMode,
 )
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
@@ -27,18 +29,14 @@ from torch.utils import _pytree as pytree
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
 from partitioner.frontends.torch.nodes import dtype_name
-
-aten = torch.ops.aten
-
-_UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
+from partitioner.frontends.torch.rewrite import graph_modules
 
 
 class Role(StrEnum):
-    """What a placeholder or an output of a captured graph is."""
+    """What a placeholder or an output of a captured graph stands for."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
-    CONSTANT = "constant"
     INPUT = "input"
     TANGENT = "tangent"
     OUTPUT = "output"
@@ -48,12 +46,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Slot:
-    """One placeholder or output.
-
-    Attributes:
-        role: What it is.
-        target: Full name of the parameter, buffer or constant; "" for the others.
-    """
+    """A placeholder or output; `target` is the full name of a parameter or buffer, else ""."""
 
     role: Role
     target: str = ""
@@ -61,11 +54,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Autocast:
-    """What `torch.autocast` does to computations on a device.
+    """The state of `torch.autocast` on a type of device.
 
     Attributes:
-        device: Kind of device, as "cpu".
-        dtype: Element type that it casts to, by name; "" if it is off.
+        device: Type of device, such as "cpu".
+        dtype: Name of the element type that it casts to; "" if it is off.
     """
 
     device: str = "cpu"
@@ -73,14 +66,14 @@ class Autocast:
 
     @classmethod
     def here(cls, module: nn.Module) -> Autocast:
-        """What surrounds the caller, for a module that is traced where its tensors are.
+        """The caller's state, for a module that is traced where its tensors are.
 
         Raises:
-            FrontendError: It is on for another kind of device.
+            FrontendError: It is on for another type of device.
         """
-        held = [*module.parameters(), *module.buffers()]
-        device = next((t.device.type for t in held if t.device.type != "meta"), "cpu")
-        on = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        weights = [*module.parameters(), *module.buffers()]
+        device = next((t.device.type for t in weights if t.device.type != "meta"), "cpu")
+        on = [name for name in ("cpu", "cuda") if torch.is_autocast_enabled(name)]
         if on and device not in on:
             raise FrontendError(
                 f"torch.autocast({on[0]!r}) does nothing to a module that is traced on the "
@@ -89,7 +82,7 @@ class Autocast:
         return cls(device, dtype_name(torch.get_autocast_dtype(device)) if on else "")
 
     def region(self) -> torch.autocast:
-        """A region in which it is so."""
+        """A region in this state."""
         if not self.dtype:
             return torch.autocast(self.device, enabled=False)
         return torch.autocast(self.device, getattr(torch, self.dtype))
@@ -97,22 +90,20 @@ class Autocast:
 
 @dataclass(frozen=True)
 class Captured:
-    """A module as a graph.
+    """The trace of a module.
 
     Attributes:
         graph: Flat and functional: ATen calls with `meta["val"]`, no submodules but those of
             control flow.
-        inputs: What each placeholder is, in order.
-        outputs: What each output is, in order.
         in_spec: Structure of the example inputs, (args, kwargs).
         out_spec: Structure of what the module returns.
         tensors: Parameters and buffers by full name.
-        ties: First of the names of a parameter or buffer that has several, by each of them.
+        ties: The first name of each parameter or buffer, by each of its names.
         persistent: Names of the parameters and buffers of the module's `state_dict`.
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
         others: Flat results that are no tensors; None in the place of tensors.
-        autocast: What surrounded the trace; the graph has its casts.
+        autocast: The state around the trace; the graph has its casts.
     """
 
     graph: fx.GraphModule
@@ -128,6 +119,11 @@ class Captured:
     others: tuple[Any, ...]
     autocast: Autocast = Autocast()
 
+    @cached_property
+    def training(self) -> bool:
+        """Whether there is a backward pass."""
+        return any(slot.role is Role.TANGENT for slot in self.inputs)
+
 
 def export_module(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -135,9 +131,9 @@ def export_module(
     """Trace a module with `torch.export`.
 
     Raises:
-        FrontendError: It cannot be traced; says PyTorch's reason.
+        FrontendError: It cannot be traced; the message has PyTorch's reason.
     """
-    with plain_trace(), _without_graphs() as graphs:
+    with plain_trace(), _stderr_without_graphs() as graphs:
         try:
             return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
         except Exception as error:
@@ -147,14 +143,14 @@ def export_module(
 
 
 @contextmanager
-def _without_graphs() -> Iterator[list[str]]:
-    """Of what is said on stderr, all but the graphs given: PyTorch prints them when it gives up."""
-    said, graphs = io.StringIO(), [""]
+def _stderr_without_graphs() -> Iterator[list[str]]:
+    """Prints on stderr all but the last graph that joins the list: PyTorch prints failed graphs."""
+    stderr, graphs = io.StringIO(), [""]
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(stderr):
             yield graphs
     finally:
-        text = said.getvalue()
+        text = stderr.getvalue()
         print(text.replace(graphs[-1], "") if graphs[-1] else text, end="", file=sys.stderr)
 
 
@@ -163,24 +159,19 @@ def materialised(module: nn.Module) -> nn.Module:
 
     (Tracing on the meta device loses the backward pass without a word.)
     """
-    held = [*module.parameters(), *module.buffers()]
-    if not any(tensor.device.type == "meta" for tensor in held):
+    weights = [*module.parameters(), *module.buffers()]
+    if not any(tensor.device.type == "meta" for tensor in weights):
         return module
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    made: dict[int, torch.Tensor] = {}
+    fakes: dict[int, Any] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for tensor in held:
+        for weight in weights:
             fake = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+                weight.shape, weight.stride(), dtype=weight.dtype, device="cpu"
             )
-            trains = tensor.requires_grad
-            made[id(tensor)] = (
-                nn.Parameter(fake, requires_grad=trains)
-                if isinstance(tensor, nn.Parameter)
-                else fake
-            )
-    return copy.deepcopy(module, memo=dict(made.items()))
+            if isinstance(weight, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=weight.requires_grad)
+            fakes[id(weight)] = fake
+    return copy.deepcopy(module, memo=fakes)
 
 
 def capture(
@@ -188,64 +179,63 @@ def capture(
 ) -> Captured:
     """The flat graph of an exported module: its forward pass and, for training, its backward pass.
 
-    For training the first output, flattened, is the loss; gradients are of it alone.
-
-    Args:
-        module: The user's module.
-        program: What `export_module` made of it.
-        table: Decompositions to apply.
-        training: Whether the backward pass is wanted.
+    For training, the first flat output is the loss. The program, which `export_module` traced, is
+    changed in place.
 
     Raises:
         FrontendError: The module cannot be differentiated: its first output is not a scalar of a
-            floating type, or PyTorch says why.
+            floating type, or the message has PyTorch's reason.
     """
-    _check_regions(program, Autocast.here(module))
+    autocast = Autocast.here(module)
+    _check_regions(program, autocast)
     if training:
         _check_loss(program)
-        detach_outputs(program)
-        part_gradients(program)
+        _detach_outputs(program)
+        _separate_gradients(program)
     try:
         joint, attributes = joint_trace(program, table, training=training)
     except Exception as error:
-        what = "forward and backward passes" if training else "forward pass"
-        raise FrontendError(f"the {what} cannot be traced: {_short(error)}") from error
-    module_tensors, ties = _names(module)
-    module_tensors |= attributes
-    ties |= {name: name for name in attributes}
-    nodes = joint.graph.nodes
-    inputs = tuple(_input_slot(n.meta["desc"]) for n in nodes if n.op == "placeholder")
-    (last,) = (node for node in nodes if node.op == "output")
-    outputs = tuple(_output_slot(desc, training=training) for desc in last.meta["desc"])
+        passes = "forward and backward passes" if training else "forward pass"
+        raise FrontendError(f"the {passes} cannot be traced: {_short(error)}") from error
+    tensors: dict[str, torch.Tensor] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    first_names: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        first_names.setdefault(id(tensor), name)
+    ties = {name: first_names[id(tensor)] for name, tensor in tensors.items()}
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    inputs = tuple(_input_slot(node.meta["desc"]) for node in placeholders)
+    descriptions = joint.graph.output_node().meta["desc"]
+    outputs = tuple(_output_slot(desc, training=training) for desc in descriptions)
     if training and not any(slot.role is Role.TANGENT for slot in inputs):
         raise FrontendError("no parameter that requires a gradient gets one from the loss")
+    in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
+    assert in_spec is not None
+    assert out_spec is not None
+    specs = program.graph_signature.output_specs
+    results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     return Captured(
         joint,
         inputs,
         outputs,
-        _spec(program.call_spec.in_spec),
-        _spec(program.call_spec.out_spec),
-        {name: module_tensors[name] for name in ties},
-        ties,
+        in_spec,
+        out_spec,
+        tensors | attributes,
+        ties | {name: name for name in attributes},
         frozenset(module.state_dict(keep_vars=True)),
         tuple(str(name) for name in program.graph_signature.user_inputs),
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
-        _others(program),
-        Autocast.here(module),
+        tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
+        autocast,
     )
 
 
-def _others(program: ExportedProgram) -> tuple[Any, ...]:
-    """Each flat result that is no tensor; None in the place of tensors."""
-    specs = program.graph_signature.output_specs
-    results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
-    return tuple(one.value if isinstance(one, ConstantArgument) else None for one in results)
-
-
-def detach_outputs(program: ExportedProgram) -> None:
+def _detach_outputs(program: ExportedProgram) -> None:
     """Cut every output but the loss off from differentiation."""
     graph = program.graph_module.graph
-    (last,) = (node for node in graph.nodes if node.op == "output")
+    last = graph.output_node()
     results = list(last.args[0])
     first = len(results) - len(program.graph_signature.user_outputs)
     for index in range(first, len(results)):
@@ -254,7 +244,7 @@ def detach_outputs(program: ExportedProgram) -> None:
             continue
         if index > first:
             with graph.inserting_before(last):
-                cut = graph.call_function(aten.detach.default, (node,))
+                cut = graph.call_function(torch.ops.aten.detach.default, (node,))
             cut.meta.update(val=node.meta["val"])
             results[index] = node = cut
         spec = program.graph_signature.output_specs[index]
@@ -263,10 +253,11 @@ def detach_outputs(program: ExportedProgram) -> None:
 
 
 def _check_regions(program: ExportedProgram, autocast: Autocast) -> None:
-    """Refuse what PyTorch exports of regions and branches and what is lost in the next trace."""
-    for name, part in program.graph_module.named_modules():
-        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
-            if node.op == "get_attr" and name and torch.is_tensor(getattr(part, node.target)):
+    """Refuse parts of regions and branches that PyTorch exports and the next trace loses."""
+    for part in graph_modules(program.graph_module):
+        inner = part is not program.graph_module
+        for node in part.graph.nodes:
+            if node.op == "get_attr" and inner and torch.is_tensor(getattr(part, node.target)):
                 raise FrontendError(
                     "a branch of torch.cond makes a tensor from Python numbers: make it a buffer"
                 )
@@ -280,79 +271,76 @@ def _check_regions(program: ExportedProgram, autocast: Autocast) -> None:
                 )
 
 
-def part_gradients(program: ExportedProgram) -> None:
+def _separate_gradients(program: ExportedProgram) -> None:
     """Give each result of a `torch.cond` a gradient of its own, by multiplying it by one.
 
     A sum of two results gives both the same gradient, and PyTorch traces no `torch.cond` of two
     operands that share memory; its backward pass is one whose operands are these gradients.
     """
-    for part in program.graph_module.modules():
-        if not isinstance(part, fx.GraphModule):
-            continue
-        for node in part.graph.nodes:
-            if node.target is torch.ops.higher_order.cond and len(node.meta["val"]) > 1:
-                _multiply_results(part.graph, node)
-
-
-def _multiply_results(graph: fx.Graph, call: fx.Node) -> None:
-    for item in list(call.users):
-        value = item.meta.get("val")
+    calls = (
+        node
+        for part in graph_modules(program.graph_module)
+        for node in part.graph.nodes
+        if node.target is torch.ops.higher_order.cond and len(node.meta["val"]) > 1
+    )
+    for result in [user for call in calls for user in call.users]:
+        value = result.meta.get("val")
         if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
             continue
-        with graph.inserting_after(item):
-            one = graph.call_function(aten.mul.Scalar, (item, 1.0))
-        one.meta = dict(item.meta)
-        item.replace_all_uses_with(one)
-        one.args = (item, 1.0)
+        with result.graph.inserting_after(result):
+            product = result.graph.call_function(torch.ops.aten.mul.Scalar, (result, 1.0))
+        product.meta = dict(result.meta)
+        result.replace_all_uses_with(product)
+        product.args = (result, 1.0)
 
 
 def _check_loss(program: ExportedProgram) -> None:
-    (last,) = (node for node in program.graph_module.graph.nodes if node.op == "output")
+    results: Any = program.graph_module.graph.output_node().args[0]
     count = len(program.graph_signature.user_outputs)
-    found = last.args[0][-count] if count else None
-    loss = found.meta.get("val") if isinstance(found, fx.Node) else None
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        what = (
-            f"{dtype_name(loss.dtype)}{list(loss.shape)}"
-            if isinstance(loss, torch.Tensor)
-            else "no tensor"
-        )
-        raise FrontendError(
-            f"training needs a module that returns its loss first: a floating scalar, not {what}"
-        )
+    first = results[-count] if count else None
+    loss = first.meta.get("val") if isinstance(first, fx.Node) else None
+    if not isinstance(loss, torch.Tensor):
+        result = "no tensor"
+    elif loss.numel() != 1 or not loss.is_floating_point():
+        result = f"{dtype_name(loss.dtype)}{list(loss.shape)}"
+    else:
+        return
+    raise FrontendError(
+        f"training needs a module that returns its loss first: a floating scalar, not {result}"
+    )
+
+
+_INPUT_ROLES: Mapping[str, Role] = {
+    "ParamAOTInput": Role.PARAMETER,
+    "BufferAOTInput": Role.BUFFER,
+    "PlainAOTInput": Role.INPUT,
+    "TangentAOTInput": Role.TANGENT,
+    "ForwardTokenAOTInput": Role.UNUSED,  # orders calls that have an effect
+    "BackwardTokenAOTInput": Role.UNUSED,
+}
 
 
 def _input_slot(desc: object) -> Slot:
     name = type(desc).__name__
-    target = getattr(desc, "target", "")
-    roles = {
-        "ParamAOTInput": Role.PARAMETER,
-        "BufferAOTInput": Role.BUFFER,
-        "PlainAOTInput": Role.INPUT,
-        "TangentAOTInput": Role.TANGENT,
-        "ForwardTokenAOTInput": Role.UNUSED,  # orders calls that have an effect
-        "BackwardTokenAOTInput": Role.UNUSED,
-    }
-    if name not in roles:
+    if name not in _INPUT_ROLES:
         raise FrontendError(f"an input of kind {name} ({desc}) is not supported")
-    return Slot(roles[name], target)
+    return Slot(_INPUT_ROLES[name], getattr(desc, "target", ""))
 
 
-def _output_slot(desc: object, *, training: bool) -> Slot:
+def _output_slot(desc: Any, *, training: bool) -> Slot:
     name = type(desc).__name__
     if desc is None or name in ("ForwardTokenAOTOutput", "BackwardTokenAOTOutput"):
         return Slot(Role.UNUSED)
     if name == "PlainAOTOutput":
         return Slot(Role.OUTPUT)
     if name == "GradAOTOutput":
-        source = desc.grad_of  # type: ignore[attr-defined]
-        target = getattr(source, "target", "")
+        target = getattr(desc.grad_of, "target", "")
         return Slot(Role.GRADIENT, target) if target else Slot(Role.UNUSED)
     if name == "InputMutationAOTOutput":
-        target = getattr(desc.mutated_input, "target", "")  # type: ignore[attr-defined]
+        target = getattr(desc.mutated_input, "target", "")
         if not target:
             raise FrontendError("the module writes into one of its inputs: return a new tensor")
-        if training and type(desc.mutated_input).__name__ == "ParamAOTInput":  # type: ignore[attr-defined]
+        if training and type(desc.mutated_input).__name__ == "ParamAOTInput":
             raise FrontendError(
                 f"the module writes into its parameter {target}: in training optimizers do"
             )
@@ -360,27 +348,9 @@ def _output_slot(desc: object, *, training: bool) -> Slot:
     raise FrontendError(f"an output of kind {name} ({desc}) is not supported")
 
 
-def _names(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Parameters and buffers by each of their names, and the first name of each."""
-    tensors = dict(module.named_parameters(remove_duplicate=False))
-    held: dict[str, torch.Tensor] = {
-        **tensors,
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    first: dict[int, str] = {}
-    for name, tensor in held.items():
-        first.setdefault(id(tensor), name)
-    return held, {name: first[id(tensor)] for name, tensor in held.items()}
-
-
-def _spec(spec: pytree.TreeSpec | None) -> pytree.TreeSpec:
-    assert spec is not None
-    return spec
-
-
 def _short(error: BaseException) -> str:
-    """The first line of PyTorch's message, or what that announces; the rest is advice."""
-    if isinstance(error, _UNKNOWN):
+    """The first line of PyTorch's message, or the two that it introduces; the rest is advice."""
+    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
         return f"sizes or values that {error.func} gives depend on data"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 2 and lines[0].endswith(":"):

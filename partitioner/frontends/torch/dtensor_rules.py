@@ -1,11 +1,11 @@
-"""Factor rules of operators without a row, from the placements that DTensor knows for them.
+"""Derives factor rules of operators without a row from the placements that DTensor has for them.
 
-DTensor lists, for one mesh axis, which placements of the operands give which of the results. A line
-in which dims of operands are sharded is a factor: it passes if all results are sharded, and is
-summed if all are partial sums. The other lines (pending operands, results that only some devices
-have) are left aside, and a dim that no line names is whole.
+DTensor lists, for one mesh axis, which placements of the operands give which of the results. An
+entry of the list that shards dims of operands is a factor: it passes if all results are sharded,
+and is summed if all are partial sums. Other entries (partial operands, results that only some
+devices have) are not used, and a dim without an entry is whole.
 
-Each factor is tried on shapes alone: on half of it, the operator must give half the result. So
+Each factor is tried on shapes alone: of half of it, the operator must give half of the result. So
 operators with sizes among their arguments are cut in other dims only.
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,20 +35,16 @@ REFUSED = frozenset(
     )
 )
 
-#: Tensor dims that are cut together: by the index of the tensor, results first.
-Cut = Mapping[int, int]
+#: Dims of a factor, by the index of the tensor in `_Call.tensors`.
+Dims = Mapping[int, int]
 
 
 def derived_rule(
     op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
 ) -> str | None:
-    """The text of a rule (see `partitioner.ir.ops.aten.derived`); None if nothing may be cut.
+    """The rule of a call as text (see `partitioner.ir.ops.aten.derived`); None if it has no factor.
 
-    Args:
-        op: The operator.
-        args: Positional arguments; tensors may be fake.
-        kwargs: Keyword arguments.
-        results: What the call gives.
+    Tensors among the arguments and results may be fake.
     """
     if not _is_usable(op):
         return None
@@ -67,121 +64,104 @@ def derived_rule(
 
 
 def _is_usable(op: torch._ops.OpOverload) -> bool:
-    """Whether it is PyTorch's own, draws nothing, and writes or lies in no operand."""
+    """Whether an operator is PyTorch's own, draws nothing, and writes or aliases no operand."""
     schema = op._schema
     return not (
         op.namespace != "aten"
         or op.name() in REFUSED  # type: ignore[no-untyped-call]
         or torch.Tag.nondeterministic_seeded in op.tags
-        or any(one.alias_info is not None for one in (*schema.arguments, *schema.returns))
-        or any("List[Tensor]" in str(one.type) for one in schema.arguments)
+        or any(entry.alias_info is not None for entry in (*schema.arguments, *schema.returns))
+        or any("List[Tensor]" in str(argument.type) for argument in schema.arguments)
     )
 
 
-def _flat(tree: Any) -> list[Any]:
-    return list(tree) if isinstance(tree, list | tuple) else [tree]
+def _flat(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Call:
     op: torch._ops.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: list[Any]
-    operands: list[Tensor] = field(init=False)
 
-    def __post_init__(self) -> None:
-        leaves = pytree.tree_leaves((self.args, self.kwargs))
-        self.operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor]:
-        """Results and operands."""
-        return [*self.results, *self.operands]
+        """Results, then operands."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [*self.results, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
 
     def factors(self) -> dict[tuple[int, int], str]:
-        """Names of factors that may be cut, by tensor and dim."""
+        """Names of the factors, by index of the tensor and dim."""
         if not all(isinstance(result, Tensor) for result in self.results):
             return {}
         names: dict[tuple[int, int], str] = {}
-        for line in self._lines():
-            kind, cut = self._read(line)
-            if kind and not any(place in names for place in cut.items()) and self._splits(cut):
+        for placements in self._placements():
+            letter, dims = self._factor(placements)
+            if letter and not any(dim in names for dim in dims.items()) and self._splits(dims):
                 count = len(set(names.values()))
-                names.update(dict.fromkeys(cut.items(), f"{kind}{count}"))
+                names.update(dict.fromkeys(dims.items(), f"{letter}{count}"))
         return names
 
-    def _lines(self) -> Iterator[Sequence[Any]]:
-        """What DTensor knows: a placement for each result, then each operand."""
+    def _placements(self) -> Iterator[Sequence[Any]]:
+        """DTensor's entries for the call: a placement of each result, then of each operand."""
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor._dtensor_spec import TensorMeta
 
-        def described(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            return TensorMeta(leaf.shape, leaf.stride(), leaf.dtype)
-
-        known = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
-        if self.op not in known:
+        strategies = DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs
+        if self.op not in strategies:
             return
-        args, kwargs = pytree.tree_map(described, (self.args, self.kwargs))
+        args, kwargs = self._with_operands(lambda x: TensorMeta(x.shape, x.stride(), x.dtype))
         try:
-            found = known[self.op](self.op, args, kwargs)
+            entries = strategies[self.op](self.op, args, kwargs)
         except Exception:  # noqa: BLE001 - whatever it is, DTensor has no answer for this call
             return
-        yield from (line for line in found if len(line) == len(self.tensors))
+        yield from (entry for entry in entries if len(entry) == len(self.tensors))
 
-    def _read(self, line: Sequence[Any]) -> tuple[str, Cut]:
-        """Kind of a line's factor ("" if it is none), and where it is."""
-        cut = {
-            index: place.dim % max(self.tensors[index].dim(), 1)
-            for index, place in enumerate(line)
-            if _is_shard(place)
-        }
+    def _factor(self, placements: Sequence[Any]) -> tuple[str, Dims]:
+        """The letter of an entry's factor ("" if it has none), and its dims."""
         count = len(self.results)
-        operands = line[count:]
-        if not any(map(_is_shard, operands)):
+        results, operands = placements[:count], placements[count:]
+        sharded = any(map(_is_shard, operands))
+        if not sharded or not all(_is_shard(p) or p.is_replicate() for p in operands):
             return "", {}
-        if not all(_is_shard(place) or place.is_replicate() for place in operands):
-            return "", {}
-        if all(map(_is_shard, line[:count])):
-            return PASSES, cut
-        if all(not _is_shard(p) and p.is_partial("sum") for p in line[:count]):
-            return SUMMED, cut
-        return "", {}
+        dims = {
+            index: placement.dim % max(self.tensors[index].dim(), 1)
+            for index, placement in enumerate(placements)
+            if _is_shard(placement)
+        }
+        if all(map(_is_shard, results)):
+            return PASSES, dims
+        summed = all(not _is_shard(p) and p.is_partial("sum") for p in results)
+        return (SUMMED, dims) if summed else ("", {})
 
-    def _splits(self, cut: Cut) -> bool:
-        """Whether half of the factor gives half of the results, by their shapes."""
-        sizes = {self.tensors[index].shape[dim] for index, dim in cut.items()}
+    def _splits(self, dims: Dims) -> bool:
+        """Whether half of a factor gives half of the results, by their shapes."""
+        sizes = {self.tensors[index].shape[dim] for index, dim in dims.items()}
         if len(sizes) != 1 or min(sizes) < 2:
             return False
-        parts = [
-            _part(tensor, cut[index]) if index in cut else _part(tensor)
-            for index, tensor in enumerate(self.tensors)
-        ]
-        count = len(self.results)
-        args, kwargs = self._replaced(iter(parts[count:]).__next__)
+        halves = []
+        for index, tensor in enumerate(self.tensors):
+            shape = list(tensor.shape)
+            if index in dims:
+                shape[dims[index]] = math.ceil(shape[dims[index]] / 2)
+            halves.append(torch.empty(shape, dtype=tensor.dtype, device="meta"))
+        operands = iter(halves[len(self.results) :])
+        args, kwargs = self._with_operands(lambda _: next(operands))
         try:
-            found = _flat(self.op(*args, **kwargs))
+            results = _flat(self.op(*args, **kwargs))
         except Exception:  # noqa: BLE001 - PyTorch's reasons are many; then it is not cut
             return False
-        return [one.shape for one in found] == [part.shape for part in parts[:count]]
+        expected = halves[: len(self.results)]
+        return [result.shape for result in results] == [half.shape for half in expected]
 
-    def _replaced(self, make: Callable[[], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        found: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
-            lambda leaf: make() if isinstance(leaf, Tensor) else leaf, (self.args, self.kwargs)
-        )
-        return found
-
-
-def _is_shard(place: Any) -> bool:
-    """Plain sharding, given as a placement or as a dim that stands for one."""
-    return type(place).__name__ in ("Shard", "_ShardingPlaceholder")
+    def _with_operands(self, new: Callable[[Tensor], Any]) -> tuple[Any, dict[str, Any]]:
+        """The arguments of the call with something new in the place of each operand."""
+        args, kwargs = pytree.tree_map_only(Tensor, new, (self.args, self.kwargs))
+        return args, kwargs
 
 
-def _part(tensor: Tensor, dim: int | None = None) -> Tensor:
-    """A tensor without contents, of half the size in a dim."""
-    shape = list(tensor.shape)
-    if dim is not None:
-        shape[dim] = math.ceil(shape[dim] / 2)
-    return torch.empty(shape, dtype=tensor.dtype, device="meta")
+def _is_shard(placement: Any) -> bool:
+    """Whether a placement shards evenly, or is DTensor's placeholder for one that does."""
+    return type(placement).__name__ in ("Shard", "_ShardingPlaceholder")

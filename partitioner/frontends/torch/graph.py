@@ -1,8 +1,8 @@
-"""A captured PyTorch graph as a graph of the IR.
+"""Builds the graph of the IR of a captured PyTorch module.
 
 Weights of a module that is not trained are constants. Values that are written from step to step
-(running statistics) and, in training, all that a `state_dict` holds are `partitioner::state` nodes,
-and what is written, gradients included, goes through `partitioner::update` nodes (see
+(running statistics) and, in training, all that a `state_dict` holds are `partitioner::state` nodes.
+What is written, gradients included, goes through `partitioner::update` nodes (see
 `partitioner.ir.ops.aten.state`).
 
 In training all nodes that the forward results need come first. A value that both passes read has
@@ -14,7 +14,7 @@ some uses ahead, and updates right behind what makes their values: communication
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -22,13 +22,26 @@ import torch
 from torch import fx
 
 from partitioner.frontends.errors import FrontendError
-from partitioner.frontends.torch.calls import Calls, constant_loader, flat_outputs, is_fake
-from partitioner.frontends.torch.capture import Captured, Role
+from partitioner.frontends.torch.calls import (
+    Calls,
+    OpCall,
+    Scope,
+    constant_loader,
+    flat_outputs,
+    is_fake,
+)
+from partitioner.frontends.torch.capture import Captured, Role, Slot
 from partitioner.frontends.torch.nodes import dtype_name
-from partitioner.frontends.torch.passes import Passes, early_updates, fetched_early, needed, reading
-from partitioner.frontends.torch.recompute import Again
+from partitioner.frontends.torch.passes import (
+    backward_pass,
+    early_updates,
+    fetched_early,
+    forward_aliases,
+    plain_access,
+)
+from partitioner.frontends.torch.recompute import backward_with_offers
 from partitioner.ir.errors import IRError
-from partitioner.ir.graph import Attr, Constant, Graph, Node
+from partitioner.ir.graph import Attr, Constant, Graph, Node, needed
 from partitioner.ir.offers import chosen
 from partitioner.ir.types import TensorType
 
@@ -38,11 +51,11 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class ModuleGraph:
-    """The IR of a module, and what its values stand for.
+    """The graph of a module, and what its values stand for.
 
     Attributes:
         graph: The graph. Outputs: results of the module, then gradients and written buffers.
-        captured: What it was made from.
+        captured: The trace that it was built from.
         results: Value of each flat result of the module; "" for one that is no tensor.
         gradients: Value of the gradient of each trained parameter, by its first name.
         written: New value of each buffer that is written, by its first name.
@@ -72,7 +85,7 @@ class ModuleGraph:
         return self.graph if self.offer is None else self.offer()
 
     def of(self, names: Container[str]) -> ModuleGraph:
-        """With the graph that a plan of these nodes' names is for; as it is if there is none."""
+        """With the graph that has nodes of these names alone; as it is if there is none."""
         if self.kept is None or all(node.name in names for node in self.kept.nodes):
             return self
         try:
@@ -86,235 +99,195 @@ def module_graph(
 ) -> ModuleGraph:
     """The graph of a captured module.
 
-    Args:
-        captured: The module.
-        name: Of the graph.
-        state_bytes: Bytes an element that an optimizer keeps of each trained parameter.
-        keep: First names of what is stored even if the graph only reads it.
+    An optimizer keeps `state_bytes` for each element of a trained parameter. Parameters and buffers
+    whose first names are in `keep` are stored even if they are only read.
 
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
     """
-    return _Builder(
-        module=captured.graph, captured=captured, name=name, state_bytes=state_bytes, keep=keep
-    ).run()
+    calls = _ModuleCalls(
+        module=captured.graph, captured=captured, state_bytes=state_bytes, keep=keep
+    )
+    example_inputs = calls.add_placeholders()
+    calls.add_calls()
+    written = calls.add_updates(Role.BUFFER)
+    gradients = calls.add_updates(Role.GRADIENT)
+    training = captured.training
+    if training and not gradients:
+        raise FrontendError(f"{name}: no parameter that requires a gradient gets one")
+    results = calls.add_results()
+    forward = (*(value for value in results if value), *written.values())
+    outputs = (*(value for value in results if value), *gradients.values(), *written.values())
+    ordered = partial(_ordered_graph, calls, name, outputs, forward)
+    graph = ordered(offers=False)
+    return ModuleGraph(
+        graph,
+        captured,
+        results,
+        gradients,
+        written,
+        {first: value for first, value in calls.stored.items() if value in graph.types},
+        calls.tangent,
+        example_inputs,
+        {first: value for first, value in calls.fixed.items() if value in graph.constants},
+        graph if training else None,
+        partial(ordered, offers=True) if training else None,
+    )
 
 
 @dataclass(kw_only=True)
-class _Builder(Calls):
+class _ModuleCalls(Calls):
+    """The calls of a module, its inputs, what it stores, and its results.
+
+    Attributes:
+        inputs: Graph inputs.
+        tangent: Graph input for the gradient of the loss; "" for inference.
+        stored: Value of each stored parameter or buffer, by its first name.
+        fixed: Value of each constant parameter or buffer, by its first name.
+        draws: How many random draws there are.
+    """
+
     captured: Captured
-    name: str
     state_bytes: int
     keep: frozenset[str]
     inputs: list[str] = field(default_factory=list)
+    tangent: str = ""
     stored: dict[str, str] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
     draws: int = 0
-    tangent: str = ""
 
-    def run(self) -> ModuleGraph:
-        captured = self.captured
-        nodes = list(captured.graph.graph.nodes)
-        fed = self._placeholders([node for node in nodes if node.op == "placeholder"])
-        self.add_calls(nodes)
-        (last,) = (node for node in nodes if node.op == "output")
-        flat = flat_outputs(last)
-        results, forward = [], []
-        for slot, found in zip(captured.outputs, flat, strict=True):
-            if slot.role is Role.OUTPUT:
-                results.append(self.values[found.name] if found is not None else "")
-        forward += [value for value in results if value]
-        written = self._updates(flat, Role.BUFFER)
-        gradients = self._updates(flat, Role.GRADIENT)
-        if self.tangent and not gradients:
-            raise FrontendError(f"{self.name}: no parameter that requires a gradient gets one")
-        shown = self._shown(results)
-        outputs = (*dict.fromkeys(v for v in shown if v), *gradients.values(), *written.values())
-        first = (*(v for v in shown if v), *written.values())
-        graph = self._graph(outputs, first)
-        fixed = {name: value for name, value in self.fixed.items() if value in graph.constants}
-        stored = {k: v for k, v in self.stored.items() if v in graph.types}
-        offer = partial(self._graph, outputs, first, again=True)
-        return ModuleGraph(
-            graph,
-            captured,
-            tuple(shown),
-            gradients,
-            written,
-            stored,
-            self.tangent,
-            fed,
-            fixed,
-            graph if self._training else None,
-            offer if self._training else None,
-        )
-
-    # Values ----------------------------------------------------------------------------------
-
-    def _placeholders(self, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-        mutated = {s.target for s in self.captured.outputs if s.role is Role.BUFFER}
-        fed = []
+    def add_placeholders(self) -> tuple[str, ...]:
+        """Declare weights and inputs; returns the graph input of each flat example input."""
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        written = {slot.target for slot in self.captured.outputs if slot.role is Role.BUFFER}
         names = iter(self.captured.names)
-        for node, slot in zip(nodes, self.captured.inputs, strict=True):
-            tensor = node.meta.get("val")
-            if slot.role is Role.UNUSED:
-                continue
+        example_inputs = []
+        for node, slot in zip(placeholders, self.captured.inputs, strict=True):
             if slot.role in (Role.PARAMETER, Role.BUFFER):
-                self._held(node, slot.role, slot.target, slot.target in mutated)
-            elif isinstance(tensor, torch.Tensor):
-                value = "tangent" if slot.role is Role.TANGENT else next(names)
-                self.inputs.append(self._value(node, value))
-                if slot.role is Role.TANGENT:
-                    self.tangent = self.inputs[-1]
+                self._add_weight(node, slot, written=slot.target in written)
+            elif slot.role is Role.TANGENT:
+                self.tangent = self.add_value(node, "tangent")
+                self.inputs.append(self.tangent)
+            elif slot.role is not Role.UNUSED:
+                value = next(names)
+                if isinstance(node.meta.get("val"), torch.Tensor):
+                    value = self.add_value(node, value)
+                    self.inputs.append(value)
+                    example_inputs.append(value)
                 else:
-                    fed.append(self.inputs[-1])
-            else:
-                next(names)
-                fed.append("")
-        return tuple(fed)
+                    example_inputs.append("")
+        return tuple(example_inputs)
 
-    def _held(self, node: fx.Node, role: Role, target: str, mutated: bool) -> None:
-        """A parameter or buffer: stored if it is written or trained with, else a constant.
-
-        Tied ones are one.
-        """
-        first = self.captured.ties.get(target, target)
-        tensor = self.captured.tensors[first]
-        trained = role is Role.PARAMETER and self._training and tensor.requires_grad
-        kept = first in self.keep or (self._training and target in self.captured.persistent)
+    def _add_weight(self, node: fx.Node, slot: Slot, *, written: bool) -> None:
+        """Declare a weight, tied ones once: stored if written or trained with, else a constant."""
+        captured = self.captured
+        first = captured.ties.get(slot.target, slot.target)
         if first in self.types:
             self.values[node.name] = first
             return
-        value = self._value(node, first)
-        if kept or mutated:
-            attrs = {"state_bytes": self.state_bytes} if trained else {"state_bytes": 0}
-            path = "/" + first.replace(".", "/")
-            self._add(Node(self._free(path), "partitioner::state", (), (value,), attrs))
+        tensor = captured.tensors[first]
+        parameter = slot.role is Role.PARAMETER
+        trained_with = captured.training and slot.target in captured.persistent
+        value = self.add_value(node, first)
+        if written or trained_with or first in self.keep:
+            trained = parameter and captured.training and tensor.requires_grad
+            attrs = {"state_bytes": self.state_bytes if trained else 0}
+            self.add_node(Node(_path(first), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
         else:
-            steers = role is Role.BUFFER and not (tensor.is_floating_point() or is_fake(tensor))
+            steers = not (parameter or tensor.is_floating_point() or is_fake(tensor))
             load = constant_loader(tensor, first)
             self.constants[value] = Constant(self.types[value], load, weight=not steers)
             self.fixed[first] = value
 
-    @cached_property
-    def _training(self) -> bool:
-        return any(slot.role is Role.TANGENT for slot in self.captured.inputs)
-
-    def _seeded(
-        self, node: fx.Node, inputs: tuple[str, ...], attrs: Mapping[str, Attr]
-    ) -> tuple[str, tuple[str, ...], dict[str, Attr]]:
-        """Dropout (with an operand) and uniform numbers draw from a seed that all ranks share."""
+    def seeded(self, node: fx.Node, inputs: tuple[str, ...], attrs: dict[str, Attr]) -> OpCall:
+        """Dropout (with an operand) or uniform numbers, drawn from a seed that all ranks share."""
         if SEED not in self.inputs:
             self.types[SEED] = TensorType.of("int64", ())
             self.inputs.append(SEED)
         self.draws += 1
-        found: dict[str, Attr] = {"index": self.draws}
         if inputs:
-            return "partitioner::dropout", (inputs[0], SEED), {"p": attrs["p"], **found}
-        made = node.meta["val"]
-        found |= {"size": tuple(made.shape), "dtype": dtype_name(made.dtype)}
-        return "partitioner::uniform", (SEED,), found
+            attrs = {"p": attrs["p"], "index": self.draws}
+            return "partitioner::dropout", (inputs[0], SEED), attrs
+        drawn = node.meta["val"]
+        attrs = {"size": tuple(drawn.shape), "dtype": dtype_name(drawn.dtype), "index": self.draws}
+        return "partitioner::uniform", (SEED,), attrs
 
-    # Outputs ---------------------------------------------------------------------------------
-
-    def _updates(self, flat: list[fx.Node | None], role: Role) -> dict[str, str]:
-        """Update nodes of gradients or buffers; a tied parameter has one gradient."""
-        found: dict[str, str] = {}
-        for slot, node in zip(self.captured.outputs, flat, strict=True):
-            if slot.role is not role or node is None:
-                continue
+    def add_updates(self, role: Role) -> dict[str, str]:
+        """Add the updates of gradients or buffers; returns the new values by first names."""
+        word = "gradient" if role is Role.GRADIENT else "next"
+        updates: dict[str, str] = {}
+        for slot, node in self._outputs(role):
             first = self.captured.ties.get(slot.target, slot.target)
-            if first not in self.stored:
+            if node is None or first not in self.stored:
                 continue
-            if first in found:
+            if first in updates:
                 raise FrontendError(f"{slot.target}: tied to {first}, and both have a gradient")
-            stored = self.stored[first]
-            word = "gradient" if role is Role.GRADIENT else "next"
-            value = f"{first}.{word}"
-            self.types[value] = self.types[stored]
-            name = self._free("/" + first.replace(".", "/") + "/" + word)
-            made = self.values[node.name]
-            self._add(Node(name, "partitioner::update", (made, stored), (value,), {"role": word}))
-            found[first] = value
-        return found
+            updates[first] = self.copy_value(first, word)
+            inputs, outputs = (self.values[node.name], self.stored[first]), (updates[first],)
+            name, attrs = f"{_path(first)}/{word}", {"role": word}
+            self.add_node(Node(name, "partitioner::update", inputs, outputs, attrs))
+        return updates
 
-    def _shown(self, results: list[str]) -> list[str]:
-        """Results that are a graph's outputs: made by a node, each once."""
+    def add_results(self) -> tuple[str, ...]:
+        """The value of each flat result of the module; "" for one that is no tensor.
+
+        Outputs of a graph are made by nodes, each once: other results get an alias.
+        """
         made = {value for node in self.nodes for value in node.writes}
-        shown: list[str] = []
-        for value in results:
-            if value and (value not in made or value in shown):
-                new = f"{value}.result"
-                while new in self.types:
-                    new += "'"
-                self.types[new] = self.types[value]
-                name = self._free("/result")
-                self._add(Node(name, "partitioner::alias", (value,), (new,)))
-                value = new
-            shown.append(value)
-        return shown
+        results: list[str] = []
+        for _, node in self._outputs(Role.OUTPUT):
+            value = "" if node is None else self.values[node.name]
+            if value and (value not in made or value in results):
+                source, value = value, f"{value}.result"
+                while value in self.types:
+                    value += "'"
+                self.types[value] = self.types[source]
+                self.add_node(Node("/result", "partitioner::alias", (source,), (value,)))
+            results.append(value)
+        return tuple(results)
 
-    # Order -----------------------------------------------------------------------------------
+    def _outputs(self, role: Role) -> list[tuple[Slot, fx.Node | None]]:
+        outputs = zip(self.captured.outputs, flat_outputs(self.module.graph), strict=True)
+        return [(slot, node) for slot, node in outputs if slot.role is role]
 
-    def _graph(
-        self, outputs: tuple[str, ...], forward_results: tuple[str, ...], *, again: bool = False
-    ) -> Graph:
-        """The graph of the calls, which may be asked for several times."""
-        return replace(self, types=dict(self.types), names=set(self.names))._ordered(
-            outputs, forward_results, again=again
-        )
 
-    def _ordered(
-        self, outputs: tuple[str, ...], forward_results: tuple[str, ...], *, again: bool
-    ) -> Graph:
-        nodes = list(early_updates(needed(self.nodes, outputs)))
-        forward = needed(nodes, forward_results)
-        first = {node.name for node in forward}
-        backward = [node for node in nodes if node.name not in first]
-        optional: frozenset[str] = frozenset()
-        if self._training:
-            given = self.types, self._free, forward, backward
-            passes = Again(*given, frozenset(outputs)) if again else Passes(*given)
-            backward, optional = passes.run()
-            forward = list(fetched_early(self._pass_aliases(forward, backward)))
-            backward = list(fetched_early(backward, self.stored.values()))
-        else:
-            forward = list(fetched_early([*forward, *backward]))
-            backward = []
-        ordered = [*forward, *backward]
-        read = {value for node in ordered for value in node.reads}
-        made = {value for node in ordered for value in node.writes}
-        kept = [value for value in self.inputs if value in read or not self._training]
-        constants = {k: v for k, v in self.constants.items() if k in read}
-        known = {*kept, *constants, *made}
-        return Graph(
-            self.name,
-            tuple(kept),
-            outputs,
-            tuple(ordered),
-            {value: kind for value, kind in self.types.items() if value in known},
-            constants,
-            {"aten": 1},
-            frozenset(node.name for node in backward),
-            optional,
-        )
+def _path(name: str) -> str:
+    return "/" + name.replace(".", "/")
 
-    def _pass_aliases(self, forward: list[Node], backward: list[Node]) -> list[Node]:
-        """Stored values that both passes read have an alias in the forward pass too."""
-        later = {value for node in backward for value in node.reads}
-        both = later.intersection(self.stored.values())
-        names: dict[str, str] = {}
-        found: list[Node] = []
-        for node in forward:
-            if node.op == "partitioner::update":
-                found.append(node)
-                continue
-            for value in node.reads:
-                if value in both and value not in names:
-                    names[value] = f"{value}.forward"
-                    self.types[names[value]] = self.types[value]
-                    path = self._free("/" + value.replace(".", "/") + "/forward")
-                    found.append(Node(path, "partitioner::alias", (value,), (names[value],)))
-            found.append(reading(node, names))
-        return found
+
+def _ordered_graph(
+    calls: _ModuleCalls,
+    name: str,
+    outputs: tuple[str, ...],
+    forward_outputs: tuple[str, ...],
+    *,
+    offers: bool,
+) -> Graph:
+    """The graph of the calls that the outputs need, first those that the forward outputs need.
+
+    With offers it may compute again what the backward pass reads.
+    """
+    nodes = list(early_updates(needed(calls.nodes, outputs)))
+    if not calls.captured.training:
+        nodes = list(fetched_early(nodes))
+        return calls.graph(name, tuple(calls.inputs), outputs, nodes, calls.constants)
+    forward = needed(nodes, forward_outputs)
+    forward_names = {node.name for node in forward}
+    backward = [node for node in nodes if node.name not in forward_names]
+    scope, optional = Scope(set(calls.names), dict(calls.types)), frozenset[str]()
+    if offers:
+        backward, optional = backward_with_offers(forward, backward, scope, outputs)
+    else:
+        backward = backward_pass(forward, backward, plain_access(forward), scope)
+    stored = calls.stored.values()
+    read_again = {value for node in backward for value in node.reads}.intersection(stored)
+    forward = list(fetched_early(forward_aliases(forward, read_again, scope)))
+    backward = list(fetched_early(backward, stored))
+    nodes = [*forward, *backward]
+    read = {value for node in nodes for value in node.reads}
+    inputs = tuple(value for value in calls.inputs if value in read)
+    names = frozenset(node.name for node in backward)
+    return scope.graph(
+        name, inputs, outputs, nodes, calls.constants, backward=names, optional=optional
+    )

@@ -1,203 +1,206 @@
-"""A forward and a backward pass of one graph: their order, and what one knows of the other."""
+"""Orders the nodes of a forward and a backward pass, and gives each its own names of values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 
+from partitioner.frontends.torch.calls import Scope
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.types import TensorType
 
 #: Uses of stored values between the point where one may be sent for and its own first use. Two,
-#: since the one between a pair of matrix products is often a small one (a norm's weight).
+#: since the one between a pair of matmuls is often a small one (a norm's weight).
 AHEAD = 2
 
 
-@dataclass
-class Passes:
-    """Gives the backward pass its own aliases of what the forward pass made.
+class Access(Enum):
+    """How the backward pass reads a value of the forward pass."""
+
+    ALIAS = auto()  #: Through an alias.
+    REPEATED = auto()  #: From a repetition of the node that makes it.
+    TAKEN = auto()  #: Through a node that takes either of several operands, here of one.
+    OFFERED = auto()  #: Through a node that takes either the value or a clone of it.
+
+
+def plain_access(forward: Iterable[Node]) -> dict[str, Access]:
+    """The access that keeps all values: views and casts of stored ones are repeated."""
+    access: dict[str, Access] = {}
+    stored: set[str] = set()
+    for node in forward:
+        row = row_of(node)
+        is_view = row is not None and (row.view or node.op == "aten::_to_copy")
+        repeated = is_view and bool(node.reads) and stored.issuperset(node.reads)
+        if repeated or node.op == "partitioner::state":
+            stored.update(node.writes)
+        access.update(dict.fromkeys(node.writes, Access.REPEATED if repeated else Access.ALIAS))
+    return access
+
+
+def backward_pass(
+    forward: Iterable[Node], backward: Iterable[Node], access: Mapping[str, Access], scope: Scope
+) -> list[Node]:
+    """The backward pass with names of its own, new in the scope, of what the forward pass makes.
+
+    A node that gives a value such a name stands before the first reader of the value.
+    """
+    made = {value: node for node in forward for value in node.writes}
+    writer = _BackwardWriter(made=made, access=access, scope=scope)
+    for node in backward:
+        stays = node.inputs[1:] if node.op == "partitioner::update" else ()
+        for value in node.reads:
+            if value in made and value not in stays:
+                writer.rename(value)
+        writer.nodes.append(_reading(node, writer.renamed, stays))
+    return writer.nodes
+
+
+@dataclass(kw_only=True)
+class _BackwardWriter:
+    """Writes the nodes that give values of the forward pass names in the backward pass.
 
     Attributes:
-        types: Of all values; those that are made are added.
-        free: Makes a wish for a node's name one that no node has.
-        forward: Nodes of the forward pass.
-        backward: Nodes of the backward pass.
+        made: The node of the forward pass that makes each value.
+        renamed: The backward pass's name of each value.
+        clones: The value of the clone of a node by the value of the node.
     """
 
-    types: dict[str, TensorType]
-    free: Callable[[str], str]
-    forward: list[Node]
-    backward: list[Node]
+    made: Mapping[str, Node]
+    access: Mapping[str, Access]
+    scope: Scope
+    nodes: list[Node] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    clones: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.made = {value: node for node in self.forward for value in node.writes}
-        self.derived = self._derived()
-        self.renamed: dict[str, str] = {}
-        self.out: list[Node] = []
-
-    def run(self) -> tuple[list[Node], frozenset[str]]:
-        """The nodes of the backward pass, aliases among them, and the names of optional ones."""
-        for node in self.backward:
-            stays = node.inputs[1:] if node.op == "partitioner::update" else ()
-            for value in node.reads:
-                if value in self.made and value not in stays:
-                    self._bring(value)
-            self.out.append(reading(node, self.renamed, stays))
-        return self.out, frozenset()
-
-    def _derived(self) -> set[str]:
-        """Stored values and views of them."""
-        found: set[str] = set()
-        for node in self.forward:
-            row = row_of(node)
-            views = row is not None and (row.view or node.op == "aten::_to_copy")
-            if node.op == "partitioner::state" or (
-                views and node.reads and all(value in found for value in node.reads)
-            ):
-                found.update(node.writes)
-        return found
-
-    def _bring(self, value: str) -> None:
-        """Make a value of the forward pass known to the backward pass under a name of its own."""
+    def rename(self, value: str) -> None:
+        """Rename a value, after the values that its repeated or cloned node reads."""
         waiting = [value]
         while waiting:
             value = waiting[-1]
-            missing = [read for read in self._before(value) if read not in self.renamed]
+            missing: list[str] = []
+            if self.access[value] in (Access.REPEATED, Access.OFFERED):
+                reads = self.made[value].reads
+                missing = [read for read in reads if read in self.made and read not in self.renamed]
             if value not in self.renamed and missing:
                 waiting += missing
             else:
                 waiting.pop()
                 if value not in self.renamed:
-                    self._emit(value)
+                    self._write_access(value)
 
-    def _before(self, value: str) -> list[str]:
-        """Values of the forward pass that must be brought before this one."""
-        return list(self.made[value].reads) if self._again(value) else []
-
-    def _again(self, value: str) -> bool:
-        """Whether the node that makes a value is one of the backward pass too, for nothing."""
-        return value in self.derived and self.made[value].op != "partitioner::state"
-
-    def _emit(self, value: str) -> None:
-        node = self.made[value]
-        if self._again(value):
-            fresh = {name: self._name(name) for name in node.writes}
-            self._repeat(node, fresh)
-            self.renamed.update(fresh)
+    def _write_access(self, value: str) -> None:
+        node, access = self.made[value], self.access[value]
+        if access is Access.REPEATED:
+            self.renamed.update(self._repeat(node, "backward"))
             return
-        path = "/" + value.replace(".", "/") if node.op == "partitioner::state" else node.name
-        self._take(f"{path}/backward", "partitioner::alias", value, (value,))
+        inputs: tuple[str, ...] = (value,)
+        name, op = f"{node.name}/taken", "partitioner::either"
+        if access is Access.ALIAS:
+            path = "/" + value.replace(".", "/") if node.op == "partitioner::state" else node.name
+            name, op = f"{path}/backward", "partitioner::alias"
+        elif access is Access.OFFERED:
+            if value not in self.clones:
+                self.clones.update(self._repeat(node, "again"))
+            inputs = (value, self.clones[value])
+        self.renamed[value] = self.scope.copy_value(value, "backward")
+        self.nodes.append(Node(self.scope.node_name(name), op, inputs, (self.renamed[value],)))
 
-    def _repeat(self, node: Node, fresh: Mapping[str, str]) -> None:
-        """A node of the forward pass again, with results of other names."""
-        again = reading(node, self.renamed)
-        outputs = tuple(fresh.get(name, name) for name in node.outputs)
-        self.out.append(replace(again, name=self.free(f"{node.name}/again"), outputs=outputs))
-
-    def _take(self, path: str, op: str, value: str, inputs: tuple[str, ...]) -> None:
-        """The backward pass's own name of a value."""
-        self.renamed[value] = self._name(value)
-        self.out.append(Node(self.free(path), op, inputs, (self.renamed[value],)))
-
-    def _name(self, value: str, word: str = "backward") -> str:
-        new = f"{value}.{word}"
-        self.types[new] = self.types[value]
-        return new
+    def _repeat(self, node: Node, suffix: str) -> dict[str, str]:
+        """Write a node of the forward pass again; returns its new values by the old ones."""
+        copies = {value: self.scope.copy_value(value, suffix) for value in node.writes}
+        outputs = tuple(copies.get(value, "") for value in node.outputs)
+        name = self.scope.node_name(f"{node.name}/again")
+        self.nodes.append(replace(_reading(node, self.renamed), name=name, outputs=outputs))
+        return copies
 
 
-def reading(node: Node, names: Mapping[str, str], stays: Sequence[str] = ()) -> Node:
-    """The node with operands renamed, but for those that stay."""
+def _reading(node: Node, names: Mapping[str, str], stays: Collection[str] = ()) -> Node:
+    """The node with its operands renamed, but for those that stay."""
     if not any(value in names for value in node.reads):
         return node
     inputs = tuple(v if v in stays else names.get(v, v) for v in node.inputs)
     return replace(node, inputs=inputs)
 
 
-def needed(nodes: list[Node], wanted: Iterable[str]) -> list[Node]:
-    """The nodes that these values depend on, in order."""
-    live = set(wanted)
-    kept = []
-    for node in reversed(nodes):
-        if live.intersection(node.writes):
-            live.update(node.reads)
-            kept.append(node)
-    return kept[::-1]
+def forward_aliases(forward: Iterable[Node], stored: Collection[str], scope: Scope) -> list[Node]:
+    """The forward pass with an alias of each of these stored values before its first reader."""
+    aliases: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in forward:
+        if node.op == "partitioner::update":
+            nodes.append(node)
+            continue
+        for value in node.reads:
+            if value in stored and value not in aliases:
+                aliases[value] = scope.copy_value(value, "forward")
+                name = scope.node_name("/" + value.replace(".", "/") + "/forward")
+                nodes.append(Node(name, "partitioner::alias", (value,), (aliases[value],)))
+        nodes.append(_reading(node, aliases))
+    return nodes
 
 
-def early_updates(nodes: list[Node]) -> Iterator[Node]:
-    """What is written is taken to where it is stored as soon as it is made."""
+def early_updates(nodes: Sequence[Node]) -> Iterator[Node]:
+    """The nodes, each update right behind the node that makes its new value."""
     made = {value for node in nodes for value in node.writes}
-    waiting: dict[str, list[Node]] = {}
+    updates: dict[str, list[Node]] = {}
     for node in nodes:
         if node.op == "partitioner::update" and node.inputs[0] in made:
-            waiting.setdefault(node.inputs[0], []).append(node)
-    moved = {node.name for updates in waiting.values() for node in updates}
+            updates.setdefault(node.inputs[0], []).append(node)
+    moved = {node.name for group in updates.values() for node in group}
     for node in nodes:
         if node.name not in moved:
             yield node
             for value in node.writes:
-                yield from waiting.get(value, ())
+                yield from updates.get(value, ())
 
 
-def fetched_early(nodes: list[Node], stored: Iterable[str] = ()) -> Iterator[Node]:
-    """Stored values and their aliases, `AHEAD` uses of such values before their own first one.
+def fetched_early(nodes: Sequence[Node], stored: Iterable[str] = ()) -> Iterator[Node]:
+    """The nodes of a pass, stored values and aliases `AHEAD` uses of such values before their own.
 
-    What a plan gathers of them can so be on its way before it is used. Bytes are held from there.
-
-    Args:
-        nodes: Of one pass.
-        stored: Stored values that another pass has.
+    So a plan may gather a value while others are computed with; it takes memory from there on.
+    `stored` are the values that another pass declares.
     """
     names = {*stored, *(node.outputs[0] for node in nodes if node.op == "partitioner::state")}
     early: dict[str, Node] = {}
     for node in nodes:
-        aliases = node.op == "partitioner::alias" and node.inputs[0] in names
-        if node.op == "partitioner::state" or aliases:
+        alias = node.op == "partitioner::alias" and node.inputs[0] in names
+        if node.op == "partitioner::state" or alias:
             names.add(node.outputs[0])
             early[node.outputs[0]] = node
     rest = [node for node in nodes if node.outputs[0] not in early]
-    read, used = _first_reads(rest, early.values()), _first_uses(rest, early.values())
-    own = {value: used.get(value, read.get(value, 0)) for value in early}
-    uses = sorted(set(own.values()))
-    turn = {use: uses[max(0, index - AHEAD)] for index, use in enumerate(uses)}
+    read = _first_reads(rest, early.values(), through_views=False)
+    used = _first_reads(rest, early.values(), through_views=True)
+    first_use = {value: used.get(value, read.get(value, 0)) for value in early}
+    uses = sorted(set(first_use.values()))
+    fetch = {use: uses[max(0, index - AHEAD)] for index, use in enumerate(uses)}
     placed: dict[int, list[Node]] = {}
-    for value in sorted(early, key=own.__getitem__):
-        place = min(turn[own[value]], read.get(value, 0))
+    for value in sorted(early, key=first_use.__getitem__):
+        place = min(fetch[first_use[value]], read.get(value, 0))
         placed.setdefault(place, []).append(early[value])
     for index, node in enumerate(rest):
         yield from placed.get(index, ())
         yield node
 
 
-def _first_reads(nodes: list[Node], aliases: Iterable[Node]) -> dict[str, int]:
-    """Position of the first node that reads a value or an alias of it."""
-    found: dict[str, int] = {}
-    for index, node in enumerate(nodes):
-        for value in node.reads:
-            found.setdefault(value, index)
-    return _through(aliases, found)
+def _first_reads(
+    nodes: Sequence[Node], aliases: Iterable[Node], *, through_views: bool
+) -> dict[str, int]:
+    """Position of the first node that reads a value or an alias of it.
 
-
-def _first_uses(nodes: list[Node], aliases: Iterable[Node]) -> dict[str, int]:
-    """Position of the first node that computes with a value, a view or an alias of it."""
-    found: dict[str, int] = {}
-    views = []
+    Through views, a view is no reader, and its readers read what it is a view of.
+    """
+    first: dict[str, int] = {}
+    renaming = list(aliases)
     for index, node in enumerate(nodes):
         row = row_of(node)
-        if row is not None and row.view:
-            views.append(node)
+        if through_views and row is not None and row.view:
+            renaming.append(node)
             continue
         for value in node.reads:
-            found.setdefault(value, index)
-    return _through(aliases, _through(views, found))
-
-
-def _through(renamed: Iterable[Node], first: Mapping[str, int]) -> dict[str, int]:
-    """Positions of values that are read under other names, too."""
-    found = dict(first)
-    for node in reversed(list(renamed)):
-        places = [found[value] for value in (*node.inputs[:1], *node.writes) if value in found]
-        if places and node.inputs:
-            found[node.inputs[0]] = min(places)
-    return found
+            first.setdefault(value, index)
+    for node in reversed(renaming):
+        reads = [first[value] for value in (*node.inputs[:1], *node.writes) if value in first]
+        if reads and node.inputs:
+            first[node.inputs[0]] = min(reads)
+    return first

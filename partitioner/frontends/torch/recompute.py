@@ -1,9 +1,9 @@
-"""A backward pass that offers to compute again what it reads of the forward pass.
+"""Offers to compute again, in the backward pass, what it reads of the forward pass.
 
-What the backward pass reads is taken either as it was kept or from a clone of the node that made
-it; the clone reads the backward pass's own names of its operands, so that chains of clones lead
-back to what is kept. Views are made again in any case: they cost nothing. All that only clones
-read is optional (`Graph.optional`).
+The backward pass takes a value either as it was kept or from a clone of the node that made it. The
+clone reads the backward pass's own names of its operands, so that chains of clones lead back to
+kept values. Views are repeated in any case: they cost nothing. All that only clones read is
+optional (`Graph.optional`).
 
 A clone stands before the first reader of its results, and so does all that it reads. Chains would
 lead from the last layer to the first, and all of it would be computed where the backward pass
@@ -12,127 +12,111 @@ begins. So the forward pass is cut into regions, and what passes from one to ano
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-import numpy as np
-
-from partitioner.frontends.torch.passes import Passes
+from partitioner.frontends.torch.calls import Scope
+from partitioner.frontends.torch.passes import Access, backward_pass, plain_access
 from partitioner.frontends.torch.regions import Life, regions
 from partitioner.ir.graph import Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.sequence import Stretch, repetitions
+from partitioner.ir.repeats import Stretch, numbered, repetitions
+from partitioner.ir.types import TensorType
 
 
-@dataclass
-class Again(Passes):
-    """As `Passes`, with offers.
+def backward_with_offers(
+    forward: Sequence[Node], backward: Sequence[Node], scope: Scope, outputs: Collection[str]
+) -> tuple[list[Node], frozenset[str]]:
+    """The backward pass with offers, new names in the scope, and the names of optional nodes.
 
-    Attributes:
-        outputs: Results of the graph: they stay to the end.
+    The outputs of the graph are kept to the end: they are not offered.
     """
-
-    outputs: frozenset[str]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.local = self._local()
-        self.clones: dict[str, dict[str, str]] = {}
-
-    def run(self) -> tuple[list[Node], frozenset[str]]:
-        """The nodes of the backward pass, clones among them, and the names of optional ones."""
-        nodes, _ = super().run()
-        own = {node.name for node in self.backward}
-        return list(_wanted(nodes, own)), frozenset(_optional(nodes, own))
-
-    def _local(self) -> frozenset[str]:
-        """Values that are not read in another region than they are made in."""
-        read = {value for node in self.backward for value in node.reads}
-        position = {node.name: at for at, node in enumerate(self.forward)}
-        last: dict[str, int] = {}
-        for node in reversed(self.forward):
-            end = max([position[node.name], *(last.get(value, -1) for value in node.writes)])
-            for value in node.reads:
-                at = end if self._is_view(node) else position[node.name]
-                last[value] = max(last.get(value, -1), at)
-            if self._is_view(node):
-                read.update(node.reads if read.intersection(node.writes) else ())
-        lives = {
-            value: Life(
-                position[node.name],
-                max(position[node.name], last.get(value, -1)),
-                self.types[value].nbytes,
-                value in read,
-            )
-            for value, node in self.made.items()
-            if value not in self.derived and not self._is_view(node) and value not in self.outputs
-        }
-        of = regions(tuple(lives.values()), len(self.forward), self._repeated())
-        return frozenset(v for v, life in lives.items() if of[life.first] == of[life.last])
-
-    def _repeated(self) -> tuple[Stretch, ...]:
-        """Where the forward pass repeats."""
-        known: dict[object, int] = {}
-        kinds = [
-            known.setdefault(
-                (
-                    node.op,
-                    repr(sorted(node.attrs.items())),
-                    *(str(self.types[value]) for value in (*node.reads, *node.writes)),
-                ),
-                len(known),
-            )
-            for node in self.forward
-        ]
-        return tuple(repetitions(np.array(kinds, np.int64), 0, len(kinds)))
-
-    def _is_view(self, node: Node) -> bool:
-        row = row_of(node)
-        return row is not None and row.view and row.in_place is None
-
-    def _again(self, value: str) -> bool:
-        view = self._is_view(self.made[value]) and value not in self.outputs
-        return view or super()._again(value)
-
-    def _before(self, value: str) -> list[str]:
-        reads = self.made[value].reads
-        if not self._again(value) and not self._offered(value):
-            return []
-        return [read for read in reads if read in self.made]
-
-    def _offered(self, value: str) -> bool:
-        """Whether the node that makes a value may be cloned."""
-        return value in self.local and row_of(self.made[value]) is not None
-
-    def _emit(self, value: str) -> None:
-        node = self.made[value]
-        row = row_of(node)
-        plain = value in self.outputs or value in self.derived
-        if self._again(value) or plain or row is None or row.in_place is not None:
-            super()._emit(value)
-            return
-        inputs: tuple[str, ...] = (value,)
-        if self._offered(value):
-            if node.name not in self.clones:
-                self.clones[node.name] = {v: self._name(v, "again") for v in node.writes}
-                self._repeat(node, self.clones[node.name])
-            inputs = (value, self.clones[node.name][value])
-        self._take(f"{node.name}/taken", "partitioner::either", value, inputs)
-
-
-def _optional(nodes: list[Node], own: set[str]) -> Iterator[str]:
-    """Names of what only clones need."""
+    access = _offered_access(forward, backward, scope.types, outputs)
+    nodes = backward_pass(forward, backward, access, scope)
+    names = {node.name for node in backward}
     needed: set[str] = set()
+    optional = set()
     for node in reversed(nodes):
-        if node.name not in own and not needed.intersection(node.writes):
-            yield node.name
+        if node.name not in names and not needed.intersection(node.writes):
+            optional.add(node.name)
         elif node.op != "partitioner::either":
             needed.update(node.reads)
-
-
-def _wanted(nodes: list[Node], own: set[str]) -> Iterator[Node]:
-    """The nodes; clones without results that nothing reads."""
     read = {value for node in nodes for value in node.reads}
-    for node in nodes:
-        outputs = tuple(value if value in read else "" for value in node.outputs)
-        yield node if node.name in own else replace(node, outputs=outputs)
+    for index, node in enumerate(nodes):
+        if node.name not in names:
+            outputs = tuple(value if value in read else "" for value in node.outputs)
+            nodes[index] = replace(node, outputs=outputs)
+    return nodes, frozenset(optional)
+
+
+def _offered_access(
+    forward: Sequence[Node],
+    backward: Sequence[Node],
+    types: Mapping[str, TensorType],
+    outputs: Collection[str],
+) -> dict[str, Access]:
+    access = plain_access(forward)
+    computed: dict[str, Node] = {}
+    for node in forward:
+        for value in node.writes:
+            if value in outputs or node.op == "partitioner::state":
+                continue
+            if _is_view(node):
+                access[value] = Access.REPEATED
+            elif access[value] is Access.ALIAS:
+                computed[value] = node
+    within = _values_within_regions(forward, backward, types, computed)
+    for value, node in computed.items():
+        if row_of(node) is not None:
+            access[value] = Access.OFFERED if value in within else Access.TAKEN
+    return access
+
+
+def _values_within_regions(
+    forward: Sequence[Node],
+    backward: Sequence[Node],
+    types: Mapping[str, TensorType],
+    values: Collection[str],
+) -> set[str]:
+    """Those of the values that the forward pass reads in no other region than they are made in."""
+    saved = {value for node in backward for value in node.reads}
+    last: dict[str, int] = {}
+    made: dict[str, int] = {}
+    for position, node in reversed(list(enumerate(forward))):
+        made.update(dict.fromkeys(node.writes, position))
+        end = position
+        if _is_view(node):
+            end = max([position, *(last.get(value, -1) for value in node.writes)])
+            saved.update(node.reads if saved.intersection(node.writes) else ())
+        for value in node.reads:
+            last[value] = max(last.get(value, -1), end)
+    lives = {
+        value: Life(
+            made[value],
+            max(made[value], last.get(value, -1)),
+            types[value].nbytes,
+            value in saved,
+        )
+        for value in values
+    }
+    of = regions(tuple(lives.values()), len(forward), _repeated_blocks(forward, types))
+    return {value for value, life in lives.items() if of[life.first] == of[life.last]}
+
+
+def _is_view(node: Node) -> bool:
+    row = row_of(node)
+    return row is not None and row.view and row.in_place is None
+
+
+def _repeated_blocks(
+    forward: Sequence[Node], types: Mapping[str, TensorType]
+) -> tuple[Stretch, ...]:
+    classes = numbered(
+        (
+            node.op,
+            repr(sorted(node.attrs.items())),
+            *(str(types[value]) for value in (*node.reads, *node.writes)),
+        )
+        for node in forward
+    )
+    return tuple(repetitions(classes))

@@ -1,23 +1,24 @@
-"""Where to cut a forward pass so that computing each part again holds few bytes.
+"""Cuts a forward pass into regions so that computing each again takes little memory.
 
-What crosses a cut is kept; of the rest, one region at a time is there. So the bytes to make small
-are those of all that crosses, and of the region that makes most. As many bytes a region as are
-best are tried out, and for each the cuts that the least crosses are found exactly. Where a model
-repeats blocks (its layers), each block has one cut, in the same place, where least crosses: blocks
-that are alike stay alike, and a plan is searched for one of them.
+What crosses a cut is kept; of the rest, one region at a time is in memory. So the bytes to make
+small are those of all that crosses, and of the region with the most saved bytes. Several limits on
+a region's saved bytes are tried, and for each the cuts that the fewest bytes cross are found
+exactly. Where a model repeats blocks (its layers), each block has one cut, in the same place, where
+the fewest bytes cross: so equal blocks stay equal, and one search serves them all.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.ir.sequence import Stretch
+from partitioner.ir.repeats import Stretch
 
-#: In how many parts what is saved is thought to be cut, at most that many a region.
+#: The limits on a region's saved bytes, as fractions 1/n of all saved bytes.
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 Table = npt.NDArray[np.float64]
@@ -25,11 +26,11 @@ Table = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Life:
-    """A value of the forward pass.
+    """The live range of a value in the forward pass.
 
     Attributes:
         first: Position of the node that makes it.
-        last: Position of the last one of the forward pass that reads it or a view of it.
+        last: Position of the last node of the forward pass that reads it or a view of it.
         nbytes: Its size.
         saved: Whether the backward pass reads it.
     """
@@ -43,25 +44,22 @@ class Life:
 def regions(lives: Sequence[Life], count: int, repeated: Sequence[Stretch] = ()) -> tuple[int, ...]:
     """The region of each of `count` positions, in order from 0.
 
-    Args:
-        lives: The values.
-        count: How many positions there are.
-        repeated: Where blocks repeat; they are cut alike if that saves anything.
+    Where blocks repeat, all are cut in the same place if that saves anything.
 
     >>> regions([Life(0, 1, 8, True), Life(1, 2, 1, True), Life(2, 3, 8, True)], 4)
     (0, 0, 1, 1)
     """
-    live = _live(lives, count)
-    fixed = {cut for stretch in repeated for cut in _alike(lives, live, stretch)}
-    ends = _ends(live, fixed, repeated)
-    crossing, inside = _tables(lives, ends)
-    saved = inside[0, -1]
-    inside[_over(ends, fixed)] = np.inf
+    live = _live_bytes(lives, count)
+    required = {cut for stretch in repeated for cut in _block_cuts(lives, live, stretch)}
+    ends = _possible_ends(live, required, repeated)
+    crossing, saved = _tables(lives, ends)
+    total = saved[0, -1]
+    saved[_spans_required(ends, required)] = np.inf
     best: tuple[float, list[int]] | None = None
     for parts in PARTS:
-        found = _cuts(crossing, inside, saved / parts)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+        cuts = _least_crossed(crossing, saved, total / parts)
+        if cuts is not None and (best is None or cuts[0] < best[0]):
+            best = cuts
     assert best is not None  # one region is always possible
     of: list[int] = []
     for region, index in enumerate(best[1]):
@@ -69,8 +67,8 @@ def regions(lives: Sequence[Life], count: int, repeated: Sequence[Stretch] = ())
     return tuple(of)
 
 
-def _live(lives: Sequence[Life], count: int) -> Table:
-    """Bytes that cross from before each position to it or later."""
+def _live_bytes(lives: Sequence[Life], count: int) -> Table:
+    """[position]: bytes made before the position that it or a later one reads."""
     change = np.zeros(count + 1)
     for life in lives:
         change[life.first + 1] += life.nbytes
@@ -78,59 +76,61 @@ def _live(lives: Sequence[Life], count: int) -> Table:
     return np.cumsum(change)
 
 
-def _alike(lives: Sequence[Life], live: Table, stretch: Stretch) -> range:
+def _block_cuts(lives: Sequence[Life], live: Table, stretch: Stretch) -> range:
     """Positions of the cuts of repeated blocks; none if a block saves no more than crosses."""
     whole = (stretch.stop - stretch.start) // stretch.period * stretch.period
     crossing = live[stretch.start : stretch.start + whole].reshape(-1, stretch.period).sum(axis=0)
     cuts = range(stretch.start + int(np.argmin(crossing)), stretch.stop, stretch.period)
     first, second = cuts[1:3]
-    inside = sum(
+    saved = sum(
         life.nbytes for life in lives if life.saved and first <= life.first and life.last < second
     )
-    return cuts if inside > live[first] else range(0)
+    return cuts if saved > live[first] else range(0)
 
 
-def _ends(live: Table, fixed: Collection[int], repeated: Sequence[Stretch]) -> list[int]:
-    """Positions before which a cut may be, the last one included: where few bytes cross."""
+def _possible_ends(
+    live: Table, required: Collection[int], repeated: Sequence[Stretch]
+) -> list[int]:
+    """Ends of regions: the required ones, and beside their blocks all that few bytes cross."""
     count = len(live) - 1
     low = (p for p in range(1, count) if live[p] <= live[p - 1] and live[p] <= live[p + 1])
-    cut = [own for own in repeated if any(own.start <= p < own.stop for p in fixed)]
-    free = (p for p in low if not any(own.start <= p < own.stop for own in cut))
-    return sorted({0, *fixed, *free, count})
+    cut = [r for r in repeated if any(r.start <= p < r.stop for p in required)]
+    free = (p for p in low if not any(r.start <= p < r.stop for r in cut))
+    return sorted({0, *required, *free, count})
 
 
-def _over(ends: Sequence[int], fixed: Collection[int]) -> npt.NDArray[np.bool_]:
-    """[from, to]: whether a cut that has to be made lies between two ends."""
-    passed = np.cumsum([end in fixed for end in ends])
-    return passed[None, :] - np.isin(ends, list(fixed))[None, :] > passed[:, None]
+def _spans_required(ends: Sequence[int], required: Collection[int]) -> npt.NDArray[np.bool_]:
+    """[from, to]: whether a required cut lies between two ends."""
+    passed = np.cumsum([end in required for end in ends])
+    return passed[None, :] - np.isin(ends, list(required))[None, :] > passed[:, None]
 
 
 def _tables(lives: Sequence[Life], ends: Sequence[int]) -> tuple[Table, Table]:
-    """Bytes that leave a region from one end to another, and of what else in it is saved."""
+    """[from, to]: bytes that leave the region between two ends, and other bytes saved in it."""
     size = len(ends)
-    crossing, inside = np.zeros((size, size)), np.zeros((size, size))
+    crossing, saved = np.zeros((size, size)), np.zeros((size, size))
     for life in lives:
         made = int(np.searchsorted(ends, life.first, side="right"))  # it is before ends[made]
         done = int(np.searchsorted(ends, life.last, side="right"))
         crossing[:made, made:done] += life.nbytes
         if life.saved:
-            inside[:made, done:] += life.nbytes
-    return crossing, inside
+            saved[:made, done:] += life.nbytes
+    return crossing, saved
 
 
-def _cuts(crossing: Table, inside: Table, room: float) -> tuple[float, list[int]] | None:
-    """The ends of regions of so many bytes at most, and the bytes held; None if there are none."""
+def _least_crossed(crossing: Table, saved: Table, limit: float) -> tuple[float, list[int]] | None:
+    """The bytes held, and the ends of regions that save at most `limit` bytes; None without any."""
     size = len(crossing)
     least, before = np.full(size, np.inf), np.zeros(size, int)
     least[0] = 0.0
     for end in range(1, size):
-        cost = np.where(inside[:end, end] <= room, least[:end] + crossing[:end, end], np.inf)
+        cost = np.where(saved[:end, end] <= limit, least[:end] + crossing[:end, end], np.inf)
         before[end] = int(np.argmin(cost))
         least[end] = cost[before[end]]
     if not np.isfinite(least[-1]):
         return None
-    found = [size - 1]
-    while before[found[-1]] > 0:
-        found.append(int(before[found[-1]]))
-    most = max(inside[a, b] for a, b in zip([0, *found[::-1]], found[::-1], strict=False))
-    return float(least[-1] + most), found[::-1]
+    ends = [size - 1]
+    while before[ends[0]] > 0:
+        ends.insert(0, int(before[ends[0]]))
+    most = max(saved[start, end] for start, end in itertools.pairwise([0, *ends]))
+    return float(least[-1] + most), ends

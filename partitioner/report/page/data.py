@@ -9,8 +9,7 @@ from typing import Any
 
 from partitioner.cost_model.compute import local_flops, local_moved_bytes
 from partitioner.cost_model.evaluate import best_single
-from partitioner.cost_model.reshard import Resharder
-from partitioner.cost_model.schedule import Key, Task
+from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
@@ -24,6 +23,7 @@ from partitioner.report.bottleneck import (
     turn_of,
     worth_sentence,
 )
+from partitioner.report.edges import NODE, edges
 from partitioner.report.page.blocks import Block, blocks
 from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import (
@@ -107,7 +107,6 @@ class _Data:
         self.graph = result.graph
         self.plan = result.plan
         self.context = Context(result.graph, result.plan, result.cluster)
-        self.resharder = Resharder(result.cluster)
 
     def report(self) -> Report:
         result = self.result
@@ -201,26 +200,18 @@ class _Data:
         )
 
     def _edges(self) -> Iterable[EdgeRow]:
-        made: dict[Key, list[int]] = defaultdict(list)
-        for index, task in enumerate(self._comms):
-            for key in dict.fromkeys(key for _, key, _ in task.writes):
-                made[key].append(index)
-        for v, node in enumerate(self.graph.nodes):
-            comms: dict[str, dict[int, None]] = {}
-            for value, at in self.context.placed[node.name].operands():
-                if value in self.graph.producers:
-                    own = comms.setdefault(value, {})
-                    own.update(dict.fromkeys(self._carriers(value, at, made)))
-            for value, own in comms.items():
-                u = self.graph.order[self.graph.producers[value].name]
-                nbytes = self.graph.types[value].nbytes
-                yield EdgeRow(u=u, v=v, value=value, bytes=nbytes, comms=list(own))
-
-    def _carriers(self, value: str, at: Placement, made: Mapping[Key, list[int]]) -> Iterable[int]:
-        """Communications that bring a value from where it is made to where a node reads it."""
-        home = dict(self.context.placed[self.graph.producers[value].name].results())[value]
-        for hop in self.resharder.hops(self.graph.types[value].dtype, home, at):
-            yield from made.get((value, hop.after), ())
+        """One row for each node and produced value that it reads, by node."""
+        index = {task.comm.seq: i for i, task in enumerate(self._comms) if task.comm is not None}
+        comms: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)
+        for edge in edges(self.graph, self.result.schedule):
+            if edge.source[0] == edge.target[0] == NODE:
+                reader = self.graph.order[edge.target[1]]
+                carriers = (index[task.comm.seq] for task in edge.comms if task.comm is not None)
+                comms[reader, edge.value].update(dict.fromkeys(carriers))
+        for v, value in sorted(comms, key=lambda edge: edge[0]):
+            u = self.graph.order[self.graph.producers[value].name]
+            nbytes = self.graph.types[value].nbytes
+            yield EdgeRow(u=u, v=v, value=value, bytes=nbytes, comms=list(comms[v, value]))
 
     def _terminals(self) -> Iterable[TerminalRow]:
         order = self.graph.order

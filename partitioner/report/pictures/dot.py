@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.pictures.edges import (
-    INPUT,
-    OUTPUT,
-    Edge,
-    Terminal,
-    comm_lines,
-    edges,
-    group_indices,
-    how_cut,
-    placed_nodes,
-)
+from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
+from partitioner.report.pictures.fold import how_cut
+from partitioner.report.pictures.labels import comm_lines, group_indices
 from partitioner.report.pictures.palette import (
     COMM,
     FAINT,
@@ -44,14 +36,15 @@ def dot(result: Planned) -> str:
     """
     ids = _ids(result)
     lines = ["digraph plan {", *_head(result), *_clusters(result, ids), *_terminals(result, ids)]
-    lines += [_edge(edge, ids) for edge in edges(result)]
+    lines += [_edge(edge, ids) for edge in edges(result.graph, result.schedule)]
     return "\n".join([*lines, "}", ""])
 
 
 def _ids(result: Planned) -> dict[Terminal, str]:
     """Identifiers that do not hang on the model's names."""
     ids: dict[Terminal, str] = {
-        ("node", placed.node.name): f"n{index}" for index, placed in enumerate(placed_nodes(result))
+        (NODE, placed.node.name): f"n{index}"
+        for index, placed in enumerate(placed_nodes(result.schedule))
     }
     ids.update({(INPUT, value): f"i{i}" for i, value in enumerate(result.graph.inputs)})
     ids.update({(OUTPUT, value): f"o{i}" for i, value in enumerate(result.graph.outputs)})
@@ -66,7 +59,7 @@ def _head(result: Planned) -> Iterator[str]:
 
 
 def _clusters(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
-    placed = placed_nodes(result)
+    placed = placed_nodes(result.schedule)
     for mesh, index in group_indices(result).items():
         nodes = [node for node in placed if node.mesh == mesh]
         if not nodes:
@@ -85,7 +78,7 @@ def _node(placed: PlacedNode, ids: Mapping[Terminal, str], colour: str) -> str:
     look = f'fillcolor="{tint(colour, STRONG if placed.layouts else LIGHT)}" color="{colour}"'
     if cut == "replicated":
         look += ' style="filled,dashed"'
-    return f"{ids['node', placed.node.name]} [label={_quoted(label)} {look}]"
+    return f"{ids[NODE, placed.node.name]} [label={_quoted(label)} {look}]"
 
 
 def _terminals(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
@@ -99,7 +92,7 @@ def _terminals(result: Planned, ids: Mapping[Terminal, str]) -> Iterator[str]:
 def _edge(edge: Edge, ids: Mapping[Terminal, str]) -> str:
     line = f"  {ids[edge.source]} -> {ids[edge.target]}"
     tip = f"tooltip={_quoted(shown(edge.value))}"
-    if not edge.comms:
+    if not edge.crosses:
         return f"{line} [{tip}]"
     text = "\n".join(comm_lines(edge.new) if edge.new else ["(the same)"])
     style = "bold" if edge.new else "dotted"

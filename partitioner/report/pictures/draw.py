@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
+from partitioner.report.edges import INPUT, OUTPUT
 from partitioner.report.pictures.canvas import draw_file, drawable
-from partitioner.report.pictures.edges import INPUT, OUTPUT, comm_lines, group_indices
-from partitioner.report.pictures.fold import Arc, Box, End, Folded, fold
-from partitioner.report.pictures.labels import box_lines, terminal_lines
+from partitioner.report.pictures.fold import Arc, Box, Diagram, End, fold
+from partitioner.report.pictures.labels import (
+    box_lines,
+    comm_lines,
+    group_indices,
+    terminal_lines,
+)
 from partitioner.report.pictures.layers import Layout, Point, arrange
 from partitioner.report.pictures.palette import (
     COMM,
@@ -70,23 +75,23 @@ def draw_graph(result: Planned, path: str | Path, *, boxes: int = MAX_BOXES) -> 
 @dataclass(frozen=True)
 class _Picture:
     result: Planned
-    folded: Folded
+    diagram: Diagram
     layout: Layout
 
     @classmethod
-    def of(cls, result: Planned, folded: Folded) -> _Picture:
+    def of(cls, result: Planned, diagram: Diagram) -> _Picture:
         graph = nx.DiGraph()
-        graph.add_nodes_from(end for end in folded.terminals if end[0] == INPUT)
-        graph.add_nodes_from(range(len(folded.boxes)))
-        graph.add_nodes_from(end for end in folded.terminals if end[0] == OUTPUT)
-        graph.add_edges_from(_downward(arc) for arc in folded.arcs)
-        return cls(result, folded, arrange(graph, _ASPECT * _BOX_INCHES / _ROW_INCHES))
+        graph.add_nodes_from(end for end in diagram.terminals if end[0] == INPUT)
+        graph.add_nodes_from(range(len(diagram.boxes)))
+        graph.add_nodes_from(end for end in diagram.terminals if end[0] == OUTPUT)
+        graph.add_edges_from(_downward(arc) for arc in diagram.arcs)
+        return cls(result, diagram, arrange(graph, _ASPECT * _BOX_INCHES / _ROW_INCHES))
 
     def figure(self) -> Figure:
         from matplotlib.figure import Figure
 
         layout = self.layout
-        label = _LABEL if any(arc.comms for arc in self.folded.arcs) else 0.0
+        label = _LABEL if any(arc.comms for arc in self.diagram.arcs) else 0.0
         wide = max(_MIN_INCHES, (layout.width + 0.2 + label) * _BOX_INCHES)
         figure = Figure(figsize=(wide, (layout.rows + 2.6) * _ROW_INCHES))
         axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
@@ -94,11 +99,11 @@ class _Picture:
         axes.set_xlim(-spare, layout.width + label + spare)
         axes.set_ylim(layout.rows + 0.9, -1.7)
         axes.axis("off")
-        for arc in self.folded.arcs:
+        for arc in self.diagram.arcs:
             self._draw_arc(axes, arc)
-        for index, box in enumerate(self.folded.boxes):
+        for index, box in enumerate(self.diagram.boxes):
             self._draw_box(axes, box, layout.at[index])
-        for end, values in self.folded.terminals.items():
+        for end, values in self.diagram.terminals.items():
             self._draw_terminal(axes, values, end[0], layout.at[end])
         self._title(figure)
         self._legend(figure)
@@ -172,8 +177,8 @@ class _Picture:
     def _title(self, figure: Figure) -> None:
         graph, cluster = self.result.graph, self.result.cluster
         count = f"{len(graph.nodes)} nodes"
-        if len(self.folded.boxes) < len(graph.nodes):
-            count += f" in {len(self.folded.boxes)} boxes"
+        if len(self.diagram.boxes) < len(graph.nodes):
+            count += f" in {len(self.diagram.boxes)} boxes"
         title = f"{drawable(graph.name, 40)} on {drawable(cluster.name, 40)}, {count}"
         figure.text(
             0.5, 1 - 0.08 / figure.get_figheight(), title, ha="center", va="top", fontsize=8
@@ -183,7 +188,7 @@ class _Picture:
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        used = {box.mesh for box in self.folded.boxes}
+        used = {box.mesh for box in self.diagram.boxes}
         groups = [(mesh, i) for mesh, i in group_indices(self.result).items() if mesh in used]
         entries: list[Any] = [
             Patch(facecolor=tint(group_colour(i), STRONG), edgecolor=group_colour(i), label=name)
@@ -192,12 +197,12 @@ class _Picture:
         ]
         if len(groups) > _MAX_LEGEND:
             entries.append(Patch(visible=False, label=f"and {len(groups) - _MAX_LEGEND} more"))
-        if any(box.is_cut for box in self.folded.boxes):
+        if any(box.is_cut for box in self.diagram.boxes):
             entries.append(Patch(facecolor=tint(INK, 0.35), edgecolor=INK, label="cut"))
-        if any(box.cut == "replicated" for box in self.folded.boxes):
+        if any(box.cut == "replicated" for box in self.diagram.boxes):
             pale = tint(INK, 0.1)
             entries.append(Patch(facecolor=pale, edgecolor=INK, linestyle="--", label="replicated"))
-        if any(arc.needs_comm for arc in self.folded.arcs):
+        if any(arc.needs_comm for arc in self.diagram.arcs):
             entries.append(Line2D([], [], color=COMM, linewidth=1.3, label="communication"))
         columns = max(1, min(len(entries), int(figure.get_figwidth() / 1.1)))
         figure.legend(

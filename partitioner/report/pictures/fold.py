@@ -1,4 +1,4 @@
-"""Large graphs made small enough to draw: runs of nodes that the plan treats alike become a box."""
+"""Large graphs made small enough to draw: runs of nodes that the plan cuts alike become a box."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from dataclasses import dataclass
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
-from partitioner.report.pictures.edges import (
-    INPUT,
-    OUTPUT,
-    Edge,
-    Terminal,
-    edges,
-    how_cut,
-    placed_nodes,
-)
+from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.planned import Planned
 
 MAX_TERMINALS = 12  #: More inputs, or outputs, are joined where they go to the same boxes.
@@ -35,7 +27,6 @@ class Box:
 
     Attributes:
         nodes: At least one, in the plan's order.
-        mesh: Their group.
         cut: How they are cut, if they are cut alike (see `how_cut`).
         is_cut: Whether any of them is cut.
     """
@@ -52,9 +43,8 @@ class Arc:
 
     Attributes:
         source: Index of a box, or a terminal that is drawn.
-        target: Likewise.
         values: Their names, in order, each once.
-        comms: Communications that carry them and no earlier arc.
+        comms: Communications between devices that carry them and no earlier arc.
         needs_comm: Whether any value needs communications, these or an earlier arc's.
     """
 
@@ -66,12 +56,10 @@ class Arc:
 
 
 @dataclass(frozen=True)
-class Folded:
-    """The boxes and what runs between them.
+class Diagram:
+    """Boxes in the plan's order, and arcs between them and terminals.
 
     Attributes:
-        boxes: In the plan's order.
-        arcs: Between boxes and terminals.
         terminals: Inputs and outputs that are drawn, with the values that each stands for.
     """
 
@@ -90,7 +78,12 @@ _LEVELS: tuple[Callable[[PlacedNode], Hashable], ...] = (
 _LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  #: Longest runs tried, before any length.
 
 
-def fold(result: Planned, limit: int) -> Folded:
+def how_cut(placed: PlacedNode) -> str:
+    """Like "m/tp n/dp"; "replicated" on several devices, "" for a whole node on one."""
+    return placed.cut_text or ("replicated" if placed.mesh.size() > 1 else "")
+
+
+def fold(result: Planned, limit: int) -> Diagram:
     """The gentlest folding to at most `limit` boxes.
 
     Short runs of consecutive nodes that are cut alike are joined first, then longer ones, then
@@ -98,19 +91,17 @@ def fold(result: Planned, limit: int) -> Folded:
     groups too often for that, a box is all that a group does in a stretch of the plan; the
     stretches are as short as the limit allows. Nodes of different groups never share a box.
     """
-    placed = placed_nodes(result)
-    runs = next((runs for runs in _foldings(placed) if len(runs) <= limit), None) or _stretches(
-        placed, limit
-    )
-    boxes = [_box(run) for run in runs]
-    drawn = edges(result)
-    home: Home = {("node", p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
+    placed = placed_nodes(result.schedule)
+    small = next((runs for runs in _foldings(placed) if len(runs) <= limit), None)
+    boxes = tuple(map(_box, small or _stretches(placed, limit)))
+    drawn = tuple(edges(result.graph, result.schedule))
+    home: Home = {(NODE, p.node.name): i for i, box in enumerate(boxes) for p in box.nodes}
     terminals: dict[Terminal, tuple[str, ...]] = {}
-    for kind, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
-        for run in _joined(kind, values, drawn, home):
-            terminals[kind, run[0]] = run
-            home.update({(kind, value): (kind, run[0]) for value in run})
-    return Folded(tuple(boxes), _arcs(drawn, home), terminals)
+    for side, values in ((INPUT, result.graph.inputs), (OUTPUT, result.graph.outputs)):
+        for run in _joined(side, values, drawn, home):
+            terminals[side, run[0]] = run
+            home.update({(side, value): (side, run[0]) for value in run})
+    return Diagram(boxes, _arcs(drawn, home), terminals)
 
 
 def _foldings(placed: Sequence[PlacedNode]) -> Iterator[list[list[PlacedNode]]]:
@@ -141,40 +132,38 @@ def _box(run: Sequence[PlacedNode]) -> Box:
 
 
 def _joined(
-    kind: str, values: Sequence[str], drawn: Sequence[Edge], home: Home
+    side: str, values: Sequence[str], drawn: Sequence[Edge], home: Home
 ) -> Sequence[tuple[str, ...]]:
-    """Runs of inputs, or outputs, that are drawn as one: none if they are few.
+    """Runs of inputs, or outputs, that are drawn as one: each by itself if they are few.
 
     Those of the same boxes are joined and, if that leaves too many, all.
     """
+    if len(values) <= MAX_TERMINALS:
+        return [(value,) for value in values]
     near: dict[str, set[End]] = {value: set() for value in values}
     for edge in drawn:
         for here, other in ((edge.source, edge.target), (edge.target, edge.source)):
-            if here[0] == kind and other in home:
+            if here[0] == side and other in home:
                 near[here[1]].add(home[other])
-    if len(values) <= MAX_TERMINALS:
-        return [(value,) for value in values]
     runs: dict[frozenset[End], list[str]] = defaultdict(list)
     for value in values:
         runs[frozenset(near[value])].append(value)
-    if len(runs) > MAX_JOINED:
-        return [tuple(values)]
-    return [tuple(run) for run in runs.values()]
+    return [tuple(values)] if len(runs) > MAX_JOINED else [tuple(run) for run in runs.values()]
 
 
 def _arcs(drawn: Sequence[Edge], home: Home) -> tuple[Arc, ...]:
-    found: dict[tuple[End, End], list[Edge]] = defaultdict(list)
+    runs: dict[tuple[End, End], list[Edge]] = defaultdict(list)
     for edge in drawn:
         ends = home[edge.source], home[edge.target]
         if ends[0] != ends[1]:
-            found[ends].append(edge)
+            runs[ends].append(edge)
     return tuple(
         Arc(
             source,
             target,
             tuple(dict.fromkeys(edge.value for edge in run)),
             tuple(task for edge in run for task in edge.new),
-            any(edge.comms for edge in run),
+            any(edge.crosses for edge in run),
         )
-        for (source, target), run in found.items()
+        for (source, target), run in runs.items()
     )

@@ -1,12 +1,18 @@
-"""What stands in a box: two lines that fit into it."""
+"""The texts of a picture: two lines that fit into a box, and the communications of an arc."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from partitioner import units
+from partitioner.cost_model.schedule import Task
+from partitioner.ir.mesh import DeviceMesh
 from partitioner.report.pictures.canvas import drawable
 from partitioner.report.pictures.fold import Box
 from partitioner.report.pictures.text import ELISION, MAX_CHARACTERS
+from partitioner.report.planned import Planned
+from partitioner.report.text.show import comm_bytes
 
 _FIRST, _SECOND = 30, 36  #: Characters of the two lines.
 
@@ -40,6 +46,24 @@ def terminal_lines(values: Sequence[str], kind: str, about: str) -> tuple[str, s
     if len(values) == 1:
         return drawable(values[0], _FIRST), about
     return _pair(drawable, values[0], values[-1], _FIRST), f"{len(values)} {kind}s"
+
+
+def comm_lines(comms: Iterable[Task]) -> Iterator[str]:
+    """One line a kind of communication: kind, bytes between devices, seconds."""
+    kinds: dict[str, list[Task]] = defaultdict(list)
+    for task in comms:
+        assert task.comm is not None
+        kinds[str(task.comm.kind)].append(task)
+    for kind, tasks in kinds.items():
+        times = f"{len(tasks)}x " if len(tasks) > 1 else ""
+        sent = sum(map(comm_bytes, tasks))
+        seconds = sum(max(task.devices.values(), default=0.0) for task in tasks)
+        yield f"{times}{kind} {units.size(sent)} {units.seconds(seconds)}"
+
+
+def group_indices(result: Planned) -> dict[DeviceMesh, int]:
+    """Number of each device group."""
+    return {mesh: index for index, mesh in enumerate(result.plan.groups)}
 
 
 def _told(about: str, name: Callable[[int], str]) -> str:

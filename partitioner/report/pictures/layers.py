@@ -1,4 +1,4 @@
-"""Where boxes go: layers from top to bottom, few crossings, no edge through a box.
+"""Positions of boxes: layers from top to bottom, few crossings, no edge through a box.
 
 Sugiyama's method in short: layers are topological generations; an edge over several layers gets
 a waypoint in each; barycentre sweeps order the layers; then every item moves towards its
@@ -11,7 +11,8 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import networkx as nx
 
@@ -50,12 +51,8 @@ def arrange(graph: nx.DiGraph, shape: float) -> Layout:
         graph: Nodes in an order that settles ties.
         shape: Rows for each box of width that the picture should have.
     """
-    layers = _layers(graph)
-    chains = _chains(graph, layers)
-    grid = _Grid(graph, layers, chains)
-    grid.sweep()
-    x = grid.place()
-    return _wrap(grid, x, shape)
+    grid = _Grid.of(graph).swept()
+    return _wrap(grid, grid.centres(), shape)
 
 
 def _layers(graph: nx.DiGraph) -> list[list[Item]]:
@@ -78,94 +75,83 @@ def _layers(graph: nx.DiGraph) -> list[list[Item]]:
     ]
 
 
-def _chains(
-    graph: nx.DiGraph, layers: Sequence[Sequence[Item]]
-) -> dict[tuple[Item, Item], tuple[Item, ...]]:
-    """Each edge as a chain of items, one a layer; adds its waypoints nowhere yet."""
-    depth = {node: index for index, row in enumerate(layers) for node in row}
-    return {
-        (u, v): (u, *(((u, v), layer) for layer in range(depth[u] + 1, depth[v])), v)
-        for u, v in graph.edges
-    }
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Grid:
+    """Layers of boxes and waypoints, and the neighbours of each.
+
+    Attributes:
+        layers: Items of each layer, from left to right.
+        chains: Each edge as items, one a layer.
+        up: Neighbours of each item in the layer above.
+        down: The same in the layer below.
+    """
+
     graph: nx.DiGraph
-    layers: list[list[Item]]
+    layers: Sequence[Sequence[Item]]
     chains: Mapping[tuple[Item, Item], tuple[Item, ...]]
-    up: dict[Item, list[Item]] = field(default_factory=lambda: defaultdict(list))
-    down: dict[Item, list[Item]] = field(default_factory=lambda: defaultdict(list))
-    depth: dict[Item, int] = field(default_factory=dict)
+    up: Mapping[Item, Sequence[Item]]
+    down: Mapping[Item, Sequence[Item]]
 
-    def __post_init__(self) -> None:
-        self.depth = {node: index for index, row in enumerate(self.layers) for node in row}
-        for chain in self.chains.values():
-            first = self.depth[chain[0]]
-            for offset, item in enumerate(chain[1:-1], 1):
-                self.layers[first + offset].append(item)
-                self.depth[item] = first + offset
-            for above, below in itertools.pairwise(chain):
-                self.down[above].append(below)
-                self.up[below].append(above)
+    @classmethod
+    def of(cls, graph: nx.DiGraph) -> _Grid:
+        layers = _layers(graph)
+        depth = {node: index for index, row in enumerate(layers) for node in row}
+        chains: dict[tuple[Item, Item], tuple[Item, ...]] = {}
+        up: dict[Item, list[Item]] = defaultdict(list)
+        down: dict[Item, list[Item]] = defaultdict(list)
+        for edge in graph.edges:
+            first, last = depth[edge[0]], depth[edge[1]]
+            for layer in range(first + 1, last):
+                layers[layer].append((edge, layer))
+            waypoints = ((edge, layer) for layer in range(first + 1, last))
+            chains[edge] = edge[0], *waypoints, edge[1]
+            for above, below in itertools.pairwise(chains[edge]):
+                down[above].append(below)
+                up[below].append(above)
+        return cls(graph, layers, chains, up, down)
 
-    def sweep(self) -> None:
-        """Order the layers by the mean place of the neighbours, down and up in turn."""
-        best = self._crossings(), [list(row) for row in self.layers]
+    @cached_property
+    def depth(self) -> Mapping[Item, int]:
+        """The layer of each item."""
+        return {item: index for index, row in enumerate(self.layers) for item in row}
+
+    def swept(self) -> _Grid:
+        """The same with its layers ordered by the mean place of the neighbours, down and up."""
+        layers = [list(row) for row in self.layers]
+        best = self._crossings(layers), self.layers
         for turn in range(_SWEEPS):
-            rows = self.layers if turn % 2 == 0 else self.layers[::-1]
             toward = self.up if turn % 2 == 0 else self.down
-            for row in rows:
-                self._order(row, toward)
-            crossings = self._crossings()
+            for row in layers if turn % 2 == 0 else layers[::-1]:
+                _order(row, toward, layers)
+            crossings = self._crossings(layers)
             if crossings < best[0]:
-                best = crossings, [list(row) for row in self.layers]
-        self.layers = best[1]
+                best = crossings, [list(row) for row in layers]
+        return replace(self, layers=best[1])
 
-    def _order(self, row: list[Item], toward: Mapping[Item, Sequence[Item]]) -> None:
-        place = self._places()
-        mean = {
-            item: sum(place[n] for n in toward[item]) / len(toward[item])
-            if toward.get(item)
-            else place[item]
-            for item in row
-        }
-        row.sort(key=lambda item: mean[item])
-
-    def _places(self) -> dict[Item, float]:
-        """0 .. 1 in its layer."""
-        return {
-            item: (index + 0.5) / len(row) for row in self.layers for index, item in enumerate(row)
-        }
-
-    def _crossings(self) -> int:
-        place = {item: index for row in self.layers for index, item in enumerate(row)}
+    def _crossings(self, layers: Sequence[Sequence[Item]]) -> int:
+        place = {item: index for row in layers for index, item in enumerate(row)}
         total = 0
-        for row in self.layers:
-            ends = [(place[a], place[b]) for a in row for b in self.down[a]]
-            ends.sort()
-            total += sum(
-                ends[i][1] > ends[j][1] for i in range(len(ends)) for j in range(i + 1, len(ends))
-            )
+        for row in layers:
+            ends = sorted((place[a], place[b]) for a in row for b in self.down.get(a, ()))
+            total += sum(a[1] > b[1] for a, b in itertools.combinations(ends, 2))
         return total
 
     def width(self, item: Item) -> float:
         """In boxes."""
         return 1.0 if item in self.graph else _WAYPOINT
 
-    def place(self) -> dict[Item, float]:
+    def centres(self) -> dict[Item, float]:
         """Centres, in boxes: near the mean of the neighbours, in order and without overlap."""
         x: dict[Item, float] = {}
         for row in self.layers:
             x.update(self._spread(row, [0.0] * len(row)))
         for turn in range(4 * _SWEEPS):
-            rows = self.layers if turn % 2 == 0 else self.layers[::-1]
-            for row in rows:
+            for row in self.layers if turn % 2 == 0 else self.layers[::-1]:
                 x.update(self._spread(row, [self._pull(item, x) for item in row]))
         return x
 
     def _pull(self, item: Item, x: Mapping[Item, float]) -> float:
-        near = [*self.up[item], *self.down[item]]
+        near = [*self.up.get(item, ()), *self.down.get(item, ())]
         if not near:
             return x[item]
         weights = [self._weight(item, other) for other in near]
@@ -178,7 +164,7 @@ class _Grid:
         return (4.0, 0.4, 2.0)[boxes]
 
     def _spread(self, row: Sequence[Item], wanted: Sequence[float]) -> dict[Item, float]:
-        """The places nearest to the wanted ones that keep order and distance (least squares).
+        """The centres nearest to the wanted ones that keep order and distance (least squares).
 
         Pool adjacent violators: blocks of items that touch move as one.
         """
@@ -195,6 +181,20 @@ class _Grid:
                 blocks[-2:] = [((mean * count + last * more) / (count + more), count + more)]
         starts = [mean for mean, count in blocks for _ in range(count)]
         return {i: s + o for i, s, o in zip(row, starts, offsets, strict=True)}
+
+
+def _order(
+    row: list[Item], toward: Mapping[Item, Sequence[Item]], layers: Sequence[Sequence[Item]]
+) -> None:
+    """Sort a layer in place by the mean place of the neighbours, 0 .. 1 in their layer."""
+    place = {item: (i + 0.5) / len(items) for items in layers for i, item in enumerate(items)}
+    mean = {
+        item: sum(place[n] for n in toward[item]) / len(toward[item])
+        if toward.get(item)
+        else place[item]
+        for item in row
+    }
+    row.sort(key=lambda item: mean[item])
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _wrap(grid: _Grid, x: Mapping[Item, float], shape: float) -> Layout:
     counts = range(1, min(len(grid.layers), _MAX_COLUMNS) + 1)
     columns = min(
         (_Columns.of(grid, x, count) for count in counts),
-        key=lambda found: abs(math.log(found.rows / (found.width * shape))),
+        key=lambda columns: abs(math.log(columns.rows / (columns.width * shape))),
     )
     at = {node: columns.spot(grid.depth[node], x[node]) for node in grid.graph}
     routes = {

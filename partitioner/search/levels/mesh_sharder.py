@@ -1,4 +1,4 @@
-"""One mesh of equal devices: how the whole model is best sharded over it."""
+"""The best sharding of the whole model over one mesh of equal devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.columns import EvenPrices
+from partitioner.cost_model.columns import GroupColumns
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder, stand_in
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
@@ -16,7 +16,7 @@ from partitioner.ir.rule import Rule
 from partitioner.problem.build import Built, build
 from partitioner.problem.folding import Folded
 from partitioner.solver import Solution, evaluate_choices, solve
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.problem import Problem
 from partitioner.strategies.derive import Rules, strategies
 
@@ -29,10 +29,10 @@ class Sharded:
 
     Attributes:
         folded: The model, repeated blocks folded.
-        even: The mesh and its stand-in, on which the strategies are.
+        even: The mesh and the stand-in that the strategies are on.
         built: The problem of the folded graph, each block counted once.
         tied: The same with every block counted.
-        solution: Its best plan, with every block counted.
+        solution: The best plan of `tied`.
     """
 
     folded: Folded
@@ -58,8 +58,8 @@ class Sharded:
     @cached_property
     def loads_s(self) -> tuple[float, ...]:
         """Seconds of each node of the folded graph, and of reducing outputs that nobody reads."""
-        choices = zip(self.built.problem.nodes, self.solution.chosen, strict=True)
-        return tuple(own[pick].load_s[0] for own, pick in choices)
+        picked = zip(self.built.problem.nodes, self.solution.chosen, strict=True)
+        return tuple(choices[pick].load_s[0] for choices, pick in picked)
 
     @cached_property
     def compute_s(self) -> tuple[float, ...]:
@@ -76,7 +76,7 @@ class Sharded:
         training = bool(self.folded.graph.backward)
         problem = self.tied if training else self.built.problem
         whole = 0, len(problem.nodes) - 1
-        by_nodes = {item for hold in problem.holds for own in hold.items for item in own}
+        by_nodes = {i for hold in problem.holds for items in hold.items for i in items}
         resident = by_nodes | self.built.zeros  # a copy may last as long, and passes all the same
         items = tuple(
             replace(item, bytes=(0.0,))
@@ -88,7 +88,7 @@ class Sharded:
         return outcome.peak_bytes[0]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Sharder:
     """Shards one model over many meshes; strategies are derived once a stand-in."""
 
@@ -96,38 +96,38 @@ class Sharder:
     cluster: Cluster
     seed: int = 0
     engine: Engine = HIGHS
-    _rules: Rules = field(init=False)
-    _options: dict[DeviceMesh, Options] = field(default_factory=dict)
+    _strategies: dict[DeviceMesh, Options] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._rules = Rules.of(self.folded.graph)
-
-    @property
+    @cached_property
     def rules(self) -> Rules:
         """The rules of the folded graph."""
-        return self._rules
+        return Rules.of(self.folded.graph)
 
     def rule(self, node: Node) -> Rule | None:
         """The rule of a node of the folded graph."""
-        return self._rules.rule(node)
+        return self.rules.rule(node)
 
     def shard(
         self, mesh: DeviceMesh, stages: int, *, limited: bool, time_limit_s: float, gap: float
     ) -> Sharded:
-        """The best sharding over a mesh.
+        """The best sharding over a mesh of equal devices.
 
         Args:
-            mesh: Equal devices.
             stages: Groups like it that share the model: each holds its part of the weights.
             limited: Whether memory counts.
-            time_limit_s: Limit of the solver.
-            gap: Relative gap at which it may stop.
+            gap: Relative gap at which the solver may stop.
 
         Raises:
             Infeasible: Nothing fits the memory of all stages together.
         """
         even = EvenMesh(mesh, stand_in(mesh), self.cluster)
-        built = self._build(even)
+        graph, home = self.folded.graph, DeviceMesh.single(even.model.devices[0])
+        candidates = {
+            name: tuple(filter(even.admits, options))
+            for name, options in self._derived(even.model, home).items()
+        }
+        prices = GroupColumns(graph, EvenResharder(self.cluster, even=even))
+        built = build(graph, tuple(dict.fromkeys((even.model, home))), candidates, prices)
         tied = self.folded.tie(built).problem
         room = float("inf")
         if limited:
@@ -143,24 +143,13 @@ class Sharder:
         )
         return Sharded(self.folded, even, built, tied, solution)
 
-    def _build(self, even: EvenMesh) -> Built:
-        graph = self.folded.graph
-        candidates = {
-            name: tuple(filter(even.admits, options))
-            for name, options in self._derived(even.model).items()
-        }
-        prices = EvenPrices(graph, even, EvenResharder(self.cluster, even=even))
-        home = DeviceMesh.single(even.model.devices[0])
-        groups = tuple(dict.fromkeys((even.model, home)))
-        return build(graph, groups, candidates, prices)
-
-    def _derived(self, model: DeviceMesh) -> Options:
-        if model not in self._options:
+    def _derived(self, model: DeviceMesh, home: DeviceMesh) -> Options:
+        """Strategies of all nodes on a stand-in; nodes without any are whole on one device."""
+        if model not in self._strategies:
             graph = self.folded.graph
-            home = DeviceMesh.single(model.devices[0])
-            found = strategies(graph, self._rules, model)
-            self._options[model] = {
-                node.name: found[node.name] or (place(graph, node, home, {}, None),)
+            options = strategies(graph, self.rules, model)
+            self._strategies[model] = {
+                node.name: options[node.name] or (place(graph, node, home, {}, None),)
                 for node in graph.nodes
             }
-        return self._options[model]
+        return self._strategies[model]

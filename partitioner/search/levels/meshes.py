@@ -11,36 +11,40 @@ from partitioner.ir.mesh import DeviceMesh
 
 
 @dataclass(frozen=True)
-class Kind:
+class DevicePool:
     """Neighbouring devices of one specification: `count` of them from `first` on."""
 
     first: int
     count: int
 
 
-def kinds(cluster: Cluster) -> tuple[Kind, ...]:
+def device_pools(cluster: Cluster) -> tuple[DevicePool, ...]:
     """The runs of equal devices of a cluster."""
-    found = []
-    for _, run in itertools.groupby(range(len(cluster)), key=cluster.devices.__getitem__):
-        devices = list(run)
-        found.append(Kind(devices[0], len(devices)))
-    return tuple(found)
+    runs = itertools.groupby(range(len(cluster)), key=cluster.devices.__getitem__)
+    devices = [tuple(run) for _, run in runs]
+    return tuple(DevicePool(run[0], len(run)) for run in devices)
 
 
-def sizes(kind: Kind, cluster: Cluster) -> tuple[int, ...]:
+def sizes(pool: DevicePool, cluster: Cluster) -> tuple[int, ...]:
     """Devices that a stage may take: each divides the next, so that stages of all sizes pack.
 
-    Groups of a size must lie alike in every level of the cluster.
+    Groups of a size lie within whole groups of each level of the cluster, or are made of them.
 
-    >>> from partitioner.cost_model.cluster import resolve_cluster
-    >>> sizes(Kind(0, 24), resolve_cluster("3x8xh100"))
+    >>> from partitioner.cost_model.resolve import resolve_cluster
+    >>> sizes(DevicePool(0, 24), resolve_cluster("3x8xh100"))
     (1, 2, 4, 8, 24)
     """
-    found, size = [1], 1
-    for prime in _factors(kind.count):
-        size *= prime
-        found.append(size)
-    return tuple(size for size in found if _alike(kind, size, cluster))
+    products = itertools.accumulate(_factors(pool.count), lambda a, b: a * b, initial=1)
+    return tuple(
+        size
+        for size in products
+        if size == pool.count
+        or all(
+            (level.size % size == 0 and pool.first % size == 0)
+            or (size % level.size == 0 and pool.first % level.size == 0)
+            for level in cluster.levels
+        )
+    )
 
 
 def _factors(count: int) -> Iterator[int]:
@@ -53,31 +57,21 @@ def _factors(count: int) -> Iterator[int]:
         prime += 1
 
 
-def _alike(kind: Kind, size: int, cluster: Cluster) -> bool:
-    """Whether the groups of a size are within, or made of, whole groups of each level."""
-    groups = kind.count // size
-    return groups == 1 or all(
-        (level.size % size == 0 and kind.first % size == 0)
-        or (size % level.size == 0 and kind.first % level.size == 0)
-        for level in cluster.levels
-    )
-
-
 def split_from(fine: DeviceMesh, coarse: DeviceMesh) -> tuple[int, ...]:
     """For each axis of a mesh the axis of another one that it is a part of; empty if it is none.
 
     >>> split_from(DeviceMesh.of({"a": 2, "b": 3, "c": 4}), DeviceMesh.of({"x": 6, "y": 4}))
     (0, 0, 1)
     """
-    found: list[int] = []
+    origins: list[int] = []
     for index, (_, size) in enumerate(coarse.axes):
         part = 1
-        while part < size and len(found) < len(fine.axes):
-            part *= fine.axes[len(found)][1]
-            found.append(index)
+        while part < size and len(origins) < len(fine.axes):
+            part *= fine.axes[len(origins)][1]
+            origins.append(index)
         if part != size:
             return ()
-    return tuple(found) if coarse.devices == fine.devices else ()
+    return tuple(origins) if coarse.devices == fine.devices else ()
 
 
 def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
@@ -87,12 +81,13 @@ def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
     can repeat over the nodes what they store in parts within each. Where a stage lies within one
     level, the outermost axis is as long as its least prime factor.
     """
-    devices = tuple(range(first, first + size))
+    devices, node = tuple(range(first, first + size)), cluster.levels[0].size
     yield DeviceMesh.of({"tp": size}, devices)
     minors = [
         minor
-        for minor in range(2, min(size, cluster.levels[0].size + 1))
-        if size % minor == 0 and (len(cluster.levels) == 1 or _within(first, minor, cluster))
+        for minor in range(2, min(size, node + 1))
+        if size % minor == 0
+        and (len(cluster.levels) == 1 or (first % minor == 0 and node % minor == 0))
     ]
     for minor in minors:
         yield DeviceMesh.of({"dp": size // minor, "tp": minor}, devices)
@@ -104,16 +99,11 @@ def meshes(first: int, size: int, cluster: Cluster) -> Iterator[DeviceMesh]:
             yield DeviceMesh.of(axes, devices)
 
 
-def _within(first: int, size: int, cluster: Cluster) -> bool:
-    """Whether groups of a size lie within groups of the innermost level."""
-    return first % size == 0 and cluster.levels[0].size % size == 0
-
-
 @dataclass(frozen=True)
 class Layout:
-    """A way to run a stage: a mesh of so many devices of one kind, the kind's first ones."""
+    """A way to run a stage: a mesh of the first devices of one of the pools."""
 
-    kind: int
+    pool: int
     mesh: DeviceMesh
 
     def __str__(self) -> str:
@@ -125,21 +115,20 @@ def layouts(cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None) -> 
     """Layouts of a request: fewer axes first, larger stages first.
 
     Args:
-        cluster: The devices.
         strategy: "auto", "intra" (one stage of all devices) or "inter" (stages of one device).
         mesh: The mesh of an intra plan; None for all.
 
     Returns:
-        Empty if one stage is asked for and the devices are of several kinds.
+        Empty if one stage is asked for and the devices are of several pools.
     """
-    whole = kinds(cluster)
+    pools = device_pools(cluster)
     if mesh is not None:
-        return (Layout(0, DeviceMesh.of(mesh)),) if len(whole) == 1 else ()
-    found = [
+        return (Layout(0, DeviceMesh.of(mesh)),) if len(pools) == 1 else ()
+    options = [
         Layout(index, shape)
-        for index, kind in enumerate(whole)
-        for size in reversed(sizes(kind, cluster))
+        for index, pool in enumerate(pools)
+        for size in reversed(sizes(pool, cluster))
         if (strategy != "inter" or size == 1) and (strategy != "intra" or size == len(cluster))
-        for shape in meshes(kind.first, size, cluster)
+        for shape in meshes(pool.first, size, cluster)
     ]
-    return tuple(sorted(found, key=lambda layout: max(1, len(layout.mesh.axes))))
+    return tuple(sorted(options, key=lambda layout: max(1, len(layout.mesh.axes))))

@@ -1,12 +1,18 @@
-"""One problem of one column: of devices that all do alike."""
+"""A problem of one column, which stands for devices of equal work: its plan, or why none fits."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from partitioner.solver import Solution, evaluate_choices
-from partitioner.solver.joint.engines import Engine
-from partitioner.solver.joint.merge_equal import merge_alike
+from partitioner.cost_model.even_mesh import EvenMesh
+from partitioner.ir.graph import Graph
+from partitioner.problem.build import Built
+from partitioner.problem.memory_kinds import parts_text, planned_parts
+from partitioner.solver import Infeasible, Solution, evaluate_choices
+from partitioner.solver.joint.shortage import shortage_message
+from partitioner.solver.merge_equal import merge_equal
+from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem
 
@@ -20,25 +26,19 @@ def minimised(
     patience: int,
     start: Sequence[int] | None = None,
 ) -> Solution | None:
-    """A plan of little load on one column within its memory; None if none was found.
+    """A plan of little load within the column's memory; None if none was found.
 
-    Args:
-        problem: The problem.
-        time_limit_s: See `pairwise.solve`, as `gap`, `rounds`, `engine` and `patience`.
-        gap: Relative.
-        rounds: Of bound and search.
-        engine: MILP solver.
-        patience: Rounds that gain next to nothing.
-        start: A plan that fits: nothing that costs more is of use.
+    The arguments are those of `pairwise.solve`; `start` is a plan that fits, so that nothing that
+    costs more is of use.
     """
     from partitioner.solver.pairwise import solve  # they load Numba
     from partitioner.solver.pairwise.convert import PER_SECOND, convert
 
-    merged = merge_alike(problem)
+    merged = merge_equal(problem)
     if not all(merged.problem.nodes):
         return None
     converted = convert(merged.problem)
-    found = solve(
+    outcome = solve(
         converted.pairwise,
         time_limit_s,
         gap,
@@ -47,10 +47,44 @@ def minimised(
         patience=patience,
         start=converted.assign(merged.lower(start)) if start is not None else None,
     )
-    if found.cost is None:
+    if outcome.cost is None:
         return None
-    chosen = merged.restore(converted.restore(found.chosen))
+    chosen = merged.restore(converted.restore(outcome.chosen))
     cost = evaluate_choices(problem, chosen).load_s[0]
-    bound = min(cost, found.bound / PER_SECOND)
+    bound = min(cost, outcome.bound / PER_SECOND)
     met = relative_gap(cost, bound) <= gap
-    return Solution(chosen, cost, bound, "optimal" if met else "feasible", None, found.solver)
+    return Solution(chosen, cost, bound, "optimal" if met else "feasible", None, outcome.solver)
+
+
+def refused(
+    graph: Graph, even: EvenMesh, built: Built, chosen: Sequence[int], room: float
+) -> Infeasible:
+    """The refusal of a plan that does not fit, as if the axes after this one cut all its bytes.
+
+    Args:
+        room: Bytes that a device counts as having.
+    """
+    outcome = evaluate_choices(built.problem, chosen)
+    position = outcome.peak_position[0]
+    name = built.problem.names[position]
+    limit = even.cluster.devices[even.device].memory_bytes
+    lines = room / limit
+    held = math.ceil(outcome.peak_bytes[0] / lines)
+    message = shortage_message(
+        proven=False,
+        least=False,
+        where=f"on each device at {name!r}",
+        short=held - limit,
+        held=held,
+        limit=limit,
+    )
+    parts = planned_parts(graph, built, chosen, position)
+    each = parts_text({kind: round(size / lines) for kind, size in parts.items()})
+    return Infeasible(
+        f"{message}; there it holds {each}; this is {even.mesh}",
+        device=even.device,
+        position=position,
+        name=name,
+        bytes_short=float(held - limit),
+        proven=False,
+    )

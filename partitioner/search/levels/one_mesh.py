@@ -11,18 +11,16 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.ir.graph import Graph
 from partitioner.problem.folding import fold
-from partitioner.search.levels.axis_sharder import LEAST_GAIN, Axes, AxisSharder
+from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, MeshPlan
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, split_from
 from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, work_bound
-from partitioner.search.levels.stretches import Blocks
 from partitioner.solver import Infeasible
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Stage
 from partitioner.strategies.derive import Rules
 
@@ -50,18 +48,11 @@ def search_whole(
     yields: bool = False,
     best_s: float = math.inf,
 ) -> tuple[Staged, ...]:
-    """The best plans with one stage of all devices.
+    """The best plans with one stage of all devices, on one of the meshes `candidates`.
+
+    Takes the arguments of `search_levels`, and two more.
 
     Args:
-        graph: The model.
-        rules: Its rules.
-        cluster: The devices.
-        candidates: Meshes of all devices.
-        deadline: Monotonic second after which no further mesh is begun.
-        gap: Relative gap between load and bound at which to stop.
-        progress: Called with a line of text before each mesh.
-        seed: Of all random choices.
-        engine: MILP solver.
         yields: Whether to stop where memory forbids a cheaper plan (`Staged.tight`), since another
             graph is planned there: the one with offers.
         best_s: Cost of a plan of another graph, which is to be beaten.
@@ -69,11 +60,11 @@ def search_whole(
     Raises:
         Infeasible: No plan fits the devices' memory.
     """
-    folded = fold(graph, rules)
-    planned = best_s < math.inf
-    sharder = AxisSharder(Sharder(folded, cluster, seed, engine), deadline, planned, yields)
-    job = _Whole(sharder, ranked(candidates, cluster), deadline, gap, progress, best_s)
-    return job.run()
+    sharder = Sharder(fold(graph, rules), cluster, seed, engine)
+    axes = AxisSharder(sharder, deadline, planned=best_s < math.inf, yields=yields)
+    bound_s = work_bound(sharder)
+    layouts = ranked(candidates, cluster)
+    return _MeshSearch(axes, layouts, bound_s, deadline, gap, progress, best_s).run()
 
 
 def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]:
@@ -93,15 +84,25 @@ def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]
 
 
 @dataclass
-class _Whole:
+class _MeshSearch:
+    """The state of a search; see `Staged`.
+
+    Attributes:
+        layouts: Meshes in the order of the search.
+        other_s: Cost of a plan of another graph, which is to be beaten.
+        free_s: Least cost of the plans seen that do not fit the memory of a device.
+        best: The best plan on each mesh.
+    """
+
     sharder: AxisSharder
     layouts: tuple[Layout, ...]
+    bound_s: float
     deadline: float
     gap: float
     progress: Callable[[str], None]
     other_s: float = math.inf
     free_s: float = math.inf
-    found: dict[Layout, Sharded] = field(default_factory=dict)
+    best: dict[Layout, Sharded] = field(default_factory=dict)
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
     in_time: bool = True
@@ -112,51 +113,56 @@ class _Whole:
         Then the best one's splits. Meshes of three axes are searched by themselves only if there
         are no others.
         """
-        folded = self.sharder.sharder.folded
-        bound = work_bound(self.sharder.sharder)
-        jobs = self._begun()
-        for at, (layout, job) in enumerate(jobs):
+        few = tuple(layout for layout in self.layouts if len(layout.mesh.axes) <= JOINT_AXES)
+        first_meshes = few or self.layouts
+        plans = self._first_plans(first_meshes)
+        for at, (layout, plan) in enumerate(plans):
             if self._left_to_others():
                 break
-            if job.found is not None and job.best.cost_s > FAR * self._best_s:
+            if plan.sharded is not None and plan.best.cost_s > FAR * self._best_s:
                 continue
             if self._best_s < math.inf and time.monotonic() > self.deadline:
                 self.in_time = False
-                if job.found is None:
+                if plan.sharded is None:
                     self.failed[layout] = "not searched within the time limit"
                 continue
-            before, other = self._best_s, job.found is None or job.best.cost_s > self._best_s
-            tried = self._try(layout, job)
-            idle = tried and other and self._best_s > before * (1 - LEAST_GAIN)
-            if idle or self._met(bound):
-                left = (layout for layout, job in jobs[at + 1 :] if job.found is None)
+            before = self._best_s
+            other = plan.sharded is None or plan.best.cost_s > before
+            improved = self._improve(layout, plan)
+            idle = improved and other and self._best_s > before * (1 - LEAST_GAIN)
+            if idle or self._met():
+                left = (layout for layout, plan in plans[at + 1 :] if plan.sharded is None)
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
-        if not self.found:
-            raise self._refused()
+        if not self.best:
+            unlikely = Infeasible("no plan of a known kind fits", proven=False)
+            refusals = [*self.refusals, *self.sharder.refusals]
+            raise min(refusals, key=lambda error: error.bytes_short, default=unlikely)
         best, _ = self._ranked()[0]
-        own = (job for layout, job in jobs if layout == best and job.found is not None)
-        self._split(min(own, key=lambda job: job.best.cost_s), bound)
-        blocks = Blocks((len(folded.whole.nodes),))
-        searched = tuple(self.found)
-        return tuple(
-            Staged(
-                folded,
-                Cut((Stage(0, 1, 0, 0),), sharded.cost_s, bound, sharded.solution.status),
-                blocks,
-                (Option(layout, sharded, None),),
-                bound,
-                searched,
-                self.failed,
-                self.in_time,
-                self._tight,
-            )
-            for layout, sharded in self._ranked()[:RIVALS]
+        coarse = (plan for layout, plan in plans if layout == best and plan.sharded is not None)
+        finer = self.layouts[len(first_meshes) :]
+        self._split(min(coarse, key=lambda plan: plan.best.cost_s), finer)
+        return tuple(map(self._staged, self._ranked()[:RIVALS]))
+
+    def _staged(self, entry: tuple[Layout, Sharded]) -> Staged:
+        """A plan as one stage."""
+        layout, sharded = entry
+        folded = sharded.folded
+        return Staged(
+            folded,
+            Cut((Stage(0, 1, 0, 0),), sharded.cost_s, self.bound_s, sharded.solution.status),
+            (len(folded.whole.nodes),),
+            (Option(layout, sharded, None),),
+            self.bound_s,
+            tuple(self.best),
+            self.failed,
+            self.in_time,
+            self._tight,
         )
 
     @property
     def _best_s(self) -> float:
-        return min((self.other_s, *(sharded.cost_s for sharded in self.found.values())))
+        return min((self.other_s, *(sharded.cost_s for sharded in self.best.values())))
 
     @property
     def _tight(self) -> bool:
@@ -169,31 +175,59 @@ class _Whole:
         Without a plan of a known kind the search is long, and hardly beats one of another graph.
         """
         bound = self.sharder.yields and self._tight
-        return bound or (not self.found and self.other_s < math.inf)
+        return bound or (not self.best and self.other_s < math.inf)
 
-    def _refused(self) -> Infeasible:
-        unlikely = Infeasible("no plan of a known kind fits", proven=False)
-        refusals = [*self.refusals, *self.sharder.refusals]
-        return min(refusals, key=lambda error: error.bytes_short, default=unlikely)
-
-    def _met(self, bound: float) -> bool:
+    def _met(self) -> bool:
         """Whether the best plan is within the gap of the bound."""
-        return self._best_s < math.inf and self._best_s - bound <= self.gap * self._best_s
+        return self._best_s < math.inf and self._best_s - self.bound_s <= self.gap * self._best_s
 
-    @cached_property
-    def plain(self) -> tuple[Layout, ...]:
-        """The meshes that are begun as known kinds of parallelism."""
-        few = tuple(layout for layout in self.layouts if len(layout.mesh.axes) <= JOINT_AXES)
-        return few or self.layouts
+    def _first_plans(self, layouts: Sequence[Layout]) -> list[tuple[Layout, MeshPlan]]:
+        """First plans of meshes, the cheapest first; the meshes without one at the end."""
+        pairs: list[tuple[Layout, MeshPlan]] = []
+        begun, idle = time.monotonic(), 0
+        until = begun + FIRST_SHARE * (self.deadline - begun)
+        for layout in layouts:
+            if idle == IDLE:
+                self.failed[layout] = "meshes before it were no better than the best"
+                continue
+            if self._best_s < math.inf and time.monotonic() > until:
+                plans: tuple[MeshPlan, ...] = (self.sharder.unplanned(layout.mesh, self.gap / 2),)
+            else:
+                self.progress(f"first plan on {layout}")
+                plans = self.sharder.begin(layout.mesh, self.gap / 2)
+            self.free_s = min(self.free_s, plans[0].free_s)
+            first = min((p.best for p in plans if p.sharded), key=_cost_s, default=None)
+            if first is not None:
+                idle = idle + 1 if first.cost_s >= self._best_s else 0
+                self.best[layout] = first
+            elif self.sharder.yields and not self.best:
+                idle += math.isfinite(self.free_s)
+            pairs += [(layout, plan) for plan in plans]
+            if self.best and self._left_to_others():
+                break
+        return sorted(pairs, key=lambda p: p[1].sharded.cost_s if p[1].sharded else math.inf)
 
-    def _split(self, coarse: Axes, bound: float) -> None:
+    def _improve(self, layout: Layout, plan: MeshPlan) -> bool:
+        """Improve the plan on a mesh; whether the mesh has a plan then."""
+        self.progress(f"sharding over {layout}")
+        try:
+            sharded = self.sharder.improve(plan, self._best_s)
+        except Infeasible as error:
+            self.failed[layout] = str(error)
+            self.refusals.append(error)
+            return False
+        finally:
+            self.free_s = min(self.free_s, plan.free_s)
+        self.best[layout] = min(sharded, self.best.get(layout, sharded), key=_cost_s)
+        return True
+
+    def _split(self, coarse: MeshPlan, layouts: Sequence[Layout]) -> None:
         """Meshes that split an axis of the best one, if it has two: each begins with its plan."""
-        for layout in self.layouts[len(self.plain) :]:
-            best_s = self._best_s
+        for layout in layouts:
             origins = split_from(layout.mesh, coarse.even.mesh)
-            if len(set(origins)) < JOINT_AXES or coarse.best.cost_s > FAR * best_s:
+            if len(set(origins)) < JOINT_AXES or coarse.best.cost_s > FAR * self._best_s:
                 self.failed[layout] = "not searched: it splits no axis of the best mesh of two"
-            elif self._met(bound) or self._left_to_others():
+            elif self._met() or self._left_to_others():
                 self.failed[layout] = "not searched: others gained too little"
             elif time.monotonic() > self.deadline:
                 self.in_time = False
@@ -201,65 +235,24 @@ class _Whole:
             else:
                 self._try_split(layout, coarse)
 
-    def _try_split(self, layout: Layout, coarse: Axes) -> None:
+    def _try_split(self, layout: Layout, coarse: MeshPlan) -> None:
         """One step from the plan of the mesh that is split; more if that gains enough."""
         self.progress(f"splitting {coarse.even.mesh} into {layout}")
         before = self._best_s
         try:
-            job = self.sharder.refined(coarse, layout.mesh)
+            plan = self.sharder.refined(coarse, layout.mesh)
         except Infeasible as error:
             self.failed[layout] = str(error)
             return
-        if job is None:
+        if plan is None:
             self.failed[layout] = "not searched: the cuts of the best mesh cannot be split"
             return
-        self.found[layout] = job.best
-        if job.best.cost_s < before * (1 - LEAST_GAIN):
-            self._try(layout, job)
-
-    def _begun(self) -> list[tuple[Layout, Axes]]:
-        """Meshes with their first plans, the cheapest first, those without one at the end."""
-        jobs: list[tuple[Layout, Axes]] = []
-        begun, idle = time.monotonic(), 0
-        until = begun + FIRST_SHARE * (self.deadline - begun)
-        for layout in self.plain:
-            if idle == IDLE:
-                self.failed[layout] = "meshes before it were no better than the best"
-                continue
-            if self._best_s < math.inf and time.monotonic() > until:
-                own: tuple[Axes, ...] = (self.sharder.unbegun(layout.mesh, self.gap / 2),)
-            else:
-                self.progress(f"first plan on {layout}")
-                own = self.sharder.begin(layout.mesh, self.gap / 2)
-            self.free_s = min(self.free_s, own[0].free_s)
-            plans = [job.found for job in own if job.found is not None]
-            if plans:
-                first = min(plans, key=_cost_s)
-                idle = idle + 1 if first.cost_s >= self._best_s else 0
-                self.found[layout] = first
-            elif self.sharder.yields and not self.found:
-                idle += math.isfinite(self.free_s)
-            jobs += [(layout, job) for job in own]
-            if self.found and self._left_to_others():
-                break
-        return sorted(jobs, key=lambda pair: pair[1].found.cost_s if pair[1].found else math.inf)
-
-    def _try(self, layout: Layout, job: Axes) -> bool:
-        """Whether the mesh has a plan."""
-        self.progress(f"sharding over {layout}")
-        try:
-            sharded = self.sharder.improve(job, self._best_s)
-        except Infeasible as error:
-            self.failed[layout] = str(error)
-            self.refusals.append(error)
-            return False
-        finally:
-            self.free_s = min(self.free_s, job.free_s)
-        self.found[layout] = min(sharded, self.found.get(layout, sharded), key=_cost_s)
-        return True
+        self.best[layout] = plan.best
+        if plan.best.cost_s < before * (1 - LEAST_GAIN):
+            self._improve(layout, plan)
 
     def _ranked(self) -> list[tuple[Layout, Sharded]]:
-        return sorted(self.found.items(), key=lambda found: found[1].cost_s)
+        return sorted(self.best.items(), key=lambda entry: entry[1].cost_s)
 
 
 def _cost_s(sharded: Sharded) -> float:

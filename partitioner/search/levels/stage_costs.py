@@ -1,18 +1,20 @@
-"""What a plan of stages costs, counted stage by stage: all devices of a stage do alike."""
+"""The cost of a plan of stages, counted stage by stage: all devices of a stage do equal work."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.compute import sharded_flops_share
+from partitioner.cost_model.compute import sharded_flops_share, stored_bytes
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
 from partitioner.cost_model.memory import HEADROOM_PERCENT, MemoryPeak
 from partitioner.cost_model.overlap import beside_compute
-from partitioner.cost_model.state_bytes import held_bytes
+from partitioner.cost_model.reshard import Hop
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
@@ -20,6 +22,9 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.search.levels.decode import groups, spans
 from partitioner.search.levels.stages import Staged
 from partitioner.search.levels.stretches import away, moved, paid
+
+#: Seconds or bytes of each device of a stage, and what they are of.
+Charge = tuple[int, Literal["compute", "comm", "sent", "resident"], float]
 
 
 def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -> Evaluation:
@@ -30,105 +35,110 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
     run one after the other, peaks are what is resident of a stage (weights, stored values, zeros)
     and the most that all other values take anywhere in the model: both are upper estimates.
     """
-    counted = _Count(staged, meshes, cluster).run()
+    stages = _Stages(staged, meshes, cluster)
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(meshes))
+    for stage, kind, amount in stages.charges():
+        sums[kind][stage] += amount
     devices = range(len(cluster))
     compute, comm = dict.fromkeys(devices, 0.0), dict.fromkeys(devices, 0.0)
     sent = dict.fromkeys(devices, 0)
     peak = dict.fromkeys(devices, MemoryPeak(0, 0, 0, ""))
-    bare = dict(peak)
-    for index, (option, mesh) in enumerate(zip(staged.options, meshes, strict=True)):
-        weights, passing = round(counted.weights[index]), round(option.sharded.passing_bytes)
+    exact_peak = dict(peak)
+    for stage, (option, mesh) in enumerate(zip(staged.options, meshes, strict=True)):
+        resident, passing = round(sums["resident"][stage]), round(option.sharded.passing_bytes)
         without = passing * 100 // HEADROOM_PERCENT
         for device in mesh.devices:
-            compute[device], comm[device] = counted.compute_s[index], counted.comm_s[index]
-            sent[device] = round(counted.sent[index])
-            peak[device] = MemoryPeak(weights + passing, weights, passing, "")
-            bare[device] = MemoryPeak(weights + without, weights, without, "")
+            compute[device], comm[device] = sums["compute"][stage], sums["comm"][stage]
+            sent[device] = round(sums["sent"][stage])
+            peak[device] = MemoryPeak(resident + passing, resident, passing, "")
+            exact_peak[device] = MemoryPeak(resident + without, resident, without, "")
     return Evaluation(
         compute_s=compute,
         comm_s=comm,
-        latency_s=sum(counted.compute_s) + sum(counted.comm_s),
+        latency_s=sum(sums["compute"]) + sum(sums["comm"]),
         peak=peak,
-        exact_peak=bare,
+        exact_peak=exact_peak,
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
         sent_bytes=sent,
         devices_used=sum(mesh.size() for mesh in meshes),
-        sharded_flops_share=sharded_flops_share(counted.picks),
+        sharded_flops_share=sharded_flops_share(stages.picks),
     )
 
 
 def cheapest(
-    found: Sequence[Staged], cluster: Cluster
+    plans: Sequence[Staged], cluster: Cluster
 ) -> tuple[Staged, tuple[DeviceMesh, ...], Evaluation]:
     """The plan of least load, counted and not estimated, with the devices of its stages."""
     counted = []
-    for staged in found:
+    for staged in plans:
         meshes = groups(staged, cluster)
         counted.append((staged, meshes, evaluation(staged, meshes, cluster)))
     return min(counted, key=lambda entry: entry[2].step_s)
 
 
-@dataclass
-class _Count:
-    """Sums by stage: seconds, bytes of weights, bytes sent."""
+@dataclass(frozen=True)
+class _Stages:
+    """The nodes of a plan on the stand-ins of its stages."""
 
     staged: Staged
     meshes: Sequence[DeviceMesh]
     cluster: Cluster
+    #: Prices of reshards from one stage to another, or within one.
+    _resharders: dict[tuple[int, int], EvenResharder] = field(default_factory=dict)
 
-    def run(self) -> _Count:
-        """Count everything."""
-        staged, count = self.staged, len(self.meshes)
-        self.graph = staged.folded.whole
-        self.beside = beside_compute(self.graph)
-        self.compute_s, self.comm_s = [0.0] * count, [0.0] * count
-        self.weights, self.sent = [0.0] * count, [0.0] * count
-        self.stage = [k for k, span in enumerate(spans(staged)) for _ in span]
-        self.picks: list[PlacedNode] = [
-            staged.options[k].sharded.picks[place]
-            for k, place in zip(self.stage, staged.folded.places, strict=True)
+    @cached_property
+    def stage(self) -> Sequence[int]:
+        """The stage of each node."""
+        return [k for k, span in enumerate(spans(self.staged)) for _ in span]
+
+    @cached_property
+    def picks(self) -> Sequence[PlacedNode]:
+        """The strategy of each node, on its stage's stand-in."""
+        return [
+            self.staged.options[k].sharded.picks[place]
+            for k, place in zip(self.stage, self.staged.folded.places, strict=True)
         ]
-        self.within = [
-            EvenResharder(self.cluster, even=self._even(k)) for k in range(len(self.meshes))
+
+    @cached_property
+    def evens(self) -> Sequence[EvenMesh]:
+        """The devices of each stage, and their stand-in."""
+        return [
+            EvenMesh(mesh, option.sharded.even.model, self.cluster)
+            for mesh, option in zip(self.meshes, self.staged.options, strict=True)
         ]
-        self.between: dict[tuple[int, int], EvenResharder] = {}
-        held: set[tuple[int, str, Placement]] = set()
+
+    def charges(self) -> Iterator[Charge]:
+        """Charges of all nodes, weights and values."""
+        graph = self.staged.folded.whole
+        beside = beside_compute(graph)
+        residents: set[tuple[int, str, Placement]] = set()
         readers: dict[str, dict[int, dict[Placement, None]]] = defaultdict(dict)
-        for position, placed in enumerate(self.picks):
-            stage, place = self.stage[position], staged.folded.places[position]
-            self.compute_s[stage] += staged.options[stage].sharded.compute_s[place]
-            node = self.graph.nodes[position]
+        for node, placed, stage, place in zip(
+            graph.nodes, self.picks, self.stage, self.staged.folded.places, strict=True
+        ):
+            yield stage, "compute", self.staged.options[stage].sharded.compute_s[place]
             for value, at in zip((*node.inputs, *node.captures), placed.ins, strict=True):
                 if at is None:
                     continue
-                if value in self.graph.producers:
+                # a weight is resident, and so is an input as a sum with zeros
+                resident = value in graph.constants or bool(at.sharding.partial)
+                if value in graph.producers:
                     readers[value].setdefault(stage, {})[at] = None
-                elif (stage, value, at) not in held and self._stays(value, at):
-                    held.add((stage, value, at))
-                    nbytes = self._even(stage).local_bytes(at, self.graph.types[value].dtype)
-                    self.weights[stage] += nbytes
-        for position, placed in enumerate(self.picks):
+                elif resident and (stage, value, at) not in residents:
+                    residents.add((stage, value, at))
+                    yield stage, "resident", self._bytes(stage, value, at)
+        for node, placed, stage in zip(graph.nodes, self.picks, self.stage, strict=True):
             row = row_of(placed.node)
-            for value, at in zip(self.graph.nodes[position].outputs, placed.outs, strict=True):
-                if at is not None:
-                    if row is not None and row.stored:
-                        self._store(position, value, at)
-                    self._value(value, at, self.stage[position], readers[value])
-        return self
+            for value, at in zip(node.outputs, placed.outs, strict=True):
+                if at is None:
+                    continue
+                if row is not None and row.stored:  # with its optimizer's state
+                    nbytes, dtype = self._bytes(stage, value, at), graph.types[value].dtype
+                    yield stage, "resident", stored_bytes(node, dtype, nbytes)
+                yield from self._value(value, at, stage, readers[value], beside=value in beside)
 
-    def _stays(self, value: str, at: Placement) -> bool:
-        """Whether what no node makes is resident: a weight, or an input as a sum with zeros."""
-        return value in self.graph.constants or bool(at.sharding.partial)
-
-    def _store(self, position: int, value: str, at: Placement) -> None:
-        """A stored value with its optimizer's state."""
-        stage, dtype = self.stage[position], self.graph.types[value].dtype
-        nbytes = self._even(stage).local_bytes(at, dtype)
-        self.weights[stage] += held_bytes(self.graph.nodes[position], dtype, nbytes)
-
-    def _even(self, stage: int) -> EvenMesh:
-        option = self.staged.options[stage]
-        return EvenMesh(self.meshes[stage], option.sharded.even.model, self.cluster)
+    def _bytes(self, stage: int, value: str, at: Placement) -> int:
+        return self.evens[stage].local_bytes(at, self.staged.folded.whole.types[value].dtype)
 
     def _value(
         self,
@@ -136,41 +146,47 @@ class _Count:
         home: Placement,
         stage: int,
         readers: Mapping[int, Mapping[Placement, None]],
-    ) -> None:
+        *,
+        beside: bool,
+    ) -> Iterator[Charge]:
         """Each hop of the value's own stage once; each placement of another stage once."""
-        dtype, beside = self.graph.types[value].dtype, value in self.beside
-        done: set[Placement] = set()
+        graph = self.staged.folded.whole
+        dtype = graph.types[value].dtype
         wanted = list(readers.get(stage, ()))
-        if value in self.graph.outputs and home.sharding.partial:
+        if value in graph.outputs and home.sharding.partial:
             wanted.append(Placement(home.mesh, home.sharding.without_partial()))
-        hops = [hop for want in wanted for hop in self.within[stage].hops(dtype, home, want)]
+        within = self._resharder(stage, stage)
+        hops = [hop for want in wanted for hop in within.hops(dtype, home, want)]
         for other, wants in readers.items():
-            if other != stage:
-                resharder = self._resharder(stage, other)
-                there = resharder.other
-                assert there is not None
-                for want in wants:
-                    for hop in resharder.hops(dtype, home, moved(want, there)):
-                        if hop.after.mesh.devices[0] not in there.model.devices:
-                            hops.append(hop)
-                            continue
-                        self._pay(stage, *paid(hop, resharder.even.device, beside=beside))
-                        self._pay(other, *paid(hop, there.device, beside=beside))
+            if other == stage:
+                continue
+            resharder = self._resharder(stage, other)
+            there = resharder.other
+            assert there is not None
+            for want in wants:
+                for hop in resharder.hops(dtype, home, moved(want, there)):
+                    if hop.after.mesh.devices[0] in there.model.devices:
+                        yield from _paid(stage, hop, resharder.even.device, beside=beside)
+                        yield from _paid(other, hop, there.device, beside=beside)
+                    else:
+                        hops.append(hop)
+        once: dict[Placement, Hop] = {}
         for hop in hops:
-            if hop.after not in done:
-                done.add(hop.after)
-                if hop.zeros:
-                    self.weights[stage] += self._even(stage).local_bytes(hop.after, dtype)
-                self._pay(stage, *paid(hop, self.meshes[stage].devices[0], beside=beside))
-
-    def _pay(self, stage: int, seconds: float, sent: float) -> None:
-        self.comm_s[stage] += seconds
-        self.sent[stage] += sent
+            once.setdefault(hop.after, hop)
+        for after, hop in once.items():
+            if hop.zeros:
+                yield stage, "resident", self._bytes(stage, value, after)
+            yield from _paid(stage, hop, self.meshes[stage].devices[0], beside=beside)
 
     def _resharder(self, stage: int, other: int) -> EvenResharder:
-        if (stage, other) not in self.between:
-            there = away(self._even(other), beyond=self._even(stage).model)
-            self.between[stage, other] = EvenResharder(
-                self.cluster, even=self._even(stage), other=there
-            )
-        return self.between[stage, other]
+        if (stage, other) not in self._resharders:
+            even = self.evens[stage]
+            there = away(self.evens[other], beyond=even.model) if other != stage else None
+            self._resharders[stage, other] = EvenResharder(self.cluster, even=even, other=there)
+        return self._resharders[stage, other]
+
+
+def _paid(stage: int, hop: Hop, device: int, *, beside: bool) -> Iterator[Charge]:
+    seconds, sent = paid(hop, device, beside=beside)
+    yield stage, "comm", seconds
+    yield stage, "sent", sent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,10 +16,10 @@ from partitioner.ir.plan import place
 from partitioner.problem.folding import Folded, fold
 from partitioner.search.levels.axis_sharder import AxisSharder
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
-from partitioner.search.levels.meshes import Layout, kinds, split_from
-from partitioner.search.levels.stretches import Blocks, blocks, stage_option
+from partitioner.search.levels.meshes import DevicePool, Layout, device_pools, split_from
+from partitioner.search.levels.stretches import block_ends, stage_option
 from partitioner.solver import Infeasible
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies.derive import Rules
 
@@ -37,9 +38,7 @@ class Option:
     """One layout with the model sharded over it.
 
     Attributes:
-        layout: The mesh.
-        sharded: How the model is sharded over it.
-        stage: What stretches of blocks cost on it; None if it runs the whole model.
+        stage: The costs of stretches of blocks on it; None if it runs the whole model.
     """
 
     layout: Layout
@@ -49,13 +48,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Staged:
-    """The best cut found.
+    """A cut of the model into stages.
 
     Attributes:
-        folded: The model.
-        cut: The stages: stretches of `blocks`.
-        blocks: Positions that stages begin and end at.
-        options: What each stage runs on.
+        cut: The stages: stretches of blocks.
+        block_ends: Positions at which blocks end, exclusive.
+        options: The layout of each stage.
         bound_s: No plan of stages on these devices has a lower largest load.
         searched: Layouts that the model was sharded over.
         failed: The others, and why not.
@@ -65,7 +63,7 @@ class Staged:
 
     folded: Folded
     cut: Cut
-    blocks: Blocks
+    block_ends: tuple[int, ...]
     options: tuple[Option, ...]
     bound_s: float
     searched: tuple[Layout, ...]
@@ -91,62 +89,71 @@ def search_levels(
     Layouts are sharded in order until the gap is met or time is up.
 
     Args:
-        graph: The model.
-        rules: Its rules.
-        cluster: The devices.
         candidates: Layouts to choose from, the most promising first.
         deadline: Monotonic second after which no further layout is begun.
         gap: Relative gap between load and bound at which to stop.
         progress: Called with a line of text before each layout.
-        seed: Of all random choices.
-        engine: MILP solver.
 
     Raises:
         Infeasible: No cut into stages fits the devices' memory.
     """
-    job = _Levels(graph, rules, cluster, tuple(candidates), deadline, gap, progress)
-    return job.run(seed, engine)
+    sharder = Sharder(fold(graph, rules), cluster, seed, engine)
+    search = _StageSearch(
+        sharder,
+        tuple(candidates),
+        device_pools(cluster),
+        block_ends(graph),
+        work_bound(sharder),
+        deadline,
+        gap,
+        progress,
+    )
+    return search.run()
 
 
 @dataclass
-class _Levels:
-    graph: Graph
-    rules: Rules
-    cluster: Cluster
+class _StageSearch:
+    """The state of a search; see `Staged`.
+
+    Attributes:
+        ends: Positions at which blocks end.
+        cuts: Cuts into stages, each with the options of its stages.
+        refusals: Layouts on which nothing fits, and why.
+    """
+
+    sharder: Sharder
     layouts: tuple[Layout, ...]
+    pools: tuple[DevicePool, ...]
+    ends: tuple[int, ...]
+    bound_s: float
     deadline: float
     gap: float
     progress: Callable[[str], None]
-    found: list[Option] = field(default_factory=list)
+    options: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
     sharded: list[Layout] = field(default_factory=list)
     cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
-    best: tuple[Cut, tuple[Option, ...]] | None = None
     refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
     in_time: bool = True
 
-    def run(self, seed: int, engine: Engine) -> tuple[Staged, ...]:
-        """Fold the model, shard it over layout after layout, cut stages."""
-        self.folded = fold(self.graph, self.rules)
-        self.sharder = Sharder(self.folded, self.cluster, seed, engine)
-        self.kinds = kinds(self.cluster)
-        self.pools = tuple(
-            Pool(kind.count, float(self.cluster.devices[kind.first].memory_bytes))
-            for kind in self.kinds
-        )
-        self.blocks = blocks(self.graph)
-        self.bound_s = work_bound(self.sharder)
-        self._pass()
+    @property
+    def best(self) -> tuple[Cut, tuple[Option, ...]] | None:
+        """The cut of least load; None if there is none yet."""
+        return min(self.cuts, key=lambda entry: entry[0].load_s, default=None)
+
+    def run(self) -> tuple[Staged, ...]:
+        """Shard the model over layout after layout, and cut stages."""
+        self._shard_all()
         if self.best is None:
-            raise self._refused()
-        if len(self.kinds) == 1 and len(self.found) > 1 and not self._met():
-            self._cut(self.found)
-        ranked = sorted(self.cuts, key=lambda found: found[0].load_s)
+            raise self._refusal()
+        if len(self.pools) == 1 and len(self.options) > 1 and not self._met():
+            self._cut(self.options)
+        ranked = sorted(self.cuts, key=lambda entry: entry[0].load_s)
         return tuple(
             Staged(
-                self.folded,
+                self.sharder.folded,
                 cut,
-                self.blocks,
+                self.ends,
                 options,
                 self.bound_s,
                 tuple(dict.fromkeys(self.sharded)),
@@ -156,7 +163,7 @@ class _Levels:
             for cut, options in ranked[:RIVALS]
         )
 
-    def _pass(self) -> None:
+    def _shard_all(self) -> None:
         """Shard over layout after layout."""
         took: dict[int, float] = {}  # seconds of the longest layout, by number of axes
         for layout in self._ranked():
@@ -170,28 +177,55 @@ class _Levels:
                 self.in_time = False
                 continue
             self.progress(f"planning stages of {layout.mesh.size()} devices ({layout})")
-            self._attempt(layout)
+            self._try(layout)
             took[axes] = max(took.get(axes, 0.0), time.monotonic() - begun)
 
-    def _attempt(self, layout: Layout) -> None:
-        """Try a layout; if memory rules it out and nothing else is known, mind memory."""
-        try:
-            self._try(layout, limited=False)
-        except Infeasible as error:
-            self.refusals.append((error, layout))
-            if self.best is None:
-                self._attempt_limited(layout)
-            else:
-                self.failed[layout] = str(error)
+    def _ranked(self) -> Iterator[Layout]:
+        """Layouts of one axis, then those of two that add a second one to the best of these.
 
-    def _attempt_limited(self, layout: Layout) -> None:
-        try:
-            self._try(layout, limited=True)
-        except Infeasible as error:
-            self.failed[layout] = str(error)
-            self.refusals.append((error, layout))
+        Those about as large as the innermost level come first: their links are fast, and there
+        are enough stages to choose from. Then those of three that split a mesh of the best cut.
+        """
+        near = math.log2(self.sharder.cluster.levels[0].size)
+        simple = [layout for layout in self.layouts if len(layout.mesh.axes) < 2]
+        yield from sorted(simple, key=lambda layout: abs(math.log2(layout.mesh.size()) - near))
+        sizes = {mesh.size() for mesh in self._best_meshes()}
+        joint = [layout for layout in self.layouts if len(layout.mesh.axes) == JOINT_AXES]
+        yield from sorted(
+            joint,
+            key=lambda layout: (layout.mesh.axes[0][1] not in sizes, layout.mesh.axes[1][1]),
+        )
+        for layout in self.layouts:
+            # it splits a mesh of several axes of the best cut, if there is a cut
+            meshes = self._best_meshes()
+            origins = (split_from(layout.mesh, mesh) for mesh in meshes)
+            splits = not meshes or any(len(set(origin)) >= JOINT_AXES for origin in origins)
+            if len(layout.mesh.axes) > JOINT_AXES and splits:
+                yield layout
 
-    def _refused(self) -> Infeasible:
+    def _best_meshes(self) -> tuple[DeviceMesh, ...]:
+        return tuple(option.layout.mesh for option in self.best[1]) if self.best else ()
+
+    def _met(self) -> bool:
+        """Whether the best cut is within the gap of the bound."""
+        if self.best is None:
+            return False
+        load = self.best[0].load_s
+        return load - self.bound_s <= self.gap * load
+
+    def _try(self, layout: Layout) -> None:
+        """Plan with a layout; if memory rules it out and no cut is known, within memory."""
+        for limited in (False, True):
+            try:
+                self._shard(layout, limited=limited)
+                return
+            except Infeasible as error:
+                self.refusals.append((error, layout))
+                if limited or self.best is not None:
+                    self.failed[layout] = str(error)
+                    return
+
+    def _refusal(self) -> Infeasible:
         """The refusal of the cut that is short of the fewest bytes a device.
 
         Those of the solver are of all stages together, not of a device.
@@ -201,56 +235,24 @@ class _Levels:
             errors = [error for error, _ in self.refusals]
             return errors[0] if errors else Infeasible("no layout was searched", proven=False)
         error, layout = min(near, key=lambda refusal: refusal[0].bytes_short)
-        first = self.kinds[layout.kind].first
+        first = self.pools[layout.pool].first
         return Infeasible(str(error), device=first, bytes_short=error.bytes_short, proven=False)
 
-    def _ranked(self) -> Iterator[Layout]:
-        """Layouts of one axis, then those of two that add a second one to the best of these.
-
-        Those about as large as the innermost level come first: their links are fast, and there
-        are enough stages to choose from. Then those of three that split a mesh of the best cut.
-        """
-        near = math.log2(self.cluster.levels[0].size)
-        simple = [layout for layout in self.layouts if len(layout.mesh.axes) < 2]
-        yield from sorted(simple, key=lambda layout: abs(math.log2(layout.mesh.size()) - near))
-        used = self.best[1] if self.best is not None else ()
-        best = {option.layout.mesh.size() for option in used}
-        rest = [layout for layout in self.layouts if len(layout.mesh.axes) == JOINT_AXES]
-        yield from sorted(
-            rest,
-            key=lambda layout: (layout.mesh.axes[0][1] not in best, layout.mesh.axes[1][1]),
-        )
-        for layout in self.layouts:
-            if len(layout.mesh.axes) > JOINT_AXES and self._splits_best(layout):
-                yield layout
-
-    def _splits_best(self, layout: Layout) -> bool:
-        """Whether it splits a mesh of several axes of the best cut; any does if there is none."""
-        used = self.best[1] if self.best is not None else ()
-        origins = (split_from(layout.mesh, option.layout.mesh) for option in used)
-        return not used or any(len(set(origin)) >= JOINT_AXES for origin in origins)
-
-    def _met(self) -> bool:
-        if self.best is None:
-            return False
-        load = self.best[0].load_s
-        return load - self.bound_s <= self.gap * load
-
-    def _try(self, layout: Layout, *, limited: bool) -> None:
-        """Shard over one layout, and cut stages once every kind of device has one."""
-        stages = self.kinds[layout.kind].count // layout.mesh.size()
-        left = max(1.0, SHARE * (self.deadline - time.monotonic()))
-        sharded = self._sharded(layout, stages, left, limited=limited)
+    def _shard(self, layout: Layout, *, limited: bool) -> None:
+        """Shard over one layout, and cut stages once every pool of devices has one."""
+        stages = self.pools[layout.pool].count // layout.mesh.size()
+        left_s = max(1.0, SHARE * (self.deadline - time.monotonic()))
+        sharded = self._sharded(layout, stages, left_s, limited=limited)
         self.sharded.append(layout)
-        alone = len(self.kinds) == 1
+        alone = len(self.pools) == 1
         if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
             return
-        option = stage_option(sharded, self.blocks, stages, layout.kind, str(layout))
-        self.found.append(Option(layout, sharded, option))
+        stage = stage_option(sharded, self.ends, stages, layout.pool, str(layout))
+        self.options.append(Option(layout, sharded, stage))
         if alone:
-            self._cut(self.found[-1:])
-        elif {option.layout.kind for option in self.found} == set(range(len(self.pools))):
-            self._cut(self.found)
+            self._cut(self.options[-1:])
+        elif {option.layout.pool for option in self.options} == set(range(len(self.pools))):
+            self._cut(self.options)
 
     def _sharded(
         self, layout: Layout, stages: int, time_limit_s: float, *, limited: bool
@@ -260,31 +262,33 @@ class _Levels:
             return self.sharder.shard(
                 layout.mesh, stages, limited=limited, time_limit_s=time_limit_s, gap=self.gap / 2
             )
-        until, known = time.monotonic() + time_limit_s, self.best is not None
+        until, planned = time.monotonic() + time_limit_s, self.best is not None
         groups = float(stages) if limited else math.inf
-        sharder = AxisSharder(self.sharder, until, known, groups=groups)
+        sharder = AxisSharder(self.sharder, until, planned, groups=groups)
         first, *_ = sharder.begin(layout.mesh, self.gap / 2)
         sharded = sharder.improve(first)
         return replace(sharded, solution=replace(sharded.solution, bound=0.0))
 
     def _cut(self, options: Sequence[Option]) -> None:
         stages = tuple(option.stage for option in options if option.stage is not None)
-        cut = cut_stages(StageProblem(stages, self.pools, in_flight=False), gap=self.gap / 4)
+        devices = self.sharder.cluster.devices
+        pools = tuple(Pool(p.count, float(devices[p.first].memory_bytes)) for p in self.pools)
+        cut = cut_stages(StageProblem(stages, pools, in_flight=False), gap=self.gap / 4)
         self.cuts.append((cut, tuple(options[stage.option] for stage in cut.stages)))
-        self.best = min(self.cuts, key=lambda found: found[0].load_s)
 
 
 def work_bound(sharder: Sharder) -> float:
-    """No plan is below: all nodes' least device seconds, shared by all devices.
+    """Seconds that no plan is below: all nodes' least device seconds, shared by all devices.
 
     A node on a mesh takes no fewer device seconds than on one device: launches are paid by
     each, and FLOPs and bytes are at best divided. Unlike devices count by their speed. Optional
     nodes may be left out.
     """
-    graph, cluster, times = sharder.folded.graph, sharder.cluster, _times(sharder.folded)
-    seconds, pools = [], kinds(cluster)
-    for kind in pools:
-        mesh = DeviceMesh.single(kind.first)
+    folded, cluster = sharder.folded, sharder.cluster
+    graph, times = folded.graph, Counter(folded.places)  # nodes that each folded one stands for
+    seconds, pools = [], device_pools(cluster)
+    for pool in pools:
+        mesh = DeviceMesh.single(pool.first)
         even = EvenMesh(mesh, mesh, cluster)
         alone = (place(graph, n, mesh, {}, sharder.rule(n)) for n in graph.nodes)
         seconds.append(
@@ -293,20 +297,12 @@ def work_bound(sharder: Sharder) -> float:
                 for placed in alone
             ]
         )
-    whole = [sum(t * s for t, s in zip(times, own, strict=True)) for own in seconds]
+    whole = [sum(times[node] * s for node, s in enumerate(each)) for each in seconds]
     if not all(whole):
         return 0.0
-    speed = sum(kind.count / total for kind, total in zip(pools, whole, strict=True))
+    speed = sum(pool.count / total for pool, total in zip(pools, whole, strict=True))
     weights = [1 / total / speed for total in whole]
     return sum(
-        count * min(w * own[node] for w, own in zip(weights, seconds, strict=True))
-        for node, count in enumerate(times)
+        times[node] * min(w * each[node] for w, each in zip(weights, seconds, strict=True))
+        for node in range(len(graph.nodes))
     )
-
-
-def _times(folded: Folded) -> list[int]:
-    """How many nodes of the whole graph each node of the folded one stands for."""
-    counted = [0] * len(folded.graph.nodes)
-    for node in folded.places:
-        counted[node] += 1
-    return counted

@@ -1,4 +1,4 @@
-"""Placement instances of msr-fiddle/dnn-partitioning, and solutions as its programs print them.
+"""Placement instances of msr-fiddle/dnn-partitioning: their meaning and their reader.
 
 Tarnawski, Phanishayee, Devanur, Mahajan, Nina Paravecino: "Efficient Algorithms for Device
 Placement of DNN Graph Operators", NeurIPS 2020. A file is JSON:
@@ -23,17 +23,21 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from partitioner.solver.formats.json_fields import as_object, by_id, count, entries, number, parsed
-from partitioner.solver.formats.json_files import read_json
-from partitioner.solver.problem import SolverError
+from partitioner.solver.formats.json_files import (
+    FormatError,
+    as_object,
+    by_id,
+    count,
+    number,
+    objects,
+)
 
 
 @dataclass(frozen=True)
 class Value:
-    """What one node of the file makes and nodes elsewhere read.
+    """A value that one merged node makes and others read.
 
     Attributes:
         producer: Merged node that makes it.
@@ -51,15 +55,13 @@ class Instance:
     """A file's content. Devices are its accelerators, then its CPUs.
 
     Attributes:
-        accelerators: How many there are.
-        cpus: How many there are.
         limit_bytes: Memory of an accelerator.
         members: Ids in the file of each merged node; merged nodes are in a topological order
             of the forward pass and the reversed backward pass, but for cycles.
         accelerator_s: Seconds of each merged node on an accelerator; infinite if unsupported.
         cpu_s: Seconds of each merged node on a CPU.
         size_bytes: Of each merged node.
-        values: What merged nodes read from each other.
+        values: Values that merged nodes read from each other.
     """
 
     accelerators: int
@@ -72,79 +74,66 @@ class Instance:
     values: tuple[Value, ...]
 
 
-def read(path: Path, data: Any = None) -> Instance:
-    """Read a file.
-
-    Args:
-        path: The file, plain or gzipped.
-        data: Its content, if it is already known.
+def parse(data: Any) -> Instance:
+    """An instance from JSON content.
 
     Raises:
-        SolverError: The file cannot be read or is malformed; one line says where.
-    """
-    return parsed(path, read_json(path) if data is None else data, parse)
-
-
-def is_problem(data: Any) -> bool:
-    """Whether JSON content looks like a file of this kind."""
-    return isinstance(data, dict) and isinstance(data.get("nodes"), list) and "maxFPGAs" in data
-
-
-def parse(data: object) -> Instance:
-    """An instance from decoded JSON.
-
-    Raises:
-        SolverError: Something is missing or out of its range.
+        FormatError: Something is missing or out of its range.
     """
     top = as_object(data, "the file")
     cpus = count(top, "maxCPUs")
     accelerators = count(top, "maxFPGAs")
     if not accelerators + cpus:
-        raise SolverError("maxFPGAs and maxCPUs are both 0: there is no device")
+        raise FormatError("maxFPGAs and maxCPUs are both 0: there is no device")
     nodes = _nodes(top)
     cost, readers = _edges(top, nodes)
-    classes: dict[object, list[int]] = {}
+    colours: dict[object, list[int]] = {}
     for name, node in nodes.items():
         colour = node.get("colorClass")
-        classes.setdefault(("alone", name) if colour is None else colour, []).append(name)
-    groups = list(classes.values())
-    of = {name: index for index, group in enumerate(groups) for name in group}
-    arcs = {(of[u], of[v]) for u, v in _forward(nodes, readers) if of[u] != of[v]}
-    order = _topological(len(groups), arcs)
-    position = {old: new for new, old in enumerate(order)}
-    members = tuple(tuple(groups[old]) for old in order)
+        colours.setdefault(("alone", name) if colour is None else colour, []).append(name)
+    groups = list(colours.values())
+    group_of = {name: index for index, group in enumerate(groups) for name in group}
+    arcs = {(group_of[u], group_of[v]) for u, v in _forward(nodes, readers)}
+    order = _topological(len(groups), {(u, v) for u, v in arcs if u != v})
+    position = {group: place for place, group in enumerate(order)}
+    members = tuple(tuple(groups[group]) for group in order)
+    limit_bytes = number(top, "maxSizePerFPGA", "the file")
+
+    def summed(seconds: Mapping[int, float]) -> tuple[float, ...]:
+        return tuple(math.fsum(seconds[name] for name in group) for group in members)
+
+    fields = ("fpgaLatency", "cpuLatency", "size")
+    accelerator_s, cpu_s, size_bytes = (
+        {name: number(node, key, f"node {name}") for name, node in nodes.items()} for key in fields
+    )
+    accelerator_s |= {name: math.inf for name, node in nodes.items() if not node["supportedOnFpga"]}
     instance = Instance(
         accelerators,
         cpus,
-        number(top, "maxSizePerFPGA", "the file"),
+        limit_bytes,
         members,
-        tuple(math.fsum(_accelerator_s(nodes[n]) for n in own) for own in members),
-        tuple(math.fsum(_time(nodes[n], "cpuLatency") for n in own) for own in members),
-        tuple(math.fsum(_time(nodes[n], "size") for n in own) for own in members),
-        tuple(_values(cost, readers, {name: position[index] for name, index in of.items()})),
+        summed(accelerator_s),
+        summed(cpu_s),
+        summed(size_bytes),
+        tuple(_values(cost, readers, {name: position[group_of[name]] for name in nodes})),
     )
-    _check_devices(instance)
+    for group, seconds in zip(members, instance.accelerator_s, strict=True):
+        if math.isinf(seconds) and not cpus:
+            raise FormatError(
+                f"node {group[0]} or one of its colour needs a CPU, and there is none"
+            )
     return instance
-
-
-def _time(node: Mapping[str, Any], key: str) -> float:
-    return number(node, key, f"node {node['id']}")
-
-
-def _accelerator_s(node: Mapping[str, Any]) -> float:
-    seconds = _time(node, "fpgaLatency")
-    return seconds if node.get("supportedOnFpga") else math.inf
 
 
 def _nodes(top: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     nodes = by_id(top)
     for name, node in nodes.items():
         if node.get("supportedOnFpga") not in (0, 1):
-            raise SolverError(
+            raise FormatError(
                 f"'supportedOnFpga' of node {name} is {node.get('supportedOnFpga')!r}, not 0 or 1"
             )
         if not isinstance(node.get("colorClass"), int | str | None):
-            raise SolverError(f"'colorClass' of node {name} is {node['colorClass']!r}")
+            raise FormatError(f"'colorClass' of node {name} is {node['colorClass']!r}")
     return {name: {"size": 0.0, **node} for name, node in nodes.items()}
 
 
@@ -154,16 +143,16 @@ def _edges(
     """Cost of each node's value, and the nodes that read it."""
     cost: dict[int, float] = {}
     readers: dict[int, set[int]] = defaultdict(set)
-    for edge in entries(top, "edges"):
+    for edge in objects(top, "edges"):
         u, v = edge.get("sourceId"), edge.get("destId")
         for end in (u, v):
             if not isinstance(end, int) or end not in nodes:
-                raise SolverError(f"the edge from {u!r} to {v!r} has no node at {end!r}")
+                raise FormatError(f"the edge from {u!r} to {v!r} has no node at {end!r}")
         assert isinstance(u, int)
         assert isinstance(v, int)
         paid = number(edge, "cost", f"the edge from {u} to {v}")
         if cost.setdefault(u, paid) != paid:
-            raise SolverError(
+            raise FormatError(
                 f"edges from node {u} cost {cost[u]:g} and {paid:g}: one value leaves"
             )
         readers[u].add(v)
@@ -174,20 +163,18 @@ def _forward(
     nodes: Mapping[int, Mapping[str, Any]], readers: Mapping[int, set[int]]
 ) -> Iterable[tuple[int, int]]:
     """Edges in the direction of the forward pass: those of the backward pass are turned."""
-    for u, own in readers.items():
-        for v in own:
-            back = bool(nodes[u].get("isBackwardNode")), bool(nodes[v].get("isBackwardNode"))
-            if back == (False, False):
-                yield u, v
-            elif back == (True, True):
-                yield v, u
+    backward = {name: bool(node.get("isBackwardNode")) for name, node in nodes.items()}
+    for u, targets in readers.items():
+        for v in targets:
+            if backward[u] == backward[v]:
+                yield (v, u) if backward[u] else (u, v)
 
 
 def _values(
     cost: Mapping[int, float], readers: Mapping[int, set[int]], place: Mapping[int, int]
 ) -> Iterable[Value]:
-    for name, own in sorted(readers.items(), key=lambda entry: (place[entry[0]], entry[0])):
-        away = sorted({place[reader] for reader in own} - {place[name]})
+    for name, targets in sorted(readers.items(), key=lambda entry: (place[entry[0]], entry[0])):
+        away = sorted({place[target] for target in targets} - {place[name]})
         if away and cost[name]:
             yield Value(place[name], cost[name], tuple(away))
 
@@ -213,11 +200,3 @@ def _topological(count: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
             if not waiting[other]:
                 heapq.heappush(ready, other)
     return order
-
-
-def _check_devices(instance: Instance) -> None:
-    if instance.cpus:
-        return
-    for own, seconds in zip(instance.members, instance.accelerator_s, strict=True):
-        if math.isinf(seconds):
-            raise SolverError(f"node {own[0]} or one of its colour needs a CPU, and there is none")

@@ -1,108 +1,198 @@
-"""An instance of msr-fiddle/dnn-partitioning as a problem, and a plan of it as a solution."""
+"""Between instances of msr-fiddle/dnn-partitioning and the problem that the solver takes.
+
+The format cannot state all of a problem. Written instead is:
+
+- One accelerator for all: where a node's seconds or bytes differ by device, the largest.
+- A sender pays for a value once, not once a device that it sends to.
+- Memory is a plain sum: a node's size is all that it holds by itself (weights, fed inputs, the
+  values it makes), as if nothing were freed and nothing shared; received copies count nothing.
+- No node can be pinned to a device: nodes that may run on one device only, the same, share a
+  colour class.
+
+A node that makes several values gets an empty node of its colour for each of them, since in the
+format all edges that leave a node carry one value.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from partitioner.solver.formats.dnnp import Instance, Value
+from partitioner.solver.formats.dnnp import Instance
 from partitioner.solver.problem import Choice, Edge, Hold, Item, Problem
 
 
 def to_problem(instance: Instance) -> Problem:
-    """The instance as a problem: choice = device, of those that run the node."""
-    return _Writer(instance).run()
+    """The problem of an instance: a choice is a device that can run the node."""
+    accelerators, devices = instance.accelerators, instance.accelerators + instance.cpus
+    items: list[Item] = []
 
+    def on(device: int, value: float) -> tuple[float, ...]:
+        return tuple(value if d == device else 0.0 for d in range(devices))
 
-@dataclass
-class _Writer:
-    instance: Instance
+    def item(device: int, load_s: float, size_bytes: float) -> tuple[int, ...]:
+        """Adds an item of an accelerator; CPUs pay no transfer and have no limit."""
+        if device >= accelerators:
+            return ()
+        last = len(instance.members) - 1
+        items.append(Item(on(device, load_s), on(device, size_bytes), 0, last))
+        return (len(items) - 1,)
 
-    def run(self) -> Problem:
-        instance = self.instance
-        count = len(instance.members)
-        self.devices = instance.accelerators + instance.cpus
-        self.items: list[Item] = []
-        self.runs = [
-            range(instance.accelerators if math.isinf(seconds) else 0, self.devices)
-            for seconds in instance.accelerator_s
-        ]
-        nodes = tuple(tuple(self._choice(v, d) for d in self.runs[v]) for v in range(count))
-        holds = tuple(self._hold(v) for v in range(count) if instance.size_bytes[v])
-        edges = tuple(edge for value in instance.values for edge in self._edges(value))
-        no_limit = (math.inf,) * instance.cpus
-        return Problem(
-            devices=self.devices,
-            limit_bytes=(instance.limit_bytes,) * instance.accelerators + no_limit,
-            nodes=nodes,
-            names=tuple("+".join(map(str, own)) for own in instance.members),
-            edges=edges,
-            holds=holds,
-            items=tuple(self.items),
-            interchangeable=(
-                tuple(range(instance.accelerators)),
-                tuple(range(instance.accelerators, self.devices)),
-            ),
-        )
+    def choice(node: int, device: int) -> Choice:
+        by_node = instance.accelerator_s if device < accelerators else instance.cpu_s
+        return Choice(on(device, by_node[node]), device, str(device))
 
-    def _on(self, device: int, value: float) -> tuple[float, ...]:
-        return tuple(value if d == device else 0.0 for d in range(self.devices))
-
-    def _choice(self, node: int, device: int) -> Choice:
-        accelerator = device < self.instance.accelerators
-        seconds = (self.instance.accelerator_s if accelerator else self.instance.cpu_s)[node]
-        return Choice(self._on(device, seconds), device, str(device))
-
-    def _item(self, load_s: tuple[float, ...], size: tuple[float, ...]) -> int:
-        self.items.append(Item(load_s, size, 0, len(self.instance.members) - 1))
-        return len(self.items) - 1
-
-    def _hold(self, node: int) -> Hold:
-        size = self.instance.size_bytes[node]
-        held = [
-            (self._item(self._on(0, 0.0), self._on(d, size)),)
-            if d < self.instance.accelerators
-            else ()
-            for d in self.runs[node]
-        ]
-        return Hold(node, tuple(held))
-
-    def _edges(self, value: Value) -> Iterable[Edge]:
-        """A value pays one item to leave an accelerator and one to come to each other one."""
-        nothing = self._on(0, 0.0)
-        leaves, comes = (
-            [
-                (self._item(self._on(d, value.cost_s), nothing),)
-                if d < self.instance.accelerators
-                else ()
-                for d in range(self.devices)
-            ]
-            for _ in ("out", "in")
-        )
+    homes = [_homes(instance, seconds) for seconds in instance.accelerator_s]
+    nodes = tuple(tuple(choice(node, d) for d in home) for node, home in enumerate(homes))
+    holds = tuple(
+        Hold(node, tuple(item(d, 0.0, size) for d in homes[node]))
+        for node, size in enumerate(instance.size_bytes)
+        if size
+    )
+    edges = []
+    for value in instance.values:
+        leaves = [item(d, value.cost_s, 0.0) for d in range(devices)]
+        arrives = [item(d, value.cost_s, 0.0) for d in range(devices)]
         sent = {
-            (a, b): leaves[a] + comes[b]
-            for a in range(self.devices)
-            for b in range(self.devices)
-            if a != b
+            (a, b): leaves[a] + arrives[b] for a, b in itertools.permutations(range(devices), 2)
         }
-        back = {(b, a): paid for (a, b), paid in sent.items()}
+        turned = {(b, a): paid for (a, b), paid in sent.items()}
         for reader in value.readers:
-            u, v = min(value.producer, reader), max(value.producer, reader)
-            items = sent if value.producer < reader else back
-            yield Edge(u, v, tuple(self.runs[u]), tuple(self.runs[v]), items)
+            u, v = sorted((value.producer, reader))
+            paid = sent if u == value.producer else turned
+            edges.append(Edge(u, v, tuple(homes[u]), tuple(homes[v]), paid))
+    return Problem(
+        devices=devices,
+        limit_bytes=(instance.limit_bytes,) * accelerators + (math.inf,) * instance.cpus,
+        nodes=nodes,
+        names=tuple("+".join(map(str, group)) for group in instance.members),
+        edges=tuple(edges),
+        holds=holds,
+        items=tuple(items),
+        interchangeable=(tuple(range(accelerators)), tuple(range(accelerators, devices))),
+    )
+
+
+def _homes(instance: Instance, accelerator_s: float) -> range:
+    """The devices that can run a node of so many seconds on an accelerator."""
+    first = instance.accelerators if math.isinf(accelerator_s) else 0
+    return range(first, instance.accelerators + instance.cpus)
 
 
 def to_solution(instance: Instance, chosen: Sequence[int]) -> dict[str, list[dict[str, list[int]]]]:
-    """A plan in the form in which the authors' programs print it.
-
-    Args:
-        instance: The instance.
-        chosen: One choice index a node of `to_problem(instance)`.
-    """
+    """The plan of one choice a node of `to_problem`, as the authors' programs print it."""
     devices: list[list[int]] = [[] for _ in range(instance.accelerators + instance.cpus)]
-    for own, seconds, choice in zip(instance.members, instance.accelerator_s, chosen, strict=True):
-        first = instance.accelerators if math.isinf(seconds) else 0
-        devices[first + choice] += own
-    listed = [{"nodes": sorted(own)} for own in devices]
-    return {"fpgas": listed[: instance.accelerators], "cpus": listed[instance.accelerators :]}
+    for group, seconds, choice in zip(
+        instance.members, instance.accelerator_s, chosen, strict=True
+    ):
+        devices[_homes(instance, seconds)[choice]] += group
+    entries = [{"nodes": sorted(nodes)} for nodes in devices]
+    return {"fpgas": entries[: instance.accelerators], "cpus": entries[instance.accelerators :]}
+
+
+@dataclass(frozen=True)
+class PlacementFile:
+    """A problem file's content.
+
+    Attributes:
+        data: The JSON content; ids of the problem's nodes are their positions.
+        uneven: Costs and sizes of nodes and values that differ by device.
+        figures: How many costs and sizes there are.
+        pinned: Nodes that may run on one device only.
+    """
+
+    data: dict[str, Any]
+    uneven: int
+    figures: int
+    pinned: int
+
+
+def to_file(problem: Problem) -> PlacementFile:
+    """The file of a problem whose groups are single devices; its units are seconds and bytes."""
+    nodes: list[dict[str, Any]] = []
+    edges: list[dict[str, Any]] = []
+    differs: list[bool] = []
+
+    def largest(values: Sequence[float]) -> float:
+        most = max(values, default=0.0)
+        differs.append(min(values, default=0.0) != most)
+        return most
+
+    def add_node(colour: int | None, seconds: float, size: float) -> int:
+        nodes.append(
+            {
+                "id": len(nodes),
+                "fpgaLatency": seconds,
+                "cpuLatency": seconds,
+                "size": size,
+                "colorClass": colour,
+                "isBackwardNode": 0,
+                "supportedOnFpga": 1,
+            }
+        )
+        return len(nodes) - 1
+
+    values = _values_by_producer(problem)
+    sizes = [largest(sizes) for sizes in _held_bytes(problem)]
+    homes = [{choice.group for choice in choices} for choices in problem.nodes]
+    pins = [min(home) if len(home) == 1 and problem.devices > 1 else None for home in homes]
+    colours = [  # after those of the devices, one for each node of several values
+        (problem.devices + node if len(values[node]) > 1 else None) if pin is None else pin
+        for node, pin in enumerate(pins)
+    ]
+    for colour, choices, size in zip(colours, problem.nodes, sizes, strict=True):
+        add_node(colour, largest([max(choice.load_s) for choice in choices]), size)
+    for node, colour in enumerate(colours):
+        for value in values[node]:
+            source = node
+            if len(values[node]) > 1:
+                source = add_node(colour, 0.0, 0.0)
+                edges.append({"sourceId": node, "destId": source, "cost": 0.0})
+            cost = largest(_move_s(problem, value))
+            readers = sorted({edge.v for edge in value})
+            edges += [{"sourceId": source, "destId": reader, "cost": cost} for reader in readers]
+    limit = min(problem.limit_bytes)
+    data = {
+        "maxFPGAs": problem.devices,
+        "maxCPUs": 0,
+        # without a limit: what no plan exceeds
+        "maxSizePerFPGA": limit if math.isfinite(limit) else math.fsum(sizes),
+        "nodes": nodes,
+        "edges": edges,
+    }
+    return PlacementFile(data, sum(differs), len(differs), sum(pin is not None for pin in pins))
+
+
+def _held_bytes(problem: Problem) -> list[list[float]]:
+    """Bytes that each choice of each node holds by itself."""
+    held = [[0.0] * len(choices) for choices in problem.nodes]
+    for hold in problem.holds:
+        for choice, items in enumerate(hold.items):
+            held[hold.node][choice] += math.fsum(max(problem.items[item].bytes) for item in items)
+    return held
+
+
+def _move_s(problem: Problem, value: Sequence[Edge]) -> list[float]:
+    """Seconds of moving a value, of the busier end, for each pair of devices."""
+    moves = {paid for edge in value for paid in edge.items.values() if paid}
+    loads = [[problem.items[item].load_s for item in paid] for paid in sorted(moves)]
+    return [max(map(math.fsum, zip(*by_item, strict=True))) for by_item in loads]
+
+
+def _values_by_producer(problem: Problem) -> list[list[list[Edge]]]:
+    """For each node the edges of each value that it makes: those that trigger the same items."""
+    values: list[list[tuple[set[int], list[Edge]]]] = [[] for _ in problem.nodes]
+    for edge in problem.edges:
+        items = {item for paid in edge.items.values() for item in paid}
+        edges: list[Edge] = []
+        others = []
+        for known, value in values[edge.u]:
+            if known & items or not (known or items):
+                items, edges = items | known, edges + value
+            else:
+                others.append((known, value))
+        values[edge.u] = [*others, (items, [*edges, edge])]
+    return [[edges for _, edges in by_node] for by_node in values]

@@ -1,21 +1,26 @@
-"""The kinds of problem files: each is told, solved, written and refereed in its own way."""
+"""The formats of problem files: how each is told apart, read, solved and evaluated."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from partitioner.solver import Infeasible, Status
 from partitioner.solver import solve as solve_placement
-from partitioner.solver.formats import dnnp, dnnp_referee, iopddl
+from partitioner.solver.formats import dnnp, dnnp_referee, iopddl, json_files, piper, piper_referee
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
-from partitioner.solver.joint.engines import Engine
+from partitioner.solver.formats.json_files import FormatError
+from partitioner.solver.formats.piper_problem import planner
+from partitioner.solver.milp.engines import Engine
+from partitioner.solver.outcome import relative_gap
+from partitioner.solver.pairwise import Pairwise
 from partitioner.solver.pairwise import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise import solve as solve_pairwise
+from partitioner.solver.stages import cut_stages
 
 #: The least time that is left for the search of a file that takes long to read, in seconds.
 LEAST_S = 0.001
@@ -23,14 +28,7 @@ LEAST_S = 0.001
 
 @dataclass(frozen=True)
 class Search:
-    """What is asked of a search.
-
-    Attributes:
-        deadline: Monotonic second at which to stop.
-        gap: Relative gap at which to stop.
-        seed: Of all random choices.
-        engine: Solves the MILPs.
-    """
+    """Options of a search; `deadline` is a monotonic second, `engine` solves the MILPs."""
 
     deadline: float
     gap: float
@@ -45,18 +43,17 @@ class Search:
 
 @dataclass(frozen=True)
 class Solved:
-    """What was found, whatever the kind.
+    """The result of a search, in any format.
 
     Attributes:
-        objective: What is minimised, in words.
+        objective: The minimised quantity, in words.
         cost: Of the best solution; None if none was found.
         bound: No solution costs less; None if none is feasible.
         gap: (cost - bound) / cost; None without a solution.
-        status: See `Solution`.
-        reason: Why nothing is feasible; empty otherwise.
-        solver: What found the solution / what proved the bound.
         seconds: Wall-clock time of the search.
-        solution: What is written to a file; None if none was found.
+        solver: Methods that found the solution / proved the bound.
+        solution: JSON content of the solution's file; None if none was found.
+        reason: Why nothing is feasible; empty otherwise.
         trace: (seconds, cost, bound) at every improvement, where the search keeps it.
     """
 
@@ -65,10 +62,10 @@ class Solved:
     bound: float | None
     gap: float | None
     status: Status
-    reason: str
-    solver: str
     seconds: float
+    solver: str
     solution: Any
+    reason: str = ""
     trace: tuple[tuple[float, float | None, float | None], ...] = ()
 
 
@@ -81,37 +78,63 @@ class Priced:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """One kind of problem file.
+class Format:
+    """One format of problem files.
 
     Attributes:
-        is_problem: Whether JSON content is of this kind.
-        solve: From the file's path, its content and what is asked.
-        write: A solution into a file.
-        evaluate: From the problem's path, its content and the solution's path.
+        marks: Fields, with their types, that JSON content in this format has and in others lacks.
+        parse: A problem from JSON content.
+        solve: Searches for the best solution of a problem.
+        parse_solution: A solution from JSON content.
+        evaluate: Prices a solution of a problem, apart from the search.
     """
 
-    is_problem: Callable[[Any], bool]
-    solve: Callable[[Path, Any, Search], Solved]
-    write: Callable[[Any, Path], None]
-    evaluate: Callable[[Path, Any, Path], Priced]
+    marks: Mapping[str, type]
+    parse: Callable[[Any], Any]
+    solve: Callable[[Any, Search], Solved]
+    parse_solution: Callable[[Any], Any]
+    evaluate: Callable[[Any, Any], Priced]
+
+    def is_problem(self, data: Any) -> bool:
+        """Whether JSON content is in this format."""
+        return isinstance(data, dict) and all(
+            name in data and isinstance(data[name], of) for name, of in self.marks.items()
+        )
 
 
-def _solve_iopddl(path: Path, data: Any, search: Search) -> Solved:
-    problem = iopddl.read(path, data)
-    found = solve_pairwise(problem, search.left_s, search.gap, search.seed, engine=search.engine)
-    known = found.cost is not None
+def read_problem(path: Path) -> tuple[Format, Any]:
+    """The format that a file's content shows, and the problem.
+
+    Raises:
+        FormatError: The file cannot be read, is in no known format or breaks it.
+    """
+    return json_files.read(path, _parse)
+
+
+def _parse(data: Any) -> tuple[Format, Any]:
+    for known in FORMATS:
+        if known.is_problem(data):
+            return known, known.parse(data)
+    raise FormatError(
+        'no known kind of problem (iopddl has a "problem" object, dnn-partitioning "nodes" and '
+        '"maxFPGAs", piper "nodes" and "maxDevices")'
+    )
+
+
+def _solve_iopddl(problem: Pairwise, search: Search) -> Solved:
+    answer = solve_pairwise(problem, search.left_s, search.gap, search.seed, engine=search.engine)
+    known = answer.cost is not None
     return Solved(
         "costs of nodes and edges",
-        found.cost,
-        _whole(found.bound),
-        found.gap if known else None,
-        found.status,
-        found.reason,
-        found.solver,
-        found.seconds,
-        found.chosen if known else None,
-        tuple((spent, _whole(cost), _whole(bound)) for spent, cost, bound in found.trace),
+        answer.cost,
+        _whole(answer.bound),
+        answer.gap if known else None,
+        answer.status,
+        answer.seconds,
+        answer.solver,
+        {"solution": list(answer.chosen)} if known else None,
+        answer.reason,
+        tuple((spent, _whole(cost), _whole(bound)) for spent, cost, bound in answer.trace),
     )
 
 
@@ -120,18 +143,17 @@ def _whole(value: float) -> int | None:
     return int(value) if math.isfinite(value) else None
 
 
-def _evaluate_iopddl(path: Path, data: Any, solution: Path) -> Priced:
-    outcome = evaluate_pairwise(iopddl.read(path, data), iopddl.read_solution(solution))
+def _evaluate_iopddl(problem: Pairwise, chosen: list[int]) -> Priced:
+    outcome = evaluate_pairwise(problem, chosen)
     limit = "no limit" if outcome.limit is None else f"limit {outcome.limit}"
     figures = (("cost", str(outcome.cost)), ("peak usage", f"{outcome.peak_usage} ({limit})"))
     return Priced(figures, outcome.fault)
 
 
-def _solve_dnnp(path: Path, data: Any, search: Search) -> Solved:
-    instance = dnnp.read(path, data)
+def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
     objective, start = "throughput (largest load of a device)", time.monotonic()
     try:
-        found = solve_placement(
+        answer = solve_placement(
             to_problem(instance),
             time_limit_s=search.left_s,
             gap=search.gap,
@@ -140,31 +162,81 @@ def _solve_dnnp(path: Path, data: Any, search: Search) -> Solved:
             engine=search.engine,
         )
     except Infeasible as error:
-        status: Status = "infeasible" if error.proven else "time_limit"
-        spent = time.monotonic() - start
-        return Solved(objective, None, None, None, status, str(error), "none", spent, None)
+        return _infeasible(objective, error, start)
     return Solved(
         objective,
-        found.cost,
-        found.bound,
-        found.gap,
-        found.status,
-        "",
-        found.solver,
+        answer.cost,
+        answer.bound,
+        answer.gap,
+        answer.status,
         time.monotonic() - start,
-        to_solution(instance, found.chosen),
+        answer.solver,
+        to_solution(instance, answer.chosen),
     )
 
 
-def _evaluate_dnnp(path: Path, data: Any, solution: Path) -> Priced:
-    outcome = dnnp_referee.evaluate(dnnp.read(path, data), dnnp_referee.read_split(solution))
+def _infeasible(objective: str, error: Infeasible, start: float) -> Solved:
+    status: Status = "infeasible" if error.proven else "time_limit"
+    spent_s = time.monotonic() - start
+    return Solved(objective, None, None, None, status, spent_s, "none", None, str(error))
+
+
+def _evaluate_dnnp(instance: dnnp.Instance, split: dnnp_referee.Split) -> Priced:
+    outcome = dnnp_referee.evaluate(instance, split)
     if outcome.cost_s is None:
         return Priced((), outcome.fault)
-    size = f"{outcome.fullest_bytes:.12g} (limit {outcome.limit_bytes:.12g})"
-    return Priced((("cost", f"{outcome.cost_s:.12g}"), ("peak usage", size)), outcome.fault)
+    return _priced(outcome.cost_s, outcome.fullest_bytes, instance.limit_bytes, outcome.fault)
 
 
-KINDS = (
-    Kind(iopddl.is_problem, _solve_iopddl, iopddl.write_solution, _evaluate_iopddl),
-    Kind(dnnp.is_problem, _solve_dnnp, dnnp_referee.write_split, _evaluate_dnnp),
+def _priced(cost_s: float, fullest_bytes: float, limit_bytes: float, fault: str) -> Priced:
+    size = f"{fullest_bytes:.12g} (limit {limit_bytes:.12g})"
+    return Priced((("cost", f"{cost_s:.12g}"), ("peak usage", size)), fault)
+
+
+def _solve_piper(instance: piper.Instance, search: Search) -> Solved:
+    """Exact in seconds: neither the deadline nor the seed and the engine are needed."""
+    objective, start = "time per sample (largest of a stage)", time.monotonic()
+    plans = planner(instance)
+    try:
+        cut = cut_stages(plans.problem, gap=search.gap)
+    except Infeasible as error:
+        return _infeasible(objective, error, start)
+    return Solved(
+        objective,
+        cut.load_s,
+        cut.bound_s,
+        relative_gap(cut.load_s, cut.bound_s),
+        cut.status,
+        time.monotonic() - start,
+        "bisection / bisection",
+        piper_referee.to_solution(plans.plan(cut)),
+    )
+
+
+def _evaluate_piper(
+    instance: piper.Instance, plan: tuple[piper_referee.PlannedStage, ...]
+) -> Priced:
+    outcome = piper_referee.evaluate_plan(instance, plan)
+    fault = next(iter(outcome.faults), "")
+    if not outcome.time_s:
+        return Priced((), fault)
+    return _priced(max(outcome.time_s), max(outcome.held_bytes), instance.limit_bytes, fault)
+
+
+FORMATS = (
+    Format({"problem": dict}, iopddl.parse, _solve_iopddl, iopddl.parse_solution, _evaluate_iopddl),
+    Format(
+        {"nodes": list, "maxFPGAs": object},
+        dnnp.parse,
+        _solve_dnnp,
+        dnnp_referee.parse_split,
+        _evaluate_dnnp,
+    ),
+    Format(
+        {"nodes": list, "maxDevices": object},
+        piper.parse,
+        _solve_piper,
+        piper_referee.parse_plan,
+        _evaluate_piper,
+    ),
 )

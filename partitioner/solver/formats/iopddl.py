@@ -1,4 +1,4 @@
-"""Read and write the files of the contest on intra-operator parallelism (google/iopddl).
+"""Files of the contest on intra-operator parallelism (google/iopddl).
 
 A problem is `{"problem": {"nodes": {"intervals", "costs", "usages"}, "edges": {"nodes", "costs"},
 "usage_limit"}}`, plain or gzipped; a solution is a list of strategy indices, one a node, alone or
@@ -8,42 +8,15 @@ as `{"solution": [...]}`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from partitioner.files import write_file
-from partitioner.solver.formats.json_files import FormatError, read_json, write_json
+from partitioner.solver.formats.json_files import FormatError, write_json
 from partitioner.solver.pairwise.problem import Ints, Pairwise
-from partitioner.solver.problem import SolverError
-
-
-def read(path: Path, data: Any = None) -> Pairwise:
-    """Read a problem.
-
-    Args:
-        path: The file.
-        data: Its content, if it is already known.
-
-    Raises:
-        FormatError: The file cannot be read or breaks the format.
-    """
-    try:
-        return parse(read_json(path) if data is None else data)
-    except FormatError as error:
-        raise (
-            error if str(error).startswith(str(path)) else FormatError(f"{path}: {error}")
-        ) from None
-    except SolverError as error:
-        raise FormatError(f"{path}: {error}") from None
-
-
-def is_problem(data: Any) -> bool:
-    """Whether JSON content looks like a problem of the contest."""
-    return isinstance(data, dict) and isinstance(data.get("problem"), dict)
 
 
 def parse(data: Any) -> Pairwise:
@@ -52,9 +25,9 @@ def parse(data: Any) -> Pairwise:
     Raises:
         SolverError: The first fault found, with its values.
     """
-    if not is_problem(data):
+    problem = data.get("problem") if isinstance(data, dict) else None
+    if not isinstance(problem, dict):
         raise FormatError('no "problem" object')
-    problem = data["problem"]
     nodes, edges = _field(problem, "nodes", dict), _field(problem, "edges", dict)
     costs, offsets = _ragged(nodes, "costs")
     usages, usage_offsets = _ragged(nodes, "usages")
@@ -66,39 +39,29 @@ def parse(data: Any) -> Pairwise:
     limit = problem.get("usage_limit")
     if limit is not None and type(limit) is not int:
         raise FormatError(f'"usage_limit" is {_short(limit)}, not a whole number')
-    return Pairwise(
-        offsets,
-        costs,
-        usages,
-        _pairs(nodes, "intervals"),
-        _pairs(edges, "nodes"),
-        edge_offsets,
-        edge_costs,
-        limit,
-    )
+    intervals, ends = _pairs(nodes, "intervals"), _pairs(edges, "nodes")
+    return Pairwise(offsets, costs, usages, intervals, ends, edge_offsets, edge_costs, limit)
 
 
-def _field(owner: Mapping[str, Any], name: str, kind: type) -> Any:
+def _field(owner: Mapping[str, Any], name: str, expected: type) -> Any:
     value = owner.get(name)
-    if not isinstance(value, kind):
-        what = "list" if kind is list else "object"
-        raise FormatError(
-            f'"{name}" is {_short(value)}, not a {what}'.replace("a object", "an object")
-        )
+    if not isinstance(value, expected):
+        noun = "a list" if expected is list else "an object"
+        raise FormatError(f'"{name}" is {_short(value)}, not {noun}')
     return value
 
 
 def _ragged(owner: Mapping[str, Any], name: str) -> tuple[Ints, Ints]:
     """A list of lists of whole numbers, flat, and the offset of each list."""
     lists = _field(owner, name, list)
-    for index, own in enumerate(lists):
-        if type(own) is not list:
-            raise FormatError(f'entry {index} of "{name}" is {_short(own)}, not a list')
+    for index, entry in enumerate(lists):
+        if type(entry) is not list:
+            raise FormatError(f'entry {index} of "{name}" is {_short(entry)}, not a list')
     offsets = np.array([0, *accumulate(map(len, lists))], dtype=np.int64)
     return _whole(chain.from_iterable(lists), name), offsets
 
 
-def _whole(values: Any, name: str) -> Ints:
+def _whole(values: Iterable[Any], name: str) -> Ints:
     numbers = list(values)
     if set(map(type, numbers)) - {int}:
         wrong = next(value for value in numbers if type(value) is not int)
@@ -129,7 +92,7 @@ def write(problem: Pairwise, path: Path) -> None:
     Raises:
         FileError: The file cannot be written.
     """
-    whole = {
+    content = {
         "nodes": {
             "intervals": problem.intervals.tolist(),
             "costs": _lists(problem.costs, problem.offsets),
@@ -141,7 +104,7 @@ def write(problem: Pairwise, path: Path) -> None:
         },
         "usage_limit": problem.limit,
     }
-    write_json({"problem": whole}, path)
+    write_json({"problem": content}, path)
 
 
 def _lists(values: Ints, offsets: Ints) -> list[list[int]]:
@@ -149,23 +112,13 @@ def _lists(values: Ints, offsets: Ints) -> list[list[int]]:
     return [flat[a:b] for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
 
 
-def read_solution(path: Path) -> list[int]:
-    """Read a solution: a list of strategy indices, alone or as `{"solution": [...]}`.
+def parse_solution(data: Any) -> list[int]:
+    """A solution from JSON content: strategy indices, alone or as `{"solution": [...]}`.
 
     Raises:
-        FormatError: The file cannot be read or holds something else.
+        FormatError: It is something else.
     """
-    data = read_json(path)
-    found = data.get("solution", data.get("strategies")) if isinstance(data, dict) else data
-    if not isinstance(found, list) or set(map(type, found)) - {int}:
-        raise FormatError(f"{path}: not a list of strategy indices, one a node")
-    return found
-
-
-def write_solution(chosen: Sequence[int], path: Path) -> None:
-    """Write a solution as `{"solution": [...]}`, whole or not at all.
-
-    Raises:
-        FileError: The file cannot be written.
-    """
-    write_file(path, (json.dumps({"solution": list(chosen)}) + "\n").encode())
+    chosen = data.get("solution", data.get("strategies")) if isinstance(data, dict) else data
+    if not isinstance(chosen, list) or set(map(type, chosen)) - {int}:
+        raise FormatError("not a list of strategy indices, one a node")
+    return chosen

@@ -1,30 +1,43 @@
-"""JSON files of problems, plain or gzipped, whoever wrote them."""
+"""JSON files of problems and solutions, plain or gzipped, and checked access to their fields."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from partitioner.files import write_file
 from partitioner.solver.problem import SolverError
+
+T = TypeVar("T")
 
 #: Larger files are refused, packed or not; the largest of the contest has 0.1 GB.
 MAX_BYTES = 2 * 10**9
 
 
 class FormatError(SolverError):
-    """A file that is not what its format asks for."""
+    """A file that breaks its format."""
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, plain or gzipped.
+def read(path: Path, parse: Callable[[Any], T]) -> T:
+    """Read a JSON file, plain or gzipped, and parse its content.
 
     Raises:
-        FormatError: The file cannot be read, is too large or is not JSON.
+        FormatError: The file cannot be read, is too large, is not JSON, or `parse` refuses its
+            content with a SolverError; one line names the file and the fault.
     """
+    data = _read_json(path)
+    try:
+        return parse(data)
+    except SolverError as error:
+        raise FormatError(f"{path}: {error}") from None
+
+
+def _read_json(path: Path) -> Any:
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -49,7 +62,66 @@ def write_json(data: Any, path: Path) -> None:
     """Write a JSON file, whole or not at all; gzipped if its name ends in `.gz`.
 
     Raises:
-        FileError: It cannot be written.
+        FileError: The file cannot be written.
     """
     text = json.dumps(data, allow_nan=False).encode()
     write_file(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+def write_solution(solution: Any, path: Path) -> None:
+    """Write a solution as one line of JSON, whole or not at all.
+
+    Raises:
+        FileError: The file cannot be written.
+    """
+    write_file(path, (json.dumps(solution) + "\n").encode())
+
+
+def as_object(data: Any, where: str) -> Mapping[str, Any]:
+    """The data, which must be a JSON object.
+
+    Raises:
+        FormatError: It is none; so do all functions below if a field breaks its rule.
+    """
+    if not isinstance(data, dict):
+        raise FormatError(f"{where} is a {type(data).__name__}, not an object")
+    return data
+
+
+def objects(top: Mapping[str, Any], key: str) -> Iterable[Mapping[str, Any]]:
+    """The objects of the list at `key`."""
+    if not isinstance(top.get(key), list):
+        raise FormatError(f"{key!r} is not a list")
+    return (as_object(entry, f"{key}[{index}]") for index, entry in enumerate(top[key]))
+
+
+def number(entry: Mapping[str, Any], key: str, where: str) -> float:
+    """The finite number of at least 0 at `key`."""
+    value = entry.get(key)
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or not numeric or not 0 <= value < math.inf:
+        raise FormatError(f"{key!r} of {where} is {value!r}, not a finite number of at least 0")
+    return float(value)
+
+
+def count(entry: Mapping[str, Any], key: str, where: str = "the file") -> int:
+    """The whole number of at least 0 at `key`."""
+    value = number(entry, key, where)
+    if not value.is_integer():
+        raise FormatError(f"{key!r} is {value:g}, not a whole number")
+    return int(value)
+
+
+def by_id(top: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
+    """The objects of the list "nodes" by their ids."""
+    nodes: dict[int, Mapping[str, Any]] = {}
+    for node in objects(top, "nodes"):
+        name = node.get("id")
+        if not isinstance(name, int) or isinstance(name, bool):
+            raise FormatError(f"a node's id is {name!r}, not an integer")
+        if name in nodes:
+            raise FormatError(f"node {name} appears twice")
+        nodes[name] = node
+    if not nodes:
+        raise FormatError("there are no nodes")
+    return nodes

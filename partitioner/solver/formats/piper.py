@@ -1,4 +1,4 @@
-"""Pipeline planning instances of msr-fiddle/piper: what they mean, and their reader.
+"""Pipeline planning instances of msr-fiddle/piper: their meaning and their reader.
 
 Tarnawski, Narayanan, Phanishayee: "Piper: Multidimensional Planner for DNN Parallelization",
 NeurIPS 2021. A file is JSON:
@@ -25,12 +25,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 from typing import Any
 
-from partitioner.solver.formats.json_fields import as_object, by_id, count, entries, number, parsed
-from partitioner.solver.formats.json_files import read_json
-from partitioner.solver.problem import SolverError
+from partitioner.solver.formats.json_files import (
+    FormatError,
+    as_object,
+    by_id,
+    count,
+    number,
+    objects,
+)
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,7 @@ class Instance:
     """A file's content; `dataclasses.replace` it for other devices or limits.
 
     Attributes:
-        devices: How many there are.
-        limit_bytes: Memory of each.
+        limit_bytes: Memory of each device.
         bandwidth_bytes_per_s: From each device to the others.
         microbatches: In a batch.
         nodes: For each id, the node on each number of devices it can be on; topological order.
@@ -88,29 +91,20 @@ class Instance:
     edges: Mapping[tuple[int, int], float]
 
 
-def read(path: Path) -> Instance:
-    """Read a file.
+def parse(data: Any) -> Instance:
+    """An instance from JSON content.
 
     Raises:
-        SolverError: The file cannot be read or is malformed; one line says where.
-    """
-    return parsed(path, read_json(path), parse)
-
-
-def parse(data: object) -> Instance:
-    """An instance from decoded JSON.
-
-    Raises:
-        SolverError: Something is missing, out of its range or not supported.
+        FormatError: Something is missing, out of its range or not supported.
     """
     top = as_object(data, "the file")
     bandwidth = number(top, "bandwidth", "the file")
     if not bandwidth:
-        raise SolverError("'bandwidth' is 0")
-    raw = by_id(top)
-    edges = _edges(top, raw)
-    before: dict[int, list[int]] = {name: [] for name in raw}
-    after: dict[int, list[int]] = {name: [] for name in raw}
+        raise FormatError("'bandwidth' is 0")
+    nodes = by_id(top)
+    edges = _edges(top, nodes)
+    before: dict[int, list[int]] = {name: [] for name in nodes}
+    after: dict[int, list[int]] = {name: [] for name in nodes}
     for source, target in edges:
         before[target].append(source)
         after[source].append(target)
@@ -118,13 +112,13 @@ def parse(data: object) -> Instance:
         order = list(TopologicalSorter(before).static_order())
     except CycleError as error:
         cycle = " -> ".join(map(str, error.args[1]))
-        raise SolverError(f"the edges form a cycle: {cycle}") from None
+        raise FormatError(f"the edges form a cycle: {cycle}") from None
     return Instance(
         devices=count(top, "maxDevices"),
         limit_bytes=number(top, "maxMemoryPerDevice", "the file"),
         bandwidth_bytes_per_s=bandwidth,
         microbatches=count(top, "mbsInBatch"),
-        nodes={v: _shards(v, raw[v], before[v], after[v]) for v in order},
+        nodes={v: _shards(v, nodes[v], before[v], after[v]) for v in order},
         edges=edges,
     )
 
@@ -133,15 +127,15 @@ def _edges(
     top: Mapping[str, Any], nodes: Mapping[int, Mapping[str, Any]]
 ) -> dict[tuple[int, int], float]:
     edges: dict[tuple[int, int], float] = {}
-    for edge in entries(top, "edges"):
+    for edge in objects(top, "edges"):
         ends = edge.get("sourceId"), edge.get("destId")
         for end in ends:
             if not isinstance(end, int) or end not in nodes:
-                raise SolverError(f"the edge from {ends[0]!r} to {ends[1]!r} has no node {end!r}")
+                raise FormatError(f"the edge from {ends[0]!r} to {ends[1]!r} has no node {end!r}")
         source, target = int(edge["sourceId"]), int(edge["destId"])
-        if (source, target) in edges:
-            raise SolverError(f"the edge from {source} to {target} appears twice")
         where = f"the edge from {source} to {target}"
+        if (source, target) in edges:
+            raise FormatError(f"{where} appears twice")
         edges[source, target] = number(edge, "communicationCost", where)
     return edges
 
@@ -150,43 +144,40 @@ def _shards(
     node: int, entry: Mapping[str, Any], before: Sequence[int], after: Sequence[int]
 ) -> dict[int, Sharded]:
     table = as_object(entry.get("TMPCs"), f"'TMPCs' of node {node}")
-    found: dict[int, Sharded] = {}
+    shards: dict[int, Sharded] = {}
     for key in table:
         if not key.isdecimal() or int(key) < 1:
-            raise SolverError(f"node {node}: {key!r} is not a number of devices")
-        ways = [
-            (as_object(way, f"a TMPC of node {node}"), f"node {node} on {key}")
-            for way in entries(table, key)
-        ]
+            raise FormatError(f"node {node}: {key!r} is not a number of devices")
+        ways = list(objects(table, key))
         if ways:
-            found[int(key)] = _sharded(ways, before, after)
-    return dict(sorted(found.items()))
+            shards[int(key)] = _sharded(ways, before, after, f"node {node} on {key}")
+    return dict(sorted(shards.items()))
 
 
 def _sharded(
-    ways: Sequence[tuple[Mapping[str, Any], str]], before: Sequence[int], after: Sequence[int]
+    ways: Sequence[Mapping[str, Any]], before: Sequence[int], after: Sequence[int], where: str
 ) -> Sharded:
     configs: list[Config] = []
-    shared: list[Sharded] = []
-    for way, where in ways:
+    first: Sharded | None = None
+    for way in ways:
         if not isinstance(way.get("id"), str) or way["id"] in {c.name for c in configs}:
-            raise SolverError(f"{where}: {way.get('id')!r} is not the name of one TMPC")
+            raise FormatError(f"{where}: {way.get('id')!r} is not the name of one TMPC")
         sizes = [number(way, f"memoryUsage{part}", where) for part in "AB"]
         configs.append(Config(way["id"], number(way, "timePerSample", where), *sizes))
-        shared.append(
-            Sharded(
-                (),
-                number(way, "parameterSize", where),
-                _syncs(way, "syncTimeFw", before, where),
-                _syncs(way, "syncTimeBw", after, where),
-            )
+        shared = Sharded(
+            (),
+            number(way, "parameterSize", where),
+            _syncs(way, "syncTimeFw", before, where),
+            _syncs(way, "syncTimeBw", after, where),
         )
-        if shared[-1] != shared[0]:
-            raise SolverError(
+        first = first or shared
+        if shared != first:
+            raise FormatError(
                 f"{where}: TMPCs {configs[0].name!r} and {configs[-1].name!r} differ in parameters "
                 "or syncs; only time and memory may differ"
             )
-    return replace(shared[0], configs=tuple(configs))
+    assert first is not None
+    return replace(first, configs=tuple(configs))
 
 
 def _syncs(way: Mapping[str, Any], key: str, ends: Iterable[int], where: str) -> dict[int, float]:

@@ -1,18 +1,24 @@
-"""Price a plan of a piper instance by the definition in `piper`, apart from the search."""
+"""Price a plan of a piper instance by the definition in `piper`, apart from the search.
+
+A plan is `{"stages": [{"nodes": [ids], "dataParallelDegree", "tensorParallelDegree", "TMPCids":
+[[id, name], ...]}, ...]}`, the stages in order, as the authors' program states it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from partitioner.solver.formats.json_files import FormatError, as_object, count, objects
 from partitioner.solver.formats.piper import Config, Instance, Sharded
 from partitioner.solver.stages import flights
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage of a plan: the config of each of its nodes, and its degrees."""
+    """A stage of a plan: the name of the config of each of its nodes, and its degrees."""
 
     configs: Mapping[int, str]
     data_degree: int
@@ -21,7 +27,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PlanOutcome:
-    """What a plan amounts to: seconds a sample and bytes of each stage, and broken rules."""
+    """Seconds a sample and bytes a device of each stage, and the rules that the plan breaks."""
 
     time_s: tuple[float, ...]
     held_bytes: tuple[float, ...]
@@ -29,19 +35,20 @@ class PlanOutcome:
 
 
 def evaluate_plan(instance: Instance, plan: Sequence[PlannedStage]) -> PlanOutcome:
-    """Price a plan by the definition above and name every rule that it breaks."""
-    degrees = [stage.data_degree for stage in plan]
-    times, held = [], []
-    faults = _plan_faults(instance, plan)
-    if not faults:
-        for index, (stage, many) in enumerate(zip(plan, flights(degrees), strict=True)):
-            times.append(_time_s(instance, stage))
-            held.append(_held_bytes(instance, stage, many))
-            if held[-1] > instance.limit_bytes:
-                faults.append(
-                    f"stage {index} holds {held[-1]:.0f} bytes of {instance.limit_bytes:.0f}"
-                )
-    return PlanOutcome(tuple(times), tuple(held), tuple(faults))
+    """Price a plan and name every rule that it breaks; without a price if it is not its memory."""
+    if faults := _plan_faults(instance, plan):
+        return PlanOutcome((), (), tuple(faults))
+    many = flights([stage.data_degree for stage in plan])
+    held = tuple(_held_bytes(instance, stage, m) for stage, m in zip(plan, many, strict=True))
+    return PlanOutcome(
+        tuple(_time_s(instance, stage) for stage in plan),
+        held,
+        tuple(
+            f"stage {index} holds {size:.0f} bytes of {instance.limit_bytes:.0f}"
+            for index, size in enumerate(held)
+            if size > instance.limit_bytes
+        ),
+    )
 
 
 def _plan_faults(instance: Instance, plan: Sequence[PlannedStage]) -> list[str]:
@@ -73,15 +80,15 @@ def _plan_faults(instance: Instance, plan: Sequence[PlannedStage]) -> list[str]:
 
 
 def _time_s(instance: Instance, stage: PlannedStage) -> float:
-    own, d = stage.configs, stage.data_degree
-    sharded = {node: instance.nodes[node][stage.tensor_degree] for node in own}
+    d = stage.data_degree
+    sharded = {node: instance.nodes[node][stage.tensor_degree] for node in stage.configs}
     cut = math.fsum(
-        size + (sharded[v].sync_in_bytes[u] if v in own else sharded[u].sync_out_bytes[v])
+        size + (sharded[v].sync_in_bytes[u] if v in sharded else sharded[u].sync_out_bytes[v])
         for (u, v), size in instance.edges.items()
-        if (u in own) != (v in own)
+        if (u in sharded) != (v in sharded)
     )
     parameters = math.fsum(of.parameter_bytes for of in sharded.values())
-    computed = math.fsum(_config(sharded[node], name).time_s for node, name in own.items())
+    computed = math.fsum(_config(sharded[v], name).time_s for v, name in stage.configs.items())
     moved = 2 * cut / d + 4 * (d - 1) / d * parameters / instance.microbatches
     return moved / instance.bandwidth_bytes_per_s + computed / d
 
@@ -96,3 +103,40 @@ def _held_bytes(instance: Instance, stage: PlannedStage, many: int) -> float:
 
 def _config(sharded: Sharded, name: str) -> Config:
     return next(config for config in sharded.configs if config.name == name)
+
+
+def to_solution(plan: Sequence[PlannedStage]) -> dict[str, object]:
+    """A plan as JSON content."""
+    stages = [
+        {
+            "nodes": sorted(stage.configs),
+            "dataParallelDegree": stage.data_degree,
+            "tensorParallelDegree": stage.tensor_degree,
+            "TMPCids": sorted(stage.configs.items()),
+        }
+        for stage in plan
+    ]
+    return {"stages": stages}
+
+
+def parse_plan(data: Any) -> tuple[PlannedStage, ...]:
+    """A plan from JSON content; "TMPCids" may be an object, too.
+
+    Raises:
+        FormatError: It is something else.
+    """
+    stages = objects(as_object(data, "the file"), "stages")
+    return tuple(_parse_stage(stage, f"stages[{index}]") for index, stage in enumerate(stages))
+
+
+def _parse_stage(stage: Mapping[str, Any], where: str) -> PlannedStage:
+    data, tensor = (count(stage, f"{kind}ParallelDegree", where) for kind in ("data", "tensor"))
+    names: Any = stage.get("TMPCids")
+    try:
+        pairs = names.items() if isinstance(names, dict) else names
+        configs = {int(node): name for node, name in pairs}
+        if sorted(configs) == sorted(stage["nodes"]) and not {*map(type, configs.values())} - {str}:
+            return PlannedStage(configs, data, tensor)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass  # refused below
+    raise FormatError(f"{where} does not name one TMPC for each of its nodes")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -21,14 +21,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.joint.buckets import LARGE, Answer, Factor, eliminate, spread
-from partitioner.solver.joint.sites import Site, item_sites
-from partitioner.solver.problem import Choice, Edge, Item, Pair, Problem, SolverError
+from partitioner.solver.buckets import LARGE, Answer, Factor, eliminate, expanded
+from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
+from partitioner.solver.sites import Site, item_sites
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-#: More switches than this are not worth a try: their combinations are what makes a graph wide.
+#: More switches than this are not worth a try: their combinations make a graph wide.
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
@@ -41,12 +41,12 @@ class _EdgeCosts:
     """Items that an edge triggers: `items[k]`, ascending, is paid at flat pair `cells[k]`."""
 
     edge: Edge
-    shape: tuple[int, int]
+    shape: tuple[int, int]  #: Classes of the two ends.
     cells: Ints
     items: Ints
 
     def table(self, prices: Floats) -> Floats:
-        """What the edge costs, by the choices of its ends."""
+        """The cost of the edge, by the choices of its ends."""
         size = self.shape[0] * self.shape[1]
         flat = np.bincount(self.cells, weights=prices[self.items], minlength=size)
         by_class: Floats = flat.astype(np.float64).reshape(self.shape)  # counts if there are none
@@ -69,20 +69,12 @@ class _Shared:
     on: tuple[npt.NDArray[np.bool_], ...]
 
 
-@dataclass(frozen=True)
-class _Wide:
-    """An item of too many nodes for one table: a switch of its own, and what turns it on."""
-
-    item: int
-    sites: tuple[Site, ...]
-
-
 class _Tables(NamedTuple):
     """The costs of a problem by the nodes that they depend on."""
 
     edges: list[_EdgeCosts]
     shared: list[_Shared]
-    wide: list[_Wide]
+    wide: dict[int, tuple[Site, ...]]  #: Items of too many nodes for one table, with their sites.
 
 
 class Eliminator:
@@ -91,7 +83,7 @@ class Eliminator:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.sizes = [len(choices) for choices in problem.nodes]
-        self.loads = [np.array([choice.load_s for choice in own]) for own in problem.nodes]
+        self.loads = [np.array([choice.load_s for choice in each]) for each in problem.nodes]
         shape = (len(problem.items), problem.devices)
         self.item_load = np.array([item.load_s for item in problem.items]).reshape(shape)
         self.item_bytes = (
@@ -99,16 +91,16 @@ class Eliminator:
         )
         self.spans = np.array([(item.first, item.last) for item in problem.items]).reshape(-1, 2)
         #: Whether the direct way is known to be too wide.
-        self.whole = problem.devices == 1 and len(problem.items) > MAX_ITEMS
+        self.too_wide = problem.devices == 1 and len(problem.items) > MAX_ITEMS
 
     @cached_property
     def tables(self) -> _Tables:
-        """What the direct way adds up."""
-        laid = [_laid(edge) for edge in self.problem.edges]
-        private = _private(self.problem, laid)
-        edges = [costs.among(private) for costs in laid]
+        """The costs that the direct way adds up."""
+        costs = [_edge_costs(edge) for edge in self.problem.edges]
+        private = _private(self.problem, costs)
+        costs = [edge_costs.among(private) for edge_costs in costs]
         sites = item_sites(self.problem, set(np.flatnonzero(~private).tolist()))
-        kept = [e for e in edges if e.items.size or e.edge.forbidden]
+        kept = [c for c in costs if c.items.size or c.edge.forbidden]
         return _Tables(kept, *_shared(self.problem, sites, self.sizes))
 
     def min_sum(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
@@ -131,45 +123,44 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
-        found = None if self.whole else self._direct(weights, prices)
-        if found is None and self.problem.devices == 1:
-            self.whole = True
-            found = self._converted(weights, prices)
-        return found
+        answer = None if self.too_wide else self._direct(weights, prices)
+        if answer is None and self.problem.devices == 1:
+            self.too_wide = True
+            return self._converted(weights, prices)
+        return answer
 
     def _converted(self, weights: Floats, prices: Floats) -> Answer:
         """Shared items as nodes of their own: dearer to lay out, and often far narrower.
 
-        Only where one device stands for all: what other problems gain by the bound, they lose in
-        time.
+        Only where one device stands for all: other problems lose more by the time than they gain by
+        the bound.
         """
         from partitioner.solver.pairwise.contract import least_cost  # they load Numba
         from partitioner.solver.pairwise.convert import PER_SECOND, convert
 
         problem = self.problem
-        nodes = tuple(
-            tuple(Choice((float(load @ weights),), 0, "") for load in loads) for loads in self.loads
-        )
-        items = tuple(
-            Item((float(price),), (0.0,), item.first, item.last)
-            for price, item in zip(prices, problem.items, strict=True)
-        )
-        flat = replace(
+        priced = replace(
             problem,
             devices=1,
             limit_bytes=(math.inf,),
-            nodes=nodes,
-            items=items,
+            nodes=tuple(
+                tuple(Choice((float(load @ weights),), 0, "") for load in loads)
+                for loads in self.loads
+            ),
+            items=tuple(
+                Item((float(price),), (0.0,), item.first, item.last)
+                for price, item in zip(prices, problem.items, strict=True)
+            ),
             interchangeable=(),
         )
         try:
-            converted = convert(flat)
-        except SolverError:  # a cost beyond what the format can say
+            converted = convert(priced)
+        except SolverError:  # a cost above the largest that the format can hold
             return None
-        found = least_cost(converted.pairwise, LARGE)
-        if found is None:
+        answer = least_cost(converted.pairwise, LARGE)
+        if answer is None:
             return None
-        strategies, cost = found
+        strategies, cost = answer
         rounding = 0.5 * (converted.pairwise.nodes + len(converted.pairwise.edges))
         bound = max(0.0, (cost - rounding) / PER_SECOND)
         return converted.restore(strategies), bound
@@ -185,22 +176,21 @@ class Eliminator:
                     table += price * on
             factors.append(Factor(shared.scope, table))
         count = len(self.sizes)
-        paid = [wide for wide in tables.wide if prices[wide.item]]
+        paid = [item for item in tables.wide if prices[item]]
         if len(paid) > MAX_SWITCHES:
             return None
-        for switch, wide in enumerate(paid, start=count):
-            factors.append(Factor((switch,), np.array([0.0, prices[wide.item]])))
-            factors += [
-                Factor(
-                    (*_nodes(self.problem, site), switch), _needs(_site_table(self.problem, site))
-                )
-                for site in wide.sites
-            ]
-        found = eliminate(factors, [*self.sizes, *(2 for _ in paid)])
-        return None if found is None else (found[0][:count], found[1])
+        for switch, item in enumerate(paid, start=count):
+            factors.append(Factor((switch,), np.array([0.0, prices[item]])))
+            for site in tables.wide[item]:
+                on = _site_table(self.problem, site)
+                # a switch that is off forbids the choices that trigger its item
+                needs = np.stack((np.where(on, math.inf, 0.0), np.zeros(on.shape)), axis=-1)
+                factors.append(Factor((*_nodes(self.problem, site), switch), needs))
+        answer = eliminate(factors, [*self.sizes, *(2 for _ in paid)])
+        return None if answer is None else (answer[0][:count], answer[1])
 
 
-def _laid(edge: Edge) -> _EdgeCosts:
+def _edge_costs(edge: Edge) -> _EdgeCosts:
     """All items of an edge, each once a pair."""
     shape = _shape(edge)
     width = shape[0] * shape[1]
@@ -208,15 +198,15 @@ def _laid(edge: Edge) -> _EdgeCosts:
     pairs = np.fromiter((o * shape[1] + i for o, i in edge.items), np.intp, len(paid))
     flat = np.fromiter(itertools.chain.from_iterable(paid), np.intp)
     counts = np.fromiter(map(len, paid), np.intp, len(paid))
-    found = np.unique(flat * width + np.repeat(pairs, counts))
-    return _EdgeCosts(edge, shape, found % width, found // width)
+    entries = np.unique(flat * width + np.repeat(pairs, counts))
+    return _EdgeCosts(edge, shape, entries % width, entries // width)
 
 
-def _private(problem: Problem, laid: Sequence[_EdgeCosts]) -> npt.NDArray[np.bool_]:
+def _private(problem: Problem, costs: Sequence[_EdgeCosts]) -> npt.NDArray[np.bool_]:
     """Which items one edge alone triggers."""
     uses = np.zeros(len(problem.items), dtype=np.intp)
-    for costs in laid:
-        uses[np.unique(costs.items)] += 1
+    for edge_costs in costs:
+        uses[np.unique(edge_costs.items)] += 1
     private: npt.NDArray[np.bool_] = uses == 1
     for hold in problem.holds:
         private[[item for items in hold.items for item in items]] = False
@@ -225,32 +215,27 @@ def _private(problem: Problem, laid: Sequence[_EdgeCosts]) -> npt.NDArray[np.boo
 
 def _shared(
     problem: Problem, sites: Sequence[tuple[Site, ...]], sizes: Sequence[int]
-) -> tuple[list[_Shared], list[_Wide]]:
-    """The items of holds, and of several sites: by the nodes that they depend on, or alone."""
-    found: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
-    wide = []
-    for item, own in enumerate(sites):
-        if not own:
+) -> tuple[list[_Shared], dict[int, tuple[Site, ...]]]:
+    """The items of holds, and of several sites: by the nodes that they depend on, or wide."""
+    by_scope: dict[tuple[int, ...], dict[int, npt.NDArray[np.bool_]]] = {}
+    wide = {}
+    for item, triggers in enumerate(sites):
+        if not triggers:
             continue
-        nodes = {node for site in own for node in _nodes(problem, site)}
+        nodes = {node for site in triggers for node in _nodes(problem, site)}
         scope = tuple(sorted(node for node in nodes if sizes[node] > 1))
         if math.prod(sizes[node] for node in scope) > MAX_SHARED:
-            wide.append(_Wide(item, own))
+            wide[item] = triggers
             continue
         on = np.zeros([1] * len(scope), dtype=bool)
-        for site in own:
-            on = on | spread(_site_table(problem, site), _nodes(problem, site), scope)
-        found.setdefault(scope, {})[item] = on
+        for site in triggers:
+            on = on | expanded(_site_table(problem, site), _nodes(problem, site), scope)
+        by_scope.setdefault(scope, {})[item] = on
     shared = [
         _Shared(scope, np.array(list(items), dtype=np.intp), tuple(items.values()))
-        for scope, items in found.items()
+        for scope, items in by_scope.items()
     ]
     return shared, wide
-
-
-def _needs(on: npt.NDArray[np.bool_]) -> Floats:
-    """A switch that is off forbids the choices that trigger its item; it is the last axis."""
-    return np.stack((np.where(on, math.inf, 0.0), np.zeros(on.shape)), axis=-1)
 
 
 def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
@@ -262,18 +247,14 @@ def _nodes(problem: Problem, site: Site) -> tuple[int, ...]:
 
 def _site_table(problem: Problem, site: Site) -> npt.NDArray[np.bool_]:
     """Which choices of the site's nodes trigger it."""
-    if site.edge is not None:
-        return _on(problem.edges[site.edge], site.pairs)
-    (node,) = _nodes(problem, site)
-    on = np.zeros(len(problem.nodes[node]), dtype=bool)
-    on[list(site.choices)] = True
-    return on
-
-
-def _on(edge: Edge, pairs: Iterable[Pair]) -> npt.NDArray[np.bool_]:
-    """Which choices of the edge's ends meet in one of the pairs."""
+    if site.edge is None:
+        (node,) = _nodes(problem, site)
+        on = np.zeros(len(problem.nodes[node]), dtype=bool)
+        on[list(site.choices)] = True
+        return on
+    edge = problem.edges[site.edge]
     by_class = np.zeros(_shape(edge), dtype=bool)
-    by_class[tuple(zip(*pairs, strict=True))] = True
+    by_class[tuple(zip(*site.pairs, strict=True))] = True
     return by_class[np.ix_(edge.out_class, edge.in_class)]
 
 

@@ -12,28 +12,25 @@ The second is the optimum itself where every node loads all devices alike (SPMD)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from partitioner.solver.joint.incumbents import EFFORT_PER_CHOICE, starts
-from partitioner.solver.joint.local_search import local_search
-from partitioner.solver.joint.progress import Hunt
+from partitioner.solver.joint.incumbents import EFFORT_PER_CHOICE, improve, offer_all, starts
+from partitioner.solver.joint.search import Search
 from partitioner.solver.joint.state import Tables, tables
 from partitioner.solver.problem import Problem
 from partitioner.solver.referee import latency_s
 
 #: Local search may spend so many node evaluations: a plan's latency costs one a node.
 EFFORT = 400_000
-#: Plans that local search starts from.
-STARTS = 2
 
 
 def critical_path_s(problem: Problem) -> float:
     """The longest path with the best choice of every node and nothing to pay on edges."""
     done = [min(max(choice.load_s) for choice in choices) for choices in problem.nodes]
-    own = tuple(done)
+    seconds = tuple(done)
     for edge in sorted(problem.edges, key=lambda edge: edge.v):
-        done[edge.v] = max(done[edge.v], done[edge.u] + own[edge.v])
+        done[edge.v] = max(done[edge.v], done[edge.u] + seconds[edge.v])
     return max(done)
 
 
@@ -43,24 +40,14 @@ def list_schedule(data: Tables) -> tuple[int, ...]:
     done: list[float] = []
     chosen: list[int] = []
     for node in range(len(data.load)):
-        options = [
-            _finish(data, node, choice, chosen, done, free)
-            for choice in range(len(data.load[node]))
-        ]
-        best = min(range(len(options)), key=lambda p: (options[p].end, options[p].total, p))
-        chosen.append(best)
-        done.append(options[best].end)
-        free = options[best].free
+        options = []
+        for choice in range(len(data.load[node])):
+            end, total, after = _finish(data, node, choice, chosen, done, free)
+            options.append((end, total, choice, after))
+        end, _, choice, free = min(options)
+        chosen.append(choice)
+        done.append(end)
     return tuple(chosen)
-
-
-@dataclass(frozen=True)
-class _Option:
-    """What happens if a node takes a choice now."""
-
-    end: float
-    total: float
-    free: list[float]
 
 
 def _finish(
@@ -70,8 +57,12 @@ def _finish(
     chosen: Sequence[int],
     done: Sequence[float],
     free: Sequence[float],
-) -> _Option:
-    """Let one more node run, each of its values sent just before it."""
+) -> tuple[float, float, list[float]]:
+    """Run one more node, each of its values sent just before it.
+
+    Returns:
+        The second at which it is done, seconds on all devices, when each device is free then.
+    """
     free = list(free)
     total = 0.0
     start = 0.0
@@ -80,14 +71,14 @@ def _finish(
             continue
         items = table[choice][chosen[other]]
         if items is None:
-            return _Option(float("inf"), float("inf"), free)
+            return math.inf, math.inf, free
         ready = done[other]
         for item in items:
             ready, spent = _occupy(free, data.item_load[item], ready)
             total += spent
         start = max(start, ready)
     end, spent = _occupy(free, data.load[node][choice], start)
-    return _Option(end, total + spent, free)
+    return end, total + spent, free
 
 
 def _occupy(
@@ -100,28 +91,13 @@ def _occupy(
     return max([start, *(free[device] for device, _ in load)]), sum(s for _, s in load)
 
 
-def propose(hunt: Hunt) -> None:
+def propose(search: Search) -> None:
     """Offer plans of short latency."""
-    problem = hunt.problem
-    hunt.prove(critical_path_s(problem), "critical path")
-    plans = [list_schedule(tables(problem)), *starts(hunt)]
-    if hunt.best is not None:
-        plans.append(hunt.best)
-    ranked: dict[tuple[int, ...], tuple[float, float]] = {}
-    for chosen in plans:
-        outcome = hunt.offer(chosen, "list scheduling")
-        if outcome is not None:
-            ranked[chosen] = outcome.excess_bytes, outcome.latency_s
+    problem = search.problem
+    search.prove(critical_path_s(problem), "critical path")
+    plans = [list_schedule(tables(problem)), *starts(search)]
+    if search.best is not None:
+        plans.append(search.best)
+    ranked = offer_all(search, plans, "list scheduling")
     effort = min(EFFORT // len(problem.nodes), EFFORT_PER_CHOICE * sum(map(len, problem.nodes)))
-    for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
-        if hunt.done or not hunt.left_s:
-            return
-        better = local_search(
-            problem,
-            chosen,
-            goal=lambda state: (latency_s(problem, state.chosen),),
-            effort=effort,
-            deadline=hunt.deadline,
-            seed=hunt.seed,
-        )
-        hunt.offer(better, "local search")
+    improve(search, ranked, lambda state: (latency_s(problem, state.chosen),), effort)

@@ -10,9 +10,9 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from partitioner.solver.joint.state import State, Tables, tables
+from partitioner.solver.joint.state import State, tables
 from partitioner.solver.problem import Problem
 
 Score = tuple[float, float]  #: Bytes over the limits, then the smoothed goal.
@@ -31,33 +31,47 @@ RUNS = (2, 3, 5, 8, 13, 21)
 EFFORT = 20_000
 
 
+def loads(state: State) -> Sequence[float]:
+    """The goal of throughput: load of each device."""
+    return state.load
+
+
+def peaks(state: State) -> Sequence[float]:
+    """The goal of memory: peak bytes of each device."""
+    return state.peaks()
+
+
+def local_search(
+    problem: Problem,
+    chosen: Sequence[int],
+    *,
+    goal: Goal = loads,
+    effort: int = EFFORT,
+    deadline: float = math.inf,
+    seed: int = 0,
+) -> tuple[int, ...]:
+    """Improve a plan that takes no forbidden pair: least excess, then the goal, then total load."""
+    bytes_matter = goal is peaks or problem.limited
+    state = State(tables(problem), chosen, bytes_matter=bytes_matter)
+    rng = random.Random(seed)  # noqa: S311 - no secret
+    return _LocalSearch(state, goal, effort, deadline, rng).run()
+
+
 @dataclass
-class LocalSearch:
-    """One search from one plan.
+class _LocalSearch:
+    """One search from the plan of a state."""
 
-    Attributes:
-        data: The problem, laid out.
-        values: What the goal is the largest of: loads, peaks of devices, or one latency.
-        bytes_matter: Whether bytes are counted.
-        effort: Moves that may still be tried.
-        deadline: Monotonic second at which to stop at the latest.
-        rng: Source of all random choices.
-    """
-
-    data: Tables
+    state: State
     values: Goal
-    bytes_matter: bool
-    effort: int
-    deadline: float
+    effort: int  #: Moves that may still be tried.
+    deadline: float  #: Monotonic second at which to stop at the latest.
     rng: random.Random
-    state: State = field(init=False)
-    exponent: float = field(init=False, default=SMOOTH[0])
+    exponent: float = SMOOTH[0]
 
-    def run(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """The best plan found from this one; never a worse one."""
-        self.state = State(self.data, chosen, bytes_matter=self.bytes_matter)
-        best, best_key = tuple(chosen), self._key()
-        self._descend(range(len(chosen)))
+    def run(self) -> tuple[int, ...]:
+        """The best plan found; never a worse one than the first."""
+        best, best_key = tuple(self.state.chosen), self._key()
+        self._descend(range(len(best)))
         turn = 0
         while True:
             key = self._key()
@@ -76,7 +90,7 @@ class LocalSearch:
         return self.effort <= 0 or time.monotonic() > self.deadline
 
     def _key(self) -> tuple[float, float]:
-        """What makes a plan better in the end: it fits, then the goal, then the total load."""
+        """The rank of a plan in the end: bytes over the limits, then the goal and total load."""
         goal = max(self.values(self.state), default=0.0)
         return self.state.excess_bytes(), goal + TOTAL_WEIGHT * sum(self.state.load)
 
@@ -96,12 +110,12 @@ class LocalSearch:
                 if (new := self._try(move, score)) is not None:
                     score = new
                     changed += [node for node, _ in move]
-            near = [other for node in changed for other, _ in self.data.near[node]]
+            near = [other for node in changed for other, _ in self.state.data.near[node]]
             todo = list(dict.fromkeys([*changed, *near]))
 
     def _moves(self, nodes: Sequence[int]) -> Iterable[Move]:
         for node in nodes:
-            for choice in range(len(self.data.load[node])):
+            for choice in range(len(self.state.data.load[node])):
                 if choice != self.state.chosen[node]:
                     yield ((node, choice),)
         for node in nodes:
@@ -125,17 +139,17 @@ class LocalSearch:
                 yield tuple((n, c) for n, c in move if c != self.state.chosen[n])
 
     def _group(self, node: int) -> int:
-        return self.data.problem.nodes[node][self.state.chosen[node]].group
+        return self.state.data.problem.nodes[node][self.state.chosen[node]].group
 
     def _in_group(self, node: int, group: int) -> int:
-        """The choice of the group that is most like the present one: as many-th in its group."""
-        choices = self.data.problem.nodes[node]
+        """The choice of the group that is most like the present one: of the same rank in it."""
+        choices = self.state.data.problem.nodes[node]
         now = self.state.chosen[node]
-        own = [p for p, choice in enumerate(choices) if choice.group == choices[now].group]
+        here = [p for p, choice in enumerate(choices) if choice.group == choices[now].group]
         there = [p for p, choice in enumerate(choices) if choice.group == group]
         if not there:
             return now
-        return there[min(own.index(now), len(there) - 1)]
+        return there[min(here.index(now), len(there) - 1)]
 
     def _try(self, move: Move, score: Score) -> Score | None:
         """Make the move if it lowers the score, and return the new score."""
@@ -162,52 +176,26 @@ class LocalSearch:
                 self.state.move(node, choice)
 
     def _kick(self) -> list[int]:
-        """Change a few random nodes, near each other in the order; return what it touched."""
+        """Change a few random nodes, near each other in the order; return nodes to look at."""
         count = len(self.state.chosen)
         start = self.rng.randrange(count)
         width = self.rng.choice((1, 2, 3, 5, 8))
-        group = self.data.problem.nodes[start]
-        target = self.rng.choice(group).group
+        target = self.rng.choice(self.state.data.problem.nodes[start]).group
         touched = []
         for node in range(start, min(count, start + width)):
             choice = self._in_group(node, target)
             if width == 1:
-                choice = self.rng.randrange(len(self.data.load[node]))
+                choice = self.rng.randrange(len(self.state.data.load[node]))
             if choice != self.state.chosen[node] and self.state.allowed(node, choice):
                 self.state.move(node, choice)
                 touched.append(node)
-        near = [other for node in touched for other, _ in self.data.near[node]]
+        near = [other for node in touched for other, _ in self.state.data.near[node]]
         busy = max(range(len(self.state.load)), key=self.state.load.__getitem__)
         crowd = [n for n in range(count) if self._loads(n, busy) and n not in touched]
         return [*near, *self.rng.sample(crowd, min(len(crowd), 12)), *touched]
 
     def _loads(self, node: int, device: int) -> bool:
-        return any(d == device for d, _ in self.data.load[node][self.state.chosen[node]])
-
-
-def loads(state: State) -> Sequence[float]:
-    """The goal of throughput: load of each device."""
-    return state.load
-
-
-def peaks(state: State) -> Sequence[float]:
-    """The goal of memory: peak bytes of each device."""
-    return state.peaks()
-
-
-def local_search(
-    problem: Problem,
-    chosen: Sequence[int],
-    *,
-    goal: Goal = loads,
-    effort: int = EFFORT,
-    deadline: float = math.inf,
-    seed: int = 0,
-) -> tuple[int, ...]:
-    """Improve a plan that takes no forbidden pair: least excess, then the goal, then total load."""
-    matter = goal is peaks or problem.limited
-    rng = random.Random(seed)  # noqa: S311 - no secret
-    return LocalSearch(tables(problem), goal, matter, effort, deadline, rng).run(chosen)
+        return any(d == device for d, _ in self.state.data.load[node][self.state.chosen[node]])
 
 
 def _norm(values: Sequence[float], exponent: float) -> float:

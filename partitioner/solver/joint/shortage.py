@@ -1,21 +1,19 @@
-"""Why nothing fits: the plan that is short of the fewest bytes."""
+"""The reason why no plan fits: the plan that is short of the fewest bytes."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from partitioner import units
-from partitioner.solver.joint.engines import HIGHS, Engine
-from partitioner.solver.joint.formulation import formulate
 from partitioner.solver.joint.local_search import EFFORT, local_search, peaks
-from partitioner.solver.joint.milp import solve_milp
-from partitioner.solver.joint.presolve import Reduced, presolve
-from partitioner.solver.joint.progress import Hunt
+from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
+from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.outcome import Infeasible, Solution
+from partitioner.solver.presolve import Reduced, presolve
 from partitioner.solver.problem import Problem
+from partitioner.solver.progress import Progress, device_most_over
 from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.solver.symmetry import canonical
 
@@ -37,14 +35,6 @@ def least_shortage(
     Should the search for the least excess come upon a plan that fits after all (the first
     search ran out of time), that plan is the answer.
 
-    Args:
-        problem: The problem that was refused.
-        objective: The objective that it was refused under.
-        refusal: What `solve` raised.
-        time_limit_s: Wall-clock limit.
-        seed: Of all random choices.
-        engine: Solves the MILP.
-
     Raises:
         Infeasible: The refined refusal.
     """
@@ -52,77 +42,79 @@ def least_shortage(
     if not all(reduced.kept):
         raise forbidden()
     deadline = time.monotonic() + time_limit_s
-    hunt = Hunt(reduced.problem, objective, 0.0, deadline, seed, engine=engine)
+    progress = Progress(reduced.problem, objective, 0.0, deadline, seed, engine=engine)
     if refusal.proven:
-        hunt.prove(math.inf, "earlier search")
+        progress.prove(math.inf, "earlier search")
     if refusal.closest is not None:
-        hunt.offer(_reduced(reduced, refusal.closest), "earlier search")
-    least = seek_least(hunt)
-    if hunt.best is None:
-        raise refused(reduced, hunt, least=least)
-    chosen = reduced.restore(hunt.best)
+        progress.offer(reduced.lower(refusal.closest), "earlier search")
+    least = seek_least(progress)
+    if progress.best is None:
+        raise refused(reduced, progress, least=least)
+    chosen = reduced.restore(progress.best)
     cost = evaluate_choices(problem, chosen).value(objective)
     order = tuple(range(len(problem.nodes))) if objective == "latency" else None
-    return Solution(chosen, cost, 0.0, "feasible", order, hunt.found_by)
+    return Solution(chosen, cost, 0.0, "feasible", order, progress.found_by)
 
 
-def seek_least(hunt: Hunt) -> bool:
-    """Look for the plan of least excess until the deadline; whether it is proven to be that.
+def seek_least(progress: Progress) -> bool:
+    """Look for the plan of least excess until the deadline; whether it is proven to be the least.
 
     Raises:
         Infeasible: Forbidden pairs alone rule all plans out.
     """
     start = None
-    form = formulate(hunt.problem, "excess")
-    if hunt.closest is not None:
-        free = replace(hunt.problem, limit_bytes=(math.inf,) * hunt.problem.devices)
+    form = formulate(progress.problem, "excess")
+    if progress.closest is not None:
+        free = replace(progress.problem, limit_bytes=(math.inf,) * progress.problem.devices)
         effort = min(EFFORT, ROUNDS * sum(map(len, free.nodes)))
         nearer = local_search(
-            free, hunt.closest, goal=peaks, effort=effort, deadline=hunt.deadline, seed=hunt.seed
+            free,
+            progress.closest,
+            goal=peaks,
+            effort=effort,
+            deadline=progress.deadline,
+            seed=progress.seed,
         )
-        hunt.offer(nearer, "local search")
-        start = form.start(canonical(hunt.problem, hunt.closest))
-    if not hunt.left_s:
+        progress.offer(nearer, "local search")
+        start = form.start(canonical(progress.problem, progress.closest))
+    if not progress.left_s:
         return False
-    result = solve_milp(form.milp, hunt.left_s, hunt.gap / 10, start, engine=hunt.engine)
+    gap, engine = progress.gap / 10, progress.engine
+    result = solve_milp(form.milp, progress.left_s, gap, start, engine=engine)
     if result.status == "infeasible":
         raise forbidden()
     if result.values:
-        hunt.offer(form.decode(result.values), hunt.engine.label)
+        progress.offer(form.decode(result.values), engine.label)
     return result.status == "optimal"
 
 
-def refused(reduced: Reduced, hunt: Hunt, *, least: bool) -> Infeasible:
-    """The verdict on a hunt that found nothing that fits.
+def refused(reduced: Reduced, progress: Progress, *, least: bool) -> Infeasible:
+    """The verdict on a search that found no plan that fits.
 
-    Args:
-        reduced: Of the hunt's problem.
-        hunt: Where the search ended.
-        least: Whether `hunt.closest` is proven to be short of the fewest bytes.
+    `least` says that `progress.closest` is proven to be short of the fewest bytes.
     """
-    proven = least or math.isinf(hunt.bound)
-    if hunt.closest is None:
+    proven = least or math.isinf(progress.bound)
+    if progress.closest is None:
         return Infeasible("no allowed plan was found within the time limit", proven=proven)
-    outcome = evaluate_choices(hunt.problem, hunt.closest)
-    limits = hunt.problem.limit_bytes
-    over = [peak - limit for peak, limit in zip(outcome.peak_bytes, limits, strict=True)]
-    device = max(range(len(over)), key=over.__getitem__)
+    outcome = evaluate_choices(progress.problem, progress.closest)
+    device = device_most_over(progress.problem, outcome)
+    peak, limit = outcome.peak_bytes[device], progress.problem.limit_bytes[device]
     position = outcome.peak_position[device]
     return Infeasible(
         shortage_message(
             proven=proven,
             least=least,
             where=f"on device {device} at {reduced.problem.names[position]!r}",
-            short=math.ceil(over[device]),
-            held=math.ceil(outcome.peak_bytes[device]),
-            limit=int(limits[device]),
+            short=math.ceil(peak - limit),
+            held=math.ceil(peak),
+            limit=int(limit),
         ),
         device=device,
         position=position,
         name=reduced.problem.names[position],
-        bytes_short=over[device],
+        bytes_short=peak - limit,
         proven=proven,
-        closest=reduced.restore(hunt.closest),
+        closest=reduced.restore(progress.closest),
     )
 
 
@@ -134,15 +126,10 @@ def forbidden() -> Infeasible:
 def shortage_message(
     *, proven: bool, least: bool, where: str, short: int, held: int, limit: int
 ) -> str:
-    """How many bytes are short.
+    """The text of a refusal for lack of memory: bytes that are short, held, and of the device.
 
-    Args:
-        proven: Whether it is certain that no plan fits.
-        least: Whether no plan is short of fewer bytes.
-        where: On which device, at which node.
-        short: Bytes that are short.
-        held: Bytes that are held.
-        limit: Bytes that there are.
+    `proven` says that no plan fits, `least` that no plan is short of fewer bytes; `where` names the
+    device and the node.
     """
     verdict = "no plan fits" if proven else "no plan was found that fits"
     of = "" if least else "in the nearest one found "
@@ -151,8 +138,3 @@ def shortage_message(
         f"{verdict}: {of}{figure} ({held} bytes held, limit {limit}: "
         f"{units.size(held)} against {units.size(limit)})"
     )
-
-
-def _reduced(reduced: Reduced, chosen: Sequence[int]) -> tuple[int, ...]:
-    """A plan of the original as one of the smaller problem; its choices were kept."""
-    return tuple(kept.index(pick) for kept, pick in zip(reduced.kept, chosen, strict=True))

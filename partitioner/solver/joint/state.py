@@ -13,37 +13,27 @@ from itertools import groupby
 
 import numpy as np
 
-from partitioner.solver.joint.sites import clique_positions
 from partitioner.solver.problem import Item, Problem
+from partitioner.solver.sites import clique_positions
 
 Sparse = tuple[tuple[int, float], ...]  #: (device, seconds), zeros left out.
 #: (first device, after the last, first position, after the last, bytes); positions are cliques.
 Block = tuple[int, int, int, int, float]
-Table = tuple[tuple[tuple[int, ...] | None, ...], ...]  #: Items by choices; None is forbidden.
+#: Items of an edge by the choice of a node and that of the other node; None is forbidden.
+Table = tuple[tuple[tuple[int, ...] | None, ...], ...]
 
 
 @dataclass(frozen=True)
 class Tables:
-    """A problem laid out for moves.
-
-    Attributes:
-        problem: The problem.
-        load: Sparse load of each choice of each node.
-        near: For each node its edges: other node, and the items for (own choice, other choice);
-            None where the pair is forbidden.
-        held: For each node and choice the items of its holds.
-        item_load: Sparse load of each item.
-        holds: The blocks of each item.
-        positions: How many positions of the order count: the maximal cliques of the intervals.
-    """
+    """A problem laid out for moves."""
 
     problem: Problem
-    load: tuple[tuple[Sparse, ...], ...]
-    near: tuple[tuple[tuple[int, Table], ...], ...]
-    held: tuple[tuple[tuple[int, ...], ...], ...]
+    load: tuple[tuple[Sparse, ...], ...]  #: Of each choice of each node.
+    near: tuple[tuple[tuple[int, Table], ...], ...]  #: For each node its edges: other node, items.
+    hold_items: tuple[tuple[tuple[int, ...], ...], ...]  #: Of each choice of each node.
     item_load: tuple[Sparse, ...]
-    holds: tuple[tuple[Block, ...], ...]
-    positions: int
+    blocks: tuple[tuple[Block, ...], ...]  #: The bytes of each item.
+    positions: int  #: Positions of the order that count: the maximal cliques of the intervals.
 
 
 def tables(problem: Problem) -> Tables:
@@ -60,26 +50,27 @@ def tables(problem: Problem) -> Tables:
         near[edge.u].append((edge.v, table))
         near[edge.v].append((edge.u, tuple(zip(*table, strict=True))))
     cliques = clique_positions((item.first, item.last) for item in problem.items if any(item.bytes))
-    held: list[list[tuple[int, ...]]] = [[()] * len(choices) for choices in problem.nodes]
+    hold_items: list[list[tuple[int, ...]]] = [[()] * len(choices) for choices in problem.nodes]
     for hold in problem.holds:
-        held[hold.node] = [a + b for a, b in zip(held[hold.node], hold.items, strict=True)]
+        both = zip(hold_items[hold.node], hold.items, strict=True)
+        hold_items[hold.node] = [a + b for a, b in both]
     return Tables(
         problem,
         tuple(tuple(_sparse(choice.load_s) for choice in choices) for choices in problem.nodes),
         tuple(map(tuple, near)),
-        tuple(map(tuple, held)),
+        tuple(map(tuple, hold_items)),
         tuple(_sparse(item.load_s) for item in problem.items),
-        tuple(_held(item, cliques) for item in problem.items),
+        tuple(_blocks(item, cliques) for item in problem.items),
         len(cliques),
     )
 
 
-def _held(item: Item, cliques: Sequence[int]) -> tuple[Block, ...]:
+def _blocks(item: Item, cliques: Sequence[int]) -> tuple[Block, ...]:
     start, stop = bisect_left(cliques, item.first), bisect_right(cliques, item.last)
     blocks = []
     device = 0
-    for size, run in groupby(item.bytes):
-        count = len(list(run))
+    for size, devices in groupby(item.bytes):
+        count = len(list(devices))
         if size:
             blocks.append((device, device + count, start, stop, size))
         device += count
@@ -99,10 +90,10 @@ class State:
         self.chosen = list(chosen)
         self.load = [0.0] * problem.devices
         self.count = [0] * len(problem.items)
-        self.held = np.zeros((problem.devices, data.positions)) if bytes_matter else None
+        self.live_bytes = np.zeros((problem.devices, data.positions)) if bytes_matter else None
         for node, choice in enumerate(chosen):
             self._load(data.load[node][choice], 1)
-            self._trigger(data.held[node][choice])
+            self._trigger(data.hold_items[node][choice])
             for other, table in data.near[node]:
                 if other > node:
                     self._trigger(table[choice][chosen[other]] or ())
@@ -125,9 +116,9 @@ class State:
             if before != after:
                 self._trigger(after or ())
                 self._release(before or ())
-        if data.held[node][old] != data.held[node][choice]:
-            self._trigger(data.held[node][choice])
-            self._release(data.held[node][old])
+        if data.hold_items[node][old] != data.hold_items[node][choice]:
+            self._trigger(data.hold_items[node][choice])
+            self._release(data.hold_items[node][old])
         self.chosen[node] = choice
 
     def _load(self, load: Sparse, sign: int) -> None:
@@ -149,9 +140,9 @@ class State:
                 self._hold(item, -1)
 
     def _hold(self, index: int, sign: int) -> None:
-        if self.held is not None:
-            for first, last, start, stop, size in self.data.holds[index]:
-                self.held[first:last, start:stop] += sign * size
+        if self.live_bytes is not None:
+            for first, last, start, stop, size in self.data.blocks[index]:
+                self.live_bytes[first:last, start:stop] += sign * size
 
     def excess_bytes(self) -> float:
         """By how much the worst device is over its limit."""
@@ -160,7 +151,7 @@ class State:
 
     def peaks(self) -> list[float]:
         """The most bytes on each device; 0 if bytes do not matter."""
-        if self.held is None:
+        if self.live_bytes is None:
             return [0.0] * len(self.load)
-        peaks: list[float] = self.held.max(axis=1, initial=0.0).tolist()
+        peaks: list[float] = self.live_bytes.max(axis=1, initial=0.0).tolist()
         return peaks

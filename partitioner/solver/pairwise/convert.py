@@ -10,9 +10,9 @@ same choices of the same consumers trigger, each under other choices of the hub,
     free      there is nothing to trigger    allowed where it offers none
 
 "off" is forbidden beside every choice of a consumer that triggers. Items of several holds have no
-hub. What one node alone triggers is a cost of its choices, and what one edge alone triggers without
-holding bytes is a cost of its pairs. A node of the format has one interval: bytes that a node holds
-at other times stand on auxiliary nodes that repeat its choice.
+hub. An item that one node alone triggers is a cost of its choices, and one that a single edge
+triggers without holding bytes is a cost of its pairs. A node of the format has one interval: bytes
+that a node holds at other times stand on auxiliary nodes that repeat its choice.
 
 Costs are whole picoseconds, usages whole bytes. A pairwise sum has no maximum over devices: where
 they differ, the largest over devices is taken of every cost and size, and the smallest limit.
@@ -23,13 +23,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 
-from partitioner.solver.joint.presolve import simplify_edges
 from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise
-from partitioner.solver.pairwise.triggers import Offer, Span, Triggers, span_of, triggers
+from partitioner.solver.pairwise.triggers import Offer, Span, span_of, triggers
+from partitioner.solver.presolve import simplify_edges
 from partitioner.solver.problem import Edge, Pair, Problem, SolverError
 from partitioner.solver.referee import triggered
 
@@ -61,12 +61,10 @@ class Converted:
     """A pairwise problem with the way back. Its first nodes are the problem's, in order.
 
     Attributes:
-        problem: What was converted.
-        pairwise: The same as costs of nodes and pairs.
         followers: Of each auxiliary node.
         uneven: Costs and sizes of choices and items that differ by device. Of these the largest
             counts, so a plan's cost and usage are upper estimates unless this is 0.
-        figures: How many costs and sizes there are.
+        figures: Number of all costs and sizes.
     """
 
     problem: Problem
@@ -95,68 +93,71 @@ def convert(problem: Problem) -> Converted:
             common node trigger one item.
     """
     simple = simplify_edges(problem)
-    writer = _Writer(simple, triggers(simple))
-    writer.nodes()
-    writer.edges()
-    for offer in writer.triggers.offers:
-        writer.offer(offer)
+    items = triggers(simple)
+    builder = _Builder(simple)
+    builder.add_nodes(items.private)
+    builder.add_edges(items.on_edge)
+    for offer in items.offers:
+        builder.add_offer(offer)
     vectors = [c.load_s for choices in problem.nodes for c in choices]
     vectors += [item.load_s for item in problem.items]
     vectors += [item.bytes for item in problem.items] if problem.limited else []
     uneven = sum(len(set(vector)) > 1 for vector in vectors)
-    return Converted(problem, writer.build(), tuple(writer.followers), uneven, len(vectors))
+    return Converted(problem, builder.build(), tuple(builder.followers), uneven, len(vectors))
 
 
 @dataclass
-class _Writer:
+class _Builder:
+    """Collects the nodes and edges of a pairwise problem.
+
+    Attributes:
+        nodes: Costs and usages of each node's strategies, and when it is live.
+        edges: Both ends of each edge, and its costs, row-major.
+    """
+
     problem: Problem
-    triggers: Triggers
-    costs: list[list[int]] = field(default_factory=list)
-    usages: list[list[int]] = field(default_factory=list)
-    spans: list[Span | None] = field(default_factory=list)
-    ends: list[tuple[int, int]] = field(default_factory=list)
-    tables: list[list[int]] = field(default_factory=list)
+    nodes: list[tuple[list[int], list[int], Span | None]] = field(default_factory=list)
+    edges: list[tuple[int, int, list[int]]] = field(default_factory=list)
     followers: list[Follower] = field(default_factory=list)
 
-    def nodes(self) -> None:
-        """Nodes with what each alone brings about; then those that repeat choices."""
+    def add_nodes(self, private: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Nodes with the items that one choice brings about; then those that repeat choices."""
+        items = self.problem.items
         repeated: list[tuple[int, Span, list[int]]] = []
-        for node, choices in enumerate(self.problem.nodes):
-            own = self.triggers.private[node]
+        for node, (choices, sets) in enumerate(zip(self.problem.nodes, private, strict=True)):
             loads = [
-                self._load([c.load_s, *(self.problem.items[i].load_s for i in items)], node)
-                for c, items in zip(choices, own, strict=True)
+                self._load([choice.load_s, *(items[i].load_s for i in held)], node)
+                for choice, held in zip(choices, sets, strict=True)
             ]
-            held = self._held(own)
-            main = max(held, key=lambda span: (len(set(held[span])), span), default=None)
-            self._node(loads, held.pop(main) if main else [0] * len(loads), main)
-            repeated += [(node, span, sizes) for span, sizes in held.items()]
+            usages = self._usages(sets)
+            main = max(usages, key=lambda span: (len(set(usages[span])), span), default=None)
+            self.nodes.append((loads, usages.pop(main) if main else [0] * len(loads), main))
+            repeated += [(node, span, sizes) for span, sizes in usages.items()]
         for node, span, sizes in repeated:
-            self._repeat(node, span, sizes)
+            levels = sorted(set(sizes))
+            strategy = [levels.index(size) for size in sizes]
+            self.nodes.append(([0] * len(levels), levels, span))
+            self.followers.append(Follower(node, tuple((None, s, s) for s in strategy)))
+            self._allow(node, len(self.nodes) - 1, [{s} for s in strategy])
 
-    def _held(self, own: Sequence[Sequence[int]]) -> dict[Span, list[int]]:
-        """Bytes of each choice by interval."""
-        spans = {i: span_of(self.problem, i) for items in own for i in items}
+    def _usages(self, sets: Sequence[Sequence[int]]) -> dict[Span, list[int]]:
+        """Bytes of each set of items by the interval in which they are held."""
+        spans = {i: span_of(self.problem, i) for items in sets for i in items}
         return {
-            span: [self._size(i for i in items if spans[i] == span) for items in own]
+            span: [self._size(i for i in items if spans[i] == span) for items in sets]
             for span in sorted({span for span in spans.values() if span is not None})
         }
 
-    def _repeat(self, node: int, span: Span, sizes: Sequence[int]) -> None:
-        levels = sorted(set(sizes))
-        strategy = [levels.index(size) for size in sizes]
-        index = self._node([0] * len(levels), levels, span)
-        self.followers.append(Follower(node, tuple((None, s, s) for s in strategy)))
-        self._allow(node, index, [{s} for s in strategy])
-
-    def edges(self) -> None:
+    def add_edges(self, on_edge: Sequence[frozenset[int]]) -> None:
         """Forbidden pairs, and costs that one edge alone brings about."""
-        for edge, alone in zip(self.problem.edges, self.triggers.on_edge, strict=True):
-            outs, ins = set(edge.out_class), set(edge.in_class)
-            cells = {(o, i): self._cell(edge, (o, i), alone) for o in outs for i in ins}
+        for edge, alone in zip(self.problem.edges, on_edge, strict=True):
+            cells = {
+                pair: self._cell(edge, pair, alone)
+                for pair in product(set(edge.out_class), set(edge.in_class))
+            }
             if any(cells.values()):
-                table = [[cells[o, i] for i in edge.in_class] for o in edge.out_class]
-                self._edge(edge.u, edge.v, table)
+                table = [cells[pair] for pair in product(edge.out_class, edge.in_class)]
+                self.edges.append((edge.u, edge.v, table))
 
     def _cell(self, edge: Edge, pair: Pair, alone: frozenset[int]) -> int:
         if pair in edge.forbidden:
@@ -164,7 +165,7 @@ class _Writer:
         paid = [self.problem.items[i].load_s for i in edge.items.get(pair, ()) if i in alone]
         return self._load(paid, edge.v)
 
-    def offer(self, offer: Offer) -> None:
+    def add_offer(self, offer: Offer) -> None:
         """One auxiliary node: off, each set of items, free."""
         sets: list[tuple[int, ...]] = [(), *sorted({items for items in offer.items if items})]
         free = len(sets)
@@ -172,21 +173,14 @@ class _Writer:
             sets.append(())
         named = offer.wanted[0][0] if offer.hub is None else offer.hub
         items = self.problem.items
-        index = self._node(
-            [self._load([items[i].load_s for i in own], named) for own in sets],
-            [self._size(own) for own in sets],
-            offer.span,
-        )
-        on = {own: strategy for strategy, own in enumerate(sets) if own}
-        self.followers.append(
-            Follower(
-                offer.hub,
-                tuple((own[0], on[own], 0) if own else (None, free, free) for own in offer.items),
-            )
-        )
+        loads = [self._load([items[i].load_s for i in paid], named) for paid in sets]
+        self.nodes.append((loads, [self._size(paid) for paid in sets], offer.span))
+        index = len(self.nodes) - 1
+        on = {paid: strategy for strategy, paid in enumerate(sets) if paid}
+        ways = ((p[0], on[p], 0) if p else (None, free, free) for p in offer.items)
+        self.followers.append(Follower(offer.hub, tuple(ways)))
         if offer.hub is not None:
-            fits = [{0, on[own]} if own else {free} for own in offer.items]
-            self._allow(offer.hub, index, fits)
+            self._allow(offer.hub, index, [{0, on[p]} if p else {free} for p in offer.items])
         every = set(range(len(sets)))
         for node, choices in offer.wanted:
             count = len(self.problem.nodes[node])
@@ -208,37 +202,29 @@ class _Writer:
         sizes = [self.problem.items[i].bytes for i in items] if self.problem.limited else []
         return math.ceil(_largest(sizes))
 
-    def _node(self, costs: list[int], usages: list[int], span: Span | None) -> int:
-        self.costs.append(costs)
-        self.usages.append(usages)
-        self.spans.append(span)
-        return len(self.costs) - 1
-
-    def _edge(self, u: int, v: int, table: list[list[int]]) -> None:
-        self.ends.append((u, v))
-        self.tables.append([cost for row in table for cost in row])
-
     def _allow(self, node: int, auxiliary: int, fits: Sequence[set[int]]) -> None:
         """Beside each choice of a node only these strategies of an auxiliary one."""
-        count = len(self.costs[auxiliary])
-        table = [[0 if s in own else FORBIDDEN for s in range(count)] for own in fits]
-        if any(map(any, table)):
-            self._edge(node, auxiliary, table)
+        strategies = range(len(self.nodes[auxiliary][0]))
+        table = [0 if s in allowed else FORBIDDEN for allowed in fits for s in strategies]
+        if any(table):
+            self.edges.append((node, auxiliary, table))
 
     def build(self) -> Pairwise:
         """The problem so far."""
-        spans = [(0, 0) if span is None else (span[0], span[1] + 1) for span in self.spans]
+        spans = [(0, 0) if span is None else (span[0], span[1] + 1) for _, _, span in self.nodes]
+        ends = [(u, v) for u, v, _ in self.edges]
         limit = min(self.problem.limit_bytes)
-        costs, offsets = _flat(self.costs)
-        pairs, edge_offsets = _flat(self.tables)
+        costs, offsets = _flat([costs for costs, _, _ in self.nodes])
+        usages, _ = _flat([usages for _, usages, _ in self.nodes])
+        edge_costs, edge_offsets = _flat([table for _, _, table in self.edges])
         return Pairwise(
             offsets,
             costs,
-            _flat(self.usages)[0],
+            usages,
             np.array(spans, dtype=np.int64).reshape(-1, 2),
-            np.array(self.ends, dtype=np.int64).reshape(-1, 2),
+            np.array(ends, dtype=np.int64).reshape(-1, 2),
             edge_offsets,
-            pairs,
+            edge_costs,
             math.floor(limit) if math.isfinite(limit) else None,
         )
 
@@ -251,6 +237,6 @@ def _largest(vectors: Sequence[Sequence[float]]) -> float:
 
 
 def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    flat = [value for own in lists for value in own]
+    flat = [value for values in lists for value in values]
     offsets = [0, *accumulate(map(len, lists))]
     return np.array(flat, dtype=np.int64), np.array(offsets, dtype=np.int64)

@@ -2,8 +2,8 @@
 
 Nodes are decided in order, each by its cost, its earlier neighbours' choices and the messages of
 the later ones. After each decision strategies of undecided nodes that are left without an allowed
-pair go, until nothing changes (maintaining arc consistency, Sabin and Freuder, ECAI 1994): what a
-decision rules out far away is known before it is too late.
+pair go, until nothing changes (maintaining arc consistency, Sabin and Freuder, ECAI 1994): so the
+search sees in time which strategies a decision rules out far away.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from __future__ import annotations
 import numpy as np
 
 from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import CONFLICT, Flags, Floats, Graph
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.messages import Messages, decide, split
+from partitioner.solver.pairwise.model import CONFLICT, Graph
+from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 
 
-def decode(inbox: Floats, places: Ints, unary: Floats, graph: Graph) -> Ints:
-    """A choice; one strategy a node. Where nothing allowed is left, a forbidden pair is taken.
+def decode(messages: Messages, unary: Floats) -> Ints:
+    """A choice at these node costs; one strategy a node.
 
-    Args:
-        inbox: Messages, as in `Messages`.
-        places: First entry of each arc's message.
-        unary: Cost of each strategy; (strategies,).
-        graph: The graph.
+    Where nothing allowed is left, a forbidden pair is taken.
     """
-    chosen = np.zeros(graph.nodes, dtype=np.int64)
-    _decode(inbox, places, unary, chosen, np.ones(len(unary), dtype=np.bool_), graph)
+    chosen = np.zeros(messages.graph.nodes, dtype=np.int64)
+    alive = np.ones(len(unary), dtype=np.bool_)
+    _decode(messages.inbox, messages.places, unary, chosen, alive, messages.graph)
     return chosen
 
 
@@ -36,13 +34,8 @@ def _decode(
     queue, queued = np.empty(len(chosen), dtype=np.int64), np.zeros(len(chosen), dtype=np.bool_)
     for v in range(len(chosen)):
         first, size = g.offsets[v], g.offsets[v + 1] - g.offsets[v]
-        theta = unary[first : first + size].copy()
-        for arc in range(g.starts[v], g.starts[v + 1]):
-            at = g.tables[g.back[arc]] + chosen[g.heads[arc]] * size
-            if g.heads[arc] < v:
-                theta += np.minimum(g.entries[at : at + size], CONFLICT)
-            else:
-                theta += inbox[places[arc] : places[arc] + size]
+        theta = np.empty(size)
+        decide(theta, v, split(v, g), inbox, places, unary, chosen, g)
         for p in range(size):
             if not alive[first + p]:
                 theta[p] += CONFLICT / 2
@@ -54,7 +47,7 @@ def _decode(
 
 @jit
 def _propagate(v: int, alive: Flags, queue: Ints, queued: Flags, g: Graph) -> None:
-    """Clear what the decision of a node leaves without an allowed pair, at any distance."""
+    """Clear strategies that a node's decision leaves without an allowed pair, at any distance."""
     count = len(queue)
     queue[0], queued[v] = v, True
     head, waiting = 0, 1

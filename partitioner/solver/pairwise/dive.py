@@ -16,8 +16,8 @@ import numpy as np
 
 from partitioner.solver.pairwise.decode import decode
 from partitioner.solver.pairwise.dual import Dual
-from partitioner.solver.pairwise.model import Flags, Floats, Model, restrict
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import Model, restrict
+from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.pairwise.reduce import prune
 
 #: Sweeps after each step.
@@ -30,66 +30,51 @@ FREE = 1e-4
 def dive(dual: Dual, keep: Flags, noise: Floats, until: float = math.inf) -> Ints | None:
     """A choice; one strategy a node. Where nothing allowed is left, a forbidden pair is taken.
 
-    Args:
-        dual: Messages and prices of the model; not changed.
-        keep: Strategies that may be chosen; (strategies,).
-        noise: By how much the neighbours of a node count more; (nodes,).
-        until: Monotonic second at which to give up.
-
-    Returns:
-        The choice; None if the kept strategies contradict each other or exceed memory, or if time
-        is up.
+    Only strategies flagged in `keep` are chosen; `noise` is by how much the neighbours of each node
+    count more. The dual does not change. None if the kept strategies contradict each other or
+    exceed memory, or if it is later than the monotonic second `until`.
     """
     start = _pruned(dual.model, keep)
     if start is None:
         return None
-    own, batch = _within(dual, start), 1
-    while (undecided := np.flatnonzero(np.diff(own.model.graph.offsets) > 1)).size:
+    rest, batch = _within(dual, start), 1
+    while (undecided := np.flatnonzero(rest.model.graph.sizes > 1)).size:
         if time.monotonic() > until:
             return None
+        degree = (np.diff(rest.model.graph.starts) * (1 + noise))[undecided]
+        hubs = undecided[np.argsort(-degree, kind="stable")]  # most neighbours first
         count = max(batch, batch * len(undecided) // FIRST)
-        smaller = _fixed(own, undecided, count, noise)
+        smaller = _fixed(rest, hubs[:count])
         if smaller is None and count > 1:
-            batch, smaller = 1, _fixed(own, undecided, 1, noise)
+            batch, smaller = 1, _fixed(rest, hubs[:1])
         if smaller is None:
-            smaller = _forbidden(own, undecided, noise)
+            smaller = _fixed(rest, hubs[:1], forbid=True)
         if smaller is None:
-            now = own.messages
-            chosen = decode(now.inbox, now.places, own.priced(own.price), own.model.graph)
-            return dual.model.within(own.model.original(chosen))
-        after = _within(own, smaller)
-        batch = 2 * batch if after.bound - own.bound < FREE * abs(own.bound) else 1
-        own = after
-    chosen = np.zeros(own.model.graph.nodes, dtype=np.int64)
-    return dual.model.within(own.model.original(chosen))
+            chosen = decode(rest.messages, rest.model.priced(rest.price))
+            return dual.model.within(rest.model.original(chosen))
+        after = _within(rest, smaller)
+        batch = 2 * batch if after.bound - rest.bound < FREE * abs(rest.bound) else 1
+        rest = after
+    chosen = np.zeros(rest.model.graph.nodes, dtype=np.int64)
+    return dual.model.within(rest.model.original(chosen))
 
 
 def _within(dual: Dual, smaller: Model) -> Dual:
-    """The dual of a smaller model, a few sweeps after it became so."""
-    own = Dual(smaller)
-    own.inherit(dual)
-    own.ascend(SWEEPS)
-    return own
+    """The dual of a smaller model, a few sweeps after it took over the larger one's."""
+    inner = Dual(smaller)
+    inner.inherit(dual)
+    inner.ascend(SWEEPS)
+    return inner
 
 
-def _fixed(dual: Dual, undecided: Ints, count: int, noise: Floats) -> Model | None:
-    """The model once the nodes with most neighbours take their best; None if that cannot be."""
-    graph, belief = dual.model.graph, dual.messages.costs(dual.priced(dual.price))
-    degree = (np.diff(graph.starts) * (1 + noise))[undecided]
+def _fixed(dual: Dual, nodes: Ints, *, forbid: bool = False) -> Model | None:
+    """The model once some nodes take their best (or may not); None if that cannot be."""
+    graph, belief = dual.model.graph, dual.messages.costs(dual.model.priced(dual.price))
     keep = np.ones(len(belief), dtype=np.bool_)
-    for v in undecided[np.argsort(-degree, kind="stable")[:count]]:
-        own = slice(graph.offsets[v], graph.offsets[v + 1])
-        keep[own] = False
-        keep[own.start + belief[own].argmin()] = True
-    return _pruned(dual.model, keep)
-
-
-def _forbidden(dual: Dual, undecided: Ints, noise: Floats) -> Model | None:
-    """The model if the node with most neighbours does not take its best; None if that cannot be."""
-    graph, belief = dual.model.graph, dual.messages.costs(dual.priced(dual.price))
-    v = undecided[np.argmax((np.diff(graph.starts) * (1 + noise))[undecided])]
-    keep = np.ones(len(belief), dtype=np.bool_)
-    keep[graph.offsets[v] + belief[graph.offsets[v] : graph.offsets[v + 1]].argmin()] = False
+    for v in nodes:
+        first, last = graph.offsets[v : v + 2]
+        keep[first:last] = forbid
+        keep[first + belief[first:last].argmin()] = not forbid
     return _pruned(dual.model, keep)
 
 

@@ -13,6 +13,7 @@ the worst gets a price: neighbours in time are alike, and prices on thousands ov
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 
@@ -20,8 +21,8 @@ import numpy as np
 
 from partitioner.solver.pairwise.decode import decode
 from partitioner.solver.pairwise.messages import Messages
-from partitioner.solver.pairwise.model import Flags, Floats, Model
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import Model
+from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.pairwise.rows import peaks
 
 #: The target is this much above the best bound, relative.
@@ -30,7 +31,7 @@ TARGET = 0.05
 WARM_UP = 5
 PATIENCE = 3
 SHRINK = 0.8
-#: Sweeps without a better bound after which prices return to the best, the step to half of what led
+#: Sweeps without a better bound after which prices return to the best, with half the step that led
 #: there.
 RETURN = 24
 #: A strategy's weight falls by e for each this share of the bound, spread over the nodes.
@@ -43,12 +44,11 @@ class Dual:
     """Prices and messages of a model.
 
     Attributes:
-        model: The model.
         messages: Their state; `messages.chosen` is the choice of the last sweep.
         bound: The best bound so far.
         price: Price of each memory row at the best bound; (rows,).
-        met: Rows that were the worst of a run of short ones at some sweep: only these have prices,
-            neighbours in time being alike; (rows,).
+        met: Rows that were the worst of a run of short ones at some sweep: only these have prices;
+            (rows,).
     """
 
     def __init__(self, model: Model) -> None:
@@ -61,40 +61,30 @@ class Dual:
         self._step = self._good = 1.0
         self._stalled = 0
         self._swept = 0
-        self._sizes = np.diff(model.graph.offsets)
-
-    def priced(self, price: Floats) -> Floats:
-        """Cost of each strategy with what it uses at these prices; (strategies,)."""
-        each = np.repeat(self.model.rows.prices(price), self._sizes)
-        costs: Floats = self.model.graph.unary + self.model.usage * each
-        return costs
 
     def inherit(self, former: Dual) -> None:
         """Go on from the prices and messages of another model of the same problem."""
-        own, other = self.model.rows.number, former.model.rows.number
-        shared = np.isin(own, other)
-        self._now = np.zeros(len(own))
-        self._now[shared] = former.price[np.searchsorted(other, own[shared])]
+        number, former_number = self.model.rows.number, former.model.rows.number
+        shared = np.isin(number, former_number)
+        place = np.searchsorted(former_number, number[shared])
+        self._now = np.zeros(len(number))
+        self._now[shared] = former.price[place]
+        self.met[shared] = former.met[place]
         self.price, self._swept = self._now, former._swept
-        self.met[shared] = former.met[np.searchsorted(other, own[shared])]
         self._step = self._good = former._good
         self.messages.inherit(former.messages, self.model.labels, former.model.labels)
 
     def copy(self) -> Dual:
         """A copy that can be swept while this one ascends."""
-        other = Dual(self.model)
-        other.bound, other.price, other._now = self.bound, self.price, self._now
-        other._step, other._stalled, other._swept = self._step, self._stalled, self._swept
-        other._good = self._good
+        other = copy.copy(self)
         other.met = self.met.copy()
-        other.messages.inbox[:] = self.messages.inbox
+        other.messages = self.messages.copy()
         return other
 
     def decide(self) -> Ints:
         """A choice read off at the best prices at once; one strategy a node."""
-        unary = self.priced(self.price)
         self._offer(self.price)
-        return decode(self.messages.inbox, self.messages.places, unary, self.model.graph)
+        return decode(self.messages, self.model.priced(self.price))
 
     def ascend(self, sweeps: int, until: float = math.inf) -> None:
         """Raise the bound, at most until this monotonic second."""
@@ -104,7 +94,7 @@ class Dual:
             bound = self._offer(self._now)
             self._swept += 1
             if len(self.price) and self._swept > WARM_UP:
-                self._move(bound, self.priced(self._now))
+                self._move(bound, self.model.priced(self._now))
             if self._stalled >= RETURN:
                 self._good, self._stalled = self._good / 2, 0
                 self._now, self._step = self.price, self._good
@@ -114,13 +104,13 @@ class Dual:
         price = self.price
         for _ in range(SETTLE):
             bound = self._offer(price)
-        return bound + self.messages.surplus(self.priced(price)) > cutoff + 1e-6 + 1e-9 * abs(
-            cutoff
-        )
+        surplus = self.messages.surplus(self.model.priced(price))
+        return bound + surplus > cutoff + 1e-6 + 1e-9 * abs(cutoff)
 
     def _offer(self, price: Floats) -> float:
         """Sweep at these prices; the bound."""
-        bound = self.messages.sweep(self.priced(price)) - float(price @ self.model.rows.capacity)
+        priced = self.model.priced(price)
+        bound = self.messages.sweep(priced) - float(price @ self.model.rows.capacity)
         self._stalled += 1
         if bound > self.bound:
             self.bound, self.price, self._stalled = bound, price, 0
@@ -130,6 +120,7 @@ class Dual:
         return bound
 
     def _move(self, bound: float, costs: Floats) -> None:
+        """Step the prices along the usage above capacity."""
         over = self.model.rows.load(self._usage(costs)) - self.model.rows.capacity
         self.met[peaks(over)] = True
         over = np.where(self.met & ((self._now > 0) | (over > 0)), over, 0.0)
@@ -140,9 +131,10 @@ class Dual:
 
     def _usage(self, costs: Floats) -> Floats:
         """Usage of each node, halfway between decided and weighted; (nodes,)."""
-        first, usage = self.model.graph.offsets[:-1], self.model.usage
+        graph, usage = self.model.graph, self.model.usage
+        first = graph.offsets[:-1]
         belief = self.messages.costs(costs)
-        above = belief - np.repeat(np.minimum.reduceat(belief, first), self._sizes)
+        above = belief - np.repeat(np.minimum.reduceat(belief, first), graph.sizes)
         width = TEMPERATURE * max(abs(self.bound), 1.0) / len(first)
         weight = np.exp(-np.minimum(above / width, 50.0))
         soft = np.add.reduceat(weight * usage, first) / np.add.reduceat(weight, first)

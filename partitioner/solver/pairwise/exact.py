@@ -1,4 +1,4 @@
-"""The exact integer program of what is left, over the local polytope.
+"""The exact integer program of a reduced model, over the local polytope.
 
     min   sum_v cost_v . x_v  +  sum_uv cost_uv . e_uv
     (1)   sum_p x_v[p] = 1                                  every node
@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from partitioner.solver.joint.engines import HIGHS, Engine
-from partitioner.solver.joint.milp import OPTIONS, Milp, Row, solve_milp
-from partitioner.solver.pairwise.model import Floats, Model
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
+from partitioner.solver.milp.highs import OPTIONS
+from partitioner.solver.milp.program import Milp, Row
+from partitioner.solver.pairwise.model import Model
+from partitioner.solver.pairwise.problem import Floats, Ints, index_in_group, offsets_of
 
 
 def columns(model: Model) -> int:
@@ -33,13 +34,7 @@ def columns(model: Model) -> int:
 def solve_exactly(
     model: Model, time_limit_s: float, gap: float, engine: Engine = HIGHS
 ) -> tuple[Ints | None, float]:
-    """Solve the program, one thread.
-
-    Args:
-        model: The model.
-        time_limit_s: Wall-clock limit.
-        gap: Relative gap at which to stop.
-        engine: The solver.
+    """Solve the program with one thread, to a relative gap.
 
     Returns:
         The best strategies known to the solver, if any, and a lower bound: infinite if there are
@@ -49,9 +44,9 @@ def solve_exactly(
     scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)
     if engine is not HIGHS:
         milp = _milp(cost / scale, matrix, lower, upper, len(model.usage))
-        found = solve_milp(milp, time_limit_s, gap, engine=engine)
-        chosen = _chosen(model, np.array(found.values)) if found.values else None
-        return chosen, found.bound * scale
+        result = solve_milp(milp, time_limit_s, gap, engine=engine)
+        chosen = _chosen(model, np.array(result.values)) if result.values else None
+        return chosen, result.bound * scale
     import highspy
 
     total, strategies = len(cost), len(model.usage)
@@ -68,23 +63,17 @@ def solve_exactly(
     program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
     program.a_matrix_.start_, program.a_matrix_.index_ = matrix.indptr, matrix.indices
     program.a_matrix_.value_ = matrix.data
-    kinds = [highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger]
-    program.integrality_ = [kinds[k < strategies] for k in range(total)]
+    binary, continuous = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
+    program.integrality_ = [binary] * strategies + [continuous] * (total - strategies)
     solver.passModel(program)
     solver.run()
-    return _answer(model, solver, scale)
-
-
-def _answer(model: Model, solver: Any, scale: float) -> tuple[Ints | None, float]:
-    import highspy
-
-    info, verdict = solver.getInfo(), solver.getModelStatus()
-    if verdict == highspy.HighsModelStatus.kInfeasible:
+    info = solver.getInfo()
+    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
         return None, math.inf
+    bound = float(info.mip_dual_bound) * scale
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None, float(info.mip_dual_bound) * scale
-    values = np.array(solver.getSolution().col_value[: len(model.usage)])
-    return _chosen(model, values), float(info.mip_dual_bound) * scale
+        return None, bound
+    return _chosen(model, np.array(solver.getSolution().col_value[:strategies])), bound
 
 
 def _chosen(model: Model, values: Floats) -> Ints:
@@ -94,53 +83,49 @@ def _chosen(model: Model, values: Floats) -> Ints:
 
 def _milp(cost: Floats, matrix: Any, lower: Floats, upper: Floats, strategies: int) -> Milp:
     """The program for solvers that PuLP drives; each row has one finite side, or both equal."""
-    total, rows = len(cost), matrix.tocsr()
+    total, by_row = len(cost), matrix.tocsr()
+    rows = (
+        Row(
+            tuple(by_row.indices[a:b].tolist()),
+            tuple(by_row.data[a:b].tolist()),
+            0 if math.isfinite(least) else -1,
+            most,
+        )
+        for (a, b), least, most in zip(
+            pairwise(by_row.indptr.tolist()), lower.tolist(), upper.tolist(), strict=True
+        )
+    )
     return Milp(
         tuple(cost.tolist()),
         (0.0,) * total,
         (1.0,) * total,
-        tuple(column < strategies for column in range(total)),
-        tuple(f"x{column}" for column in range(total)),
-        tuple(
-            Row(
-                tuple(rows.indices[a:b].tolist()),
-                tuple(rows.data[a:b].tolist()),
-                0 if math.isfinite(least) else -1,
-                most,
-            )
-            for (a, b), least, most in zip(
-                pairwise(rows.indptr.tolist()), lower.tolist(), upper.tolist(), strict=True
-            )
-        ),
+        (True,) * strategies + (False,) * (total - strategies),
+        tuple(rows),
     )
 
 
 def _program(model: Model) -> tuple[Floats, Any, Floats, Floats]:
     """Costs, matrix by columns, lower and upper sides of the rows."""
-    g, sizes = model.graph, np.diff(model.graph.offsets)
+    g, sizes, tails = model.graph, model.graph.sizes, model.graph.tails
     strategies = len(model.usage)
     nodes = np.repeat(np.arange(g.nodes), sizes)
-    tails = np.repeat(np.arange(g.nodes), np.diff(g.starts))
     forward = np.flatnonzero(tails < g.heads)
     areas = sizes[tails[forward]] * sizes[g.heads[forward]]
-    arc = np.repeat(forward, areas)
-    inner = np.arange(len(arc)) - np.repeat(np.cumsum(areas) - areas, areas)
+    arc, inner = np.repeat(forward, areas), index_in_group(areas)
     cost = g.entries[g.tables[arc] + inner]
     kept = np.flatnonzero(np.isfinite(cost))
     arc, inner, cost = arc[kept], inner[kept], cost[kept]
     width = sizes[g.heads[arc]]
     p, q = inner // width, inner % width
-    first = np.zeros(len(tails) + 1, dtype=np.int64)  # marginal rows of each arc's tail
-    first[1:] = np.cumsum(sizes[tails])
+    first = offsets_of(sizes[tails])  # marginal rows of each arc's tail
     marginals = int(first[-1])
     pair = strategies + np.arange(len(arc))
-    own = np.arange(marginals)
-    strategy = g.offsets[np.repeat(tails, sizes[tails])] + own - np.repeat(first[:-1], sizes[tails])
+    strategy = np.repeat(g.offsets[tails], sizes[tails]) + index_in_group(sizes[tails])
     usage_rows, usage_columns, usage = _usage(model, nodes)
     scale = np.maximum(model.rows.capacity, 1.0)
     row = np.concatenate([
-        nodes, g.nodes + own, g.nodes + first[arc] + p, g.nodes + first[g.back[arc]] + q,
-        g.nodes + marginals + usage_rows,
+        nodes, g.nodes + np.arange(marginals), g.nodes + first[arc] + p,
+        g.nodes + first[g.back[arc]] + q, g.nodes + marginals + usage_rows,
     ])  # fmt: skip
     column = np.concatenate([np.arange(strategies), strategy, pair, pair, usage_columns])
     value = np.concatenate([
@@ -158,8 +143,7 @@ def _program(model: Model) -> tuple[Floats, Any, Floats, Floats]:
 def _usage(model: Model, nodes: Ints) -> tuple[Ints, Ints, Floats]:
     """Row, column and value of each usage in a memory row."""
     rows = model.rows
-    spans = np.where(rows.last > rows.first, rows.last - rows.first, 0)[nodes]
+    spans = np.maximum(rows.last - rows.first, 0)[nodes]
     spans = np.where(model.usage > 0, spans, 0)
     column = np.repeat(np.arange(len(nodes)), spans)
-    inner = np.arange(len(column)) - np.repeat(np.cumsum(spans) - spans, spans)
-    return rows.first[nodes[column]] + inner, column, model.usage[column]
+    return rows.first[nodes[column]] + index_in_group(spans), column, model.usage[column]

@@ -2,7 +2,7 @@
 
 Such a node takes its best strategy whatever its neighbours take, so that its cost is one more cost
 of a neighbour, or of the edge between two (nonserial dynamic programming: Bertele and Brioschi,
-1972). An edge is only made where it has no more entries than what it replaces.
+1972). An edge is only made where it has no more entries than those it replaces.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.solver.pairwise.model import Flags, Floats, Graph, Model
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import Graph, Model, joined
+from partitioner.solver.pairwise.problem import Floats, Ints, offsets_of
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node that was eliminated.
+    """The elimination of one node.
 
     Attributes:
-        node: The node.
-        unary: Cost of each of its strategies; (own,).
-        tables: For each neighbour of that moment, the costs of pairs; (own, neighbour's).
+        unary: Cost of each of the node's strategies.
+        tables: For each neighbour of that moment, the costs of pairs; (node's, neighbour's).
     """
 
     node: int
@@ -36,7 +35,7 @@ class Folded:
 
     Attributes:
         model: Eliminated nodes have one strategy left, without meaning.
-        steps: What was eliminated, in order.
+        steps: The eliminations, in order.
     """
 
     model: Model
@@ -54,13 +53,12 @@ class Folded:
 
 
 def fold(model: Model) -> Folded:
-    """Eliminate what can be.
+    """Eliminate all nodes that can be.
 
-    Args:
-        model: A model in which every strategy has an allowed pair on every edge.
+    Every strategy of the model has an allowed pair on every edge.
     """
     work = _Work(model)
-    todo = [v for v, own in enumerate(work.near) if work.free[v] and len(own) <= 2]
+    todo = [v for v, tables in enumerate(work.near) if work.free[v] and len(tables) <= 2]
     while todo:
         v = todo.pop()
         if work.free[v]:
@@ -72,16 +70,17 @@ class _Work:
     """The graph as dictionaries of tables while nodes go."""
 
     def __init__(self, model: Model) -> None:
-        g, sizes = model.graph, np.diff(model.graph.offsets)
-        self.before, self.sizes = model, sizes.tolist()
+        g, sizes = model.graph, model.graph.sizes.tolist()
+        self.before = model
         self.unary = np.split(g.unary, g.offsets[1:-1])
         self.near: list[dict[int, Floats]] = [{} for _ in range(g.nodes)]
-        tails = np.repeat(np.arange(g.nodes), np.diff(g.starts))
-        for u, v, at in zip(tails.tolist(), g.heads.tolist(), g.tables.tolist(), strict=True):
+        for u, v, at in zip(g.tails.tolist(), g.heads.tolist(), g.tables.tolist(), strict=True):
             if u < v:
-                shape = self.sizes[u], self.sizes[v]
-                self._join(u, v, g.entries[at : at + shape[0] * shape[1]].reshape(shape))
-        self.free = ((sizes > 1) & _unseen(model)).tolist()
+                table = g.entries[at : at + sizes[u] * sizes[v]].reshape(sizes[u], sizes[v])
+                self._join(u, v, table)
+        used = np.maximum.reduceat(model.usage, g.offsets[:-1]) > 0
+        limited = used & (model.rows.last > model.rows.first)
+        self.free = ((g.sizes > 1) & ~limited).tolist()
         self.steps: list[Step] = []
         self.constant = 0.0
 
@@ -104,30 +103,32 @@ class _Work:
         self.near[v], self.free[v] = {}, False
         return tuple(w for w, _ in ends if self.free[w])
 
-    def _bridge(self, v: int, one: tuple[int, Floats], two: tuple[int, Floats]) -> bool:
+    def _bridge(
+        self, v: int, first_end: tuple[int, Floats], second_end: tuple[int, Floats]
+    ) -> bool:
         """Join the two neighbours of a node, unless that takes more entries than it saves."""
-        (a, left), (b, right) = one, two
+        (a, left), (b, right) = first_end, second_end
         known = self.near[a].get(b)
         if known is None and left.shape[1] * right.shape[1] > left.size + right.size:
             return False
         costs = np.full((left.shape[1], right.shape[1]), np.inf)
-        for own, first, second in zip(self.unary[v], left, right, strict=True):
-            np.minimum(costs, (own + first)[:, None] + second, out=costs)
+        for cost, first, second in zip(self.unary[v], left, right, strict=True):
+            np.minimum(costs, (cost + first)[:, None] + second, out=costs)
         self._join(a, b, costs if known is None else known + costs)
         return True
 
     def model(self) -> Model:
-        """The model of what is left."""
-        g, gone = self.before.graph, np.zeros(len(self.sizes), dtype=np.bool_)
-        gone[[step.node for step in self.steps]] = True
-        if not gone.any():
+        """The model of the remaining nodes."""
+        if not self.steps:
             return self.before
-        sizes = np.where(gone, 1, self.sizes)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        keep = np.repeat(~gone, self.sizes)
+        g, gone = self.before.graph, np.zeros(len(self.free), dtype=np.bool_)
+        gone[[step.node for step in self.steps]] = True
+        sizes = np.where(gone, 1, g.sizes)
+        offsets = offsets_of(sizes)
+        keep = np.repeat(~gone, g.sizes)
         keep[g.offsets[:-1]] = True
         unary = np.concatenate(
-            [np.zeros(1) if out else own for out, own in zip(gone, self.unary, strict=True)]
+            [np.zeros(1) if out else costs for out, costs in zip(gone, self.unary, strict=True)]
         )
         unary[offsets[np.flatnonzero(gone)[0]]] = self.constant
         usage = np.where(np.repeat(gone, sizes), 0.0, self.before.usage[keep])
@@ -135,22 +136,9 @@ class _Work:
         return Model(graph, usage, self.before.rows, self.before.labels[keep])
 
     def _graph(self, offsets: Ints, unary: Floats) -> Graph:
-        pairs = [(u, v) for u, own in enumerate(self.near) for v in sorted(own)]
-        tails, heads = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        order = np.lexsort((tails, heads))  # the k-th arc by (head, tail) turns the k-th around
-        back = np.empty(len(pairs), dtype=np.int64)
-        back[order] = np.arange(len(pairs))
-        areas = np.diff(offsets)[tails] * np.diff(offsets)[heads]
-        tables = np.concatenate([[0], np.cumsum(areas)]).astype(np.int64)
-        entries = [self.near[u][v].ravel() for u, v in pairs]
-        return Graph(
-            offsets, unary, np.searchsorted(tails, np.arange(len(offsets))), heads.copy(), back,
-            tables[:-1], np.concatenate(entries) if entries else np.zeros(0),
-        )  # fmt: skip
-
-
-def _unseen(model: Model) -> Flags:
-    """Whether no memory row sees a node; (nodes,)."""
-    used = np.maximum.reduceat(model.usage, model.graph.offsets[:-1]) > 0
-    hidden: Flags = ~(used & (model.rows.last > model.rows.first))
-    return hidden
+        pairs = [(u, v) for u, tables in enumerate(self.near) for v in sorted(tables)]
+        tails, heads = np.array(pairs, dtype=np.int64).reshape(-1, 2).T.copy()
+        graph = joined(offsets, unary, tails, heads)
+        if pairs:
+            np.concatenate([self.near[u][v].ravel() for u, v in pairs], out=graph.entries)
+        return graph

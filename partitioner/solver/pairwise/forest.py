@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import CONFLICT, Graph
+from partitioner.solver.pairwise.problem import Floats, Ints
 
 
 class Space(NamedTuple):
@@ -28,7 +28,7 @@ class Space(NamedTuple):
         seen: Last node that met a tree.
         choice: Strategies proposed.
         near: Flags of a search.
-        belief: Least cost of what hangs below each strategy.
+        belief: Least cost of the subtree below each strategy.
     """
 
     block: Ints
@@ -50,7 +50,7 @@ def space(graph: Graph) -> Space:
 
 @jit
 def grow(count: int, s: Space, g: Graph) -> int:
-    """Keep, at the front of the block, the nodes that close no cycle; how many they are."""
+    """Keep, at the front of the block, the nodes that close no cycle; their number."""
     kept = 0
     for k in range(count):
         v = s.block[k]
@@ -86,7 +86,7 @@ def _find(root: Ints, v: int) -> int:
 
 @jit
 def lay(top: int, s: Space, g: Graph) -> int:
-    """Put the nodes of a tree in order from its root outwards; how many they are."""
+    """Put the nodes of a tree in order from its root outwards; their number."""
     s.order[0] = top
     s.parent[top] = -2
     count, done = 1, 0
@@ -104,17 +104,17 @@ def lay(top: int, s: Space, g: Graph) -> int:
 
 @jit
 def plan(size: int, chosen: Ints, priced: Floats, s: Space, g: Graph) -> float:
-    """Write the best strategies of the tree in order to `choice`; what they save."""
+    """Write the best strategies of the tree in order to `choice`; the cost that they save."""
     before = 0.0
     for k in range(size):
         before += _local(s.order[k], chosen, priced, s, g)
     for k in range(size - 1, 0, -1):
         _pass_up(s.order[k], -3 - s.parent[s.order[k]], s, g)
     top = s.order[0]
-    own = s.belief[g.offsets[top] : g.offsets[top + 1]]
-    best = own.argmin()
-    s.choice[top] = best if own[best] < own[chosen[top]] else chosen[top]
-    gain = before - own[best]
+    belief = s.belief[g.offsets[top] : g.offsets[top + 1]]
+    best = belief.argmin()
+    s.choice[top] = best if belief[best] < belief[chosen[top]] else chosen[top]
+    gain = before - belief[best]
     if gain <= 1e-9 * abs(before):
         return 0.0
     for k in range(1, size):
@@ -124,36 +124,36 @@ def plan(size: int, chosen: Ints, priced: Floats, s: Space, g: Graph) -> float:
 
 @jit
 def _local(v: int, chosen: Ints, priced: Floats, s: Space, g: Graph) -> float:
-    """Start a node's beliefs with what is fixed; what its choice and the arc to its parent cost."""
-    own = s.belief[g.offsets[v] : g.offsets[v + 1]]
-    own[:] = priced[g.offsets[v] : g.offsets[v + 1]]
+    """Start a node's beliefs with its fixed costs; the cost of its choice and its parent's arc."""
+    belief = s.belief[g.offsets[v] : g.offsets[v + 1]]
+    belief[:] = priced[g.offsets[v] : g.offsets[v + 1]]
     parent = 0.0
     for arc in range(g.starts[v], g.starts[v + 1]):
         w = g.heads[arc]
         if s.inside[w] == -1:
-            at = g.tables[g.back[arc]] + chosen[w] * len(own)
-            row = g.entries[at : at + len(own)]
-            for p in range(len(own)):
-                own[p] += min(CONFLICT, row[p])
+            at = g.tables[g.back[arc]] + chosen[w] * len(belief)
+            row = g.entries[at : at + len(belief)]
+            for p in range(len(belief)):
+                belief[p] += min(CONFLICT, row[p])
         elif s.parent[v] == -3 - arc:
             width = g.offsets[w + 1] - g.offsets[w]
             parent = min(g.entries[g.tables[arc] + chosen[v] * width + chosen[w]], CONFLICT)
-    return float(own[chosen[v]] + parent)
+    return float(belief[chosen[v]] + parent)
 
 
 @jit
 def _pass_up(v: int, arc: int, s: Space, g: Graph) -> None:
-    """Add to each strategy of the parent what the subtree of a node costs at best."""
+    """Add the least cost of a node's subtree to each strategy of the parent."""
     up = g.heads[arc]
-    own = s.belief[g.offsets[v] : g.offsets[v + 1]]
+    belief = s.belief[g.offsets[v] : g.offsets[v + 1]]
     above = s.belief[g.offsets[up] : g.offsets[up + 1]]
     best = np.full(len(above), np.inf)
-    for p in range(len(own)):
+    for p in range(len(belief)):
         at = g.tables[arc] + p * len(above)
         row = g.entries[at : at + len(above)]
         for q in range(len(above)):
             pair = min(CONFLICT, row[q])
-            value = own[p] + pair
+            value = belief[p] + pair
             best[q] = min(best[q], value)
     for q in range(len(above)):
         above[q] += best[q]
@@ -161,14 +161,14 @@ def _pass_up(v: int, arc: int, s: Space, g: Graph) -> None:
 
 @jit
 def _pass_down(v: int, arc: int, chosen: Ints, s: Space, g: Graph) -> None:
-    """Choose for a node given its parent's choice; what it has stays if nothing is better."""
-    own = s.belief[g.offsets[v] : g.offsets[v + 1]]
-    at = g.tables[g.back[arc]] + s.choice[g.heads[arc]] * len(own)
-    row = g.entries[at : at + len(own)]
+    """Choose for a node given its parent's choice; on ties its strategy stays."""
+    belief = s.belief[g.offsets[v] : g.offsets[v + 1]]
+    at = g.tables[g.back[arc]] + s.choice[g.heads[arc]] * len(belief)
+    row = g.entries[at : at + len(belief)]
     best = chosen[v]
-    least = own[best] + min(row[best], CONFLICT)
-    for p in range(len(own)):
-        value = own[p] + min(row[p], CONFLICT)
+    least = belief[best] + min(row[best], CONFLICT)
+    for p in range(len(belief)):
+        value = belief[p] + min(row[p], CONFLICT)
         if value < least:
             best, least = p, value
     s.choice[v] = best

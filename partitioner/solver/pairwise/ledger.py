@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import Floats
-from partitioner.solver.pairwise.problem import Ints
-from partitioner.solver.pairwise.rows import Rows
+from partitioner.solver.pairwise.model import Model
+from partitioner.solver.pairwise.problem import Floats, Ints
 
 
 class Ledger(NamedTuple):
@@ -23,7 +22,7 @@ class Ledger(NamedTuple):
         last: One past its last row; (nodes,).
         tree: Largest excess below each tree node; the root is entry 1, the leaves are the second
             half.
-        pending: What was added to all rows below each tree node.
+        pending: Sum of the additions to all rows below each tree node.
     """
 
     first: Ints
@@ -32,14 +31,14 @@ class Ledger(NamedTuple):
     pending: Floats
 
 
-def ledger(rows: Rows, usage: Floats, offsets: Ints, chosen: Ints) -> Ledger:
+def ledger(model: Model, chosen: Ints) -> Ledger:
     """The ledger of a choice; the root is -inf where there is no row."""
-    excess = rows.load(usage[offsets[:-1] + chosen]) - rows.capacity
+    excess = model.over(chosen)
     leaves = 1 << max(0, len(excess) - 1).bit_length()
     tree, pending = np.full(2 * leaves, -np.inf), np.zeros(2 * leaves)
     tree[leaves : leaves + len(excess)] = excess
     _fill(tree)
-    return Ledger(rows.first, rows.last, tree, pending)
+    return Ledger(model.rows.first, model.rows.last, tree, pending)
 
 
 @jit

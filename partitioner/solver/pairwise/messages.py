@@ -4,25 +4,26 @@ TRW-S (Kolmogorov, "Convergent tree-reweighted message passing for energy minimi
 2006) ascends the dual of the local-polytope relaxation by blocks: nodes are visited in order, then
 in reverse, each sharing out its reparametrised cost over the chains of ascending nodes through it.
 
-A message is stored where it arrives: `inbox[arc]` is what the head of the arc says about the
+A message is stored where it arrives: `inbox[arc]` is the message of the head of the arc about the
 strategies of its tail. Every strategy has an allowed pair on every edge (arc consistency), so that
 all messages are finite. Forbidden pairs are infinite: no large number weakens the bound.
 """
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import CONFLICT, Graph, positions
+from partitioner.solver.pairwise.problem import Floats, Ints, index_in_group, offsets_of
 
 
 class Messages:
     """The messages of a graph, and sweeps over them.
 
     Attributes:
-        graph: The graph.
         places: First entry of each arc's message; (arcs + 1,).
         inbox: All messages.
         chosen: One strategy a node, decided in the order of the last forward sweep.
@@ -30,35 +31,35 @@ class Messages:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        sizes = np.diff(graph.offsets)
-        tails = np.repeat(np.arange(graph.nodes), np.diff(graph.starts))
-        self.places = np.concatenate([[0], np.cumsum(sizes[tails])]).astype(np.int64)
+        self.places = offsets_of(graph.sizes[graph.tails])
         self.inbox = np.zeros(self.places[-1])
         self.chosen = np.zeros(graph.nodes, dtype=np.int64)
 
     def inherit(self, former: Messages, labels: Ints, former_labels: Ints) -> None:
-        """Take over what was said along the same edges about the same strategies.
+        """Take over another graph's messages along the same edges about the same strategies.
 
-        Args:
-            former: Messages of another graph of the same nodes.
-            labels: Which of the problem's strategies each strategy is; (strategies,).
-            former_labels: The same for the other graph.
+        Labels are the problem's strategies that those of either graph stand for; (strategies,).
         """
         old, new = former.graph, self.graph
         most = max(int(labels.max()), int(former_labels.max())) + 1
-        nodes = np.arange(new.nodes)
-        known = np.repeat(nodes, np.diff(old.offsets)) * most + former_labels
-        asked = np.repeat(nodes, np.diff(new.offsets)) * most + labels
-        strategy = _find(known, asked)
-        arc = _find(_ends(old), _ends(new))
-        tails = np.repeat(nodes, np.diff(new.starts))
-        sizes = np.diff(new.offsets)[tails]
-        each = np.repeat(np.arange(len(tails)), sizes)
-        inner = np.arange(len(each)) - self.places[each]
-        place = strategy[new.offsets[tails[each]] + inner]
-        there = (place >= 0) & (arc[each] >= 0)
-        source = former.places[arc[each]] + place - old.offsets[tails[each]]
+        known, wanted = (
+            np.repeat(np.arange(graph.nodes), graph.sizes) * most + of
+            for graph, of in ((old, former_labels), (new, labels))
+        )
+        strategy = positions(known, wanted)
+        arc = positions(*(graph.tails * graph.nodes + graph.heads for graph in (old, new)))
+        sizes = new.sizes[new.tails]
+        node, arc = np.repeat(new.tails, sizes), np.repeat(arc, sizes)
+        place = strategy[new.offsets[node] + index_in_group(sizes)]
+        there = (place >= 0) & (arc >= 0)
+        source = former.places[arc] + place - old.offsets[node]
         self.inbox[there] = former.inbox[source[there]]
+
+    def copy(self) -> Messages:
+        """A copy that can be swept while this one is."""
+        other = copy.copy(self)
+        other.inbox, other.chosen = self.inbox.copy(), self.chosen.copy()
+        return other
 
     def sweep(self, unary: Floats) -> float:
         """One forward and one backward sweep at these node costs; the bound after it."""
@@ -66,10 +67,10 @@ class Messages:
         return _backward(self.inbox, self.places, unary, self.graph)
 
     def costs(self, unary: Floats) -> Floats:
-        """What each strategy costs with what its neighbours say of it; (strategies,)."""
-        found = unary.copy()
-        _gather(found, self.inbox, self.places, self.graph)
-        return found
+        """Cost of each strategy with the messages of its neighbours; (strategies,)."""
+        costs = unary.copy()
+        _gather(costs, self.inbox, self.places, self.graph)
+        return costs
 
     def surplus(self, unary: Floats) -> Floats:
         """How far above the last sweep's bound every choice with a strategy is; (strategies,).
@@ -77,31 +78,17 @@ class Messages:
         After the backward sweep the problem is the bound plus terms that are not negative; these
         are the terms that a strategy alone makes certain.
         """
-        found = np.empty(len(unary))
-        _surplus(found, self.inbox, self.places, unary, self.graph)
-        return found
-
-
-def _ends(graph: Graph) -> Ints:
-    """One ascending number for the two nodes of each arc; (arcs,)."""
-    tails = np.repeat(np.arange(graph.nodes), np.diff(graph.starts))
-    return tails * graph.nodes + graph.heads
-
-
-def _find(known: Ints, asked: Ints) -> Ints:
-    """Where each number stands among ascending ones; -1 where it does not."""
-    if not len(known):
-        return np.full(len(asked), -1)
-    place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-    return np.where(known[place] == asked, place, -1)
+        surplus = np.empty(len(unary))
+        _surplus(surplus, self.inbox, self.places, unary, self.graph)
+        return surplus
 
 
 @jit
 def _gather(target: Floats, inbox: Floats, places: Ints, g: Graph) -> None:
     for v in range(len(g.offsets) - 1):
-        own = target[g.offsets[v] : g.offsets[v + 1]]
+        costs = target[g.offsets[v] : g.offsets[v + 1]]
         for arc in range(g.starts[v], g.starts[v + 1]):
-            own += inbox[places[arc] : places[arc] + len(own)]
+            costs += inbox[places[arc] : places[arc] + len(costs)]
 
 
 @jit
@@ -124,11 +111,11 @@ def _belief(theta: Floats, v: int, inbox: Floats, places: Ints, unary: Floats, g
 def _send(theta: Floats, share: float, arc: int, inbox: Floats, places: Ints, g: Graph) -> float:
     """Write the message of a node to a neighbour, its least taken out and returned."""
     size, width = len(theta), g.offsets[g.heads[arc] + 1] - g.offsets[g.heads[arc]]
-    own, target, table = places[arc], places[g.back[arc]], g.tables[arc]
-    out, mine = inbox[target : target + width], inbox[own : own + size]
+    source, target, table = places[arc], places[g.back[arc]], g.tables[arc]
+    out, received = inbox[target : target + width], inbox[source : source + size]
     out[:] = np.inf
     for p in range(size):
-        base = share * theta[p] - mine[p]
+        base = share * theta[p] - received[p]
         row = g.entries[table + p * width : table + p * width + width]
         for q in range(width):
             value = base + row[q]
@@ -142,7 +129,7 @@ def _send(theta: Floats, share: float, arc: int, inbox: Floats, places: Ints, g:
 
 
 @jit
-def _split(v: int, g: Graph) -> int:
+def split(v: int, g: Graph) -> int:
     """First arc of a node that leads to a later node."""
     arc = g.starts[v]
     while arc < g.starts[v + 1] and g.heads[arc] < v:
@@ -154,8 +141,8 @@ def _split(v: int, g: Graph) -> int:
 def _forward(inbox: Floats, places: Ints, unary: Floats, chosen: Ints, g: Graph) -> None:
     for v in range(len(g.offsets) - 1):
         theta = np.empty(g.offsets[v + 1] - g.offsets[v])
-        later = _split(v, g)
-        chosen[v] = _decide(theta, v, later, inbox, places, unary, chosen, g)
+        later = split(v, g)
+        chosen[v] = decide(theta, v, later, inbox, places, unary, chosen, g)
         _belief(theta, v, inbox, places, unary, g)
         share = 1.0 / max(1, later - g.starts[v], g.starts[v + 1] - later)
         for arc in range(later, g.starts[v + 1]):
@@ -163,11 +150,14 @@ def _forward(inbox: Floats, places: Ints, unary: Floats, chosen: Ints, g: Graph)
 
 
 @jit
-def _decide(
+def decide(
     theta: Floats, v: int, later: int, inbox: Floats, places: Ints, unary: Floats, chosen: Ints,
     g: Graph,
 ) -> int:  # fmt: skip
-    """The best strategy given the nodes before and the messages of the nodes after."""
+    """The best strategy given the nodes before and the messages of the nodes after.
+
+    `theta` takes the cost of each strategy, `later` is the node's `split`.
+    """
     size = len(theta)
     theta[:] = unary[g.offsets[v] : g.offsets[v + 1]]
     for arc in range(g.starts[v], later):
@@ -185,7 +175,7 @@ def _backward(inbox: Floats, places: Ints, unary: Floats, g: Graph) -> float:
     bound = 0.0
     for v in range(len(g.offsets) - 2, -1, -1):
         theta = np.empty(g.offsets[v + 1] - g.offsets[v])
-        later = _split(v, g)
+        later = split(v, g)
         bound += _belief(theta, v, inbox, places, unary, g)
         share = 1.0 / max(1, later - g.starts[v], g.starts[v + 1] - later)
         for arc in range(g.starts[v], later):
@@ -196,19 +186,19 @@ def _backward(inbox: Floats, places: Ints, unary: Floats, g: Graph) -> float:
 @jit
 def _surplus(target: Floats, inbox: Floats, places: Ints, unary: Floats, g: Graph) -> None:
     for v in range(len(g.offsets) - 1):
-        own = target[g.offsets[v] : g.offsets[v + 1]]
-        theta = np.empty(len(own))
+        surplus = target[g.offsets[v] : g.offsets[v + 1]]
+        theta = np.empty(len(surplus))
         _belief(theta, v, inbox, places, unary, g)
-        later = _split(v, g)
+        later = split(v, g)
         before = later - g.starts[v]
         share = 1.0 / max(1, before, g.starts[v + 1] - later)
-        for p in range(len(own)):
-            own[p] = (1.0 - before * share) * theta[p]
+        for p in range(len(surplus)):
+            surplus[p] = (1.0 - before * share) * theta[p]
         for arc in range(g.starts[v], later):
             width = g.offsets[g.heads[arc] + 1] - g.offsets[g.heads[arc]]
             other = inbox[places[g.back[arc]] : places[g.back[arc]] + width]
-            least = share * theta - inbox[places[arc] : places[arc] + len(own)]
-            for p in range(len(own)):
+            least = share * theta - inbox[places[arc] : places[arc] + len(surplus)]
+            for p in range(len(surplus)):
                 at = g.tables[arc] + p * width
                 least[p] += (g.entries[at : at + width] - other).min()
-            own += least - least.min()
+            surplus += least - least.min()

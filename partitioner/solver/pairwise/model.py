@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise
+from partitioner.solver.pairwise.problem import (
+    FORBIDDEN,
+    Flags,
+    Floats,
+    Ints,
+    Pairwise,
+    index_in_group,
+    offsets_of,
+)
 from partitioner.solver.pairwise.rows import Rows, memory_rows
 
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-
-#: What a forbidden pair counts while a choice still has some: far above all else.
+#: Cost of a forbidden pair while a choice still has some: far above all others.
 CONFLICT = 1e16
 
 
@@ -49,22 +53,26 @@ class Graph(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return len(self.offsets) - 1
 
     @property
-    def edges(self) -> int:
-        """How many pairs of nodes are joined."""
-        return len(self.heads) // 2
+    def sizes(self) -> Ints:
+        """Number of strategies of each node; (nodes,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def tails(self) -> Ints:
+        """Node that each arc leaves; (arcs,)."""
+        return np.repeat(np.arange(self.nodes), np.diff(self.starts))
 
 
 @dataclass(frozen=True)
 class Model:
-    """A graph, what its strategies use, and where they came from.
+    """A graph with the usage and the origin of its strategies.
 
     Attributes:
-        graph: Costs.
-        usage: What each strategy uses more than its node's least; (strategies,).
+        usage: Usage of each strategy above its node's least; (strategies,).
         rows: Times at which memory can bind.
         labels: Strategy of the problem that each strategy stands for; (strategies,).
     """
@@ -82,10 +90,28 @@ class Model:
         """The model's strategies for strategies of the problem, -1 where it has not; (nodes,)."""
         nodes = np.arange(self.graph.nodes)
         most = max(int(self.labels.max(initial=0)), max(chosen, default=0)) + 1
-        known = np.repeat(nodes, np.diff(self.graph.offsets)) * most + self.labels
-        asked = nodes * most + np.array(chosen, dtype=np.int64)
-        place = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-        return np.where(known[place] == asked, place - self.graph.offsets[:-1], -1)
+        known = np.repeat(nodes, self.graph.sizes) * most + self.labels
+        place = positions(known, nodes * most + np.array(chosen, dtype=np.int64))
+        return np.where(place >= 0, place - self.graph.offsets[:-1], -1)
+
+    def priced(self, price: Floats) -> Floats:
+        """Cost of each strategy with what it uses at these prices of the rows; (strategies,)."""
+        priced: Floats = self.graph.unary + self.usage * np.repeat(
+            self.rows.prices(price), self.graph.sizes
+        )
+        return priced
+
+    def over(self, chosen: Ints) -> Floats:
+        """Usage of a choice above capacity, negative where there is room; (rows,)."""
+        return self.rows.load(self.usage[self.graph.offsets[:-1] + chosen]) - self.rows.capacity
+
+
+def positions(known: Ints, wanted: Ints) -> Ints:
+    """Index of each number among ascending ones; -1 where it is not among them."""
+    if not len(known):
+        return np.full(len(wanted), -1)
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where(known[place] == wanted, place, -1)
 
 
 def build(problem: Pairwise) -> Model:
@@ -100,79 +126,71 @@ def build(problem: Pairwise) -> Model:
         unary[first : first + size] += np.where(diagonal >= FORBIDDEN, np.inf, diagonal)
     unary[problem.costs >= FORBIDDEN] = np.inf
     graph = _graph(problem, unary, np.flatnonzero(~loops))
-    labels = np.arange(len(unary)) - np.repeat(problem.offsets[:-1], problem.sizes)
     usage = problem.usages.astype(np.float64)
-    blank = Model(graph, usage, memory_rows(problem.intervals, problem.limit), labels)
+    rows = memory_rows(problem.intervals, problem.limit)
+    blank = Model(graph, usage, rows, index_in_group(problem.sizes))
     return restrict(blank, problem.costs < FORBIDDEN)
 
 
 def _graph(problem: Pairwise, unary: Floats, edges: Ints) -> Graph:
     """Both directions of each edge, parallel edges added up."""
-    low, high = problem.edges[edges].min(axis=1), problem.edges[edges].max(axis=1)
-    keys, merged = np.unique(low * problem.nodes + high, return_inverse=True)
-    low, high = keys // max(problem.nodes, 1), keys % max(problem.nodes, 1)
-    tails, heads = np.concatenate([low, high]), np.concatenate([high, low])
-    order = np.lexsort((heads, tails))
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    tails, heads = tails[order], heads[order]
-    areas = problem.sizes[tails] * problem.sizes[heads]
-    tables = np.concatenate([[0], np.cumsum(areas)]).astype(np.int64)
-    entries = np.zeros(tables[-1])
-    there, count = rank[: len(keys)], len(keys)
-    back = rank[(order + count) % (2 * count)] if count else order
-    _fill(
-        entries, tables, there[merged], rank[count:][merged], edges, problem.edges,
-        problem.sizes, problem.edge_offsets, problem.edge_costs, float(FORBIDDEN),
-    )  # fmt: skip
-    starts = np.searchsorted(tails, np.arange(problem.nodes + 1))
-    return Graph(problem.offsets, unary, starts, heads, back, tables[:-1], entries)
+    tails, heads = problem.edges[edges].T
+    keys = np.unique(
+        np.concatenate([tails, heads]) * problem.nodes + np.concatenate([heads, tails])
+    )
+    graph = joined(problem.offsets, unary, *np.divmod(keys, problem.nodes))
+    arcs = np.searchsorted(keys, tails * problem.nodes + heads)
+    _fill(arcs, edges, problem.edge_offsets, problem.edge_costs, float(FORBIDDEN), graph)
+    return graph
+
+
+def joined(offsets: Ints, unary: Floats, tails: Ints, heads: Ints) -> Graph:
+    """The graph of all arcs, sorted by tail, then head; the costs of pairs are 0."""
+    back = np.empty(len(tails), dtype=np.int64)
+    back[np.lexsort((tails, heads))] = np.arange(len(tails))  # in this order the arcs turned around
+    sizes = np.diff(offsets)
+    tables = offsets_of(sizes[tails] * sizes[heads])
+    starts = np.searchsorted(tails, np.arange(len(offsets)))
+    return Graph(offsets, unary, starts, heads, back, tables[:-1], np.zeros(tables[-1]))
 
 
 @jit
-def _fill(
-    entries: Floats, tables: Ints, there: Ints, back: Ints, edges: Ints, ends: Ints,
-    sizes: Ints, first: Ints, costs: Ints, forbidden: float,
-) -> None:  # fmt: skip
+def _fill(arcs: Ints, edges: Ints, first: Ints, costs: Ints, forbidden: float, g: Graph) -> None:
     for k in range(len(edges)):
-        u, v = ends[edges[k]]
-        rows, columns = sizes[u], sizes[v]
-        forward = tables[there[k]] if u < v else tables[back[k]]
-        reverse = tables[back[k]] if u < v else tables[there[k]]
+        arc = arcs[k]
+        columns = g.offsets[g.heads[arc] + 1] - g.offsets[g.heads[arc]]
+        v = g.heads[g.back[arc]]
+        rows = g.offsets[v + 1] - g.offsets[v]
+        forward, reverse = g.tables[arc], g.tables[g.back[arc]]
         for p in range(rows):
             for q in range(columns):
                 cost = float(costs[first[edges[k]] + p * columns + q])
                 if cost >= forbidden:
                     cost = np.inf
-                entries[forward + p * columns + q] += cost
-                entries[reverse + q * rows + p] += cost
+                g.entries[forward + p * columns + q] += cost
+                g.entries[reverse + q * rows + p] += cost
 
 
 def restrict(model: Model, keep: Flags) -> Model:
-    """The model with the flagged strategies only; single strategies fold into their neighbours.
+    """The model with the flagged strategies only, at least one a node.
 
-    Args:
-        model: The model.
-        keep: One flag a strategy; at least one is set in each node.
+    Nodes with a single strategy left fold into their neighbours.
     """
-    graph = model.graph
+    graph, tails = model.graph, model.graph.tails
     counts = np.add.reduceat(keep, graph.offsets[:-1], dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    tails = np.repeat(np.arange(graph.nodes), np.diff(graph.starts))
+    offsets = offsets_of(counts)
     arcs = (counts[tails] > 1) & (counts[graph.heads] > 1)
-    number = np.cumsum(arcs) - 1
+    number = offsets_of(arcs)
     kept = np.flatnonzero(arcs)
-    areas = counts[tails[kept]] * counts[graph.heads[kept]]
-    tables = np.concatenate([[0], np.cumsum(areas)]).astype(np.int64)
+    tables = offsets_of(counts[tails[kept]] * counts[graph.heads[kept]])
     picked = np.flatnonzero(keep)
     unary = graph.unary.copy()
     _fold(unary, keep, counts, graph)
     entries = np.empty(tables[-1])
     _copy(entries, tables, kept, tails, keep, graph)
-    starts = np.concatenate([[0], np.cumsum(arcs)]).astype(np.int64)[graph.starts]
     small = Graph(
-        offsets, unary[picked], starts, graph.heads[kept], number[graph.back[kept]], tables[:-1],
-        entries,
+        offsets, unary[picked], number[graph.starts], graph.heads[kept], number[graph.back[kept]],
+        tables[:-1], entries,
     )  # fmt: skip
     usage, rows = model.usage[picked], model.rows
     least = np.minimum.reduceat(usage, offsets[:-1])

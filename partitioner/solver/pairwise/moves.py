@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from partitioner.solver.pairwise.draw import State, draw, seeded
 from partitioner.solver.pairwise.forest import Space, grow, lay, plan, space
-from partitioner.solver.pairwise.jit import jit
+from partitioner.solver.pairwise.jit import State, draw, jit, seeded
 from partitioner.solver.pairwise.ledger import Ledger, add, ledger
-from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph, Model
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import CONFLICT, Graph, Model
+from partitioner.solver.pairwise.problem import Floats, Ints
 from partitioner.solver.pairwise.wide import best_given_cutset
 
 #: Arcs of one node that the search for a ball follows.
@@ -26,32 +25,22 @@ FANOUT = 40
 
 
 class Mover:
-    """A choice of strategies and moves on it.
+    """A choice of strategies, `chosen`, one a node, and moves that change it in place.
 
-    Attributes:
-        model: The model.
-        chosen: One strategy a node; changed in place.
+    Moves take the cost of each strategy with the price of memory, `priced`; (strategies,). With
+    `free` memory may become short; its price alone speaks for it.
     """
 
     def __init__(self, model: Model, chosen: Ints, seed: int) -> None:
         self.model = model
+        self.chosen, self._ledger = chosen.copy(), ledger(model, chosen)
         self._random = seeded(seed)
         self._space = space(model.graph)
-        self._open = np.flatnonzero(np.diff(model.graph.offsets) > 1)
-        self.restart(chosen)
+        self._open = np.flatnonzero(model.graph.sizes > 1)
 
     def restart(self, chosen: Ints) -> None:
         """Go on from another choice."""
-        model = self.model
-        self.chosen = chosen.copy()
-        self._ledger = ledger(model.rows, model.usage, model.graph.offsets, chosen)
-
-    def over(self) -> Floats:
-        """Usage above capacity in each row, negative where there is room; (rows,)."""
-        rows = self.model.rows
-        return (
-            rows.load(self.model.usage[self.model.graph.offsets[:-1] + self.chosen]) - rows.capacity
-        )
+        self.chosen, self._ledger = chosen.copy(), ledger(self.model, chosen)
 
     @property
     def excess(self) -> float:
@@ -62,29 +51,26 @@ class Mover:
         """Cost of the choice; each forbidden pair counts `CONFLICT`."""
         return _cost(self.chosen, self.model.graph)
 
-    def improve(self, priced: Floats, rounds: int, ball: int, *, free: bool = False) -> int:
-        """Set trees in random balls of nodes to their best; how many were changed.
+    @property
+    def feasible(self) -> bool:
+        """Whether memory suffices and no pair is forbidden."""
+        return self.excess <= 0 and self.cost() < CONFLICT
 
-        Args:
-            priced: Cost of each strategy, price of memory included; (strategies,).
-            rounds: Balls.
-            ball: Nodes of each; the whole graph if there are no more.
-            free: Whether memory may become short; its price alone speaks for it.
+    def improve(self, priced: Floats, rounds: int, ball: int, *, free: bool = False) -> None:
+        """Set trees in so many random balls of nodes to their best.
+
+        A ball of at least the number of nodes is the whole graph.
         """
-        if not len(self._open):
-            return 0
-        return _improve(
-            rounds, ball, free, self._random, self._open, self._open, self.chosen, priced,
-            self.model.usage, self._ledger, self._space, self.model.graph,
-        )  # fmt: skip
+        if len(self._open):
+            _improve(
+                rounds, ball, free, self._random, self._open, self.chosen, priced,
+                self.model.usage, self._ledger, self._space, self.model.graph,
+            )  # fmt: skip
 
     def widen(self, priced: Floats, tournament: int, *, free: bool = False) -> None:
         """Set all nodes to their best but a random few, which stay; parts that gain are taken.
 
-        Args:
-            priced: Cost of each strategy, price of memory included; (strategies,).
-            tournament: Nodes drawn for each that stays; that with most neighbours does.
-            free: Whether memory may become short; its price alone speaks for it.
+        For each node that stays, the one with most neighbours of `tournament` drawn ones does.
         """
         best = best_given_cutset(self.chosen, priced, tournament, self._random, self.model.graph)
         if free:
@@ -97,9 +83,9 @@ class Mover:
         count = _ball(self._random, centre, nodes, self._space, self.model.graph)
         return self._space.block[:count].copy()
 
-    def cross(self, other: Ints, priced: Floats) -> int:
-        """Take over the parts of another choice that gain; how many."""
-        return _cross(
+    def cross(self, other: Ints, priced: Floats) -> None:
+        """Take over the parts of another choice that gain."""
+        _cross(
             other, self.chosen, priced, self.model.usage, self._ledger, self._space,
             self.model.graph,
         )  # fmt: skip
@@ -120,14 +106,13 @@ def _cost(chosen: Ints, g: Graph) -> float:
 
 @jit
 def _improve(
-    rounds: int, ball: int, free: bool, state: State, centres: Ints, pool: Ints, chosen: Ints,
-    priced: Floats, usage: Floats, book: Ledger, s: Space, g: Graph,
-) -> int:  # fmt: skip
-    moved = 0
+    rounds: int, ball: int, free: bool, state: State, pool: Ints, chosen: Ints, priced: Floats,
+    usage: Floats, book: Ledger, s: Space, g: Graph,
+) -> None:  # fmt: skip
     for _ in range(rounds):
         count = len(pool)
         if ball < count:
-            count = _ball(state, centres[draw(state, len(centres))], ball, s, g)
+            count = _ball(state, pool[draw(state, len(pool))], ball, s, g)
         else:
             s.block[:count] = pool
         _shuffle(state, s.block, count)
@@ -136,11 +121,10 @@ def _improve(
             if s.parent[s.block[k]] == -1:
                 size = lay(s.block[k], s, g)
                 if plan(size, chosen, priced, s, g) > 0:
-                    moved += _take(size, free, chosen, usage, book, s, g)
+                    _take(size, free, chosen, usage, book, s, g)
         for k in range(members):
             v = s.block[k]
             s.parent[v] = s.inside[v] = s.root[v] = s.seen[v] = -1
-    return moved
 
 
 @jit
@@ -174,8 +158,8 @@ def _shuffle(state: State, block: Ints, count: int) -> None:
 @jit
 def _take(
     size: int, free: bool, chosen: Ints, usage: Floats, book: Ledger, s: Space, g: Graph
-) -> bool:
-    """Move the nodes in order to their proposed strategies, unless memory is then (more) short."""
+) -> None:
+    """Move the nodes in order to their proposed strategies, unless memory is then shorter."""
     allowed = max(0.0, book.tree[1])
     for k in range(size):
         v = s.order[k]
@@ -187,14 +171,12 @@ def _take(
             chosen[v] = s.choice[v]
         else:
             add(book, v, usage[g.offsets[v] + chosen[v]] - usage[g.offsets[v] + s.choice[v]])
-    return bool(fits)
 
 
 @jit
 def _cross(
     other: Ints, chosen: Ints, priced: Floats, usage: Floats, book: Ledger, s: Space, g: Graph
-) -> int:
-    taken = 0
+) -> None:
     for v in range(len(chosen)):
         s.choice[v] = other[v]
         s.near[v] = 1 if other[v] != chosen[v] else -1
@@ -219,8 +201,7 @@ def _cross(
         for k in range(size):
             s.near[s.order[k]] = -1
         if gain > 0:
-            taken += _take(size, False, chosen, usage, book, s, g)
-    return taken
+            _take(size, False, chosen, usage, book, s, g)
 
 
 @jit

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partitioner.solver.pairwise.draw import State, draw
-from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import Floats, Graph
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.jit import State, draw, jit
+from partitioner.solver.pairwise.model import Graph
+from partitioner.solver.pairwise.problem import Floats, Ints
 
 #: States of a node while the order is made.
 WAITING, ORDERED, FIXED = 0, 1, 2
@@ -27,7 +26,7 @@ class Order(NamedTuple):
         nodes: Nodes in order; (eliminated,).
         place: Position of each node in it; -1 where it is fixed; (nodes,).
         first: First entry of each position's scope; (eliminated + 1,).
-        scope: Nodes that the message of a position depends on, the last eliminated first.
+        scope: Nodes on which the message of a position depends, the last eliminated first.
     """
 
     nodes: Ints
@@ -38,14 +37,10 @@ class Order(NamedTuple):
 
 @jit
 def eliminated_order(most: float, work: float, tournament: int, state: State, g: Graph) -> Order:
-    """An order, the same for the same graph and state.
+    """An order, the same for the same graph and state of the draws, which changes.
 
-    Args:
-        most: Entries of the largest table, as a power of two.
-        work: Entries of all tables.
-        tournament: Nodes drawn for each one that is fixed; that with most neighbours is.
-        state: Of the random draws; changed.
-        g: The graph.
+    The largest table has at most 2^most entries, all tables `work`. For each node that is fixed
+    `tournament` ones are drawn: the one with most neighbours is.
     """
     status, logs, first, length, pool = _adjacency(g)
     weight, heap = _weights(status, logs, first, length, pool)
@@ -73,20 +68,20 @@ def eliminated_order(most: float, work: float, tournament: int, state: State, g:
             continue
         status[v], nodes[done], place[v] = ORDERED, v, done
         total += 2.0**key
-        own = pool[first[v] : first[v] + length[v]].copy()
-        scope = _room(scope, starts[done], len(own))
-        scope[starts[done] : starts[done] + len(own)] = own
-        starts[done + 1] = starts[done] + len(own)
+        near = pool[first[v] : first[v] + length[v]].copy()
+        scope = _room(scope, starts[done], len(near))
+        scope[starts[done] : starts[done] + len(near)] = near
+        starts[done + 1] = starts[done] + len(near)
         done += 1
-        for w in own:
+        for w in near:
             _drop(w, v, first, length, pool)
-            need = length[w] + len(own)
+            need = length[w] + len(near)
             if need > room[w]:
                 pool = _room(pool, top, 2 * need)
                 pool[top : top + length[w]] = pool[first[w] : first[w] + length[w]]
                 first[w], room[w] = top, 2 * need
                 top += 2 * need
-            _join(w, own, mark, first, length, pool)
+            _join(w, near, mark, first, length, pool)
             weight[w] = _weigh(w, logs, first, length, pool)
             heapq.heappush(heap, (weight[w], w))
     return _sorted(nodes[:done], place, starts[: done + 1], scope)
@@ -118,7 +113,7 @@ def _weigh(v: int, logs: Floats, first: Ints, length: Ints, pool: Ints) -> float
 def _crowded(
     tournament: int, left: int, waiting: Ints, status: Ints, length: Ints, state: State
 ) -> tuple[int, int]:
-    """Of some waiting nodes drawn at random that with most neighbours; how many may be drawn."""
+    """The node with most neighbours of some waiting ones drawn at random; how many may be drawn."""
     best, most = -1, -1
     for _ in range(tournament):
         at = draw(state, left)
@@ -142,12 +137,12 @@ def _room(array: Ints, used: int, more: int) -> Ints:
 
 
 @jit
-def _join(w: int, own: Ints, mark: Ints, first: Ints, length: Ints, pool: Ints) -> None:
+def _join(w: int, near: Ints, mark: Ints, first: Ints, length: Ints, pool: Ints) -> None:
     """Make all of some nodes but itself neighbours of a node."""
     mark[w] = w
     for k in range(first[w], first[w] + length[w]):
         mark[pool[k]] = w
-    for x in own:
+    for x in near:
         if mark[x] != w:
             pool[first[w] + length[w]] = x
             length[w] += 1

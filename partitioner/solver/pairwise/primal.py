@@ -6,10 +6,10 @@ import numpy as np
 
 from partitioner.solver.pairwise.dive import dive
 from partitioner.solver.pairwise.dual import Dual
-from partitioner.solver.pairwise.model import CONFLICT, Flags, Floats, Model
+from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.moves import Mover
-from partitioner.solver.pairwise.problem import Ints
-from partitioner.solver.pairwise.progress import PairwiseHunt
+from partitioner.solver.pairwise.problem import Flags, Floats, Ints
+from partitioner.solver.pairwise.progress import Progress
 from partitioner.solver.pairwise.relax import Relaxation
 from partitioner.solver.pairwise.rows import peaks
 
@@ -29,112 +29,101 @@ class Primal:
     """A fresh choice every round, and the best so far to cross it with."""
 
     def __init__(self, model: Model, seed: int, known: tuple[int, ...] = ()) -> None:
-        """Args: the model, the seed, and a feasible choice of the problem's strategies, if any."""
+        """Start from a feasible choice of the problem's strategies, if one is known."""
         within = model.within(known) if known else np.full(model.graph.nodes, -1)
         start = np.maximum(within, 0)
         self._model = model
         self._fresh, self._best = Mover(model, start, 2 * seed), Mover(model, start, 2 * seed + 1)
-        self._done = 0
+        self._rounds = 0
         # presolve may have dropped a strategy of the choice
-        self._found = bool((within >= 0).all()) and _feasible(self._best)
+        self._any = bool((within >= 0).all()) and self._best.feasible
         self._draw = np.random.default_rng(seed)
 
-    def round(self, relaxation: Relaxation, dual: Dual, hunt: PairwiseHunt) -> Ints:
-        """Take from a choice read off the bound what makes the best better.
+    def round(self, relaxation: Relaxation, dual: Dual, progress: Progress) -> Ints:
+        """Improve the best choice with parts of one that is read off the bound.
 
         Returns:
-            The rows that the choice broke before it was made to fit, the worst of each run.
+            The rows that the fresh choice broke before it was made to fit, the worst of each run.
         """
-        fresh, best, plain = self._fresh, self._best, self._model.graph.unary
-        fresh.restart(self._choice(relaxation, dual, hunt))
-        if _feasible(fresh):
-            hunt.offer(self._model, fresh.chosen, "decimation")
+        model, fresh, best = self._model, self._fresh, self._best
+        plain = model.graph.unary
+        fresh.restart(self._choice(relaxation, dual, progress))
+        if fresh.feasible:
+            progress.offer(model, fresh.chosen, "decimation")
         price = relaxation.price(dual.price)
-        broken = peaks(fresh.over())
-        self._fit(fresh, price, hunt)
-        self._improve(fresh, plain, hunt, TOURNAMENTS)
-        good = _feasible(fresh)
+        broken = peaks(model.over(fresh.chosen))
+        self._fit(fresh, price, progress)
+        self._improve(fresh, plain, progress, TOURNAMENTS)
+        good = fresh.feasible
         if good:
-            hunt.offer(self._model, fresh.chosen, "decimation")
-        if not self._found or (good and fresh.cost() < best.cost()):
+            progress.offer(model, fresh.chosen, "decimation")
+        if not self._any or (good and fresh.cost() < best.cost()):
             former = best.chosen
             best.restart(fresh.chosen)
-            if self._found:
+            if self._any:
                 best.cross(former, plain)
-            self._found = self._found or good
+            self._any = self._any or good
         else:
             best.cross(fresh.chosen, plain)
-        for factor in PRICES if self._found else ():
-            self._improve(best, self._priced(price * factor), hunt, TOURNAMENTS)
-        if _feasible(best):
-            self._found = True
-            hunt.offer(self._model, best.chosen, "local search")
+        for factor in PRICES if self._any else ():
+            self._improve(best, model.priced(price * factor), progress, TOURNAMENTS)
+        if best.feasible:
+            self._any = True
+            progress.offer(model, best.chosen, "local search")
         return broken
 
-    def _choice(self, relaxation: Relaxation, dual: Dual, hunt: PairwiseHunt) -> Ints:
+    def _choice(self, relaxation: Relaxation, dual: Dual, progress: Progress) -> Ints:
         """A choice of the whole model: by a dive, at once, by a dive in a part of the best."""
-        nodes, kind = self._model.graph.nodes, self._done % 3
-        self._done += 1
-        if kind == 1:
+        nodes, turn = self._model.graph.nodes, self._rounds % 3
+        self._rounds += 1
+        if turn == 1:
             return relaxation.lift(dual.decide())
         keep = np.ones(len(dual.model.usage), dtype=np.bool_)
-        noise = np.zeros(nodes) if self._done == 1 else self._draw.random(nodes)
-        if kind == 2:
+        noise = np.zeros(nodes) if self._rounds == 1 else self._draw.random(nodes)
+        if turn == 2:
             keep = self._region(relaxation)
-        chosen = dive(dual, keep, noise, hunt.deadline)
+        chosen = dive(dual, keep, noise, progress.deadline)
         return self._best.chosen if chosen is None else relaxation.lift(chosen)
 
     def _region(self, relaxation: Relaxation) -> Flags:
         """Strategies of the small model when all but a ball of nodes keep the best choice's."""
         model, known = relaxation.model, relaxation.lower(self._best.chosen)
-        first, sizes = model.graph.offsets[:-1], np.diff(model.graph.offsets)
+        sizes = model.graph.sizes
         undecided = np.flatnonzero(sizes > 1)
-        keep = np.ones(len(model.usage), dtype=np.bool_)
         if len(undecided):
             centre = int(undecided[self._draw.integers(len(undecided))])
-            ball = Mover(model, np.maximum(known, 0), self._done).around(
-                centre, len(undecided) // 2
-            )
-            known[ball] = -1
+            mover = Mover(model, np.maximum(known, 0), self._rounds)
+            known[mover.around(centre, len(undecided) // 2)] = -1
         fixed = known >= 0
-        keep[np.repeat(fixed, sizes)] = False
-        keep[(first + known)[fixed]] = True
+        keep = np.repeat(~fixed, sizes)
+        keep[(model.graph.offsets[:-1] + known)[fixed]] = True
         return keep
 
-    def _priced(self, price: Floats) -> Floats:
-        each = np.repeat(self._model.rows.prices(price), np.diff(self._model.graph.offsets))
-        priced: Floats = self._model.graph.unary + self._model.usage * each
-        return priced
-
-    def _fit(self, fresh: Mover, price: Floats, hunt: PairwiseHunt) -> None:
+    def _fit(self, fresh: Mover, price: Floats, progress: Progress) -> None:
         """Raise the price of memory where it is shortest, until it is not."""
         if fresh.excess <= 0:
             return
         least = LEAST * fresh.cost() / np.maximum(self._model.rows.capacity, 1.0)
         for _ in range(RAISES):
-            if fresh.excess <= 0 or not hunt.left_s:
+            if fresh.excess <= 0 or not progress.left_s:
                 return
-            worst = peaks(fresh.over())
+            worst = peaks(self._model.over(fresh.chosen))
             price = price.copy()
             price[worst] = np.maximum(RAISE * price[worst], least[worst])
-            self._improve(fresh, self._priced(price), hunt, TOURNAMENTS[-1:], free=True)
+            self._improve(fresh, self._model.priced(price), progress, TOURNAMENTS[-1:], free=True)
 
     def _improve(
         self,
         mover: Mover,
         priced: Floats,
-        hunt: PairwiseHunt,
+        progress: Progress,
         tournaments: tuple[int, ...],
         *,
         free: bool = False,
     ) -> None:
         for tournament in tournaments:
-            if hunt.left_s:
+            if progress.left_s:
                 mover.widen(priced, tournament, free=free)
         for ball in BALLS:
-            if hunt.left_s:
+            if progress.left_s:
                 mover.improve(priced, max(1, self._model.graph.nodes // ball), ball, free=free)
-
-
-def _feasible(mover: Mover) -> bool:
-    return mover.excess <= 0 and mover.cost() < CONFLICT

@@ -11,8 +11,9 @@ on Intra-Operator Parallelism for Distributed Deep Learning".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ import numpy.typing as npt
 from partitioner.solver.problem import SolverError
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 #: A cost from here on means that the choice is not allowed (the contest's convention).
 FORBIDDEN = 10**15
@@ -27,7 +30,7 @@ FORBIDDEN = 10**15
 
 @dataclass(frozen=True)
 class Pairwise:
-    """Nodes with strategies, costs on nodes and on edges, one limit on what is live together.
+    """Nodes with strategies, costs on nodes and on edges, one limit on the usage at any time.
 
     Strategy p of node v is entry `offsets[v] + p` of `costs` and `usages`; the pair (p, q) of
     edge e = (u, v) is entry `edge_offsets[e] + p * strategies(v) + q` of `edge_costs`.
@@ -53,45 +56,37 @@ class Pairwise:
     limit: int | None
 
     def __post_init__(self) -> None:
-        for fault in (_node_fault(self), _edge_fault(self), _value_fault(self)):
-            if fault:
-                raise SolverError(fault)
+        for fault in chain(_node_faults(self), _edge_faults(self), _value_faults(self)):
+            raise SolverError(fault)
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return len(self.offsets) - 1
 
     @property
     def sizes(self) -> Ints:
-        """How many strategies each node has; (nodes,)."""
+        """Number of strategies of each node; (nodes,)."""
         return np.diff(self.offsets)
 
 
 @dataclass(frozen=True)
 class PairwiseOutcome:
-    """What a choice of strategies costs and uses.
+    """Cost and usage of a choice of strategies, exact.
 
     Attributes:
-        node_cost: Sum over the nodes, exact.
-        edge_cost: Sum over the edges, exact.
+        cost: Sum over the nodes and the edges.
         peak_usage: Largest usage at any time.
         peak_time: The first time at which it is reached; None if nothing is ever live.
         limit: The problem's limit.
-        forbidden: What was chosen although it is forbidden, in words; empty if nothing.
+        forbidden: The first forbidden strategy or pair that was chosen, in words; empty if none.
     """
 
-    node_cost: int
-    edge_cost: int
+    cost: int
     peak_usage: int
     peak_time: int | None
     limit: int | None
     forbidden: str
-
-    @property
-    def cost(self) -> int:
-        """Nodes and edges together."""
-        return self.node_cost + self.edge_cost
 
     @property
     def fault(self) -> str:
@@ -101,42 +96,44 @@ class PairwiseOutcome:
         return self.forbidden
 
 
-def evaluate(problem: Pairwise, chosen: Sequence[int]) -> PairwiseOutcome:
-    """Price a choice of strategies exactly.
+def offsets_of(counts: Ints | Flags) -> Ints:
+    """First entry of each of consecutive groups of these sizes, and the number of all entries."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
-    Args:
-        problem: The problem.
-        chosen: One strategy index a node.
+
+def index_in_group(counts: Ints) -> Ints:
+    """Index of each entry within its group, of consecutive groups of these sizes."""
+    index: Ints = np.arange(counts.sum()) - np.repeat(offsets_of(counts)[:-1], counts)
+    return index
+
+
+def evaluate(problem: Pairwise, chosen: Sequence[int]) -> PairwiseOutcome:
+    """Price a choice of strategies, one index a node, exactly.
 
     Raises:
         SolverError: There is not one valid index for each node.
     """
-    picked = _entries(problem, chosen)
-    node = problem.costs[picked]
+    if len(chosen) != problem.nodes:
+        raise SolverError(f"{len(chosen)} strategies for {problem.nodes} nodes")
+    for node, (strategy, size) in enumerate(zip(chosen, problem.sizes.tolist(), strict=True)):
+        if not 0 <= strategy < size:
+            raise SolverError(f"strategy {strategy} of node {node} is not within its {size}")
     index = np.asarray(chosen, dtype=np.int64)
-    ends = problem.edges.reshape(-1, 2)
-    width = problem.sizes[ends[:, 1]]
-    pair = problem.edge_costs[
-        problem.edge_offsets[:-1] + index[ends[:, 0]] * width + index[ends[:, 1]]
+    picked = problem.offsets[:-1] + index
+    node_costs = problem.costs[picked]
+    u, v = problem.edges.T
+    pair_costs = problem.edge_costs[
+        problem.edge_offsets[:-1] + index[u] * problem.sizes[v] + index[v]
     ]
     peak, time = _peak(problem.intervals, problem.usages[picked])
     return PairwiseOutcome(
-        sum(node.tolist()),  # Python integers: a few entries of 1e18 exceed 64 bits
-        sum(pair.tolist()),
+        # Python integers: a few entries of 1e18 exceed 64 bits
+        sum(node_costs.tolist()) + sum(pair_costs.tolist()),
         peak,
         time,
         problem.limit,
-        _forbidden(problem, index, node, pair),
+        _forbidden(problem, index, node_costs, pair_costs),
     )
-
-
-def _entries(problem: Pairwise, chosen: Sequence[int]) -> Ints:
-    if len(chosen) != problem.nodes:
-        raise SolverError(f"{len(chosen)} strategies for {problem.nodes} nodes")
-    for node, (pick, size) in enumerate(zip(chosen, problem.sizes.tolist(), strict=True)):
-        if not 0 <= pick < size:
-            raise SolverError(f"strategy {pick} of node {node} is not within its {size}")
-    return problem.offsets[:-1] + np.asarray(chosen, dtype=np.int64)
 
 
 def _peak(intervals: Ints, usages: Ints) -> tuple[int, int | None]:
@@ -153,59 +150,55 @@ def _peak(intervals: Ints, usages: Ints) -> tuple[int, int | None]:
     return peak, at
 
 
-def _forbidden(problem: Pairwise, index: Ints, node: Ints, pair: Ints) -> str:
-    for v in np.flatnonzero(node >= FORBIDDEN)[:1]:
-        return f"strategy {index[v]} of node {v} is forbidden (cost {node[v]})"
-    for e in np.flatnonzero(pair >= FORBIDDEN)[:1]:
+def _forbidden(problem: Pairwise, index: Ints, node_costs: Ints, pair_costs: Ints) -> str:
+    for v in np.flatnonzero(node_costs >= FORBIDDEN)[:1]:
+        return f"strategy {index[v]} of node {v} is forbidden (cost {node_costs[v]})"
+    for e in np.flatnonzero(pair_costs >= FORBIDDEN)[:1]:
         u, v = problem.edges[e]
         return (
             f"strategies {index[u]} of node {u} and {index[v]} of node {v} are forbidden together "
-            f"(cost {pair[e]} of edge {e})"
+            f"(cost {pair_costs[e]} of edge {e})"
         )
     return ""
 
 
-def _node_fault(problem: Pairwise) -> str:
+def _node_faults(problem: Pairwise) -> Iterator[str]:
     if len(problem.offsets) < 1 or problem.offsets[0] != 0:
-        return "offsets of the nodes must start at 0"
+        yield "offsets of the nodes must start at 0"
     for v in np.flatnonzero(problem.sizes < 1)[:1]:
-        return f"node {v} has no strategy"
+        yield f"node {v} has no strategy"
     total = problem.offsets[-1]
     for name, values in (("costs", problem.costs), ("usages", problem.usages)):
         if values.shape != (total,):
-            return f"{name} of shape {values.shape} for {total} strategies"
+            yield f"{name} of shape {values.shape} for {total} strategies"
     if problem.intervals.shape != (problem.nodes, 2):
-        return f"intervals of shape {problem.intervals.shape} for {problem.nodes} nodes"
+        yield f"intervals of shape {problem.intervals.shape} for {problem.nodes} nodes"
     low, high = problem.intervals[:, 0], problem.intervals[:, 1]
     for v in np.flatnonzero((low < 0) | (high < low))[:1]:
-        return f"interval [{low[v]}, {high[v]}) of node {v} is not one"
-    return ""
+        yield f"interval [{low[v]}, {high[v]}) of node {v} is not one"
 
 
-def _edge_fault(problem: Pairwise) -> str:
+def _edge_faults(problem: Pairwise) -> Iterator[str]:
     ends, sizes = problem.edges, problem.sizes
     if ends.shape != (len(problem.edge_offsets) - 1, 2) or problem.edge_offsets[0] != 0:
-        return f"edges of shape {ends.shape} for {len(problem.edge_offsets)} offsets"
+        yield f"edges of shape {ends.shape} for {len(problem.edge_offsets)} offsets"
     for e in np.flatnonzero(((ends < 0) | (ends >= problem.nodes)).any(axis=1))[:1]:
-        return f"edge {e} joins nodes {ends[e].tolist()}, not within {problem.nodes} nodes"
-    given, due = np.diff(problem.edge_offsets), sizes[ends[:, 0]] * sizes[ends[:, 1]]
-    for e in np.flatnonzero(given != due)[:1]:
-        (u, v), size = ends[e], problem.sizes
-        return f"edge {e} has {given[e]} costs for {size[u]} x {size[v]} strategies"
+        yield f"edge {e} joins nodes {ends[e].tolist()}, not within {problem.nodes} nodes"
+    costs, pairs = np.diff(problem.edge_offsets), sizes[ends[:, 0]] * sizes[ends[:, 1]]
+    for e in np.flatnonzero(costs != pairs)[:1]:
+        u, v = ends[e]
+        yield f"edge {e} has {costs[e]} costs for {sizes[u]} x {sizes[v]} strategies"
     if problem.edge_costs.shape != (problem.edge_offsets[-1],):
-        return f"{len(problem.edge_costs)} edge costs, not {problem.edge_offsets[-1]}"
-    return ""
+        yield f"{len(problem.edge_costs)} edge costs, not {problem.edge_offsets[-1]}"
 
 
-def _value_fault(problem: Pairwise) -> str:
-    what = (
+def _value_faults(problem: Pairwise) -> Iterator[str]:
+    for name, values in (
         ("cost", problem.costs),
         ("usage", problem.usages),
         ("cost of an edge", problem.edge_costs),
-    )
-    for name, values in what:
+    ):
         for entry in np.flatnonzero(values < 0)[:1]:
-            return f"{name} {values[entry]} is negative"
+            yield f"{name} {values[entry]} is negative"
     if problem.limit is not None and problem.limit < 0:
-        return f"usage limit {problem.limit} is negative"
-    return ""
+        yield f"usage limit {problem.limit} is negative"

@@ -6,11 +6,11 @@ import math
 import time
 from dataclasses import dataclass, field
 
-from partitioner.solver.joint.milp import Status
+from partitioner.solver.outcome import Status
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Ints, Pairwise, evaluate
 
-#: Bounds are sums of floats: what is taken off before they are rounded up to a whole number.
+#: Bounds are sums of floats: this is taken off before they are rounded up to a whole number.
 RELATIVE, ABSOLUTE = 1e-9, 1e-6
 
 
@@ -22,10 +22,10 @@ class PairwiseSolution:
         chosen: One strategy index a node; empty if none was found.
         cost: Its exact cost; None if none was found.
         bound: No feasible choice costs less; infinite if none is feasible.
-        status: `optimal` within the gap asked for, `feasible` (stopped by the round limit),
+        status: `optimal` within the gap, `feasible` (stopped by the round limit),
             `time_limit` (with a choice or without), or `infeasible`.
         reason: Why nothing is feasible; empty otherwise.
-        solver: What found the choice and what proved the bound.
+        solver: Methods that found the choice / proved the bound.
         seconds: Wall-clock time spent.
         trace: (seconds, cost, bound) at every improvement; the cost is infinite before the first
             choice.
@@ -49,21 +49,14 @@ class PairwiseSolution:
 
 
 @dataclass
-class PairwiseHunt:
-    """Progress on one problem.
+class Progress:
+    """The best choice and bound of a search so far; see `PairwiseSolution`.
 
     Attributes:
-        problem: The problem.
-        gap: Relative gap at which to stop.
-        started: Monotonic second of the start.
-        deadline: Monotonic second at which to stop.
-        chosen: The best feasible choice, in the problem's strategies.
-        cost: Its cost; infinite if there is none.
-        bound: No feasible choice costs less.
-        reason: Why nothing is feasible.
-        found_by: What found the choice.
-        proved_by: What proved the bound.
-        trace: Improvements so far.
+        started: Monotonic second of the start, as `deadline` is of the end.
+        cost: Of the best feasible choice; infinite if there is none.
+        found_by: Method that found the choice.
+        proved_by: Method that proved the bound.
     """
 
     problem: Pairwise
@@ -79,11 +72,11 @@ class PairwiseHunt:
     trace: list[tuple[float, float, float]] = field(default_factory=list)
 
     def offer(self, model: Model, chosen: Ints, source: str) -> None:
-        """Keep a choice if it is feasible and better, by the referee's count."""
+        """Keep a choice of a model's strategies if it is feasible and better, by the referee."""
         self.take(model.original(chosen), source)
 
     def take(self, chosen: tuple[int, ...], source: str) -> None:
-        """The same for a choice of the problem's strategies."""
+        """Keep a choice of the problem's strategies if it is feasible and better."""
         outcome = evaluate(self.problem, chosen)
         if not outcome.fault and outcome.cost < self.cost:
             self.chosen, self.cost, self.found_by = chosen, outcome.cost, source
@@ -102,6 +95,13 @@ class PairwiseHunt:
         """Note that nothing is feasible."""
         self.reason, self.bound, self.proved_by = reason, math.inf, source
 
+    def close(self, source: str) -> None:
+        """Note that nothing is better than the best choice; without one, that none is feasible."""
+        if math.isfinite(self.cost):
+            self.prove(self.cost, source)
+        else:
+            self.refute("no allowed choice keeps within the limit", source)
+
     def _note(self) -> None:
         self.trace.append((time.monotonic() - self.started, self.cost, self.bound))
 
@@ -112,10 +112,10 @@ class PairwiseHunt:
 
     @property
     def met(self) -> bool:
-        """Whether the gap asked for is reached, or nothing is feasible.
+        """Whether the gap is reached, or nothing is feasible.
 
-        What `prove` takes off for rounding can never be proven: of costs above 5e8 it is whole
-        units, so a smaller gap than that counts as that.
+        A gap as small as the share that `prove` takes off for rounding can never be proven: above
+        costs of 5e8 that is whole units. So smaller gaps count as that share.
         """
         gap = max(self.gap, 2 * RELATIVE)
         return bool(self.reason) or self.cost - self.bound <= gap * self.cost < math.inf
@@ -126,14 +126,14 @@ class PairwiseHunt:
         return self.met or not self.left_s
 
     def solution(self) -> PairwiseSolution:
-        """What was found."""
-        found = bool(self.chosen) or (not self.problem.nodes and math.isfinite(self.cost))
-        status: Status = "feasible" if found and self.left_s else "time_limit"
+        """The best choice and its certificate."""
+        known = bool(self.chosen) or (not self.problem.nodes and math.isfinite(self.cost))
+        status: Status = "feasible" if known and self.left_s else "time_limit"
         if self.met:
             status = "infeasible" if self.reason else "optimal"
         return PairwiseSolution(
             self.chosen,
-            int(self.cost) if found else None,
+            int(self.cost) if known else None,
             self.bound,
             status,
             self.reason,

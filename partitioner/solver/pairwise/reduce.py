@@ -1,8 +1,8 @@
 """Exact presolve: strategies that some optimum does without.
 
 A strategy goes if a neighbour leaves it no allowed pair (arc consistency), if it does not fit
-beside the least that all others use, or if another one of
-its node is never worse and uses no more: for strategies p and q of node v
+beside the least usage of all other nodes, or if another one of its node is never worse and uses no
+more: for strategies p and q of node v
 
     cost_v[q] - cost_v[p] + sum over neighbours w of min_r (cost_vw[q, r] - cost_vw[p, r])  >=  0
 
@@ -17,7 +17,8 @@ import math
 import numpy as np
 
 from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import Flags, Floats, Graph, Model, restrict
+from partitioner.solver.pairwise.model import Graph, Model, restrict
+from partitioner.solver.pairwise.problem import Flags, Floats
 
 #: Comparisons of two strategies of one node on all tables are not tried above this many entries.
 MAX_COMPARED = 200_000_000
@@ -28,7 +29,7 @@ def reduce(model: Model) -> Model | None:
     while (consistent := prune(model)) is not None:
         model = consistent
         inside = (model.rows.last > model.rows.first).astype(np.float64)
-        usage = model.usage * np.repeat(inside, np.diff(model.graph.offsets))
+        usage = model.usage * np.repeat(inside, model.graph.sizes)
         keep = np.ones(len(usage), dtype=np.bool_)
         _dominated(keep, usage, float(MAX_COMPARED), model.graph)
         if keep.all():
@@ -42,7 +43,7 @@ def prune(model: Model) -> Model | None:
     while True:
         room = np.maximum(model.rows.room(), 0.0)  # short rows are for the caller to see
         keep = np.isfinite(model.graph.unary)
-        keep &= model.usage <= np.repeat(room, np.diff(model.graph.offsets))
+        keep &= model.usage <= np.repeat(room, model.graph.sizes)
         if not _consistent(keep, model.graph):
             return None
         if keep.all():
@@ -74,12 +75,12 @@ def _supported(keep: Flags, v: int, p: int, g: Graph) -> bool:
         w = g.heads[arc]
         width = g.offsets[w + 1] - g.offsets[w]
         row = g.tables[arc] + p * width
-        found = False
+        allowed = False
         for r in range(width):
             if keep[g.offsets[w] + r] and g.entries[row + r] < np.inf:
-                found = True
+                allowed = True
                 break
-        if not found:
+        if not allowed:
             return False
     return True
 

@@ -1,6 +1,6 @@
 """The problem with memory limited at a few times only, reduced and folded.
 
-Leaving rows out is a relaxation: what bounds it bounds the problem. Most nodes are live in none of
+Leaving rows out is a relaxation: its bounds bound the problem. Most nodes are live in none of
 the rows that matter, and without memory most of those go exactly. Rows that a choice breaks are
 added later (Dantzig, Fulkerson and Johnson, "Solution of a large-scale traveling-salesman
 problem", 1954, did so with cuts).
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partitioner.solver.pairwise.fold import Folded, fold
-from partitioner.solver.pairwise.model import Flags, Floats, Model
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.model import Model
+from partitioner.solver.pairwise.problem import Flags, Floats, Ints
 from partitioner.solver.pairwise.reduce import reduce
 
 
@@ -23,10 +23,9 @@ class Relaxation:
     """A smaller model whose least cost is not above that of the whole.
 
     Attributes:
-        whole: The model.
-        before: It with the kept rows only, reduced.
+        before: The whole with the kept rows only, reduced.
         folded: That, nodes of few neighbours eliminated.
-        model: That, reduced once more: what is searched.
+        model: That, reduced once more: the model that is searched.
     """
 
     whole: Model

@@ -10,12 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from partitioner.solver.pairwise.problem import Ints
-
-Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
+from partitioner.solver.pairwise.problem import Flags, Floats, Ints, offsets_of
 
 
 @dataclass(frozen=True)
@@ -25,8 +21,8 @@ class Rows:
     Attributes:
         first: First row in which each node is live; (nodes,).
         last: One past its last row; not above `first` where it is in none; (nodes,).
-        capacity: What is left for usages above each node's least; (rows,).
-        number: Which of the problem's maximal cliques each row is, ascending; (rows,).
+        capacity: Room for usages above each node's least; (rows,).
+        number: Index of each row among the problem's maximal cliques, ascending; (rows,).
     """
 
     first: Ints
@@ -36,7 +32,7 @@ class Rows:
 
     def only(self, keep: Flags) -> Rows:
         """The flagged rows: a relaxation, as if memory were unlimited at all other times."""
-        place = np.concatenate([[0], np.cumsum(keep)]).astype(np.int64)
+        place = offsets_of(keep)
         return Rows(place[self.first], place[self.last], self.capacity[keep], self.number[keep])
 
     def load(self, usage: Floats) -> Floats:
@@ -62,12 +58,11 @@ class Rows:
             half = 2 ** (len(table) - 1)
             table.append(np.minimum(table[-1][:-half], table[-1][half:]))
         span = self.last - self.first
-        found = np.full(len(span), np.inf)
+        room = np.full(len(span), np.inf)
         for power, least in enumerate(table):
-            own = np.flatnonzero((span >= 2**power) & (span < 2 ** (power + 1)))
-            ends = least[self.first[own]], least[self.last[own] - 2**power]
-            found[own] = np.minimum(*ends)
-        return found
+            v = np.flatnonzero((span >= 2**power) & (span < 2 ** (power + 1)))
+            room[v] = np.minimum(least[self.first[v]], least[self.last[v] - 2**power])
+        return room
 
     def prices(self, price: Floats) -> Floats:
         """Sum of the rows' prices over the rows of each node; (nodes,)."""
@@ -78,20 +73,16 @@ class Rows:
 
 def memory_rows(intervals: Ints, limit: int | None) -> Rows:
     """One row for each maximal clique; none without a limit."""
-    count = len(intervals)
     live = intervals[:, 1] > intervals[:, 0]
     if limit is None or not live.any():
-        none = np.zeros(count, dtype=np.int64)
+        none = np.zeros(len(intervals), dtype=np.int64)
         return Rows(none, none, np.zeros(0), none[:0])
     births = np.unique(intervals[live, 0])
     deaths = np.unique(intervals[live, 1])
     # a birth is the last before some death if a death lies between it and the next birth
     following = deaths[np.searchsorted(deaths, births, side="right")]
     times = births[np.append(following[:-1] <= births[1:], True)]
-    first = np.searchsorted(times, intervals[:, 0])
-    last = np.searchsorted(times, intervals[:, 1])
-    nowhere = ~live
-    first[nowhere] = last[nowhere] = 0
+    first, last = (np.where(live, np.searchsorted(times, ends), 0) for ends in intervals.T)
     return Rows(first, last, np.full(len(times), float(limit)), np.arange(len(times)))
 
 

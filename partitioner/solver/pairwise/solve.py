@@ -9,23 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from partitioner.solver.joint.engines import HIGHS, Engine
+from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.pairwise.dual import Dual
 from partitioner.solver.pairwise.exact import columns, solve_exactly
 from partitioner.solver.pairwise.model import Model, build, restrict
 from partitioner.solver.pairwise.primal import Primal
 from partitioner.solver.pairwise.problem import FORBIDDEN, Ints, Pairwise, evaluate
-from partitioner.solver.pairwise.progress import PairwiseHunt, PairwiseSolution
+from partitioner.solver.pairwise.progress import PairwiseSolution, Progress
 from partitioner.solver.pairwise.reduce import reduce
 from partitioner.solver.pairwise.relax import Relaxation, relax
 from partitioner.solver.pairwise.rows import peaks
 from partitioner.solver.problem import SolverError
 
-#: What proves bounds, as certificates name it.
+#: Methods that prove bounds, as certificates name them.
 PRESOLVE, MESSAGES = "presolve", "message passing"
-#: What found a choice that the search began with.
+#: Source of a choice that the search began with, as certificates name it.
 GIVEN = "plan so far"
-#: Sweeps of a round, before the search looks at what they chose.
+#: Sweeps of a round, and those before the first.
 SWEEPS = 100
 WARM_UP = 60
 #: The exact program is tried from this size (columns) down, and first after this many rounds.
@@ -64,45 +64,41 @@ def solve(
     if not 0 <= gap < 1 or not time_limit_s > 0:
         raise SolverError(f"gap {gap} must be in [0, 1), time limit {time_limit_s} s above 0")
     now = time.monotonic()
-    hunt = PairwiseHunt(problem, gap, now, now + time_limit_s)
+    progress = Progress(problem, gap, now, now + time_limit_s)
     if start is not None:
-        hunt.take(tuple(start), GIVEN)
-    model = _presolved(hunt)
+        progress.take(tuple(start), GIVEN)
+    model = _presolved(progress)
     if model is not None:
         most = math.inf if rounds is None else rounds
-        _search(hunt, model, seed, most, engine, math.inf if patience is None else patience)
-    return hunt.solution()
+        _search(progress, model, seed, most, engine, math.inf if patience is None else patience)
+    return progress.solution()
 
 
-def _presolved(hunt: PairwiseHunt) -> Model | None:
+def _presolved(progress: Progress) -> Model | None:
     """The reduced model, or None with the reason noted."""
-    problem = hunt.problem
-    allowed = np.add.reduceat(problem.costs < FORBIDDEN, problem.offsets[:-1], dtype=np.int64)
-    for node in np.flatnonzero(allowed == 0)[:1] if problem.nodes else ():
-        hunt.refute(f"every strategy of node {node} is forbidden", PRESOLVE)
+    problem = progress.problem
+    if not problem.nodes:
+        progress.cost = progress.bound = 0
         return None
-    if reason := _shortage(problem):
-        hunt.refute(reason, PRESOLVE)
-        return None
-    model = reduce(build(problem)) if problem.nodes else None
+    reason = _shortage(problem)
+    model = None if reason else reduce(build(problem))
     if model is None:
-        if problem.nodes:
-            hunt.refute("the forbidden pairs leave some node without a strategy", PRESOLVE)
-        else:
-            hunt.cost = hunt.bound = 0
-        return None
-    if (model.rows.capacity < 0).any():
-        hunt.refute("what forbidden pairs leave uses more than the limit", PRESOLVE)
-        return None
-    return model
+        reason = reason or "the forbidden pairs leave some node without a strategy"
+    elif (model.rows.capacity < 0).any():
+        reason = "what forbidden pairs leave uses more than the limit"
+    if reason:
+        progress.refute(reason, PRESOLVE)
+    return None if reason else model
 
 
 def _shortage(problem: Pairwise) -> str:
-    """Why even the least usage of every node is too much; empty if it is not."""
-    if not problem.nodes or problem.limit is None:
+    """Why the allowed strategies alone make all choices infeasible; empty if they do not."""
+    first, allowed = problem.offsets[:-1], problem.costs < FORBIDDEN
+    for node in np.flatnonzero(~np.logical_or.reduceat(allowed, first))[:1]:
+        return f"every strategy of node {node} is forbidden"
+    if problem.limit is None:
         return ""
-    usable = np.where(problem.costs < FORBIDDEN, problem.usages, np.iinfo(np.int64).max)
-    first = problem.offsets[:-1]
+    usable = np.where(allowed, problem.usages, np.iinfo(np.int64).max)
     least = np.minimum.reduceat(usable, first)
     same = np.flatnonzero(usable == np.repeat(least, problem.sizes))
     nodes = np.searchsorted(problem.offsets, same, side="right") - 1
@@ -117,51 +113,51 @@ def _shortage(problem: Pairwise) -> str:
 
 
 def _search(
-    hunt: PairwiseHunt,
+    progress: Progress,
     model: Model,
     seed: int,
     rounds: float,
     engine: Engine,
     patience: float,
 ) -> None:
-    primal, first = Primal(model, seed, hunt.chosen), Dual(model)
+    primal, first = Primal(model, seed, progress.chosen), Dual(model)
     limited = len(model.rows.capacity) > 0
     if limited:  # which rows matter is seen from the whole model
-        first.ascend(WARM_UP, hunt.deadline)
-        hunt.prove(first.bound, MESSAGES)
+        first.ascend(WARM_UP, progress.deadline)
+        progress.prove(first.bound, MESSAGES)
     keep = first.met.copy()
     relaxation = relax(model, keep)
     if relaxation is None:
-        _close(hunt, PRESOLVE)
+        progress.close(PRESOLVE)
         return
     dual, wait, done, idle = Dual(relaxation.model), FIRST_TRY, 0, 0
     dual.inherit(first)
-    dual.ascend(WARM_UP if limited else 2 * WARM_UP, hunt.deadline)
+    dual.ascend(WARM_UP if limited else 2 * WARM_UP, progress.deadline)
     with ThreadPoolExecutor(1) as pool:
-        while done < rounds and idle < patience and not hunt.over:
+        while done < rounds and idle < patience and not progress.over:
             # the search sees the bound as it was, so that threads change nothing
-            view, before = dual.copy(), hunt.cost
-            ascent = pool.submit(dual.ascend, SWEEPS, hunt.deadline)
-            broken = primal.round(relaxation, view, hunt)
+            view, before = dual.copy(), progress.cost
+            ascent = pool.submit(dual.ascend, SWEEPS, progress.deadline)
+            broken = primal.round(relaxation, view, progress)
             ascent.result()
-            hunt.prove(dual.bound, MESSAGES)
+            progress.prove(dual.bound, MESSAGES)
             done += 1
-            gained = before == math.inf or before - hunt.cost >= hunt.gap * before
+            gained = before == math.inf or before - progress.cost >= progress.gap * before
             idle = 0 if gained else idle + 1
-            if done == wait and not hunt.over:
+            if done == wait and not progress.over:
                 wait *= 2
-                broken = np.union1d(broken, _finish(hunt, dual, relaxation, engine))
+                broken = np.union1d(broken, _finish(progress, dual, relaxation, engine))
             if not keep[broken].all():
                 keep[broken] = True
                 relaxation = relax(model, keep)
                 if relaxation is None:
-                    _close(hunt, PRESOLVE)
+                    progress.close(PRESOLVE)
                     return
                 former, dual = dual, Dual(relaxation.model)
                 dual.inherit(former)
 
 
-def _finish(hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation, engine: Engine) -> Ints:
+def _finish(progress: Progress, dual: Dual, relaxation: Relaxation, engine: Engine) -> Ints:
     """Drop strategies that no better choice takes, and solve exactly if little is left.
 
     Returns:
@@ -171,34 +167,25 @@ def _finish(hunt: PairwiseHunt, dual: Dual, relaxation: Relaxation, engine: Engi
     model: Model | None = small
     if columns(small) > 10 * MAX_COLUMNS:
         return none
-    if math.isfinite(hunt.cost):
-        keep = ~dual.dear(hunt.cost - 1)
-        hunt.prove(dual.bound, MESSAGES)
+    if math.isfinite(progress.cost):
+        keep = ~dual.dear(progress.cost - 1)
+        progress.prove(dual.bound, MESSAGES)
         if not np.logical_or.reduceat(keep, small.graph.offsets[:-1]).all():
-            hunt.prove(hunt.cost, MESSAGES)
+            progress.prove(progress.cost, MESSAGES)
             return none
         model = reduce(restrict(small, keep))
     if model is None:
-        _close(hunt, MESSAGES)
+        progress.close(MESSAGES)
         return none
     if columns(model) > MAX_COLUMNS:
         return none
-    chosen, bound = solve_exactly(model, hunt.left_s, hunt.gap, engine)
+    chosen, bound = solve_exactly(model, progress.left_s, progress.gap, engine)
     if math.isinf(bound):
-        _close(hunt, engine.label)
+        progress.close(engine.label)
         return none
-    hunt.prove(bound, engine.label)
+    progress.prove(bound, engine.label)
     if chosen is None:
         return none
     full = relaxation.lift(small.within(model.original(chosen)))
-    hunt.offer(whole, full, engine.label)
-    used = whole.rows.load(whole.usage[whole.graph.offsets[:-1] + full])
-    return peaks(used - whole.rows.capacity)
-
-
-def _close(hunt: PairwiseHunt, source: str) -> None:
-    """No choice is better than the best known; without one, none is feasible."""
-    if math.isfinite(hunt.cost):
-        hunt.prove(hunt.cost, source)
-    else:
-        hunt.refute("no allowed choice keeps within the limit", source)
+    progress.offer(whole, full, engine.label)
+    return peaks(whole.over(full))

@@ -1,12 +1,12 @@
-"""Who triggers each item: one node alone, one edge alone, or several together (an offer)."""
+"""The triggers of each item: one node alone, one edge alone, or several together (an offer)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from partitioner.solver.joint.sites import Site, item_sites
 from partitioner.solver.problem import Problem, SolverError
+from partitioner.solver.sites import Site, item_sites
 
 Span = tuple[int, int]  #: First and last position at which something is held, inclusive.
 Wanted = tuple[tuple[int, frozenset[int]], ...]  #: (node, its choices that trigger), by node.
@@ -20,8 +20,8 @@ class Offer:
         hub: The node whose choice decides which items are offered; None if nothing does.
         items: The items offered under each choice of the hub, () where none are; one entry
             without a hub.
-        wanted: The choices of other nodes, any of which triggers what is offered.
-        span: When the bytes of the items are held; None if they hold none that count.
+        wanted: The choices of other nodes, any of which triggers the offered items.
+        span: Interval in which the bytes of the items are held; None if none count.
     """
 
     hub: int | None
@@ -32,14 +32,12 @@ class Offer:
 
 @dataclass(frozen=True)
 class Triggers:
-    """The items of a problem by who triggers them.
+    """The items of a problem by what triggers them, less those without cost and bytes that count.
 
     Attributes:
         private: For each node and choice the items that it alone brings about.
         on_edge: For each edge the items without bytes that it alone triggers.
         offers: All other items.
-
-    Items that cost nothing, and hold no bytes that count, are left out.
     """
 
     private: tuple[tuple[tuple[int, ...], ...], ...]
@@ -48,9 +46,9 @@ class Triggers:
 
 
 def span_of(problem: Problem, item: int) -> Span | None:
-    """When an item's bytes are held; None where they do not count."""
-    found = problem.items[item]
-    return (found.first, found.last) if problem.limited and any(found.bytes) else None
+    """Interval in which an item's bytes are held; None where they do not count."""
+    held = problem.items[item]
+    return (held.first, held.last) if problem.limited and any(held.bytes) else None
 
 
 def triggers(problem: Problem) -> Triggers:
@@ -63,9 +61,9 @@ def triggers(problem: Problem) -> Triggers:
     on_edge: list[set[int]] = [set() for _ in problem.edges]
     offers: dict[tuple[int | None, Wanted, Span | None], list[list[int]]] = {}
     counted = {
-        item
-        for item, one in enumerate(problem.items)
-        if any(one.load_s) or (problem.limited and any(one.bytes))
+        index
+        for index, item in enumerate(problem.items)
+        if any(item.load_s) or (problem.limited and any(item.bytes))
     }
     for item, sites in enumerate(item_sites(problem, counted)):
         edges = [site.edge for site in sites if site.edge is not None]
@@ -82,7 +80,7 @@ def triggers(problem: Problem) -> Triggers:
             offered = offers.setdefault((hub, wanted, span), [[] for _ in range(width)])
             offered[choice].append(item)
     return Triggers(
-        tuple(tuple(map(tuple, own)) for own in private),
+        tuple(tuple(map(tuple, choices)) for choices in private),
         tuple(map(frozenset, on_edge)),
         tuple(
             Offer(hub, tuple(map(tuple, offered)), wanted, span)
@@ -94,28 +92,28 @@ def triggers(problem: Problem) -> Triggers:
 def _terms(
     problem: Problem, item: int, sites: Sequence[Site]
 ) -> Iterator[tuple[int | None, int, Wanted]]:
-    """(hub, choice of it, what of others triggers the item then); () if the choice alone does."""
+    """(hub, choice of it, choices of others that trigger the item then); () if it alone does."""
     alone: dict[int, set[int]] = {}
     for site in sites:
         if site.hold is not None:
             alone.setdefault(problem.holds[site.hold].node, set()).update(site.choices)
     edges = [site for site in sites if site.edge is not None]
     if len(alone) > 1 and not edges:
-        yield None, 0, _sorted(alone)
+        yield None, 0, _by_node(alone)
         return
     hub = _hub(problem, item, edges) if edges else next(iter(alone), None)
     if hub is None:
         return  # nothing triggers it
-    own = alone.pop(hub, set())
+    choices_of_hub = alone.pop(hub, set())
     for choice in range(len(problem.nodes[hub])):
-        if choice in own:
+        if choice in choices_of_hub:
             yield hub, choice, ()
             continue
         wanted = {node: set(choices) for node, choices in alone.items()}
         for other, choices in _triggering(problem, edges, hub, choice):
             wanted.setdefault(other, set()).update(choices)
         if wanted := {node: choices for node, choices in wanted.items() if choices}:
-            yield hub, choice, _sorted(wanted)
+            yield hub, choice, _by_node(wanted)
 
 
 def _hub(problem: Problem, item: int, edges: Iterable[Site]) -> int:
@@ -136,12 +134,12 @@ def _triggering(
         assert site.edge is not None
         edge, pairs = problem.edges[site.edge], set(site.pairs)
         if hub == edge.u:
-            out = edge.out_class[choice]
-            yield edge.v, {q for q, i in enumerate(edge.in_class) if (out, i) in pairs}
+            left = edge.out_class[choice]
+            yield edge.v, {q for q, wanted in enumerate(edge.in_class) if (left, wanted) in pairs}
         else:
-            at = edge.in_class[choice]
-            yield edge.u, {p for p, o in enumerate(edge.out_class) if (o, at) in pairs}
+            wanted = edge.in_class[choice]
+            yield edge.u, {p for p, left in enumerate(edge.out_class) if (left, wanted) in pairs}
 
 
-def _sorted(wanted: dict[int, set[int]]) -> Wanted:
+def _by_node(wanted: dict[int, set[int]]) -> Wanted:
     return tuple((node, frozenset(choices)) for node, choices in sorted(wanted.items()))

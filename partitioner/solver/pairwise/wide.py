@@ -1,10 +1,10 @@
 """The best strategies of most nodes at once, a few fixed: elimination within a table limit.
 
 Nodes are eliminated in an order that keeps tables small (Bertele and Brioschi, "Nonserial Dynamic
-Programming", 1972). Where every table would be above the limit, a node is fixed at what it has
-(a cutset; Dechter, "Enhancement schemes for constraint processing", Artificial Intelligence 41,
-1990), drawn at random in favour of many neighbours: another call fixes other nodes. What is left is
-solved exactly given what is fixed. Forests are the case of tables with two nodes.
+Programming", 1972). Where every table would be above the limit, a node keeps its strategy (a
+cutset; Dechter, "Enhancement schemes for constraint processing", Artificial Intelligence 41, 1990),
+drawn at random in favour of many neighbours: another call fixes other nodes. The rest is solved
+exactly given the fixed nodes. Forests are the case of tables with two nodes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import math
 
 import numpy as np
 
-from partitioner.solver.pairwise.draw import State
-from partitioner.solver.pairwise.jit import jit
-from partitioner.solver.pairwise.model import CONFLICT, Floats, Graph
+from partitioner.solver.pairwise.jit import State, jit
+from partitioner.solver.pairwise.model import CONFLICT, Graph
 from partitioner.solver.pairwise.order import Order, eliminated_order
-from partitioner.solver.pairwise.problem import Ints
+from partitioner.solver.pairwise.problem import Floats, Ints
 
 #: Entries of the largest table, and of all tables of one call, the eliminated node included.
 TABLE, WORK = 20_000, 50_000_000
@@ -28,12 +27,9 @@ def best_given_cutset(
 ) -> Ints:
     """A choice that is best among all that agree with the fixed nodes; one strategy a node.
 
-    Args:
-        chosen: The choice that fixed nodes keep; on ties all others keep it too.
-        priced: Cost of each strategy, price of memory included; (strategies,).
-        tournament: Nodes drawn for each one that is fixed; that with most neighbours is.
-        state: Of the random draws; changed.
-        graph: The graph.
+    Fixed nodes keep `chosen`; on ties all others keep it too. `priced` is the cost of each
+    strategy, price of memory included. For each node that is fixed `tournament` ones are drawn: the
+    one with most neighbours is. The state of the draws changes.
     """
     order = eliminated_order(math.log2(TABLE), float(WORK), tournament, state, graph)
     best: Ints = _eliminate(chosen, priced, order, graph)
@@ -61,13 +57,13 @@ def _eliminate(chosen: Ints, priced: Floats, o: Order, g: Graph) -> Ints:
     steps = np.zeros(64, dtype=np.int64)
     for k in range(count):
         width = g.offsets[o.nodes[k] + 1] - g.offsets[o.nodes[k]]
-        own = table[: sizes[k] * width]
-        _gather(own, k, chosen, priced, messages, places, child, following, steps, o, g)
+        costs = table[: sizes[k] * width]
+        _gather(costs, k, chosen, priced, messages, places, child, following, steps, o, g)
         out = messages[places[k] : places[k + 1]]
         for row in range(sizes[k]):
-            least = own[row * width]
+            least = costs[row * width]
             for p in range(1, width):
-                least = min(least, own[row * width + p])
+                least = min(least, costs[row * width + p])
             out[row] = least
     best = chosen.copy()
     for k in range(count - 1, -1, -1):
@@ -76,17 +72,17 @@ def _eliminate(chosen: Ints, priced: Floats, o: Order, g: Graph) -> Ints:
 
 
 @jit
-def _start(own: Floats, v: int, chosen: Ints, priced: Floats, o: Order, g: Graph) -> None:
+def _start(costs: Floats, v: int, chosen: Ints, priced: Floats, o: Order, g: Graph) -> None:
     """Cost of a node's strategies given its fixed neighbours."""
-    own[:] = priced[g.offsets[v] : g.offsets[v + 1]]
+    costs[:] = priced[g.offsets[v] : g.offsets[v + 1]]
     for arc in range(g.starts[v], g.starts[v + 1]):
         w = g.heads[arc]
         if o.place[w] >= 0:
             continue
-        at = g.tables[g.back[arc]] + chosen[w] * len(own)
-        row = g.entries[at : at + len(own)]
-        for p in range(len(own)):
-            own[p] += min(row[p], CONFLICT)
+        at = g.tables[g.back[arc]] + chosen[w] * len(costs)
+        row = g.entries[at : at + len(costs)]
+        for p in range(len(costs)):
+            costs[p] += min(row[p], CONFLICT)
 
 
 @jit
@@ -94,7 +90,7 @@ def _gather(
     table: Floats, k: int, chosen: Ints, priced: Floats, messages: Floats, places: Ints,
     child: Ints, following: Ints, steps: Ints, o: Order, g: Graph,
 ) -> None:  # fmt: skip
-    """All costs that a position settles, over its scope (outer) and its node (inner)."""
+    """All costs that end at a position, over its scope (outer) and its node (inner)."""
     v = o.nodes[k]
     width = g.offsets[v + 1] - g.offsets[v]
     _start(table[:width], v, chosen, priced, o, g)
@@ -149,17 +145,17 @@ def _settle(
     best: Ints, table: Floats, k: int, priced: Floats, messages: Floats, places: Ints,
     child: Ints, following: Ints, o: Order, g: Graph,
 ) -> None:  # fmt: skip
-    """Choose for a position given all later ones; what it has stays if nothing is better."""
+    """Choose for a position given all later ones; on ties its strategy stays."""
     v = o.nodes[k]
     width = g.offsets[v + 1] - g.offsets[v]
-    own = table[:width]
-    _start(own, v, best, priced, o, g)
+    costs = table[:width]
+    _start(costs, v, best, priced, o, g)
     for arc in range(g.starts[v], g.starts[v + 1]):
         w = g.heads[arc]
         if o.place[w] > k:
             at = g.tables[g.back[arc]] + best[w] * width
             for p in range(width):
-                own[p] += min(g.entries[at + p], CONFLICT)
+                costs[p] += min(g.entries[at + p], CONFLICT)
     c = child[k]
     while c >= 0:
         inner = o.scope[o.first[c] : o.first[c + 1] - 1]
@@ -168,8 +164,8 @@ def _settle(
             at += step * best[inner[i]]
             step *= g.offsets[inner[i] + 1] - g.offsets[inner[i]]
         for p in range(width):
-            own[p] += min(messages[at + p], CONFLICT)
+            costs[p] += min(messages[at + p], CONFLICT)
         c = following[c]
     for p in range(width):
-        if own[p] < own[best[v]]:
+        if costs[p] < costs[best[v]]:
             best[v] = p

@@ -1,9 +1,10 @@
 """A bound for placement on devices by the configuration LP and column generation.
 
-Of all sets of nodes that fit a device within T (`capacity`) choose fractions x >= 0 such that
+Of all sets of nodes that fit a device within T (`fleet`) choose fractions x >= 0 such that
 
-    sum of x over the sets that hold node v >= 1 for every node v,
-    sum of x over the sets of a class of devices that are alike <= their number.
+    (1) sum of x over the sets that hold node v >= 1                              for every node v,
+    (2) sum of x over the sets of a class of interchangeable devices <= their number
+                                                                                 for every class.
 
 Every plan of no more than T is such a choice, so T is a lower bound if there is none. Gilmore and
 Gomory (1961) bound cutting stock in this way; it has no symmetry of devices, and sees that sets
@@ -19,19 +20,15 @@ all T at once, so any values prove the largest T that they refute, without toler
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from partitioner.solver.joint.progress import Hunt
-from partitioner.solver.placement.capacity import Knapsack, longest_runs
-from partitioner.solver.placement.covering import Column, Covering
-from partitioner.solver.placement.frontier import Fleet
-from partitioner.solver.placement.sweep import Net, Sweep, Swept, lay_out, sweep
-
-Floats = npt.NDArray[np.float64]
+from partitioner.solver.placement.covering import Covering
+from partitioner.solver.placement.fleet import Fleet, Knapsack, longest_runs
+from partitioner.solver.placement.sweep import Floats, StarTerm, Sweep, Swept, lay_out, sweep
+from partitioner.solver.progress import Progress
 
 #: The name of the bound.
 SOURCE = "configuration LP"
@@ -59,124 +56,128 @@ ROUNDING = 1e-9
 COVERED = 1e-9
 
 
-def configure(hunt: Hunt, *, final: bool = True) -> None:
+def configure(progress: Progress, fleet: Fleet, *, final: bool = True) -> None:
     """Raise the bound of the throughput objective.
 
-    Args:
-        hunt: Where devices are groups of their own; others are left alone.
-        final: Whether to go on with a lower T once the best plan's cannot be refuted. A better
-            plan is likely then, and makes all that follows cheaper.
+    If it is not `final`, it stops once the best plan's T cannot be refuted: a better plan is likely
+    then, and makes all that follows cheaper. Otherwise it goes on with a lower T.
     """
-    if hunt.fleet is None or hunt.best is None or not hunt.left_s:
+    plan = progress.best
+    if plan is None or not progress.left_s:
         return
-    sweeps = [laid_out(sack, hunt.fleet.order) for sack in hunt.fleet.sacks]
-    kept = [plan for plan in sweeps if plan is not None and plan.cells <= MOST_CELLS]
-    if len(kept) == len(sweeps):
-        _Search(hunt, hunt.fleet, kept).run(final=final)
+    sacks = [fleet.knapsacks[members[0]] for members in fleet.classes]
+    layouts = [laid_out(sack, fleet.order) for sack in sacks]
+    kept = [layout for layout in layouts if layout is not None and layout.cells <= MOST_CELLS]
+    if len(kept) < len(layouts):
+        return
+    numbers = [len(members) for members in fleet.classes]
+    values = np.min([_shares(sack) for sack in sacks], axis=0)
+    master = Covering(numbers, BOX * (values + LEAST_BOX / len(values)))
+    _add_first_sets(master, fleet, plan, progress.cost * (1 - LEAST_STEP))
+    _generate_columns(progress, _Pricing(master, kept, numbers), values, final=final)
 
 
-@dataclass
-class _Search:
-    hunt: Hunt
-    fleet: Fleet
-    sweeps: list[Sweep]
-    levels: int = COARSE
-    most: float = 0.0
+def _shares(sack: Knapsack) -> Floats:
+    """Each node's share of all work."""
+    work = np.array(sack.work_s)
+    return work / (work.sum() or 1.0)
 
-    def __post_init__(self) -> None:
-        self.numbers = [len(own) for own in self.fleet.found.classes]
-        works = [np.array(sack.work_s) for sack in self.fleet.sacks]
-        self.best: Floats = np.min([own / (own.sum() or 1.0) for own in works], axis=0)
-        box = BOX * (self.best + LEAST_BOX / len(self.best))
-        self.master = Covering(self.numbers, box)
-        self._add(self._planned())
-        self._add(
-            Column(kind, run.inside, run.seconds)
-            for kind, sack in enumerate(self.fleet.sacks)
-            for run in longest_runs(sack, self.fleet.order, self.hunt.cost * (1 - LEAST_STEP))
-        )
 
-    def _planned(self) -> Iterable[Column]:
-        """What the best plan puts on each device."""
-        assert self.hunt.best is not None
-        for kind, own in enumerate(self.fleet.found.classes):
-            for group in own:
-                picks = zip(self.hunt.best, self.fleet.found.choice[group], strict=True)
-                inside = frozenset(node for node, (now, pick) in enumerate(picks) if now == pick)
-                yield Column(kind, inside, self.fleet.sacks[kind].seconds(inside))
+def _add_first_sets(master: Covering, fleet: Fleet, plan: Sequence[int], limit_s: float) -> None:
+    """The nodes that a plan puts on each device, and long runs of the order."""
+    for index, members in enumerate(fleet.classes):
+        for group in members:
+            inside = fleet.held(plan, group)
+            master.add(index, inside, fleet.knapsacks[group].seconds(inside))
+    for index, members in enumerate(fleet.classes):
+        for run in longest_runs(fleet.knapsacks[members[0]], fleet.order, limit_s):
+            master.add(index, *run)
 
-    def run(self, *, final: bool) -> None:
-        """Price in rounds until the gap is met or there is no more to gain."""
-        hunt = self.hunt
-        limit = hunt.cost * (1 - max(hunt.gap / 2, LEAST_STEP))
-        self._round(self.best, limit)
-        known, raised = False, 0
-        for count in range(ROUNDS):
-            leads = self.most >= hunt.bound or hunt.proved_by == SOURCE
-            if count > raised + (PATIENCE if leads else IMPATIENCE):
-                return
-            if hunt.done or not hunt.left_s:
-                return
-            theta, prices = self.master.solve(limit)
-            if theta <= 1 + COVERED:
-                if not final:
-                    return
-                limit = (limit + hunt.bound) / 2
-                continue
-            before = self.most
-            mixed = prices if known else SMOOTH * self.best + (1 - SMOOTH) * prices
-            new = self._round(mixed, limit)
-            raised = count if self.most > before else raised
-            if not new and known:
-                self.levels *= 2
-            known = not new
-            if self.levels > FINE:
-                return
 
-    def _round(self, values: Floats, limit: float) -> bool:
-        """Sweep every class at these values; whether there is a new set."""
+@dataclass(frozen=True)
+class _Pricing:
+    """The program over the sets, and the sweeps that find the sets of most value."""
+
+    master: Covering
+    layouts: list[Sweep]  #: Of each class of devices.
+    numbers: list[int]  #: Devices of each class.
+
+    def price(self, values: Floats, levels: int, limit: float) -> tuple[float, bool]:
+        """Sweep every class at these values: the bound that they prove, whether there is a new set.
+
+        Args:
+            values: Of the nodes.
+            levels: Mean value of a device after rounding to whole numbers.
+            limit: T that is to be refuted: sets just within it are added, and some at the bound.
+        """
         mean = values.sum() / sum(self.numbers)
-        whole = np.rint(values * (self.levels / mean)).astype(np.int64)
+        whole = np.rint(values * (levels / mean)).astype(np.int64)
         total = int(whole.sum())
         swept = [
-            sweep(plan, whole, -(-total // number))
-            for plan, number in zip(self.sweeps, self.numbers, strict=True)
+            sweep(layout, whole, -(-total // number))
+            for layout, number in zip(self.layouts, self.numbers, strict=True)
         ]
         bound = refuted(swept, self.numbers, total) * (1 - ROUNDING)
-        if bound > self.most:
-            self.best, self.most = values, bound
-            self.hunt.prove(bound, SOURCE)
-        return self._add(
-            Column(kind, own.inside(value), float(own.seconds[value]))
-            for kind, own in enumerate(swept)
-            for value in _worth(own, limit, bound)
-        )
+        added = [
+            self.master.add(index, sets.inside(value), float(sets.seconds[value]))
+            for index, sets in enumerate(swept)
+            for value in _worth(sets, limit, bound)
+        ]
+        return bound, any(added)
 
-    def _add(self, columns: Iterable[Column]) -> bool:
-        return sum(self.master.add(column) for column in columns) > 0
+
+def _generate_columns(
+    progress: Progress, pricing: _Pricing, values: Floats, *, final: bool
+) -> None:
+    """Price in rounds until the gap is met or there is no more to gain."""
+    limit = progress.cost * (1 - max(progress.gap / 2, LEAST_STEP))
+    best, levels = values, COARSE
+    most, _ = pricing.price(best, levels, limit)
+    progress.prove(most, SOURCE)
+    averaged, raised = True, 0
+    for count in range(ROUNDS):
+        leads = most >= progress.bound or progress.proved_by == SOURCE
+        if count > raised + (PATIENCE if leads else IMPATIENCE) or progress.over:
+            return
+        theta, prices = pricing.master.solve(limit)
+        if theta <= 1 + COVERED:
+            if not final:
+                return
+            limit = (limit + progress.bound) / 2
+            continue
+        values = SMOOTH * best + (1 - SMOOTH) * prices if averaged else prices
+        bound, new = pricing.price(values, levels, limit)
+        if bound > most:
+            best, most, raised = values, bound, count
+            progress.prove(bound, SOURCE)
+        if not new and not averaged:
+            levels *= 2
+        averaged = new
+        if levels > FINE:
+            return
 
 
 def laid_out(sack: Knapsack, order: Sequence[int]) -> Sweep | None:
     """The sets of nodes of a device; None if too many nodes wait for one another."""
-    nets = [
-        Net(star.centre, star.leaves, (0.0, 0.0), (star.come_s, star.leave_s))
+    stars = [
+        StarTerm(star.centre, star.leaves, (0.0, 0.0), (star.come_s, star.leave_s))
         for star in sack.stars
     ]
-    return lay_out(order, sack.work_s, [0.0] * len(sack.work_s), nets)
+    return lay_out(order, sack.work_s, [0.0] * len(sack.work_s), stars)
 
 
 def refuted(swept: list[Swept], numbers: list[int], total: int) -> float:
     """The least T within which the devices' most valuable sets are worth the total."""
-    least = [np.minimum.accumulate(own.seconds[::-1])[::-1] for own in swept]
+    least = [np.minimum.accumulate(sets.seconds[::-1])[::-1] for sets in swept]
     times = np.unique(np.concatenate(least))
     worth = np.zeros(len(times), dtype=np.int64)
-    for own, number in zip(least, numbers, strict=True):
-        worth += number * (np.searchsorted(own, times, side="right") - 1)
+    for seconds, number in zip(least, numbers, strict=True):
+        worth += number * (np.searchsorted(seconds, times, side="right") - 1)
     return float(times[np.argmax(worth >= total)])
 
 
 def _worth(swept: Swept, limit: float, bound: float) -> list[int]:
-    """Values of sets that are worth a column."""
+    """Values of sets that are added: the largest within the limit, and within about the bound."""
     values: list[int] = []
     for within, most in ((limit, WITHIN), (min(bound * (1 + 2 * ROUNDING), limit), ABOUT)):
         values += np.flatnonzero(swept.seconds <= within)[::-1][:most].tolist()

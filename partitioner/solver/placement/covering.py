@@ -1,52 +1,37 @@
 """The least number of devices, in fractions, whose sets cover all nodes: a growing linear program.
 
     minimise  theta + sum_v box_v * s_v
-    such that sum of x over the sets that hold v, + s_v >= 1                for every node v,
-              sum of x over the sets of class c <= number_c * theta         for every class c,
+    such that (1) sum of x over the sets that hold v, + s_v >= 1          for every node v,
+              (2) sum of x over the sets of class c <= number_c * theta   for every class c,
 
-x, s, theta >= 0. The duals of the nodes, at most box_v each, are what nodes are worth. HiGHS
-keeps its basis as sets are added, which is what makes a round cheap.
+x, s, theta >= 0. `Covering` writes (1), (2), theta and s; `Covering.add` adds the x of one set. The
+duals of (1), at most box_v each, are the values of the nodes. HiGHS keeps its basis as sets are
+added, which makes a round cheap.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from partitioner.solver.placement.sweep import Floats
 
 #: HiGHS's code of the primal simplex method: the basis stays feasible when sets are added.
 PRIMAL = 4
 
 
-@dataclass(frozen=True)
-class Column:
-    """A set of nodes on a device of a class, with the seconds that it takes."""
-
-    kind: int
-    inside: frozenset[int]
-    seconds: float
-
-
 class Covering:
-    """The program over the sets so far.
-
-    Args:
-        numbers: Devices of each class.
-        box: The most that each node may be worth.
-    """
+    """The program over the sets so far, for some devices of each class."""
 
     def __init__(self, numbers: Sequence[int], box: Floats) -> None:
         import highspy
 
-        self.columns: list[Column] = []
         self.known: set[tuple[int, frozenset[int]]] = set()
-        self.count, self.limit = len(box), math.inf
+        self.seconds: list[float] = []  # of each set
+        self.nodes, self.limit = len(box), math.inf
         self.solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         for option, value in (
             ("output_flag", False),
@@ -55,43 +40,38 @@ class Covering:
             ("simplex_strategy", PRIMAL),
         ):
             self.solver.setOptionValue(option, value)
+        no_columns = (0, np.array([], dtype=np.int32), np.array([]))
         for _ in box:
-            self._row(1.0, math.inf)
+            self.solver.addRow(1.0, math.inf, *no_columns)
         for _ in numbers:
-            self._row(-math.inf, 0.0)
-        self._column(
-            1.0, range(self.count, self.count + len(numbers)), [-float(n) for n in numbers]
-        )
+            self.solver.addRow(-math.inf, 0.0, *no_columns)
+        class_rows = range(self.nodes, self.nodes + len(numbers))
+        self._column(1.0, class_rows, [-float(n) for n in numbers])
         for node, cost in enumerate(box):
             self._column(float(cost), [node], [1.0])
-        self.first = 1 + self.count
 
-    def add(self, column: Column) -> bool:
-        """Let a set be used; whether it is new."""
-        key = column.kind, column.inside
-        if key in self.known:
+    def add(self, of_class: int, inside: frozenset[int], seconds: float) -> bool:
+        """Let a device of a class hold a set of nodes; whether it is new."""
+        if (of_class, inside) in self.known:
             return False
-        self.known.add(key)
-        self.columns.append(column)
-        rows = [*sorted(column.inside), self.count + column.kind]
-        self._column(0.0, rows, [1.0] * len(rows), self._most(column))
+        self.known.add((of_class, inside))
+        self.seconds.append(seconds)
+        rows = [*sorted(inside), self.nodes + of_class]
+        self._column(0.0, rows, [1.0] * len(rows), self._most(seconds))
         return True
 
     def solve(self, limit: float) -> tuple[float, Floats]:
         """The least value with sets that take at most `limit` seconds, and the nodes' duals."""
         if limit != self.limit:
             self.limit = limit
-            for index, column in enumerate(self.columns, start=self.first):
-                self.solver.changeColBounds(index, 0.0, self._most(column))
+            for index, seconds in enumerate(self.seconds, start=1 + self.nodes):
+                self.solver.changeColBounds(index, 0.0, self._most(seconds))
         self.solver.run()
-        duals = np.array(self.solver.getSolution().row_dual[: self.count])
+        duals = np.array(self.solver.getSolution().row_dual[: self.nodes])
         return float(self.solver.getInfo().objective_function_value), np.maximum(0.0, duals)
 
-    def _most(self, column: Column) -> float:
-        return math.inf if column.seconds <= self.limit else 0.0
-
-    def _row(self, lower: float, upper: float) -> None:
-        self.solver.addRow(lower, upper, 0, np.array([], dtype=np.int32), np.array([]))
+    def _most(self, seconds: float) -> float:
+        return math.inf if seconds <= self.limit else 0.0
 
     def _column(
         self, cost: float, rows: Sequence[int], values: Sequence[float], upper: float = math.inf

@@ -1,12 +1,12 @@
-"""What every interval of an order costs on one device group, all intervals at once.
+"""The load of one device group for every interval of an order, all intervals at once.
 
 The load of the interval of blocks i to j is a sum of terms that each hold on a rectangle of
 (i, j): a node, a value that arrives, a value that leaves, a reshard inside. So all intervals are
 priced by adding rectangles to a difference array and summing it twice.
 
 A value that leaves is charged once, to the cheapest other group, and an arriving one as if from
-the cheapest: exact where groups are alike and no value is read in two other intervals, a lower
-bound otherwise.
+the cheapest: exact where groups are interchangeable and no value is read in two other intervals,
+a lower bound otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.problem import Edge, Problem
+from partitioner.solver.problem import Problem
+from partitioner.solver.symmetry import group_devices
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -33,17 +34,11 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Blocks:
-    """An order of the nodes, cut into blocks that stay whole.
+    """An order of the nodes, cut into blocks that stay whole."""
 
-    Attributes:
-        order: Nodes in the order.
-        of: Block of each node.
-        ends: Where in `order` each block ends, exclusive.
-    """
-
-    order: tuple[int, ...]
-    of: tuple[int, ...]
-    ends: tuple[int, ...]
+    order: tuple[int, ...]  #: The nodes in the order.
+    of: tuple[int, ...]  #: Block of each node.
+    ends: tuple[int, ...]  #: Where in `order` each block ends, exclusive.
 
 
 def interval_loads(
@@ -51,42 +46,28 @@ def interval_loads(
 ) -> Floats:
     """[i, j]: the largest load of the group's devices that run blocks i to j, infinite if i > j.
 
-    Intervals whose lasting bytes are over a limit are infinite too.
-
-    Args:
-        problem: The problem.
-        group: The group.
-        picks: The choice of every node on each group.
-        others: Groups that the rest may be on, one of each set that is alike.
-        blocks: The order.
+    Intervals whose lasting bytes are over a limit are infinite too. The rest of the nodes may be on
+    `others`, one group of each interchangeable set.
     """
     devices = sorted(group_devices(problem, group)) or [0]
-    charges = _Charges(problem, devices, len(blocks.ends))
-    block, pick = blocks.of, picks[group]
+    count, last = len(blocks.ends), len(problem.nodes) - 1
+    charges = Charges(count, 2 * len(devices))  # seconds, then lasting bytes, of each device
     for node, choices in enumerate(problem.nodes):
-        charges.load(choices[pick[node]].load_s, charges.some_in([block[node]]))
-    holders: dict[int, list[int]] = {}
-    for hold in problem.holds:
-        for item in hold.items[pick[hold.node]]:
-            holders.setdefault(item, []).append(block[hold.node])
-    for item, own in holders.items():
-        charges.item(item, charges.some_in(own))
-    for item, arcs in _within(problem, pick).items():
-        for center, leaves in _stars([(block[u], block[v]) for u, v in arcs])[0]:
-            charges.item(item, charges.both_in(center, leaves))
-    for item, arcs in _crossing(problem, picks, group, others, devices).items():
-        from_inside, from_outside = _stars([(block[u], block[v]) for u, v in arcs])
-        for center, leaves in from_inside:
-            charges.item(item, charges.leaf_out(center, leaves))
-        for center, leaves in from_outside:
-            charges.item(item, charges.leaf_in(center, leaves))
-    return charges.total()
-
-
-def group_devices(problem: Problem, group: int) -> frozenset[int]:
-    """The devices that a group's choices load."""
-    loads = (c.load_s for choices in problem.nodes for c in choices if c.group == group)
-    return frozenset(d for load in loads for d, seconds in enumerate(load) if seconds > 0)
+        load_s = choices[picks[group][node]].load_s
+        where = charges.some_in([blocks.of[node]])
+        charges.add([*(load_s[d] for d in devices), *(0.0 for _ in devices)], where)
+    crossing = _crossing(problem, picks, group, others, devices)
+    for index, where in _item_rectangles(charges, problem, picks[group], crossing, blocks.of):
+        item = problem.items[index]
+        lasting = item.first == 0 and item.last == last
+        held = [item.bytes[d] if lasting else 0.0 for d in devices]
+        charges.add([*(item.load_s[d] for d in devices), *held], where)
+    totals = summed(*charges.arrays(), count)
+    loads: Floats = totals[: len(devices)].max(axis=0)
+    for device, bytes_held in zip(devices, totals[len(devices) :], strict=True):
+        loads[bytes_held > problem.limit_bytes[device] * (1 + ROUNDING)] = math.inf
+    loads[np.tril_indices(count, -1)] = math.inf
+    return loads
 
 
 class Charges:
@@ -135,22 +116,18 @@ class Charges:
             yield 1, 0, leaf + 1, leaf, after
 
     def arrays(self) -> tuple[Ints, Floats]:
-        """All rectangles and what each adds; (charges, 5) and (charges, width)."""
+        """All rectangles and the vector that each adds; (charges, 5) and (charges, width)."""
         rectangles = np.array(self.rectangles, dtype=np.intp).reshape(-1, 5)
         return rectangles, np.array(self.parts, dtype=np.float64).reshape(-1, self.width)
-
-    def totals(self) -> Floats:
-        """[entry, i, j]: the sum over the interval of blocks i to j; (width, count, count)."""
-        return summed(*self.arrays(), self.count)
 
 
 def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:
     """[entry, i, j]: the sum of the parts whose rectangle has (i, j); (width, count, count).
 
     Args:
-        rectangles: Of some intervals, as `Rectangle`; (charges, 5).
-        parts: What each adds; (charges, width).
-        count: Blocks.
+        rectangles: As `Rectangle`; (charges, 5).
+        parts: The vector that each adds; (charges, width).
+        count: How many blocks there are.
     """
     sign, start, start_end, stop, stop_end = rectangles.T
     change = np.zeros((parts.shape[1], count + 1, count + 1))
@@ -167,79 +144,71 @@ def summed(rectangles: Ints, parts: Floats, count: int) -> Floats:
     return change[:, :count, :count]
 
 
-class _Charges(Charges):
-    """Seconds, then lasting bytes, of each device of a group."""
-
-    def __init__(self, problem: Problem, devices: list[int], count: int) -> None:
-        super().__init__(count, 2 * len(devices))
-        self.problem = problem
-        self.devices = devices
-
-    def load(self, load_s: Sequence[float], where: Iterable[Rectangle]) -> None:
-        self.add([*(load_s[d] for d in self.devices), *(0.0 for _ in self.devices)], where)
-
-    def item(self, index: int, where: Iterable[Rectangle]) -> None:
-        item = self.problem.items[index]
-        lasting = item.first == 0 and item.last == len(self.problem.nodes) - 1
-        held = [item.bytes[d] if lasting else 0.0 for d in self.devices]
-        self.add([*(item.load_s[d] for d in self.devices), *held], where)
-
-    def total(self) -> Floats:
-        many = len(self.devices)
-        total = self.totals()
-        loads: Floats = total[:many].max(axis=0)
-        for device, held in zip(self.devices, total[many:], strict=True):
-            loads[held > self.problem.limit_bytes[device] * (1 + ROUNDING)] = math.inf
-        loads[np.tril_indices(self.count, -1)] = math.inf
-        return loads
-
-
 Arcs = dict[int, list[tuple[int, int]]]  #: By item: (node in the interval, node out of it).
+
+
+def _item_rectangles(
+    charges: Charges,
+    problem: Problem,
+    pick: Sequence[int],
+    crossing: Arcs,
+    block: Sequence[int],
+) -> Iterator[tuple[int, Iterator[Rectangle]]]:
+    """Each item with the intervals in which the group pays it: holds, edges inside, then others."""
+    holders: dict[int, list[int]] = {}
+    for hold in problem.holds:
+        for item in hold.items[pick[hold.node]]:
+            holders.setdefault(item, []).append(block[hold.node])
+    for item, blocks in holders.items():
+        yield item, charges.some_in(blocks)
+    for item, arcs in _within(problem, pick).items():
+        for center, leaves in _fans([(block[u], block[v]) for u, v in arcs])[0]:
+            yield item, charges.both_in(center, leaves)
+    for item, arcs in crossing.items():
+        from_inside, from_outside = _fans([(block[u], block[v]) for u, v in arcs])
+        for center, leaves in from_inside:
+            yield item, charges.leaf_out(center, leaves)
+        for center, leaves in from_outside:
+            yield item, charges.leaf_in(center, leaves)
 
 
 def _within(problem: Problem, pick: Sequence[int]) -> Arcs:
     """Items that are paid where both ends of an edge are on the group."""
-    found: Arcs = {}
+    arcs: Arcs = {}
     for edge in problem.edges:
-        pair = edge.out_class[pick[edge.u]], edge.in_class[pick[edge.v]]
-        for item in edge.items.get(pair, ()):
-            found.setdefault(item, []).append((edge.u, edge.v))
-    return found
+        for item in edge.items.get(edge.pair(pick), ()):
+            arcs.setdefault(item, []).append((edge.u, edge.v))
+    return arcs
 
 
 def _crossing(
     problem: Problem, picks: Picks, group: int, others: Sequence[int], devices: Sequence[int]
 ) -> Arcs:
     """Items that are paid where one end is on the group, the other on the cheapest other one."""
-    found: Arcs = {}
+    arcs: Arcs = {}
     for edge in problem.edges:
         for inside, outside in ((edge.u, edge.v), (edge.v, edge.u)):
             best: tuple[int, ...] = ()
             least = math.inf
             for other in others:
-                ends = (group, other) if inside == edge.u else (other, group)
-                items = _items(edge, picks, *ends)
-                if items is None:
+                source, target = (group, other) if inside == edge.u else (other, group)
+                pair = edge.out_class[picks[source][edge.u]], edge.in_class[picks[target][edge.v]]
+                if pair in edge.forbidden:
                     continue
+                items = edge.items.get(pair, ())
                 cost = sum(problem.items[i].load_s[d] for i in items for d in devices)
                 if cost < least:
                     best, least = items, cost
             for item in best:
-                found.setdefault(item, []).append((inside, outside))
-    return found
+                arcs.setdefault(item, []).append((inside, outside))
+    return arcs
 
 
-def _items(edge: Edge, picks: Picks, source: int, target: int) -> tuple[int, ...] | None:
-    """What the edge costs from one group to another; None if that is forbidden."""
-    pair = edge.out_class[picks[source][edge.u]], edge.in_class[picks[target][edge.v]]
-    return None if pair in edge.forbidden else edge.items.get(pair, ())
+Fan = tuple[int, list[int]]  #: A block, and those that it shares an item with.
 
 
-Star = tuple[int, list[int]]
-
-
-def _stars(arcs: Sequence[tuple[int, int]]) -> tuple[list[Star], list[Star]]:
-    """The arcs of one item by their common inner or outer end; each its own star if neither."""
+def _fans(arcs: Sequence[tuple[int, int]]) -> tuple[list[Fan], list[Fan]]:
+    """The arcs of one item by their common inner or outer end; each by itself if there is none."""
     inside, outside = [u for u, _ in arcs], [v for _, v in arcs]
     if len(set(inside)) == 1:
         return [(inside[0], outside)], []

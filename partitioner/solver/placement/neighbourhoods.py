@@ -15,17 +15,17 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-from partitioner.solver.joint.formulation import formulate
-from partitioner.solver.joint.milp import solve_milp
-from partitioner.solver.joint.progress import Hunt
-from partitioner.solver.placement.intervals import group_devices
+from partitioner.solver.milp.engines import Engine, solve_milp
+from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.placement.subproblem import Free, set_free
 from partitioner.solver.problem import Problem
+from partitioner.solver.progress import Progress, lower_loads
 from partitioner.solver.referee import evaluate_choices
+from partitioner.solver.symmetry import group_devices
 
 #: Free nodes times their choices: larger neighbourhoods are cut down to those near the border.
 #: 207 nodes on two devices take HiGHS 0.1 to 1.2 s.
@@ -44,135 +44,143 @@ MOST_TRIED = 150
 TIME_SHARE = 0.6
 #: Relative gap of a neighbourhood's MILP.
 GAP = 1e-4
-#: Loads are lower from this relative difference on.
-EPSILON = 1e-7
 #: With limits, larger problems are left alone: rows over all positions cost more than they gain.
 MOST_LIMITED = 2000
 
 Key = tuple[frozenset[int], tuple[int, ...]]  #: Free nodes and what they choose.
 
 
-def share_anew(hunt: Hunt) -> None:
+def share_anew(progress: Progress) -> None:
     """Improve the best plan of the throughput objective until no neighbourhood does."""
-    problem = hunt.problem
-    groups = {choice.group for choices in problem.nodes for choice in choices}
-    if hunt.best is None or len(groups) < 2:
+    problem, plan = progress.problem, progress.best
+    if plan is None or len(problem.groups) < 2:
         return
     if problem.limited and len(problem.nodes) > MOST_LIMITED:
         return
-    _Search(hunt, hunt.best).run()
+    deadline = time.monotonic() + TIME_SHARE * progress.left_s
+    rng = random.Random(progress.seed)  # noqa: S311 - no secret
+    devices = {group: group_devices(problem, group) for group in problem.groups}
+    loads = evaluate_choices(problem, plan).load_s
+    start = _Start(problem, devices, _neighbours(problem), plan, loads)
+    tried: set[Key] = set()
+    while True:
+        for free in _neighbourhoods(start, rng):
+            if progress.done or time.monotonic() > deadline or len(tried) == MOST_TRIED:
+                return
+            key = frozenset(free), tuple(start.plan[node] for node in sorted(free))
+            if not free or key in tried:
+                continue
+            tried.add(key)
+            plan = _solve(start, free, deadline, progress.engine)
+            if plan is None:
+                continue
+            outcome = evaluate_choices(problem, plan)
+            if outcome.excess_bytes <= 0 and lower_loads(outcome.load_s, start.loads):
+                progress.offer(plan, "LNS")
+                start = replace(start, plan=plan, loads=outcome.load_s)
+                break
+        else:
+            return
 
 
-@dataclass
-class _Search:
-    hunt: Hunt
+@dataclass(frozen=True)
+class _Start:
+    """A plan whose neighbourhoods are searched."""
+
+    problem: Problem
+    devices: Mapping[int, frozenset[int]]  #: Of each group.
+    near: Sequence[Sequence[int]]  #: The neighbours of each node.
     plan: tuple[int, ...]
-    tried: set[Key] = field(default_factory=set)
+    loads: tuple[float, ...]  #: Seconds on each device.
 
-    def run(self) -> None:
-        self.deadline = time.monotonic() + TIME_SHARE * self.hunt.left_s
-        self.problem = self.hunt.problem
-        self.rng = random.Random(self.hunt.seed)  # noqa: S311 - no secret
-        self.near = _neighbours(self.problem)
-        groups = sorted({c.group for choices in self.problem.nodes for c in choices})
-        self.devices = {group: group_devices(self.problem, group) for group in groups}
-        self.loads = evaluate_choices(self.problem, self.plan).load_s
-        while any(self._improve(free) for free in self._neighbourhoods()):
-            pass
-
-    def _neighbourhoods(self) -> Iterator[Free]:
-        """From the present plan; the caller begins anew once one has improved it."""
-        busiest = self._busiest()
-        others = sorted((g for g in self.devices if g != busiest), key=self._load)
-        for other in others:
-            yield self._shared((busiest, other))
-        for _ in range(REGIONS):
-            yield self._region(busiest)
-        for pair in list(combinations(others, 2))[:TRIPLES]:
-            yield self._shared((busiest, *pair))
-
-    def _busiest(self) -> int:
-        """The group that loads the busiest device most."""
-        device = max(range(len(self.loads)), key=self.loads.__getitem__)
-        share = dict.fromkeys(self.devices, 0.0)
-        for choices, pick in zip(self.problem.nodes, self.plan, strict=True):
-            share[choices[pick].group] += choices[pick].load_s[device]
-        return max(share, key=share.__getitem__)
-
-    def _load(self, group: int) -> float:
-        return max((self.loads[d] for d in self.devices[group]), default=0.0)
-
-    def _group(self, node: int) -> int:
+    def group(self, node: int) -> int:
+        """The group that runs a node."""
         return self.problem.nodes[node][self.plan[node]].group
 
-    def _shared(self, groups: Sequence[int]) -> Free:
-        """The nodes of these groups, nearest to a border between them first if they are many."""
-        within = [n for n in range(len(self.plan)) if self._group(n) in groups]
-        border = [n for n in within if any(self._group(m) != self._group(n) for m in self.near[n])]
-        return self._take(self._breadth_first(border or within, set(within)), groups, MOST_CHOICES)
 
-    def _region(self, busiest: int) -> Free:
-        """Nodes near one of the busiest group's, which may go to any group."""
-        start = self.rng.choice([n for n in range(len(self.plan)) if self._group(n) == busiest])
-        everywhere = set(range(len(self.plan)))
-        order = self._breadth_first([start], everywhere)
-        return self._take(order, tuple(self.devices), REGION_CHOICES)
+def _neighbourhoods(start: _Start, rng: random.Random) -> Iterator[Free]:
+    loads, devices = start.loads, start.devices
+    busiest = _busiest(start)
+    others = sorted(
+        (g for g in devices if g != busiest),
+        key=lambda group: max((loads[d] for d in devices[group]), default=0.0),
+    )
+    for other in others:
+        yield _shared(start, (busiest, other))
+    for _ in range(REGIONS):
+        yield _region(start, rng.choice(_nodes_on(start, (busiest,))))
+    for pair in list(combinations(others, 2))[:TRIPLES]:
+        yield _shared(start, (busiest, *pair))
 
-    def _breadth_first(self, starts: Sequence[int], within: set[int]) -> Iterator[int]:
-        seen, queue = set(starts), deque(starts)
-        while queue:
-            node = queue.popleft()
-            yield node
-            for other in self.near[node]:
-                if other in within and other not in seen:
-                    seen.add(other)
-                    queue.append(other)
-        yield from sorted(within - seen)
 
-    def _take(self, nodes: Iterator[int], groups: Sequence[int], most: int) -> Free:
-        free: dict[int, Sequence[int]] = {}
-        total = 0
-        for node in nodes:
-            options = [p for p, c in enumerate(self.problem.nodes[node]) if c.group in groups]
-            if len(options) < 2:
-                continue
-            total += len(options)
-            if total > most:
-                break
-            free[node] = options
-        return free
+def _busiest(start: _Start) -> int:
+    """The group that loads the busiest device most."""
+    device = max(range(len(start.loads)), key=start.loads.__getitem__)
+    share = dict.fromkeys(start.devices, 0.0)
+    for choices, pick in zip(start.problem.nodes, start.plan, strict=True):
+        share[choices[pick].group] += choices[pick].load_s[device]
+    return max(share, key=share.__getitem__)
 
-    def _improve(self, free: Free) -> bool:
-        """Solve one neighbourhood; whether the plan is better now. Ends the search in time."""
-        if self.hunt.done or time.monotonic() > self.deadline or len(self.tried) == MOST_TRIED:
-            return False
-        key = frozenset(free), tuple(self.plan[node] for node in sorted(free))
-        if not free or key in self.tried:
-            return False
-        self.tried.add(key)
-        found = self._solve(free)
-        if found is None:
-            return False
-        outcome = evaluate_choices(self.problem, found)
-        if outcome.excess_bytes > 0 or not _less(outcome.load_s, self.loads):
-            return False
-        self.plan, self.loads = found, outcome.load_s
-        self.hunt.offer(found, "LNS")
-        return True
 
-    def _solve(self, free: Free) -> tuple[int, ...] | None:
-        small = set_free(self.problem, self.plan, free)
-        if not all(small.kept):
-            return None
-        groups = {self.problem.nodes[node][p].group for node, own in free.items() for p in own}
-        moving = frozenset().union(*(self.devices[group] for group in groups))
-        top, limit = max(self.loads[d] for d in moving), max(self.loads)
-        caps = {d: limit for d in range(len(self.loads)) if d not in moving}
-        form = formulate(small.problem, "throughput", top, caps)
-        seconds = min(self.deadline - time.monotonic(), GUARD_S)
-        start, engine = form.start(small.start), self.hunt.engine
-        result = solve_milp(form.milp, seconds, GAP, start, BRANCHES, engine)
-        return small.restore(form.decode(result.values)) if result.values else None
+def _nodes_on(start: _Start, groups: Sequence[int]) -> list[int]:
+    return [node for node in range(len(start.plan)) if start.group(node) in groups]
+
+
+def _shared(start: _Start, groups: Sequence[int]) -> Free:
+    """The nodes of these groups, nearest to a border between them first if they are many."""
+    within = _nodes_on(start, groups)
+    border = [n for n in within if any(start.group(m) != start.group(n) for m in start.near[n])]
+    order = _breadth_first(start.near, border or within, set(within))
+    return _free(start.problem, order, groups, MOST_CHOICES)
+
+
+def _region(start: _Start, node: int) -> Free:
+    """Nodes near this one, which may go to any group."""
+    order = _breadth_first(start.near, [node], set(range(len(start.plan))))
+    return _free(start.problem, order, tuple(start.devices), REGION_CHOICES)
+
+
+def _breadth_first(
+    near: Sequence[Sequence[int]], starts: Sequence[int], within: set[int]
+) -> Iterator[int]:
+    seen, queue = set(starts), deque(starts)
+    while queue:
+        node = queue.popleft()
+        yield node
+        for other in near[node]:
+            if other in within and other not in seen:
+                seen.add(other)
+                queue.append(other)
+    yield from sorted(within - seen)
+
+
+def _free(problem: Problem, nodes: Iterable[int], groups: Sequence[int], most: int) -> Free:
+    """The first of these nodes that have a choice among the groups, up to `most` choices."""
+    free: dict[int, Sequence[int]] = {}
+    total = 0
+    for node in nodes:
+        options = [p for p, c in enumerate(problem.nodes[node]) if c.group in groups]
+        if len(options) < 2:
+            continue
+        total += len(options)
+        if total > most:
+            break
+        free[node] = options
+    return free
+
+
+def _solve(start: _Start, free: Free, deadline: float, engine: Engine) -> tuple[int, ...] | None:
+    small = set_free(start.problem, start.plan, free)
+    if not all(small.kept):
+        return None
+    groups = {start.problem.nodes[node][p].group for node, options in free.items() for p in options}
+    moving = frozenset().union(*(start.devices[group] for group in groups))
+    top, limit = max(start.loads[d] for d in moving), max(start.loads)
+    caps = {d: limit for d in range(len(start.loads)) if d not in moving}
+    form = formulate(small.problem, "throughput", top, caps)
+    seconds = min(deadline - time.monotonic(), GUARD_S)
+    result = solve_milp(form.milp, seconds, GAP, form.start(small.start), BRANCHES, engine)
+    return small.restore(form.decode(result.values)) if result.values else None
 
 
 def _neighbours(problem: Problem) -> list[list[int]]:
@@ -181,11 +189,3 @@ def _neighbours(problem: Problem) -> list[list[int]]:
         near[edge.u].append(edge.v)
         near[edge.v].append(edge.u)
     return near
-
-
-def _less(new: Sequence[float], old: Sequence[float]) -> bool:
-    """Whether loads, largest first, are lexicographically less by more than rounding."""
-    for a, b in zip(sorted(new, reverse=True), sorted(old, reverse=True), strict=True):
-        if abs(a - b) > EPSILON * max(old):
-            return a < b
-    return False

@@ -1,9 +1,12 @@
-"""Orders of the nodes in which few seconds of communication cross each position.
+"""Orders of the nodes: in which little communication crosses each position, or few nodes wait.
 
-A contiguous plan cuts an order into intervals, so it can be no better than its order. The
-orders here are grown greedily: the next node is the one that opens the least communication and
+A contiguous plan cuts an order into intervals, so it can be no better than its order. The first
+orders are grown greedily: the next node is the one that opens the least communication and
 closes the most (the one-sided minimum linear arrangement heuristic), the one touched last of
 equals. Grown along the edges, against them, and from either end whatever their direction.
+
+Tables over the nodes that wait for others (`sweep`) are as large as two to the power of their
+number, so the last order keeps the frontier of waiting nodes small.
 """
 
 from __future__ import annotations
@@ -16,18 +19,17 @@ from partitioner.solver.problem import Problem
 
 Order = tuple[int, ...]
 
+#: Frontier orders that are grown, and the nodes of all of them together: 0.1 s.
+STARTS = 16
+MOST_GROWN = 8000
+
 
 @dataclass(frozen=True)
 class Net:
-    """A value: nodes between which it is paid once if they are not together.
+    """A value: nodes between which it is paid once if they are not together."""
 
-    Attributes:
-        nodes: Who makes and reads it, ascending.
-        load_s: Seconds, over all devices, where it is dearest.
-    """
-
-    nodes: tuple[int, ...]
-    load_s: float
+    nodes: tuple[int, ...]  #: The nodes that make and read it, ascending.
+    load_s: float  #: Seconds, over all devices, where it is dearest.
 
 
 def nets(problem: Problem) -> list[Net]:
@@ -49,15 +51,15 @@ def nets(problem: Problem) -> list[Net]:
 def narrow_orders(problem: Problem) -> list[Order]:
     """The given order and the grown ones, each once."""
     count = len(problem.nodes)
-    found = nets(problem)
-    ahead = [(edge.u, edge.v) for edge in problem.edges]
-    back = [(v, u) for u, v in ahead]
+    values = nets(problem)
+    forward = [(edge.u, edge.v) for edge in problem.edges]
+    backward = [(v, u) for u, v in forward]
     orders = [
         tuple(range(count)),
-        grow(count, found, ahead),
-        grow(count, found, back)[::-1],
-        grow(count, found, (), first=0),
-        grow(count, found, (), first=count - 1)[::-1],
+        grow(count, values, forward),
+        grow(count, values, backward)[::-1],
+        grow(count, values, (), first=0),
+        grow(count, values, (), first=count - 1)[::-1],
     ]
     return list(dict.fromkeys(orders))
 
@@ -68,69 +70,110 @@ def grow(
     arcs: Iterable[tuple[int, int]],
     first: int | None = None,
 ) -> Order:
-    """An order grown node by node.
+    """An order grown node by node, from the first one if it is given.
 
-    Args:
-        count: How many nodes there are.
-        nets: What the nodes share.
-        arcs: (before, after) pairs that the order keeps; they have no cycle.
-        first: Where to begin; None leaves it open.
+    It keeps the arcs, (before, after) pairs without a cycle.
     """
-    return _Growth(count, nets, arcs).run(first)
+    growth = _Growth(count, nets, arcs)
+    order: list[int] = []
+    while len(order) < count:
+        node = first if first is not None and not order else growth.next()
+        order.append(node)
+        growth.place(node, len(order))
+    return tuple(order)
 
 
 class _Growth:
+    """The nodes that are not placed yet, by the communication that each would open."""
+
     def __init__(self, count: int, nets: Sequence[Net], arcs: Iterable[tuple[int, int]]) -> None:
         self.nets = nets
-        self.of: list[list[int]] = [[] for _ in range(count)]
+        self.nets_of: list[list[int]] = [[] for _ in range(count)]
         for index, net in enumerate(nets):
             for node in net.nodes:
-                self.of[node].append(index)
-        self.left = [len(net.nodes) for net in nets]
+                self.nets_of[node].append(index)
+        self.unplaced = [len(net.nodes) for net in nets]
         self.after: list[list[int]] = [[] for _ in range(count)]
         self.waiting = [0] * count
         for u, v in arcs:
             self.after[u].append(v)
             self.waiting[v] += 1
-        self.opens = [sum(nets[index].load_s for index in own) for own in self.of]
+        self.opens = [sum(nets[index].load_s for index in indices) for indices in self.nets_of]
         self.touched = [0] * count
         self.placed = [False] * count
         self.heap: list[tuple[float, int, int]] = []
-
-    def run(self, first: int | None) -> Order:
-        order: list[int] = []
-        for node in range(len(self.of)):
+        for node in range(count):
             self._push(node)
-        while len(order) < len(self.of):
-            node = first if first is not None and not order else self._next()
-            order.append(node)
-            self._place(node, len(order))
-        return tuple(order)
 
-    def _push(self, node: int) -> None:
-        if not self.waiting[node] and not self.placed[node]:
-            heapq.heappush(self.heap, (self.opens[node], -self.touched[node], node))
-
-    def _next(self) -> int:
+    def next(self) -> int:
+        """The node that opens the least communication and closes the most."""
         while True:
             opens, stamp, node = heapq.heappop(self.heap)
             if not self.placed[node] and (opens, -stamp) == (self.opens[node], self.touched[node]):
                 return node
 
-    def _place(self, node: int, stamp: int) -> None:
+    def place(self, node: int, stamp: int) -> None:
+        """Place a node as the `stamp`-th."""
         self.placed[node] = True
         changed = dict.fromkeys(self.after[node])
         for other in self.after[node]:
             self.waiting[other] -= 1
-        for index in self.of[node]:
+        for index in self.nets_of[node]:
             net = self.nets[index]
-            opened = self.left[index] == len(net.nodes)
-            self.left[index] -= 1
-            if opened or self.left[index] == 1:
+            opened = self.unplaced[index] == len(net.nodes)
+            self.unplaced[index] -= 1
+            nearly_closed = self.unplaced[index] == 1
+            if opened or nearly_closed:
                 for other in net.nodes:
                     if not self.placed[other]:
-                        self.opens[other] -= net.load_s * (opened + (self.left[index] == 1))
+                        self.opens[other] -= net.load_s * (opened + nearly_closed)
                         self.touched[other] = stamp
                         changed[other] = None
         for other in changed:
             self._push(other)
+
+    def _push(self, node: int) -> None:
+        if not self.waiting[node] and not self.placed[node]:
+            heapq.heappush(self.heap, (self.opens[node], -self.touched[node], node))
+
+
+def frontier_order(count: int, pairs: Iterable[tuple[int, int]]) -> Order:
+    """An order in which few nodes wait for one another, the best of those grown from some starts.
+
+    The next node is the one that leaves the fewest waiting, of equals the one nearest to the
+    node that came last. The nodes of a pair wait for each other.
+    """
+    near: list[set[int]] = [set() for _ in range(count)]
+    for u, v in pairs:
+        near[u].add(v)
+        near[v].add(u)
+    starts = max(1, min(STARTS, MOST_GROWN // count))
+    step = max(1, count // starts)
+    grown = (_grow_frontier(near, start) for start in range(0, count, step))
+    return min(grown, key=lambda entry: entry[1])[0]
+
+
+def _grow_frontier(near: Sequence[set[int]], first: int) -> tuple[Order, int]:
+    """The order, and the entries of its tables."""
+    place: dict[int, int] = {}
+    unplaced = [len(neighbours) for neighbours in near]
+    waiting: set[int] = set()
+
+    def rank(node: int) -> tuple[int, int, int]:
+        """How many wait once the node has come; how long ago a neighbour came; the node."""
+        closed = sum(other in waiting and unplaced[other] == 1 for other in near[node])
+        latest = max((place[n] for n in near[node] if n in place), default=-1)
+        return len(waiting) + (unplaced[node] > 0) - closed, -latest, node
+
+    cells, node = 0, first
+    while True:
+        place[node] = len(place)
+        waiting.add(node)
+        cells += 1 << len(waiting)
+        for other in near[node]:
+            unplaced[other] -= 1
+        waiting = {n for n in waiting if unplaced[n]}
+        if len(place) == len(near):
+            return tuple(place), cells
+        ahead = {n for w in waiting for n in near[w] if n not in place}
+        node = min(ahead or (n for n in range(len(near)) if n not in place), key=rank)

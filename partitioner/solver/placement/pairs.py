@@ -10,12 +10,12 @@ again exactly.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.solver.placement.capacity import Knapsack, Star
-from partitioner.solver.placement.sweep import Net, Sweep, Swept, lay_out, sweep
+from partitioner.solver.placement.fleet import Knapsack
+from partitioner.solver.placement.sweep import StarTerm, Sweep, Swept, lay_out, sweep
 
 #: Quanta up to the limit: rounding 30 nodes moves their sum by 2 quanta or so.
 FEWEST, MOST = 600, 4000
@@ -27,15 +27,10 @@ MOST_ENTRIES = 20_000_000
 
 @dataclass(frozen=True)
 class Splits:
-    """The ways to part some nodes between devices a and b.
+    """The ways to part some nodes between devices a and b."""
 
-    Attributes:
-        swept: The least seconds of b for every number of quanta of a; inside is on a.
-        quantum_s: Seconds.
-    """
-
-    swept: Swept
-    quantum_s: float
+    swept: Swept  #: The least seconds of b for every number of quanta of a; inside is on a.
+    quantum_s: float  #: Seconds.
 
     def within(self, limit_s: float) -> list[int]:
         """Quanta of a at which neither device takes more than about the limit, best first."""
@@ -56,70 +51,54 @@ def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: floa
         first: Of device a.
         second: Of device b.
         order: The nodes that the two hold, in an order in which few wait for one another.
-        limit_s: Seconds that interest.
+        limit_s: No split above it is of use.
+
+    Returns:
+        None if the tables would be too large.
     """
     # how many quanta are cheap depends on the size of the tables, and that on the nodes alone
     levels = FEWEST
-    plan = _plan(first, second, order, limit_s / levels)
-    if plan is None or plan.cells * levels > MOST_ENTRIES:
+    layout = _layout(first, second, order, limit_s / levels)
+    if layout is None or layout.cells * levels > MOST_ENTRIES:
         return None
-    levels = max(FEWEST, min(MOST, FEW_ENTRIES // plan.cells))
+    levels = max(FEWEST, min(MOST, FEW_ENTRIES // layout.cells))
     quantum = limit_s / levels
     if levels > FEWEST:
-        plan = _plan(first, second, order, quantum) or plan
+        layout = _layout(first, second, order, quantum) or layout
     values = np.rint(np.array(first.work_s) / quantum).astype(np.int64)
-    return Splits(sweep(plan, values, levels + 1), quantum)
+    return Splits(sweep(layout, values, levels + 1), quantum)
 
 
-def _plan(first: Knapsack, second: Knapsack, order: Sequence[int], quantum: float) -> Sweep | None:
-    nets = list(_nets(first, second, frozenset(order), quantum))
-    return lay_out(order, [0.0] * len(first.work_s), second.work_s, nets)
+def _layout(
+    first: Knapsack, second: Knapsack, order: Sequence[int], quantum: float
+) -> Sweep | None:
+    terms = list(_terms(first, second, frozenset(order), quantum))
+    return lay_out(order, [0.0] * len(first.work_s), second.work_s, terms)
 
 
-@dataclass
-class _Sum:
-    """What a net adds on both devices: [whole, cut][centre on b, on a]."""
-
-    first: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0], [0.0, 0.0]])
-    second: list[list[float]] = field(default_factory=lambda: [[0.0, 0.0], [0.0, 0.0]])
-
-
-def _nets(
+def _terms(
     first: Knapsack, second: Knapsack, free: Collection[int], quantum: float
-) -> Iterator[Net]:
-    sums: dict[tuple[int, tuple[int, ...]], _Sum] = {}
-    for side, sack in ((1, first), (0, second)):
+) -> Iterator[StarTerm]:
+    # seconds of each star by [b, a][whole, cut][centre on b, on a]
+    sums: dict[tuple[int, tuple[int, ...]], list[list[list[float]]]] = {}
+    for device, sack in ((1, first), (0, second)):
         for star in sack.stars:
             leaves = tuple(leaf for leaf in star.leaves if leaf in free)
-            if star.centre in free:
-                key = star.centre, leaves
-            elif leaves:
-                key = leaves[0], leaves[1:]
-            else:
+            if star.centre not in free and not leaves:
                 continue
-            total = sums.setdefault(key, _Sum())
-            _pay(star, free, side, total.first if side else total.second)
-    for (centre, leaves), total in sums.items():
-        whole, cut = ((round(own[0] / quantum), round(own[1] / quantum)) for own in total.first)
-        yield Net(
-            centre,
-            leaves,
-            (total.second[0][0], total.second[0][1]),
-            (total.second[1][0], total.second[1][1]),
-            (whole[0], whole[1]),
-            (cut[0], cut[1]),
-        )
-
-
-def _pay(star: Star, free: Collection[int], side: int, paid: list[list[float]]) -> None:
-    """Add what a device pays; its side is 1 for a, 0 for b."""
-    whole, cut = paid
-    if star.centre not in free:  # its first free leaf stands for it
-        whole[side] += star.come_s
-        cut[0] += star.come_s
-        cut[1] += star.come_s
-        return
-    away = any(leaf not in free for leaf in star.leaves)
-    whole[side] += star.leave_s if away else 0.0
-    cut[side] += star.leave_s
-    cut[1 - side] += star.come_s
+            # the first free leaf stands for a centre that stays elsewhere
+            key = (star.centre, leaves) if star.centre in free else (leaves[0], leaves[1:])
+            paid = sums.setdefault(key, [[[0.0, 0.0], [0.0, 0.0]] for _ in range(2)])
+            whole, cut = paid[device]
+            if star.centre not in free:
+                whole[device] += star.come_s
+                cut[0] += star.come_s
+                cut[1] += star.come_s
+                continue
+            whole[device] += star.leave_s if len(leaves) < len(star.leaves) else 0.0
+            cut[device] += star.leave_s
+            cut[1 - device] += star.come_s
+    for (centre, leaves), (on_b, on_a) in sums.items():
+        whole_s, cut_s = ((outside, inside) for outside, inside in on_b)
+        values = ((round(outside / quantum), round(inside / quantum)) for outside, inside in on_a)
+        yield StarTerm(centre, leaves, whole_s, cut_s, *values)

@@ -1,4 +1,4 @@
-"""Whether any cut fits, exactly: tails by what they take, position by position from the last.
+"""Exact search for a cut that fits: tails of stages, position by position from the last.
 
 A *label* is one tail: its sum of degrees and its devices of each pool. Of two tails from one
 position, one that takes no more of anything makes the other useless. Labels that no head can
@@ -11,8 +11,9 @@ import math
 
 import numpy as np
 
+from partitioner.solver.stages.entries import Entries, Space
+from partitioner.solver.stages.model import Ints
 from partitioner.solver.stages.paths import Bounds, Lengths, Picks, bound, picks_of
-from partitioner.solver.stages.runs import Bools, Ints, Runs, Space
 
 #: Labels of a position that a search keeps, spread over all; None for all, the only one that
 #: proves that nothing fits. Far from the least load there are thousands, of which nearly any
@@ -22,56 +23,55 @@ WIDTHS = (4, 32, None)
 GRID = 2**22
 
 
-def fit(space: Space, runs: Runs) -> tuple[Picks | None, Bounds]:
-    """A cut out of the entries that fits the devices, the memory and the degrees, if there is one.
-
-    Args:
-        space: Of the entries.
-        runs: Settled entries, sorted by interval.
+def fit(space: Space, entries: Entries) -> tuple[Picks | None, Bounds]:
+    """A cut out of settled entries that fits the devices, the memory and the degrees.
 
     Returns:
-        The cut, None if there is none; and what any cut of the entries takes at least.
+        The cut, None if there is none; and bounds on all cuts out of the entries.
     """
-    bounds = bound(space, runs)
+    bounds = bound(space, entries)
     if bounds.picks is not None or not bounds.fits:
         return bounds.picks, bounds
-    runs = bounds.within(space, runs)
+    entries = bounds.within(space, entries)
     for width in WIDTHS:
-        picks, exact = search(space, runs, bounds.lengths, width)
+        picks, exact = search(space, entries, bounds.lengths, width)
         if picks is not None or exact:
             return picks, bounds
     raise AssertionError("the last search leaves no label out")
 
 
 def search(
-    space: Space, runs: Runs, lengths: tuple[Lengths, ...], width: int | None
+    space: Space, entries: Entries, lengths: tuple[Lengths, ...], width: int | None
 ) -> tuple[Picks | None, bool]:
     """`fit` by labels, once the bounds have not decided.
 
-    Args:
-        space: Of the entries.
-        runs: Entries that may be on a path within all limits.
-        lengths: Bounds on what the heads of labels take.
-        width: Most labels to keep of a position; None for all.
+    At most `width` labels of a position are kept; None for all.
 
     Returns:
         A cut that fits, if one was found, and whether no label was left out.
     """
-    exact = True
+    exact, groups = True, space.groups
     size = space.positions + 1
     many, begin = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    first = np.searchsorted(space.start[runs.cell], np.arange(size))
+    first = np.searchsorted(space.start[entries.cell], np.arange(size))
     columns = 1 + len(space.pools)
     taken = np.zeros((1, columns), dtype=np.int64)
     entry, after = np.array([-1]), np.array([-1])
     many[-1] = 1
     for i in range(space.positions - 1, -1, -1):
-        own = np.arange(first[i], first[i + 1])
-        stop = space.stop[runs.cell[own]]
-        pairs = np.repeat(own, many[stop])
+        starting = np.arange(first[i], first[i + 1])
+        stop = space.stop[entries.cell[starting]]
+        pairs = np.repeat(starting, many[stop])
         tails = _ranges(begin[stop], many[stop])
-        tried = _extended(space, runs, pairs, taken[tails])
-        keep = np.flatnonzero(_allowed(space, runs, pairs, tried, lengths, i))
+        tried, group = taken[tails], entries.group[pairs]
+        if space.coupled:
+            tried[:, 0] += groups.degree[group]
+        tried[np.arange(len(pairs)), 1 + groups.pool[group]] += groups.devices[group]
+        allowed = tried[:, 0] <= entries.room[pairs]
+        allowed &= (tried[:, 1:] <= space.pools).all(axis=1)
+        for of in lengths:
+            allowed &= of.head[i] + tried[:, 1:] @ of.weights <= of.limit
+        keep = np.flatnonzero(allowed)
         keep = keep[frontier(tried[keep])]
         if width is not None and len(keep) > width:
             exact, keep = False, keep[np.linspace(0, len(keep) - 1, width).astype(np.int64)]
@@ -81,11 +81,11 @@ def search(
         after = np.concatenate([after, tails[keep]])
     if not many[0]:
         return None, exact
-    label, entries = int(begin[0]), []
+    label, path = int(begin[0]), []
     while entry[label] >= 0:
-        entries.append(int(entry[label]))
+        path.append(int(entry[label]))
         label = int(after[label])
-    return picks_of(space, runs, entries), exact
+    return picks_of(space, entries, path), exact
 
 
 def _ranges(begin: Ints, many: Ints) -> Ints:
@@ -93,25 +93,6 @@ def _ranges(begin: Ints, many: Ints) -> Ints:
     ends = np.cumsum(many)
     total = int(ends[-1]) if len(ends) else 0
     return np.asarray(np.arange(total) + np.repeat(begin - (ends - many), many))
-
-
-def _extended(space: Space, runs: Runs, pairs: Ints, taken: Ints) -> Ints:
-    groups, group = space.groups, runs.group[pairs]
-    tried = taken.copy()
-    if space.coupled:
-        tried[:, 0] += groups.degree[group]
-    tried[np.arange(len(pairs)), 1 + groups.pool[group]] += groups.devices[group]
-    return tried
-
-
-def _allowed(
-    space: Space, runs: Runs, pairs: Ints, tried: Ints, lengths: tuple[Lengths, ...], i: int
-) -> Bools:
-    fits = (tried[:, 1:] <= space.pools).all(axis=1)
-    fits &= tried[:, 0] <= runs.room[pairs]
-    for of in lengths:
-        fits &= of.head[i] + tried[:, 1:] @ of.weights <= of.limit
-    return np.asarray(fits)
 
 
 def frontier(taken: Ints) -> Ints:
@@ -146,7 +127,7 @@ def _by_grid(ranks: list[Ints], last: Ints) -> Ints:
 
 
 def _by_elimination(taken: Ints, order: Ints) -> Ints:
-    """The same with one pass over the rows for each that is kept; needs no memory."""
+    """The frontier with one pass over the rows for each that is kept; needs no memory."""
     kept = []
     while len(order):
         kept.append(int(order[0]))

@@ -1,4 +1,4 @@
-"""Contiguous stages of an order of positions: the problem, what is answered, and the referee.
+"""Contiguous stages of an order of positions: the problem, its answer, and the referee.
 
     min  max_k load_s[way_k, start_k, stop_k]
     s.t. start_0 = 0,  stop_k = start_{k+1},  stop_last = positions
@@ -24,20 +24,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partitioner.solver.joint.milp import Status
+from partitioner.solver.outcome import Status
 from partitioner.solver.problem import SolverError
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Devices of one kind.
-
-    Attributes:
-        devices: How many there are.
-        limit_bytes: Memory of each; infinite if there is no limit.
-    """
+    """Equal devices, and the memory of each; infinite if there is no limit."""
 
     devices: int
     limit_bytes: float = math.inf
@@ -51,19 +48,19 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class StageOption:
-    """What a stage may run on. The arrays are `[way, i, j]`: the stage of positions i to j - 1.
+    """Devices that a stage may run on, with its load and memory there.
 
-    Ways differ in load and memory only, for instance in how much is computed again. Entries with
-    i >= j are not read.
+    The arrays are `[way, i, j]`, (ways, n + 1, n + 1): the stage of positions i to j - 1. Ways
+    differ in load and memory only, for instance in how much is computed again. Entries with i >= j
+    are not read.
 
     Attributes:
-        label: For people.
-        devices: Devices that one stage takes.
-        load_s: Seconds of a device; infinite where the stage cannot be; (ways, n + 1, n + 1).
-        resident_bytes: Bytes of a device whatever is in flight; (ways, n + 1, n + 1).
-        flying_bytes: Bytes of a device for each micro-batch in flight; (ways, n + 1, n + 1).
+        devices: Number of devices that one stage takes.
+        load_s: Seconds of a device; infinite where the stage cannot be.
+        resident_bytes: Bytes of a device whatever is in flight.
+        flying_bytes: Bytes of a device for each micro-batch in flight.
         degree: Micro-batches that the stage works on at once.
-        pool: Index of the pool that the devices are of.
+        pool: Index of the pool of the devices.
     """
 
     label: str
@@ -97,11 +94,10 @@ class StageOption:
 
 @dataclass(frozen=True, eq=False)
 class StageProblem:
-    """What `cut_stages` takes.
+    """Positions to cut, by what their stages may run on.
 
     Attributes:
-        options: What a stage may run on; all of one number of positions.
-        pools: The devices.
+        options: All of one number of positions.
         most_degrees: Largest sum of degrees over all stages; None if there is no limit.
         in_flight: Whether a stage holds micro-batches for the stages after it (training);
             otherwise each holds one.
@@ -130,7 +126,7 @@ class StageProblem:
 
     @property
     def positions(self) -> int:
-        """How many positions there are to cut."""
+        """Number of positions to cut."""
         return int(self.options[0].load_s.shape[1]) - 1
 
 
@@ -149,10 +145,9 @@ class Cut:
     """Stages and their certificate.
 
     Attributes:
-        stages: In order.
         load_s: Largest load of a stage.
         bound_s: No cut has a lower one.
-        status: `optimal` within the gap asked for.
+        status: `optimal` within the gap.
     """
 
     stages: tuple[Stage, ...]
@@ -163,10 +158,9 @@ class Cut:
 
 @dataclass(frozen=True)
 class CutOutcome:
-    """What a cut amounts to.
+    """Load and memory of a cut, by stage.
 
     Attributes:
-        load_s: Of each stage.
         held_bytes: On a device of each stage.
         in_flight: Micro-batches that each stage holds.
         devices: Taken of each pool.

@@ -1,20 +1,21 @@
-"""Shortest paths over the intervals: what every cut must take, and cuts that often fit.
+"""Shortest paths over the intervals: bounds on every cut, and cuts that often fit.
 
 With the coupling of memory left out, the devices that a cut takes, weighted by pool, are the
 length of a path from position 0 to the last. A shortest path bounds every cut from below for any
-weights; weights for which no path is within the weighted devices there are prove that nothing
-fits. Before that, the least sum of degrees of every tail is found, which is exact: a smaller sum
-never hurts the stages before. So stages that have no room even for the least tail are dropped.
+weights; weights for which no path is within the weighted devices prove that nothing fits. Before
+that, the least sum of degrees of every tail is found, which is exact: a smaller sum never hurts the
+stages before. So stages that have no room even for the least tail are dropped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.solver.stages.model import Floats
-from partitioner.solver.stages.runs import Bools, Ints, Runs, Space
+from partitioner.solver.stages.entries import Entries, Space
+from partitioner.solver.stages.model import Bools, Floats, Ints, Stage, StageProblem, flights
 
 Picks = tuple[tuple[int, int, int], ...]  #: (interval, group, sum of degrees from here) a stage.
 
@@ -43,7 +44,71 @@ class Lengths:
     head: Floats
 
 
-def least_tails(space: Space, runs: Runs) -> tuple[Ints, Ints]:
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Bounds on all cuts out of some entries, and a cut if one was met on the way.
+
+    Attributes:
+        fits: False if it is proven that no cut fits.
+        picks: A cut that fits, if one was met.
+        tails: Least sum of degrees from each position; (n + 1,).
+        lengths: Under each of the weights that were tried.
+    """
+
+    fits: bool
+    picks: Picks | None
+    tails: Ints
+    lengths: tuple[Lengths, ...]
+
+    def within(self, space: Space, entries: Entries) -> Entries:
+        """The entries that may be in a cut that is within all limits."""
+        start, stop = space.start[entries.cell], space.stop[entries.cell]
+        devices, pool = space.groups.devices[entries.group], space.groups.pool[entries.group]
+        mask = _has_room(space, entries, self.tails)
+        for of in self.lengths:
+            mask &= of.head[start] + of.weights[pool] * devices + of.tail[stop] <= of.limit
+        return entries.where(mask)
+
+
+def bound(space: Space, entries: Entries) -> Bounds:
+    """Bounds on the cuts out of settled entries, sorted by interval."""
+    picks, tails = None, np.zeros(space.positions + 1, dtype=np.int64)
+    if space.coupled:
+        tails, pick = least_tails(space, entries)
+        if tails[0] < 0:
+            return Bounds(False, None, tails, ())
+        path, position = [], 0
+        while position < space.positions:
+            path.append(int(pick[position]))
+            position = int(space.stop[entries.cell[path[-1]]])
+        picks = picks_of(space, entries, path)
+        entries = entries.where(_has_room(space, entries, tails))
+    devices, entry = _fewest_devices(space, entries)
+    weights = 1.0 / np.maximum(space.pools, 1)
+    lengths: list[Lengths] = []
+    for trial in range(1 if len(space.pools) == 1 else TRIALS):
+        weighted = devices * weights[:, None, None]
+        cost = weighted.min(axis=0)
+        tail, follow = tail_lengths(cost)
+        limit = float(weights @ space.pools) * (1 + ROUNDING)
+        lengths.append(Lengths(weights, limit, tail, head_lengths(cost)))
+        if tail[0] > limit:
+            return Bounds(False, None, tails, ())
+        pool = weighted.argmin(axis=0)
+        path, position = [], 0
+        while position < space.positions:
+            at, position = position, int(follow[position])
+            path.append(int(entry[pool[at, position], at, position]))
+        picks = picks or picks_of(space, entries, path)
+        if picks is not None:
+            break
+        # dearer devices of the pools of which the path takes too many, in ever smaller steps
+        over = np.clip(_used(space, entries, path) / np.maximum(space.pools, 1), 0.25, 4.0)
+        weights = weights * over ** (1.0 / (1 + trial))
+    return Bounds(True, picks, tails, tuple(lengths))
+
+
+def least_tails(space: Space, entries: Entries) -> tuple[Ints, Ints]:
     """Least sum of degrees from each position on, and the entry that starts it; -1 if none.
 
     Among equal sums the one of the fewest devices. Entries are sorted by interval.
@@ -51,54 +116,49 @@ def least_tails(space: Space, runs: Runs) -> tuple[Ints, Ints]:
     key = np.full(space.positions + 1, -1)
     pick = np.full(space.positions + 1, -1)
     key[-1] = 0
-    first = np.searchsorted(space.start[runs.cell], np.arange(space.positions + 1))
-    stop, degree = space.stop[runs.cell], space.groups.degree[runs.group]
-    step = degree * DEVICES + space.groups.devices[runs.group]
-    slack = runs.room - degree
+    first = np.searchsorted(space.start[entries.cell], np.arange(space.positions + 1))
+    stop, degree = space.stop[entries.cell], space.groups.degree[entries.group]
+    step = degree * DEVICES + space.groups.devices[entries.group]
+    slack = entries.room - degree
     for i in range(space.positions - 1, -1, -1):
-        own = slice(first[i], first[i + 1])
-        tail = key[stop[own]]
-        fits = np.flatnonzero((tail >= 0) & (tail // DEVICES <= slack[own]))
+        starting = slice(first[i], first[i + 1])
+        tail = key[stop[starting]]
+        fits = np.flatnonzero((tail >= 0) & (tail // DEVICES <= slack[starting]))
         if len(fits):
-            total = tail[fits] + step[own][fits]
+            total = tail[fits] + step[starting][fits]
             best = int(total.argmin())
             key[i], pick[i] = total[best], first[i] + fits[best]
     return np.where(key < 0, -1, key // DEVICES), pick
 
 
-def _has_room(space: Space, runs: Runs, tails: Ints) -> Bools:
-    """Which entries have room for the least tail after them."""
-    tail = tails[space.stop[runs.cell]]
-    return np.asarray((tail >= 0) & (tail + space.groups.degree[runs.group] <= runs.room))
+def _has_room(space: Space, entries: Entries, tails: Ints) -> Bools:
+    """Whether each entry has room for the least tail after it."""
+    tail = tails[space.stop[entries.cell]]
+    return np.asarray((tail >= 0) & (tail + space.groups.degree[entries.group] <= entries.room))
 
 
-@dataclass(frozen=True, eq=False)
-class Matrices:
-    """Fewest devices of each pool on each interval, and the entry; (pools, n + 1, n + 1)."""
+def _fewest_devices(space: Space, entries: Entries) -> tuple[Floats, Ints]:
+    """Fewest devices of each pool on each interval, and the entry; (pools, n + 1, n + 1).
 
-    devices: Floats
-    entry: Ints
-
-    @staticmethod
-    def of(space: Space, runs: Runs) -> Matrices:
-        """From entries sorted by interval, then group: the first of a pool takes the fewest."""
-        pool = space.groups.pool[runs.group]
-        first = np.ones(len(runs), dtype=bool)
-        first[1:] = (runs.cell[1:] != runs.cell[:-1]) | (pool[1:] != pool[:-1])
-        entry = np.flatnonzero(first)
-        at = pool[entry], space.start[runs.cell[entry]], space.stop[runs.cell[entry]]
-        shape = (len(space.pools), space.positions + 1, space.positions + 1)
-        devices, entries = np.full(shape, np.inf), np.full(shape, -1)
-        devices[at] = space.groups.devices[runs.group[entry]]
-        entries[at] = entry
-        return Matrices(devices, entries)
+    Entries are sorted by interval, then group: the first of a pool takes the fewest.
+    """
+    pool = space.groups.pool[entries.group]
+    first = np.ones(len(entries), dtype=bool)
+    first[1:] = (entries.cell[1:] != entries.cell[:-1]) | (pool[1:] != pool[:-1])
+    entry = np.flatnonzero(first)
+    at = pool[entry], space.start[entries.cell[entry]], space.stop[entries.cell[entry]]
+    shape = (len(space.pools), space.positions + 1, space.positions + 1)
+    devices, index = np.full(shape, np.inf), np.full(shape, -1)
+    devices[at] = space.groups.devices[entries.group[entry]]
+    index[at] = entry
+    return devices, index
 
 
-def least_of(space: Space, runs: Runs, values: Floats) -> Floats:
+def least_of(space: Space, entries: Entries, values: Floats) -> Floats:
     """[i, j]: the least of one value an entry over the entries of positions i to j - 1."""
     side = space.positions + 1
     least = np.full(side * side, np.inf)
-    np.minimum.at(least, space.start[runs.cell] * side + space.stop[runs.cell], values)
+    np.minimum.at(least, space.start[entries.cell] * side + space.stop[entries.cell], values)
     return least.reshape(side, side)
 
 
@@ -123,101 +183,47 @@ def head_lengths(cost: Floats) -> Floats:
     return length
 
 
-def picks_of(space: Space, runs: Runs, entries: list[int]) -> Picks | None:
+def _used(space: Space, entries: Entries, path: Sequence[int]) -> Floats:
+    """Devices of each pool that a path of entries takes."""
+    group = entries.group[path]
+    devices = space.groups.devices[group]
+    used = np.bincount(space.groups.pool[group], devices, minlength=len(space.pools))
+    return used.astype(np.float64)
+
+
+def picks_of(space: Space, entries: Entries, path: Sequence[int]) -> Picks | None:
     """A path as stages, if there is room for all and the devices suffice; None otherwise."""
-    degree, devices = space.groups.degree[runs.group], space.groups.devices[runs.group]
-    total, found = 0, []
-    for entry in reversed(entries):
-        total += int(degree[entry])
-        if space.coupled and total > runs.room[entry]:
+    total, picks = 0, []
+    for entry in reversed(path):
+        group = int(entries.group[entry])
+        total += int(space.groups.degree[group])
+        if space.coupled and total > entries.room[entry]:
             return None
-        found.append((int(runs.cell[entry]), int(runs.group[entry]), total))
-    used = np.bincount(
-        space.groups.pool[runs.group[entries]], devices[entries], minlength=len(space.pools)
+        picks.append((int(entries.cell[entry]), group, total))
+    return None if (_used(space, entries, path) > space.pools).any() else tuple(reversed(picks))
+
+
+def stages_of(problem: StageProblem, space: Space, picks: Picks) -> tuple[Stage, ...]:
+    """The stages of a path, each on the option of its group and in the way of the least load."""
+    degrees = [int(space.groups.degree[group]) for _, group, _ in picks]
+    flying = flights(degrees, in_flight=problem.in_flight)
+    return tuple(
+        _fastest(problem, space, cell, group, many)
+        for (cell, group, _), many in zip(picks, flying, strict=True)
     )
-    return None if (used > space.pools).any() else tuple(reversed(found))
 
 
-def follow_tails(space: Space, runs: Runs, pick: Ints) -> list[int]:
-    """The entries of the cut of the least sum of degrees."""
-    position, entries = 0, []
-    while position < space.positions:
-        entries.append(int(pick[position]))
-        position = int(space.stop[runs.cell[entries[-1]]])
-    return entries
-
-
-@dataclass(frozen=True, eq=False)
-class Bounds:
-    """What any cut out of some entries takes at least, and a cut if one was met on the way.
-
-    Attributes:
-        fits: False if it is proven that no cut fits.
-        picks: A cut that fits, if one was met.
-        tails: Least sum of degrees from each position; (n + 1,).
-        lengths: Under each of the weights that were tried.
-    """
-
-    fits: bool
-    picks: Picks | None
-    tails: Ints
-    lengths: tuple[Lengths, ...]
-
-    def within(self, space: Space, runs: Runs) -> Runs:
-        """The entries that may be in a cut that is within all limits."""
-        start, stop = space.start[runs.cell], space.stop[runs.cell]
-        devices, pool = space.groups.devices[runs.group], space.groups.pool[runs.group]
-        mask = _has_room(space, runs, self.tails)
-        for of in self.lengths:
-            mask &= of.head[start] + of.weights[pool] * devices + of.tail[stop] <= of.limit
-        return runs.where(mask)
-
-
-def bound(space: Space, runs: Runs) -> Bounds:
-    """Bounds on the cuts out of settled entries, sorted by interval."""
-    picks, tails = None, np.zeros(space.positions + 1, dtype=np.int64)
-    if space.coupled:
-        tails, pick = least_tails(space, runs)
-        if tails[0] < 0:
-            return Bounds(False, None, tails, ())
-        picks = picks_of(space, runs, follow_tails(space, runs, pick))
-        runs = runs.where(_has_room(space, runs, tails))
-    matrices = Matrices.of(space, runs)
-    weights = 1.0 / np.maximum(space.pools, 1)
-    found: list[Lengths] = []
-    for trial in range(1 if len(space.pools) == 1 else TRIALS):
-        weighted = matrices.devices * weights[:, None, None]
-        cost = weighted.min(axis=0)
-        tail, follow = tail_lengths(cost)
-        limit = float(weights @ space.pools) * (1 + ROUNDING)
-        found.append(Lengths(weights, limit, tail, head_lengths(cost)))
-        if tail[0] > limit:
-            return Bounds(False, None, tails, ())
-        entries = _entries_along(matrices, weighted.argmin(axis=0), follow)
-        picks = picks or picks_of(space, runs, entries)
-        if picks is not None:
-            break
-        weights = _reweighted(space, runs, entries, weights, trial)
-    return Bounds(True, picks, tails, tuple(found))
-
-
-def _entries_along(matrices: Matrices, pool: Ints, follow: Ints) -> list[int]:
-    position, entries = 0, []
-    while position < len(follow) - 1:
-        after = int(follow[position])
-        entries.append(int(matrices.entry[pool[position, after], position, after]))
-        position = after
-    return entries
-
-
-def _reweighted(
-    space: Space, runs: Runs, entries: list[int], weights: Floats, trial: int
-) -> Floats:
-    """Dearer devices of the pools of which the path takes too many, in ever smaller steps."""
-    group = runs.group[entries]
-    used = np.bincount(
-        space.groups.pool[group], space.groups.devices[group], minlength=len(space.pools)
-    )
-    over = np.clip(used / np.maximum(space.pools, 1), 0.25, 4.0)
-    changed: Floats = weights * over ** (1.0 / (1 + trial))
-    return changed
+def _fastest(problem: StageProblem, space: Space, cell: int, group: int, many: int) -> Stage:
+    """The fastest stage on an interval that fits with so many micro-batches in flight."""
+    i, j = int(space.start[cell]), int(space.stop[cell])
+    best, least = Stage(i, j, -1, -1), np.inf
+    for index, option in enumerate(problem.options):
+        if space.groups.of[index] != group:
+            continue
+        held = option.resident_bytes[:, i, j] + option.flying_bytes[:, i, j] * many
+        fits = held <= problem.pools[option.pool].limit_bytes
+        loads = np.where(fits, option.load_s[:, i, j], np.inf)
+        way = int(loads.argmin())
+        if loads[way] < least:
+            least, best = float(loads[way]), Stage(i, j, index, way)
+    return best

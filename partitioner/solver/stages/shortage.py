@@ -1,4 +1,4 @@
-"""Why no cut fits: what is short of memory, devices and degrees, and by how much."""
+"""Why no cut fits: the shortage of memory, devices or degrees, and by how much."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 
 from partitioner import units
 from partitioner.solver.outcome import Infeasible
+from partitioner.solver.stages.entries import lay_out, settle
 from partitioner.solver.stages.labels import fit
-from partitioner.solver.stages.model import Floats, Pool, Stage, StageProblem, evaluate_cut
-from partitioner.solver.stages.paths import head_lengths, least_of, tail_lengths
-from partitioner.solver.stages.runs import lay_out, settle
-from partitioner.solver.stages.ways import with_ways
+from partitioner.solver.stages.model import Floats, Pool, StageProblem, evaluate_cut
+from partitioner.solver.stages.paths import head_lengths, least_of, stages_of, tail_lengths
 
 #: More than any cut takes of anything.
 PLENTY = 2**31
-#: How closely the least memory that suffices is found: a share of what is short, and bytes.
+#: Precision of the least memory that suffices: a share of the shortage, and bytes.
 CLOSE = 1e-3
 BYTE = 1.0
 
@@ -42,32 +41,29 @@ def refusal(problem: StageProblem) -> Infeasible:
 
 
 def _least_extra(problem: StageProblem, extra: float) -> float | None:
-    """With so many more bytes on each device, the excess of a cut that fits; None if none does."""
+    """Excess over the limits of a cut that fits with `extra` bytes a device; None if none does."""
     largest = sys.float_info.max  # under which infinite bytes still do not fit
     pools = tuple(Pool(p.devices, min(p.limit_bytes + extra, largest)) for p in problem.pools)
-    stages = _cut(replace(problem, pools=pools))
-    if stages is None:
+    roomy = replace(problem, pools=pools)
+    space, entries = lay_out(roomy)
+    picks, _ = fit(space, settle(space, entries))
+    if picks is None:
         return None
+    stages = stages_of(roomy, space, picks)
     held = evaluate_cut(problem, stages).held_bytes
     limits = [problem.pools[problem.options[s.option].pool].limit_bytes for s in stages]
     return max(size - limit for size, limit in zip(held, limits, strict=True))
 
 
-def _cut(problem: StageProblem) -> tuple[Stage, ...] | None:
-    space, runs = lay_out(problem)
-    picks, _ = fit(space, settle(space, runs))
-    return None if picks is None else with_ways(problem, space, picks)
-
-
 def _without_memory(problem: StageProblem) -> str:
-    """What is short although no memory is."""
+    """The shortage of a problem that no cut solves even with unlimited memory."""
     plenty = tuple(Pool(PLENTY, sys.float_info.max) for _ in problem.pools)
-    space, runs = lay_out(replace(problem, pools=plenty, most_degrees=None))
-    devices = least_of(space, runs, space.groups.devices[runs.group].astype(float))
+    space, entries = lay_out(replace(problem, pools=plenty, most_degrees=None))
+    devices = least_of(space, entries, space.groups.devices[entries.group].astype(float))
     reached = int(np.flatnonzero(np.isfinite(head_lengths(devices)))[-1])
     if reached < space.positions:
         return f"no cut into stages: no chain of stages leads past position {reached}"
-    degree = least_of(space, runs, space.groups.degree[runs.group].astype(float))
+    degree = least_of(space, entries, space.groups.degree[entries.group].astype(float))
     degrees, there = int(tail_lengths(degree)[0][0]), problem.most_degrees
     if there is not None and degrees > there:
         return f"no cut into stages: degrees sum to {degrees} at least, {there} are allowed"

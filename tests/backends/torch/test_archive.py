@@ -60,8 +60,8 @@ def edited(good: Path, target: Path, name: str, edit: Edit) -> Path:
 
 
 def nodes(data: dict[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = data["graph_module"]["graph"]["nodes"]
-    return found
+    nodes: list[dict[str, Any]] = data["graph_module"]["graph"]["nodes"]
+    return nodes
 
 
 def test_a_program_is_read_as_it_was_saved(good: Path) -> None:
@@ -72,9 +72,9 @@ def test_a_program_is_read_as_it_was_saved(good: Path) -> None:
     )
     assert program.example_inputs is not None
     assert torch.equal(program.example_inputs[0][0], modules.batch()[0])
-    held = dict(module.named_parameters(remove_duplicate=False))
-    assert held["head.weight"] is held["table.weight"]  # tied as before
-    assert all(tensor.requires_grad for tensor in held.values())
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    assert parameters["head.weight"] is parameters["table.weight"]  # tied as before
+    assert all(tensor.requires_grad for tensor in parameters.values())
     assert read_extra(good, "note.txt") == "hello"
 
 
@@ -85,8 +85,8 @@ def test_weights_without_contents_are_on_the_meta_device(tmp_path: Path) -> None
         program = torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),), strict=False)
     program.example_inputs = None
     torch.export.save(program, tmp_path / "fake.pt2")
-    found = read_program(tmp_path / "fake.pt2")
-    assert {tensor.device.type for tensor in found.state_dict.values()} == {"meta"}
+    program = read_program(tmp_path / "fake.pt2")
+    assert {tensor.device.type for tensor in program.state_dict.values()} == {"meta"}
 
 
 @pytest.mark.parametrize("where", ["samples", "weight", "constant"])
@@ -137,9 +137,9 @@ def custom(data: dict[str, Any]) -> None:
     nodes(data)[0]["inputs"][0]["arg"] = {"as_custom_obj": {"name": "x", "class_fqn": "y"}}
 
 
-def structure(kind: str, context: object) -> Edit:
+def structure(container: str, context: object) -> Edit:
     def edit(data: dict[str, Any]) -> None:
-        spec = [1, {"type": kind, "context": context, "children_spec": []}]
+        spec = [1, {"type": container, "context": context, "children_spec": []}]
         data["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = json.dumps(spec)
 
     return edit
@@ -198,12 +198,12 @@ def test_symbolic_sizes_are_those_of_the_example(tmp_path: Path) -> None:
     shapes = ({0: torch.export.Dim("batch", min=2, max=64)},)
     program = torch.export.export(module, (x,), dynamic_shapes=shapes)
     torch.export.save(program, tmp_path / "dynamic.pt2")
-    found = read_program(tmp_path / "dynamic.pt2")
-    assert found.range_constraints == {}
-    targets = {str(node.target) for node in found.graph.nodes if node.op == "call_function"}
+    loaded = read_program(tmp_path / "dynamic.pt2")
+    assert loaded.range_constraints == {}
+    targets = {str(node.target) for node in loaded.graph.nodes if node.op == "call_function"}
     assert all(target.startswith("aten.") for target in targets - {"aten.sym_size.int"})
     assert "aten.sym_size.int" not in targets
-    assert torch.equal(found.module(check_guards=False)(x), module(x))
+    assert torch.equal(loaded.module(check_guards=False)(x), module(x))
 
 
 def test_guards_of_an_archive_are_not_run(good: Path, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from torch import fx
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch import buckets
+from partitioner.backends.torch.all_ranks import run_lockstep
 from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import add_argument
 from partitioner.backends.torch.eager import eager, gathered
-from partitioner.backends.torch.lockstep import run_lockstep
 from partitioner.compiled.module import ModuleProgram
 
 aten = torch.ops.aten
@@ -42,9 +42,9 @@ def summing(sizes: list[int], wait_first: int) -> fx.GraphModule:
         return sent
 
     def wait(node: fx.Node) -> fx.Node:
-        found = graph.call_function(c10d.wait_tensor.default, (node,))
-        found.meta["due"] = len(graph.nodes)
-        return found
+        arrived = graph.call_function(c10d.wait_tensor.default, (node,))
+        arrived.meta["due"] = len(graph.nodes)
+        return arrived
 
     sent = {wait_first: send(wait_first)}
     waits[wait_first] = wait(sent[wait_first])
@@ -69,9 +69,9 @@ def test_small_sums_go_together_and_give_the_same() -> None:
     # x0 is read before the others are made, so it goes alone; x2 and x3 go together.
     assert collectives(joined.graph)["all_reduce"] == 3
     inputs = {r: [torch.randn(size) for size in sizes] for r in range(2)}
-    expected, found = (run_lockstep({0: m, 1: m}, inputs) for m in (plain, joined))
+    expected, results = (run_lockstep({0: m, 1: m}, inputs) for m in (plain, joined))
     for rank in range(2):
-        for a, b in zip(expected[rank], found[rank], strict=True):
+        for a, b in zip(expected[rank], results[rank], strict=True):
             assert torch.equal(a, b)
 
 
@@ -93,33 +93,33 @@ def test_a_bucket_leaves_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
     graph = fx.Graph()
-    given = graph.placeholder("given")
-    kept = graph.call_function(aten.mul.Tensor, (given, 2))
+    argument = graph.placeholder("given")
+    kept = graph.call_function(aten.mul.Tensor, (argument, 2))
 
     def awaited(target: object, *args: object) -> fx.Node:
         sent = graph.call_function(target, args)
         return graph.call_function(c10d.wait_tensor.default, (sent,))
 
     operands = {
-        "given": given,
-        "sent": awaited(c10d.isend.default, given, 1, 0, "g"),
-        "summed_given": awaited(c10d.all_reduce.default, given, "sum", "g"),
+        "given": argument,
+        "sent": awaited(c10d.isend.default, argument, 1, 0, "g"),
+        "summed_given": awaited(c10d.all_reduce.default, argument, "sum", "g"),
         "summed_own": awaited(
-            c10d.all_reduce.default, graph.call_function(aten.cos.default, (given,)), "sum", "g"
+            c10d.all_reduce.default, graph.call_function(aten.cos.default, (argument,)), "sum", "g"
         ),
-        "gathered": awaited(c10d.all_gather_into_tensor.default, given, 2, "g"),
-        "scattered": awaited(c10d.reduce_scatter_tensor.default, given, "sum", 2, "g"),
+        "gathered": awaited(c10d.all_gather_into_tensor.default, argument, 2, "g"),
+        "scattered": awaited(c10d.reduce_scatter_tensor.default, argument, "sum", 2, "g"),
         "kept": kept,
         "seen": graph.call_function(aten.reshape.default, (kept, [-1])),
         "part": graph.call_function(
-            aten.slice.Tensor, (graph.call_function(aten.exp.default, (given,)),)
+            aten.slice.Tensor, (graph.call_function(aten.exp.default, (argument,)),)
         ),
-        "own": graph.call_function(aten.add.Tensor, (given, 1)),
+        "own": graph.call_function(aten.add.Tensor, (argument, 1)),
         "shaped": graph.call_method(
             "contiguous",
             (
                 graph.call_function(
-                    aten.reshape.default, (graph.call_function(aten.neg.default, (given,)), [-1])
+                    aten.reshape.default, (graph.call_function(aten.neg.default, (argument,)), [-1])
                 ),
             ),
         ),
@@ -130,7 +130,7 @@ def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
         )
         for name, node in operands.items()
     }
-    gather = graph.call_function(c10d.all_gather_into_tensor.default, (given, 2, "g"))
+    gather = graph.call_function(c10d.all_gather_into_tensor.default, (argument, 2, "g"))
     graph.output((kept, gather, *sums.values()))
     module = fx.GraphModule(torch.nn.Module(), graph)
     before = str(graph)
@@ -138,8 +138,8 @@ def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
     assert str(module.graph) == before
     assert targets[gather.name] is gathered
     written = {name for name in operands if targets[f"sum_{name}"] is c10d.all_reduce_.default}
-    own = {"own", "shaped", "summed_given", "summed_own", "gathered", "scattered"}
-    assert written == own
+    free = {"own", "shaped", "summed_given", "summed_own", "gathered", "scattered"}
+    assert written == free
 
 
 def test_an_argument_is_not_overwritten_by_what_has_its_name() -> None:
@@ -147,8 +147,8 @@ def test_an_argument_is_not_overwritten_by_what_has_its_name() -> None:
     for name in ("add_2", "input_1"):
         root.register_buffer(name, torch.zeros(1))
         graph.get_attr(name)
-    given = [add_argument(graph, name) for name in ("add_2", "input", "input_1")]
-    graph.output(tuple(given))
+    arguments = [add_argument(graph, name) for name in ("add_2", "input", "input_1")]
+    graph.output(tuple(arguments))
     module = fx.GraphModule(root, graph)
     assert [value.item() for value in module(*map(torch.tensor, (1, 2, 3)))] == [1, 2, 3]
 
@@ -167,9 +167,9 @@ class Named(torch.nn.Module):
 
 
 def test_names_that_are_taken_in_a_graph() -> None:
-    given = {"self_": torch.randn(8, 4), "forward": torch.randn(8, 4)}
-    program = partitioner.compile(Named().eval(), given, devices=2, cluster="ideal")
-    torch.testing.assert_close(program(**given), program.whole(**given))
+    arguments = {"self_": torch.randn(8, 4), "forward": torch.randn(8, 4)}
+    program = partitioner.compile(Named().eval(), arguments, devices=2, cluster="ideal")
+    torch.testing.assert_close(program(**arguments), program.whole(**arguments))
 
 
 def test_ranks_that_wait_for_each_other_are_an_error() -> None:
@@ -188,9 +188,9 @@ def test_ranks_that_wait_for_each_other_are_an_error() -> None:
 
 def zero(devices: int = 2) -> ModuleProgram:
     model, batch = small_gpt()
-    found = partitioner.compile(model, batch, devices=devices, training=True, parallel="zero3")
-    assert isinstance(found, ModuleProgram)
-    return found
+    program = partitioner.compile(model, batch, devices=devices, training=True, parallel="zero3")
+    assert isinstance(program, ModuleProgram)
+    return program
 
 
 def test_parameters_of_a_pass_are_gathered_together() -> None:
@@ -198,8 +198,8 @@ def test_parameters_of_a_pass_are_gathered_together() -> None:
     program = zero()
     parameters = len(list(program.whole.parameters()))
     for which in ("forward", "backward"):
-        found = collectives(program.rank(0, which).graph)
-        assert 1 <= found["all_gather_into_tensor"] < parameters / 2, (which, found)
+        counts = collectives(program.rank(0, which).graph)
+        assert 1 <= counts["all_gather_into_tensor"] < parameters / 2, (which, counts)
     assert collectives(program.rank(0, "backward").graph)["reduce_scatter_tensor"] < parameters / 2
 
 
@@ -232,9 +232,9 @@ def test_what_a_boxed_pass_is_given_is_freed_after_its_last_reader() -> None:
     negated = graph.call_function(aten.neg.default, (before,))
     after = graph.call_function(look, (negated,))
     graph.output((graph.call_function(aten.add.Tensor, (after, second)),))
-    given = [torch.ones(2), torch.full((2,), 3.0)]
-    alive = [weakref.ref(one) for one in given]
-    (found,) = eager(fx.GraphModule(torch.nn.Module(), graph), boxed=True)(given)
-    assert found.tolist() == [2.0, 2.0]
+    arguments = [torch.ones(2), torch.full((2,), 3.0)]
+    alive = [weakref.ref(one) for one in arguments]
+    (result,) = eager(fx.GraphModule(torch.nn.Module(), graph), boxed=True)(arguments)
+    assert result.tolist() == [2.0, 2.0]
     assert seen == [[True, True], [False, True]]
-    assert not given
+    assert not arguments

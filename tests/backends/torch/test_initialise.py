@@ -23,7 +23,7 @@ class Live(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self.most = 0
 
     def __torch_dispatch__(
@@ -33,9 +33,9 @@ class Live(TorchDispatchMode):
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
                 storage = tensor.untyped_storage()
-                self.held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.held = {key: one for key, one in self.held.items() if not one[0].expired()}
-        self.most = max(self.most, sum(size for _, size in self.held.values()))
+                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.storages = {key: one for key, one in self.storages.items() if not one[0].expired()}
+        self.most = max(self.most, sum(size for _, size in self.storages.values()))
         return result
 
 

@@ -10,7 +10,7 @@ import partitioner.backends.torch.operators
 from partitioner.backends.torch.operators.upsampling import KERNELS
 
 assert partitioner.backends.torch.operators
-own = torch.ops.partitioner
+operators = torch.ops.partitioner
 
 X = torch.randn(4, 6, 5, 5)
 CHANNEL = torch.rand(6) + 0.5
@@ -44,7 +44,7 @@ CALLS: list[tuple[str, tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize(("name", "args"), CALLS, ids=lambda x: x if isinstance(x, str) else "")
 def test_results_are_fresh_and_fakes_are_like_them(name: str, args: tuple[Any, ...]) -> None:
-    op = getattr(own, name).default
+    op = getattr(operators, name).default
     torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
 
 
@@ -52,16 +52,16 @@ def test_results_are_fresh_and_fakes_are_like_them(name: str, args: tuple[Any, .
 def test_upsampling_is_pytorchs(mode: str, space: int) -> None:
     small, large = [3, 4, 2][:space], [5, 8, 3][:space]
     x = torch.randn(2, 3, *small, dtype=torch.float64, requires_grad=True)
-    kind, _, extra = mode.partition("-anti")
+    interpolation, _, extra = mode.partition("-anti")
     named = {"linear": {1: "linear", 2: "bilinear", 3: "trilinear"}[space], "cubic": "bicubic"}
     wanted = torch.nn.functional.interpolate(
-        x, large, mode=named.get(kind, kind), antialias=bool(extra)
+        x, large, mode=named.get(interpolation, interpolation), antialias=bool(extra)
     )
-    found = own.upsample(x, mode, large, False, [])
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    result = operators.upsample(x, mode, large, False, [])
+    torch.testing.assert_close(result, wanted, rtol=0, atol=0)
     seed = torch.randn_like(wanted)
     (theirs,) = torch.autograd.grad(wanted, x, seed)
-    (ours,) = torch.autograd.grad(found, x, seed)
+    (ours,) = torch.autograd.grad(result, x, seed)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
@@ -70,7 +70,7 @@ def test_factors_of_upsampling_count_as_pytorchs_do() -> None:
     x = torch.randn(2, 3, 5, 5)
     wanted = torch.nn.functional.interpolate(x, scale_factor=1.5, mode="bilinear")
     torch.testing.assert_close(
-        own.upsample(x, "linear", [7, 7], False, [1.5, 1.5]), wanted, rtol=0, atol=0
+        operators.upsample(x, "linear", [7, 7], False, [1.5, 1.5]), wanted, rtol=0, atol=0
     )
 
 
@@ -81,12 +81,12 @@ def test_rms_norm_is_pytorchs(weighted: bool, eps: float | None) -> None:
     weight = torch.randn(8, dtype=torch.float64, requires_grad=True) if weighted else None
     asked: list[Tensor] = [x, *([weight] if weight is not None else [])]
     wanted = torch.nn.functional.rms_norm(x, [8], weight, eps)
-    found, rstd = own.rms_norm(x, [8], weight, eps)
+    result, rstd = operators.rms_norm(x, [8], weight, eps)
     assert not rstd.requires_grad
-    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(result, wanted)
     seed = torch.randn_like(wanted)
     theirs = torch.autograd.grad(wanted, asked, seed)
-    torch.testing.assert_close(torch.autograd.grad(found, asked, seed), theirs)
+    torch.testing.assert_close(torch.autograd.grad(result, asked, seed), theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -94,15 +94,15 @@ def test_rms_norm_in_other_types(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(4, 8).to(dtype), torch.randn(8).to(dtype)
     wanted = torch.nn.functional.rms_norm(x, [8], weight)
-    found, _ = own.rms_norm(x, [8], weight, None)
-    torch.testing.assert_close(found, wanted)
+    result, _ = operators.rms_norm(x, [8], weight, None)
+    torch.testing.assert_close(result, wanted)
 
 
 @pytest.mark.parametrize("kind", ["layer_norm", "group_norm"])
 def test_statistics_need_not_be_contiguous(kind: str) -> None:
     torch.manual_seed(0)
     x, grad = torch.randn(2, 4, 6, 8)
-    aten, own = torch.ops.aten, torch.ops.partitioner
+    aten, operators = torch.ops.aten, torch.ops.partitioner
     if kind == "layer_norm":
         _, *stats = aten.native_layer_norm(x, [8], None, None, 1e-5)
         sizes, groups = ([8],), ()
@@ -111,12 +111,14 @@ def test_statistics_need_not_be_contiguous(kind: str) -> None:
         _, *stats = aten.native_group_norm(x, None, None, 1, 4, 48, 2, 1e-5)
         sizes, groups = (), (2,)
 
-    def found(*stats: Tensor) -> list[Tensor]:
-        data = getattr(own, f"{kind}_grad_input")(grad, x, *sizes, *stats, None, *groups)
-        weight = getattr(own, f"{kind}_grad_weight")(grad, x, *sizes, *stats, *groups, x.dtype)
+    def gradients(*stats: Tensor) -> list[Tensor]:
+        data = getattr(operators, f"{kind}_grad_input")(grad, x, *sizes, *stats, None, *groups)
+        weight = getattr(operators, f"{kind}_grad_weight")(
+            grad, x, *sizes, *stats, *groups, x.dtype
+        )
         return [data, *weight]
 
     apart = [torch.stack([one, one], -1)[..., 0] for one in stats]
     assert not apart[0].is_contiguous()
-    for one, other in zip(found(*stats), found(*apart), strict=True):
+    for one, other in zip(gradients(*stats), gradients(*apart), strict=True):
         assert torch.equal(one, other)

@@ -1,23 +1,10 @@
-"""Compiled modules on ranks: training, evaluation, checkpoints, faults (jobs: module_jobs.py)."""
-
-import re
+"""Compiled modules on ranks: training, evaluation, checkpoints, faults."""
 
 import pytest
-from torch_jobs import ROOT, run_jobs
-
-JOBS = re.findall(
-    r'^    "(\w+)": Job\(',
-    (ROOT / "tests/jobs/module_jobs.py").read_text(encoding="utf-8"),
-    re.MULTILINE,
-)
-pytestmark = pytest.mark.timeout(420)
+from module_jobs import JOBS
+from torch_jobs import RunJob, job_parameters
 
 
-def test_modules_on_ranks() -> None:
-    run_jobs("module_jobs.py", JOBS, limit_s=400)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_compiled_graphs_give_the_same_results() -> None:
-    run_jobs("module_jobs.py", ["compiled"], limit_s=580)
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_modules_on_ranks(run_job: RunJob, job: str) -> None:
+    run_job("module_jobs.py", job)

@@ -71,9 +71,9 @@ def test_training_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
     whole = losses(run(tmp_path / "whole", script).stdout)
     assert [step for step, _ in whole] == list(range(12))
     done = run(tmp_path / "killed", spoilt)
-    found = losses(done.stdout)
-    assert [step for step, _ in found] == [*range(5), *range(3, 12)]
-    assert dict(found) == pytest.approx(dict(whole), abs=1e-6)
+    resumed = losses(done.stdout)
+    assert [step for step, _ in resumed] == [*range(5), *range(3, 12)]
+    assert dict(resumed) == pytest.approx(dict(whole), abs=1e-6)
     assert "exitcode: -9" in done.stderr
     kept = sorted(path.name for path in (tmp_path / "killed/checkpoints").iterdir())
     assert kept == [f"step-{steps:08}" for steps in (3, 6, 9, 12)]

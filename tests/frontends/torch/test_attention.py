@@ -1,4 +1,4 @@
-"""Attention of exported programs as our own operator: values and gradients are PyTorch's."""
+"""Attention of exported programs as our own operator has PyTorch's values and gradients."""
 
 import math
 from typing import Any
@@ -76,9 +76,9 @@ CASES: dict[str, tuple[Tensors, dict[str, Any]]] = {
 def test_value_and_gradients(name: str) -> None:
     args, options = CASES[name]
     module = Attention(**options)
-    found = value_and_gradients(rewritten(module, args), args)
-    for own, whole in zip(found, value_and_gradients(module, args), strict=True):
-        torch.testing.assert_close(own, whole, rtol=1e-5, atol=2e-6)
+    actual = value_and_gradients(rewritten(module, args), args)
+    expected = value_and_gradients(module, args)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("values", [8, 3], ids=["fused", "plain"])
@@ -96,16 +96,15 @@ def test_a_row_that_sees_nothing_is_zero(values: int) -> None:
 @pytest.mark.parametrize("values", [8, 3], ids=["fused", "plain"])
 def test_half_precision(values: int) -> None:
     args = drawn(Q, K, (2, 4, 5, values), dtype=torch.bfloat16)
-    found = value_and_gradients(rewritten(Attention(), args), args)
+    actual = value_and_gradients(rewritten(Attention(), args), args)
+    assert {x.dtype for x in actual} == {torch.bfloat16}
     exact = value_and_gradients(Attention(), tuple(x.float() for x in args))
-    for own, whole in zip(found, exact, strict=True):
-        assert own.dtype == torch.bfloat16
-        torch.testing.assert_close(own.float(), whole, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(tuple(x.float() for x in actual), exact, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("values", [8, 3], ids=["fused", "plain"])
 def test_one_node_a_pass(values: int) -> None:
-    """What is traced has our operators, with the strides that they give."""
+    """A trace calls our operators, and knows the strides of their results."""
     args = tuple(x.requires_grad_() for x in drawn(Q, K, (2, 4, 5, values)))
     flat = rewritten(Attention(), args)
 
@@ -114,39 +113,40 @@ def test_one_node_a_pass(values: int) -> None:
         return (result, *torch.autograd.grad(result.square().sum(), leaves))
 
     traced = torch.fx.experimental.proxy_tensor.make_fx(step, tracing_mode="fake")(*args)
-    own = [node for node in traced.graph.nodes if "partitioner." in str(node.target)]
-    assert [str(node.target).split(".")[1] for node in own] == ["attention", "attention_backward"]
-    real = Recorder(traced).recorded(*args)
-    for node in traced.graph.nodes:
-        if "getitem" in str(node.target):
-            assert node.meta["val"].stride() == real[node.name].stride(), node.name
+    ours = [node for node in traced.graph.nodes if "partitioner." in str(node.target)]
+    assert [str(node.target).split(".")[1] for node in ours] == ["attention", "attention_backward"]
+    recorder = Recorder(traced)
+    recorder.run(*args)
+    results = [node for node in traced.graph.nodes if "getitem" in str(node.target)]
+    assert results
+    for node in results:
+        assert node.meta["val"].stride() == recorder.values[node.name].stride(), node.name
 
 
 class Recorder(torch.fx.Interpreter):
-    """Keeps every value."""
+    """Keeps the value of every node."""
 
-    def recorded(self, *args: torch.Tensor) -> dict[str, Any]:
-        self.found: dict[str, Any] = {}
-        self.run(*args)
-        return self.found
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[str, Any] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        self.found[n.name] = super().run_node(n)
-        return self.found[n.name]
+        self.values[n.name] = super().run_node(n)
+        return self.values[n.name]
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bias"])
 def test_dropout_is_taken_apart(causal: bool) -> None:
-    """With the same draw, as weights that are dropped before they meet the values."""
+    """The weights are dropped out before they multiply the values."""
     args = drawn(Q, (2, 2, 5, 8), (2, 2, 5, 8), *([] if causal else [(6, 5)]))
     flat = rewritten(Attention(dropout_p=0.4, is_causal=causal, enable_gqa=True), args)
     torch.manual_seed(1)
-    found = flat(*args)
+    actual = flat(*args)
     torch.manual_seed(1)
     key, value = (x.repeat_interleave(2, 1) for x in args[1:3])
     bias = torch.ones(6, 5).tril().log() if causal else args[3]
     weights = torch.softmax(args[0] @ key.mT / math.sqrt(8) + bias, -1)
-    torch.testing.assert_close(found, functional.dropout(weights, 0.4) @ value)
+    torch.testing.assert_close(actual, functional.dropout(weights, 0.4) @ value)
 
 
 def test_heads_that_broadcast_otherwise_stay() -> None:
@@ -168,6 +168,6 @@ class Mixed(Attention):
 def test_autocast_casts_the_operands() -> None:
     query, key, value = drawn(Q, K, K)
     args = (query, key, value.bfloat16())
-    found, whole = rewritten(Mixed(), args)(*args), Mixed()(*args)
-    assert found.dtype == whole.dtype == torch.bfloat16
-    torch.testing.assert_close(found, whole)
+    actual, expected = rewritten(Mixed(), args)(*args), Mixed()(*args)
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(actual, expected)

@@ -38,28 +38,28 @@ MODELS = [
 def test_a_composite_is_one_operator(
     model: nn.Module, shape: tuple[int, ...], name: str, training: bool
 ) -> None:
-    found, _ = operators(model, shape, training)
+    names, _ = operators(model, shape, training)
     backward = {"rms_norm": "rms_norm_grad_input", "upsample": "upsample_backward"}[name]
-    assert f"partitioner::{name}" in found
-    assert (f"partitioner::{backward}" in found) == training
-    assert not {"aten::_unsafe_index", "aten::rsqrt"}.intersection(found)
+    assert f"partitioner::{name}" in names
+    assert (f"partitioner::{backward}" in names) == training
+    assert not {"aten::_unsafe_index", "aten::rsqrt"}.intersection(names)
 
 
-@pytest.mark.parametrize(("model", "shape"), [found[:2] for found in MODELS])
+@pytest.mark.parametrize(("model", "shape"), [case[:2] for case in MODELS])
 def test_values_and_gradients_stay(model: nn.Module, shape: tuple[int, ...]) -> None:
     _, graph = operators(model, shape, training=True)
     x = torch.randn(shape, requires_grad=True)
     loss = model(x).square().sum()
     gradients = torch.autograd.grad(loss, [*model.parameters(), x])
-    (value,), found = graph(
+    (value,), traced = graph(
         [*(p.detach() for p in model.parameters()), x.detach()], [torch.tensor(1.0)]
     )
     torch.testing.assert_close(value, loss.detach())
-    torch.testing.assert_close(tuple(found), gradients)
+    torch.testing.assert_close(tuple(traced), gradients)
 
 
 class Loss(nn.Module):
-    """The sum of squares of what a model gives."""
+    """The sum of squares of a model's result."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Loss(nn.Module):
 def operators(
     model: nn.Module, shape: tuple[int, ...], training: bool
 ) -> tuple[list[str], torch.fx.GraphModule]:
-    """Operators of a captured model, and its graph."""
+    """The names of a captured model's operators, and its graph."""
     x = torch.randn(shape, requires_grad=training)
     whole = Loss(model) if training else model
     program = export_module(whole, (x,), {})
@@ -93,7 +93,7 @@ def test_a_result_of_the_model_keeps_its_name() -> None:
 @pytest.mark.parametrize("space", [2, 3])
 @pytest.mark.parametrize("training", [False, True])
 def test_the_average_of_a_plane_is_a_mean(space: int, training: bool) -> None:
-    """In a format with the channels last PyTorch's own form writes through strides."""
+    """In a channels-last format PyTorch's own decomposition writes through strides."""
     last = {2: torch.channels_last, 3: torch.channels_last_3d}[space]
     x = torch.randn(2, 3, *[4] * space, requires_grad=training)
     pool = {2: nn.AdaptiveAvgPool2d(1), 3: nn.AdaptiveAvgPool3d(1)}[space]
@@ -107,9 +107,9 @@ def test_the_average_of_a_plane_is_a_mean(space: int, training: bool) -> None:
     keep_composites(program.graph_module)
     torch.testing.assert_close(program.module()(x), Last()(x))
     graph = capture(Last(), program, DECOMPOSITIONS, training=training).graph
-    found = {str(node.target) for node in graph.graph.nodes}
-    assert "aten.mean.dim" in found
-    assert not [target for target in found if "strided" in target]
+    targets = {str(node.target) for node in graph.graph.nodes}
+    assert "aten.mean.dim" in targets
+    assert not [target for target in targets if "strided" in target]
 
 
 def test_larger_averages_stay() -> None:

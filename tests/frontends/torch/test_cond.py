@@ -18,14 +18,14 @@ from partitioner.frontends.errors import FrontendError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops.aten.branches import BRANCHES, COND
 
-# of PyTorch, about its own trace of a `torch.cond` that is called as it is
+# PyTorch warns so of its own trace of a `torch.cond` that is called in eager mode
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 
 Body = Callable[["Branches", Tensor, Tensor], Tensor]
 
 
 class Branches(nn.Module):
-    """A layer, what a body does with it, and a loss."""
+    """A layer, a body that computes with its result, and a loss."""
 
     def __init__(self, body: Body) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class Branches(nn.Module):
 
     def forward(self, x: Tensor, flag: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and result."""
-        found = self.body(self, self.enter(x), flag)
-        return found.square().mean(), found
+        result = self.body(self, self.enter(x), flag)
+        return result.square().mean(), result
 
 
 def layers(m: Branches, h: Tensor, flag: Tensor) -> Tensor:
@@ -98,12 +98,11 @@ def test_results_and_gradients_of_both_branches(body: Body) -> None:
         alone = copy.deepcopy(module)
         loss, result = alone(*batch(flag))
         loss.backward()
-        (found, value), gradients = program.gradients(*batch(flag))
-        torch.testing.assert_close(found, loss)
-        torch.testing.assert_close(value, result)
+        results, gradients = program.gradients(*batch(flag))
+        torch.testing.assert_close(results, (loss, result))
         for name, parameter in alone.named_parameters():
-            wanted = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            torch.testing.assert_close(gradients[name], wanted, msg=name)
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            torch.testing.assert_close(gradients[name], expected, msg=name)
 
 
 @pytest.mark.parametrize("parallel", [pytest.param("zero3", marks=pytest.mark.slow), "tp"])
@@ -131,8 +130,8 @@ def test_files_of_a_training_program(tmp_path: Path) -> None:
     assert partitioner.load(folder, module, batch(True)).verify_written(folder)
 
 
-def test_what_a_node_holds() -> None:
-    """Operands are what a branch reads, results what is read; a rank's graph is readable."""
+def test_a_node_has_the_operands_and_results_that_are_read() -> None:
+    """A rank's graph is readable."""
     _, program = compiled(two_results, training=True)
     forward, backward = (node for node in program.graph.nodes if node.op == COND)
     assert forward.inputs[0] == "flag"
@@ -140,8 +139,8 @@ def test_what_a_node_holds() -> None:
     assert len(backward.outputs) == 5  # one.bias, one.weight, two.bias, two.weight, the operand
     yes = forward.attrs[BRANCHES[0]]
     assert isinstance(yes, Graph)
-    own = [node.op for node in yes.nodes if node.op != "partitioner::alias"]
-    assert own == ["aten::t", "aten::addmm", "aten::add.Tensor"]
+    ops = [node.op for node in yes.nodes if node.op != "partitioner::alias"]
+    assert ops == ["aten::t", "aten::addmm", "aten::add.Tensor"]
     code = program.rank(0).print_readable(print_output=False)
     assert "torch.ops.higher_order.cond(flag, true_branch, false_branch" in code
     assert "class true_branch" in code
@@ -151,8 +150,8 @@ def test_another_branch_is_another_graph() -> None:
     def other(m: Branches, h: Tensor, flag: Tensor) -> Tensor:
         return torch.cond(flag, lambda x: m.one(x).sigmoid(), lambda x: 2 * m.two(x), (h,))
 
-    found = {compiled(body, training=False)[1].graph.digest for body in (layers, layers, other)}
-    assert len(found) == 2
+    digests = {compiled(body, training=False)[1].graph.digest for body in (layers, layers, other)}
+    assert len(digests) == 2
 
 
 def test_an_exported_program_with_branches(
@@ -180,15 +179,15 @@ def refused() -> Iterator[tuple[Body, str]]:
         (lambda _, x: literal(x), "a branch of torch.cond makes a tensor from Python numbers"),
     ):
 
-        def whole(m: Branches, h: Tensor, flag: Tensor, one: Callable = body) -> Tensor:
-            return torch.cond(flag, lambda x: one(m, x), m.two.forward, (h,))
+        def call(m: Branches, h: Tensor, flag: Tensor, branch: Callable = body) -> Tensor:
+            return torch.cond(flag, lambda x: branch(m, x), m.two.forward, (h,))
 
-        yield whole, message
+        yield call, message
 
 
 @pytest.mark.parametrize(
     ("body", "message"), list(refused()), ids=["dropout", "draws", "writes", "alias", "literal"]
 )
-def test_what_branches_cannot_do(body: Body, message: str) -> None:
+def test_branches_that_cannot_be_compiled_are_refused(body: Body, message: str) -> None:
     with pytest.raises(FrontendError, match=message):
         compiled(body, training=True)

@@ -1,4 +1,4 @@
-"""Decompositions give PyTorch's values, and a cut batch the whole batch's statistics."""
+"""Decompositions have PyTorch's values, and a cut batch has the whole batch's statistics."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,18 +22,16 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def near(found: Tensor | None, wanted: Tensor | None, tolerance: float) -> None:
-    """Equal to the tolerance, relative to the largest value; the same type and shape."""
-    if wanted is None:
-        assert found is None
+def assert_near(actual: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
+    """Equal to the tolerance, relative to the largest value; of the same type and shape."""
+    if expected is None:
+        assert actual is None
         return
-    assert found is not None
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-    least = torch.finfo(wanted.dtype).eps
-    largest = wanted.abs().max().item() if wanted.numel() else 0.0
-    torch.testing.assert_close(
-        found, wanted, rtol=0, atol=max(tolerance, 4 * least) * max(largest, 1e-30)
-    )
+    assert actual is not None
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    tolerance = max(tolerance, 4 * torch.finfo(expected.dtype).eps)
+    largest = expected.abs().max().item() if expected.numel() else 0.0
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(largest, 1e-30))
 
 
 def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -41,29 +39,29 @@ def r(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def conv_backward(
-    *, groups: int = 1, transposed: bool = False, wanted: Sequence[bool] = (True, True, True)
+    *, groups: int = 1, transposed: bool = False, mask: Sequence[bool] = (True, True, True)
 ) -> Call:
     x = r(4, 8, 6, 6)
     weight = r(8, 8 // groups, 3, 3)
     settings = ([2, 2], [1, 1], [1, 1], transposed, [1, 1] if transposed else [0, 0], groups)
     out = aten.convolution(x, weight, None, *settings)
-    args = (torch.randn_like(out), x, weight, [8], *settings, list(wanted))
+    args = (torch.randn_like(out), x, weight, [8], *settings, list(mask))
     return aten.convolution_backward.default, args
 
 
-def layer_backward(dtype: torch.dtype, wanted: Sequence[bool], affine: bool = True) -> Call:
+def layer_backward(dtype: torch.dtype, mask: Sequence[bool], affine: bool = True) -> Call:
     x = r(4, 3, 8, dtype=dtype)
     weight, bias = (r(8, dtype=dtype), r(8, dtype=dtype)) if affine else (None, None)
     _, mean, rstd = aten.native_layer_norm(x, [8], weight, bias, 1e-5)
-    args = (torch.randn_like(x), x, [8], mean, rstd, weight, bias, list(wanted))
+    args = (torch.randn_like(x), x, [8], mean, rstd, weight, bias, list(mask))
     return aten.native_layer_norm_backward.default, args
 
 
-def group_backward(dtype: torch.dtype, wanted: Sequence[bool], affine: bool = True) -> Call:
+def group_backward(dtype: torch.dtype, mask: Sequence[bool], affine: bool = True) -> Call:
     x = r(4, 8, 3, 3, dtype=dtype)
     weight = r(8, dtype=dtype) if affine else None
     _, mean, rstd = aten.native_group_norm(x, weight, weight, 4, 8, 9, 2, 1e-5)
-    args = (torch.randn_like(x), x, mean, rstd, weight, 4, 8, 9, 2, list(wanted))
+    args = (torch.randn_like(x), x, mean, rstd, weight, 4, 8, 9, 2, list(mask))
     return aten.native_group_norm_backward.default, args
 
 
@@ -77,7 +75,7 @@ def batch_forward(dtype: torch.dtype, training: bool = True, *shape: int) -> Cal
 def batch_backward(
     dtype: torch.dtype,
     train: bool,
-    wanted: Sequence[bool] = (True, True, True),
+    mask: Sequence[bool] = (True, True, True),
     affine: bool = True,
 ) -> Call:
     x = r(4, 6, 5, 5, dtype=dtype)
@@ -87,7 +85,7 @@ def batch_backward(
         x, weight, weight, True, 0.1, 1e-5
     )
     saved = (save_mean, save_invstd) if train else (x.new_empty(0), x.new_empty(0))
-    args = (torch.randn_like(x), x, weight, mean, var, *saved, train, 1e-5, list(wanted))
+    args = (torch.randn_like(x), x, weight, mean, var, *saved, train, 1e-5, list(mask))
     return aten.native_batch_norm_backward.default, args
 
 
@@ -98,8 +96,8 @@ CALLS: list[Callable[[], Call]] = [
     conv_backward,
     lambda: conv_backward(groups=4),
     lambda: conv_backward(transposed=True),
-    lambda: conv_backward(wanted=(True, False, True)),
-    lambda: conv_backward(wanted=(False, True, False)),
+    lambda: conv_backward(mask=(True, False, True)),
+    lambda: conv_backward(mask=(False, True, False)),
     lambda: layer_backward(F32, ALL),
     lambda: layer_backward(F64, ALL),
     lambda: layer_backward(BF16, ALL),
@@ -117,28 +115,24 @@ CALLS: list[Callable[[], Call]] = [
     lambda: (aten._native_batch_norm_legit.no_stats, (r(4, 6, 5), r(6), r(6), True, 0.1, 1e-5)),
     lambda: batch_backward(F32, train=True),
     lambda: batch_backward(F64, train=True),
-    lambda: batch_backward(F32, train=True, wanted=DATA, affine=False),
-    lambda: batch_backward(F32, train=True, wanted=(False, True, True)),
+    lambda: batch_backward(F32, train=True, mask=DATA, affine=False),
+    lambda: batch_backward(F32, train=True, mask=(False, True, True)),
     lambda: batch_backward(F32, train=False),
-    lambda: batch_backward(F32, train=False, wanted=DATA),
+    lambda: batch_backward(F32, train=False, mask=DATA),
     lambda: (aten._conj.default, (r(3, 4, dtype=torch.complex64),)),
     lambda: (aten._neg_view.default, (r(3, 4),)),
 ]
 
 
 @pytest.mark.parametrize("make", CALLS)
-def test_a_decomposition_gives_what_the_operator_gives(make: Callable[[], Call]) -> None:
+def test_a_decomposition_has_the_results_of_the_operator(make: Callable[[], Call]) -> None:
     op, args = make()
-    wanted, found = op(*args), DECOMPOSITIONS[op](*args)
-    if isinstance(wanted, Tensor):
-        wanted, found = (wanted.resolve_conj().resolve_neg(),), (found,)
-    assert len(found) == len(wanted)
-    asked = args[-1] if isinstance(args[-1], list) else [True] * len(wanted)
-    for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
-        if asked[index]:
-            near(one, other, 1e-6)
-        else:
-            assert one is None
+    expected, actual = op(*args), DECOMPOSITIONS[op](*args)
+    if isinstance(expected, Tensor):
+        expected, actual = (expected.resolve_conj().resolve_neg(),), (actual,)
+    mask = args[-1] if isinstance(args[-1], list) else [True] * len(expected)
+    for result, exact, wanted in zip(actual, expected, mask, strict=True):
+        assert_near(result, exact if wanted else None, 1e-6)
 
 
 def test_every_decomposition_is_tried() -> None:
@@ -150,15 +144,15 @@ def test_decompositions_are_traced_with_fake_tensors(make: Callable[[], Call]) -
     op, args = make()
     tensors = [x for x in args if isinstance(x, Tensor)]
 
-    def call(*given: Tensor) -> Any:
-        left = iter(given)
+    def call(*operands: Tensor) -> Any:
+        left = iter(operands)
         return op(*(next(left) if isinstance(x, Tensor) else x for x in args))
 
     traced = make_fx(call, decomposition_table=dict(DECOMPOSITIONS), tracing_mode="fake")(*tensors)
     assert op not in {node.target for node in traced.graph.nodes}
-    for found, wanted in zip(traced(*tensors), call(*tensors), strict=True):
-        if isinstance(found, Tensor):
-            near(found, wanted, 1e-6)
+    for actual, expected in zip(traced(*tensors), call(*tensors), strict=True):
+        if isinstance(actual, Tensor):
+            assert_near(actual, expected, 1e-6)
 
 
 def test_half_precision_batch_norm_keeps_statistics_in_float32() -> None:
@@ -167,13 +161,13 @@ def test_half_precision_batch_norm_keeps_statistics_in_float32() -> None:
     exact = op(*(x.double() if isinstance(x, Tensor) else x for x in args))
     assert (out.dtype, mean.dtype, invstd.dtype) == (BF16, F32, F32)
     assert (next_mean.dtype, next_var.dtype) == (BF16, BF16)
-    near(out.double(), exact[0], 0.02)
-    near(mean.double(), exact[1], 1e-6)
-    near(invstd.double(), exact[2], 1e-6)
+    assert_near(out.double(), exact[0], 0.02)
+    assert_near(mean.double(), exact[1], 1e-6)
+    assert_near(invstd.double(), exact[2], 1e-6)
 
 
 def split_batch_norm(parts: Sequence[Tensor], weight: Tensor, bias: Tensor) -> list[Tensor]:
-    """What devices compute that hold parts of a batch: [results joined, mean, invstd]."""
+    """The batch norm of devices that hold parts of a batch: [output, mean, invstd]."""
     count = sum(part.numel() for part in parts) // parts[0].shape[1]
     sums = torch.stack([own.batch_norm_sums(part) for part in parts]).sum(0)
     mean, var, invstd = own.batch_norm_statistics(sums, count, 1e-5, F32)
@@ -186,21 +180,21 @@ def split_batch_norm(parts: Sequence[Tensor], weight: Tensor, bias: Tensor) -> l
 def test_a_cut_batch_has_the_statistics_of_the_whole(centre: float, rows: list[int]) -> None:
     x = torch.randn(8, 6, 7, 7) + centre
     weight, bias = r(6), r(6)
-    found = split_batch_norm(x.split(rows), weight, bias)
+    out, mean, invstd = split_batch_norm(x.split(rows), weight, bias)
     exact = aten._native_batch_norm_legit.no_stats(
         *(t.double() for t in (x, weight, bias)), True, 0.1, 1e-5
     )
-    # The parts' means are as exact as float32 holds them, and so is what is left of x.
-    near(found[2].double(), exact[2], 1e-6 if centre == 0 else 4e-6)
-    near(found[1].double(), exact[1], 1e-6)
-    near(found[0].double(), exact[0], 1e-6 if centre == 0 else 2e-4)
+    # The parts' means are as exact as float32 allows, and so is x less its mean.
+    assert_near(invstd.double(), exact[2], 1e-6 if centre == 0 else 4e-6)
+    assert_near(mean.double(), exact[1], 1e-6)
+    assert_near(out.double(), exact[0], 1e-6 if centre == 0 else 2e-4)
 
 
 def test_a_variance_survives_a_mean_a_million_times_larger() -> None:
     x = torch.randn(4096, 2, dtype=F64) + 1e6
     sums = sum(own.batch_norm_sums(part) for part in x.chunk(4))
     _, var, _ = own.batch_norm_statistics(sums, 4096, 0.0, F64)
-    near(var, x.var(0, correction=0), 1e-3)
+    assert_near(var, x.var(0, correction=0), 1e-3)
 
 
 def test_gradients_of_a_cut_batch_are_those_of_the_whole() -> None:
@@ -209,13 +203,13 @@ def test_gradients_of_a_cut_batch_are_those_of_the_whole() -> None:
     pairs = list(zip(grad_out.split([1, 3]), x.split([1, 3]), strict=True))
     parts = [own.batch_norm_grad_sums(g, part, mean, invstd) for g, part in pairs]
     sums = parts[0] + parts[1]
-    found = [
+    data = [
         own.batch_norm_grad_input(g, part, mean, invstd, weight, sums, 100) for g, part in pairs
     ]
-    data, scale, shift = op(*args)
-    near(torch.cat(found), data, 1e-6)
-    near(sums[1], scale, 1e-6)
-    near(sums[0], shift, 1e-6)
+    whole, scale, shift = op(*args)
+    assert_near(torch.cat(data), whole, 1e-6)
+    assert_near(sums[1], scale, 1e-6)
+    assert_near(sums[0], shift, 1e-6)
 
 
 def test_a_device_without_rows_adds_nothing() -> None:

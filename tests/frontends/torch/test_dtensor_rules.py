@@ -1,4 +1,4 @@
-"""Rules derived from DTensor's placements: their form, and numerically on PyTorch's own samples."""
+"""Rules derived from DTensor's placements: their text, and values of PyTorch's own samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from partitioner.ir.ops.aten.derived import RULE
 
 aten = torch.ops.aten
 
-#: Calls of one operator that are checked, and samples of each operator of PyTorch's list.
+#: Calls of each operator that are checked, and samples of each of PyTorch's operators that are run.
 CALLS, SAMPLES = 2, 24
 
 
@@ -51,10 +51,10 @@ class Call:
         op, inputs, attrs = encode_call(
             self.op, self.args, self.kwargs, lambda x: isinstance(x, Tensor), name_of
         )
-        found = (to_numpy(x.detach().contiguous(), dtype_name(x.dtype)) for x in tensors)
+        arrays = (to_numpy(x.detach().contiguous(), dtype_name(x.dtype)) for x in tensors)
         return Case(
             op,
-            tuple(next(found) if name else None for name in inputs),
+            tuple(next(arrays) if name else None for name in inputs),
             {**attrs, **({RULE: rule} if rule else {})},
             opset=1,
             outputs=1 if isinstance(self.results, Tensor) else len(self.results),
@@ -73,7 +73,7 @@ VOLUME = torch.rand(2, 3, 2, 2, 2)
 
 
 @pytest.mark.parametrize(
-    ("made", "rule"),
+    ("example", "rule"),
     [
         (call(aten.lgamma.default, X), "p0 p1 -> p0 p1"),
         (call(aten.logaddexp.default, X, X[0]), "p0 p1, p1 -> p0 p1"),
@@ -84,31 +84,31 @@ VOLUME = torch.rand(2, 3, 2, 2, 2)
     ],
     ids=lambda x: x.op.name() if isinstance(x, Call) else "",
 )
-def test_a_rule_is_derived_and_holds(made: Call, rule: str) -> None:
-    assert made.op.name() not in ROWS
-    assert made.rule == rule
-    check_row(made.case(rule))
+def test_a_rule_is_derived_and_holds(example: Call, rule: str) -> None:
+    assert example.op.name() not in ROWS
+    assert example.rule == rule
+    check_row(example.case(rule))
 
 
 def test_operators_with_sizes_among_their_arguments_are_not_cut_there() -> None:
     places = torch.zeros(VOLUME.shape, dtype=torch.int64)
-    made = call(aten.max_unpool3d.default, VOLUME, places, [4] * 3, [2] * 3, [0] * 3)
-    assert made.rule == "p0 p1 w9 w10 w11, p0 p1 w12 w13 w14 -> p0 p1 w6 w7 w8"
+    unpool = call(aten.max_unpool3d.default, VOLUME, places, [4] * 3, [2] * 3, [0] * 3)
+    assert unpool.rule == "p0 p1 w9 w10 w11, p0 p1 w12 w13 w14 -> p0 p1 w6 w7 w8"
 
 
 @pytest.mark.parametrize(
-    "made",
+    "example",
     [
         call(aten.bernoulli.default, X / 2),  # random
-        call(aten.positive.default, X),  # lies in its operand
-        call(aten.cholesky_inverse.default, SQUARES[0]),  # nothing to cut
+        call(aten.positive.default, X),  # a view of its operand
+        call(aten.cholesky_inverse.default, SQUARES[0]),  # without a factor
         call(aten.lgamma.default, torch.ones(())),
     ],
-    ids=lambda made: made.op.name(),
+    ids=lambda example: example.op.name(),
 )
-def test_no_rule_is_derived(made: Call) -> None:
-    assert made.rule is None
-    assert "no row" in check_opaque(made.case(""))
+def test_no_rule_is_derived(example: Call) -> None:
+    assert example.rule is None
+    assert "no row" in check_opaque(example.case(""))
 
 
 class Odd(nn.Module):
@@ -140,7 +140,7 @@ def test_a_module_with_such_operators_is_split() -> None:
 
 @dataclass
 class Recorder(TorchDispatchMode):
-    """Keeps the calls of functional operators that have no row."""
+    """Records the calls of functional operators without a row."""
 
     calls: list[Call] = field(default_factory=list)
 
@@ -158,23 +158,23 @@ class Recorder(TorchDispatchMode):
 
 
 def _samples() -> Iterator[Call]:
-    """Calls that PyTorch's own samples make, forward and backward."""
+    """The calls of PyTorch's own samples, forward and backward."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     for info in op_db:
         if not info.supports_dtype(torch.float32, "cpu"):
             continue
         grad = info.supports_autograd
-        found = info.sample_inputs("cpu", torch.float32, requires_grad=grad)
-        for sample in itertools.islice(found, SAMPLES):
+        samples = info.sample_inputs("cpu", torch.float32, requires_grad=grad)
+        for sample in itertools.islice(samples, SAMPLES):
             with Recorder() as recorder:
                 _run(info, sample)
             yield from recorder.calls
 
 
 def _plain_calls() -> Iterator[Call]:
-    """Calls of operators that no sample reaches: of tensors of one shape, and twos."""
-    for op in _known():
+    """Calls of operators that no sample reaches, with tensors of one shape and the number two."""
+    for op in _operators_of_dtensor():
         for tensor in (X, (4 * X).long()):
             args = [
                 tensor if "Tensor" in str(argument.type) else 2
@@ -188,18 +188,18 @@ def _plain_calls() -> Iterator[Call]:
 
 
 def _run(info: Any, sample: Any) -> None:
-    """Forward and backward as far as PyTorch can: some samples need a GPU or are refused."""
+    """Run a sample forward and backward as far as PyTorch can: some need a GPU or are refused."""
     try:
-        made = info(sample.input, *sample.args, **sample.kwargs)
-        leaves = [x for x in pytree.tree_leaves(made) if isinstance(x, Tensor) and x.requires_grad]
+        results = pytree.tree_leaves(info(sample.input, *sample.args, **sample.kwargs))
+        leaves = [x for x in results if isinstance(x, Tensor) and x.requires_grad]
         if leaves:
             sum(x.abs().sum() for x in leaves).backward()
     except (RuntimeError, NotImplementedError, AssertionError):
         return
 
 
-def _supported(made: Call) -> bool:
-    leaves = pytree.tree_leaves((made.args, made.kwargs, made.results))
+def _is_supported(example: Call) -> bool:
+    leaves = pytree.tree_leaves((example.args, example.kwargs, example.results))
     return all(
         x.dtype in DTYPES and x.layout is torch.strided and x.numel() and not x.is_conj()
         for x in leaves
@@ -207,24 +207,21 @@ def _supported(made: Call) -> bool:
     )
 
 
-def _drawn() -> dict[str, list[tuple[Call, str]]]:
-    """Calls by operator that get a rule, of different shapes."""
-    found: dict[str, list[tuple[Call, str]]] = {}
+def _calls_with_rules() -> dict[str, list[tuple[Call, str]]]:
+    """Calls that get a rule, of different shapes, by operator."""
+    calls: dict[str, list[tuple[Call, str]]] = {op.name(): [] for op in _operators_of_dtensor()}
     seen: set[str] = set()
-    known = {op.name() for op in _known()}
-    for made in itertools.chain(_samples(), _plain_calls()):
-        name = made.op.name()
-        if name not in known:
+    for example in itertools.chain(_samples(), _plain_calls()):
+        name = example.op.name()
+        if name not in calls or len(calls[name]) >= CALLS or not _is_supported(example):
             continue
-        if len(found.get(name, ())) >= CALLS or not _supported(made):
-            continue
-        rule = made.rule
-        shapes = [tuple(x.shape) for x in pytree.tree_leaves(made.args) if isinstance(x, Tensor)]
+        rule = example.rule
+        shapes = [tuple(x.shape) for x in pytree.tree_leaves(example.args) if isinstance(x, Tensor)]
         key = f"{name} {shapes} {rule}"
         if rule is not None and key not in seen:
             seen.add(key)
-            found.setdefault(name, []).append((made, rule))
-    return found
+            calls[name].append((example, rule))
+    return calls
 
 
 @pytest.mark.slow
@@ -232,25 +229,25 @@ def _drawn() -> dict[str, list[tuple[Call, str]]]:
 def test_every_derived_rule_holds_on_pytorchs_samples() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        drawn = _drawn()
+        calls_by_name = _calls_with_rules()
     wrong: dict[str, str] = {}
-    for name, calls in drawn.items():
-        for made, rule in calls:
+    for name, calls in calls_by_name.items():
+        for example, rule in calls:
             try:
-                case = made.case(rule)
-            except FrontendError:  # an argument that graphs cannot hold: it comes in none
+                case = example.case(rule)
+            except FrontendError:  # no graph has such an argument
                 continue
             try:
                 check_row(case)
             except (AssertionError, RuntimeError, ValueError, IndexError) as error:
                 wrong[name] = f"{rule}: {str(error)[:300]}"
     assert not wrong, "\n".join(f"{name} {why}" for name, why in wrong.items())
-    # what is not shown to be right is not used
-    assert {op.name() for op in _known()} - set(drawn) == set(REFUSED)
+    # rules that no call shows to be right are not used
+    assert {name for name, calls in calls_by_name.items() if not calls} == set(REFUSED)
 
 
-def _known() -> Iterator[torch._ops.OpOverload]:
-    """Functional operators of tensors, without rows, that DTensor knows."""
+def _operators_of_dtensor() -> Iterator[torch._ops.OpOverload]:
+    """DTensor's functional operators of tensors that have no row."""
     from torch.distributed.tensor import DTensor
 
     for op in DTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs:

@@ -1,4 +1,4 @@
-"""Modules as graphs: what is stored, what each pass reads, names, and what is refused."""
+"""Graphs of modules: stored values, the reads of each pass, names, and refusals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,11 +36,11 @@ IDS = torch.arange(6).reshape(2, 3)
 
 
 def test_a_tied_weight_is_stored_once_and_has_one_gradient() -> None:
-    found = traced(Tied(), IDS)
-    assert found.stored["embed.weight"] == "embed.weight"
-    assert "head.weight" not in found.stored
-    assert set(found.gradients) == {"embed.weight"}  # unused and frozen ones have none
-    ops = [node.op for node in found.graph.nodes]
+    tied = traced(Tied(), IDS)
+    assert tied.stored["embed.weight"] == "embed.weight"
+    assert "head.weight" not in tied.stored
+    assert set(tied.gradients) == {"embed.weight"}  # unused and frozen ones have none
+    ops = [node.op for node in tied.graph.nodes]
     assert ops.count("partitioner::update") == 1
 
 
@@ -50,10 +50,10 @@ def test_forward_comes_first_and_each_pass_has_its_alias() -> None:
     backward = [name in graph.backward for name in names]
     assert backward == sorted(backward)
     assert any(backward)
-    made = {v: n.name for n in graph.nodes if n.name not in graph.backward for v in n.writes}
+    forward = {v for n in graph.nodes if n.name not in graph.backward for v in n.writes}
     for node in graph.nodes:
         if node.name in graph.backward and node.op != "partitioner::alias":
-            crossing = [value for value in node.inputs if value in made]
+            crossing = [value for value in node.inputs if value in forward]
             stored = node.op == "partitioner::update"
             assert len(crossing) <= stored, (node.name, crossing)
     readers = {n.name: n.op for n in graph.nodes if "embed.weight" in n.reads}
@@ -69,12 +69,12 @@ def test_nodes_are_named_after_their_submodules() -> None:
 
 def test_inference_keeps_weights_as_constants() -> None:
     module = Tied()
-    found = traced(module, IDS, training=False)
-    assert found.stored == {}
-    assert set(found.graph.constants) == {"embed.weight", "scale"}
-    held = found.graph.constants["embed.weight"].load()
-    assert torch.equal(torch.from_numpy(held), module.embed.weight.detach())
-    assert found.inputs == ("ids",)
+    inference = traced(module, IDS, training=False)
+    assert inference.stored == {}
+    assert set(inference.graph.constants) == {"embed.weight", "scale"}
+    weight = inference.graph.constants["embed.weight"].load()
+    assert torch.equal(torch.from_numpy(weight), module.embed.weight.detach())
+    assert inference.inputs == ("ids",)
 
 
 def test_numbers_are_fixed_and_are_no_inputs() -> None:
@@ -91,13 +91,13 @@ class Normed(nn.Module):
 
 
 def test_running_statistics_are_written_where_they_are_stored() -> None:
-    found = traced(Normed(), torch.randn(3, 4))
-    assert set(found.written) == {
+    normed = traced(Normed(), torch.randn(3, 4))
+    assert set(normed.written) == {
         "norm.running_mean",
         "norm.running_var",
         "norm.num_batches_tracked",
     }
-    assert set(found.written.values()) <= set(found.graph.outputs)
+    assert set(normed.written.values()) <= set(normed.graph.outputs)
 
 
 class Lambda(nn.Module):
@@ -120,7 +120,7 @@ class Lambda(nn.Module):
         (lambda _, x: x.sum() if x.sum() > 0 else x, "torch.export cannot trace it"),
     ],
 )
-def test_what_cannot_be_trained_is_said(call: Callable[..., Any], message: str) -> None:
+def test_modules_that_cannot_be_trained_are_refused(call: Callable[..., Any], message: str) -> None:
     with pytest.raises(FrontendError, match=message):
         traced(Lambda(call), torch.randn(3))
 
@@ -128,21 +128,19 @@ def test_what_cannot_be_trained_is_said(call: Callable[..., Any], message: str) 
 def test_weights_on_the_meta_device_keep_their_backward_pass() -> None:
     with torch.device("meta"):
         module = Tied()
-    held = materialised(module)
-    assert held is not module
-    assert held.head.weight is held.embed.weight
-    mode = held.embed.weight.fake_mode
-    with mode:
+    fake = materialised(module)
+    assert fake is not module
+    assert fake.head.weight is fake.embed.weight
+    with fake.embed.weight.fake_mode:
         ids = torch.zeros(2, 3, dtype=torch.long)
-    found = traced(held, ids)
-    assert set(found.gradients) == {"embed.weight"}
-    inference = traced(held, ids, training=False)
+    assert set(traced(fake, ids).gradients) == {"embed.weight"}
+    inference = traced(fake, ids, training=False)
     with pytest.raises(FrontendError, match=r"embed\.weight has no contents: .* are fake"):
         inference.graph.constants["embed.weight"].load()
 
 
 class Writes(nn.Module):
-    """Writes in place, in the way that is asked for."""
+    """Writes in place, in one of several ways."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -166,7 +164,7 @@ class Writes(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("how", "times"),
+    ("how", "functional"),
     [
         ("", [True]),
         ("add_", [False]),
@@ -176,16 +174,16 @@ class Writes(nn.Module):
     ],
 )
 def test_only_what_writes_is_made_functional(
-    how: str, times: list[bool], monkeypatch: pytest.MonkeyPatch
+    how: str, functional: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[bool] = []
+    assumed: list[bool] = []
     trace = aot_autograd.aot_export_joint_with_descriptors
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        found.append(kwargs["disable_functionalization"])
+        assumed.append(kwargs["disable_functionalization"])
         return trace(*args, **kwargs)
 
     monkeypatch.setattr(aot_autograd, "aot_export_joint_with_descriptors", noted)
     graph = traced(Writes(how), torch.ones(2, 4)).graph
-    assert found == times
+    assert assumed == functional
     assert not any(node.op.partition(".")[0].endswith("_") for node in graph.nodes)

@@ -1,4 +1,4 @@
-"""Cross entropy in parts: values and gradients are PyTorch's, whole and over a cut vocabulary."""
+"""Cross entropy and negative log-likelihood in parts have PyTorch's values and gradients."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class Loss(nn.Module):
 
 
 class Likelihood(Loss):
-    """The same of given log-probabilities."""
+    """Negative log-likelihood of log-probabilities."""
 
     loss = staticmethod(functional.nll_loss)
 
@@ -73,21 +73,21 @@ def value_and_gradient(
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignored", [IGNORED, -100])
-@pytest.mark.parametrize(("kind", "options"), FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("loss", "options"), FORMS.values(), ids=FORMS)
 def test_value_and_gradient(
     shape: tuple[int, ...],
     reduction: str,
     ignored: int,
-    kind: type[Loss],
+    loss: type[Loss],
     options: dict[str, Any],
 ) -> None:
     logits, target = drawn(shape)
-    module = kind(reduction=reduction, ignore_index=ignored, **options)
+    module = loss(reduction=reduction, ignore_index=ignored, **options)
     if target.dim():
         target[0] = ignored
-    found = value_and_gradient(rewritten(module, (logits, target)), logits, target)
-    for own, whole in zip(found, value_and_gradient(module, logits, target), strict=True):
-        torch.testing.assert_close(own, whole, rtol=1e-6, atol=1e-6)
+    actual = value_and_gradient(rewritten(module, (logits, target)), logits, target)
+    expected = value_and_gradient(module, logits, target)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_mean_over_nothing_is_not_a_number() -> None:
@@ -101,22 +101,19 @@ def test_a_mean_over_nothing_is_not_a_number() -> None:
 def test_large_logits_do_not_overflow() -> None:
     logits, target = drawn((8, 12))
     module = Loss()
-    found = value_and_gradient(rewritten(module, (logits, target)), 1000 * logits, target)
-    for own, whole in zip(found, value_and_gradient(module, 1000 * logits, target), strict=True):
-        torch.testing.assert_close(own, whole)
+    actual = value_and_gradient(rewritten(module, (logits, target)), 1000 * logits, target)
+    torch.testing.assert_close(actual, value_and_gradient(module, 1000 * logits, target))
 
 
 def test_half_precision_adds_up_in_single() -> None:
     logits, target = drawn((64, 12), torch.bfloat16)
-    found = value_and_gradient(rewritten(Loss(), (logits, target)), logits, target)
+    actual = value_and_gradient(rewritten(Loss(), (logits, target)), logits, target)
     exact = value_and_gradient(Loss(), logits.float(), target)
-    for own, whole in zip(found, exact, strict=True):
-        assert own.dtype == torch.bfloat16
-        torch.testing.assert_close(own, whole.bfloat16(), rtol=0.01, atol=1e-4)
+    rounded = tuple(x.bfloat16() for x in exact)
+    torch.testing.assert_close(actual, rounded, rtol=0.01, atol=1e-4)
 
 
-def test_what_is_traced() -> None:
-    """Small nodes; nothing goes back through the maximum."""
+def test_a_trace_has_the_parts_and_no_gradient_of_the_maximum() -> None:
     logits, target = drawn((8, 12))
     flat = rewritten(Loss(), (logits, target))
 
@@ -147,7 +144,7 @@ def test_probabilities_as_targets_stay() -> None:
 
 
 class Mixed(Loss):
-    """Cross entropy of half precision, which autocast does in single."""
+    """Cross entropy of half precision, which autocast computes in single."""
 
     def forward(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
@@ -165,9 +162,9 @@ class MixedLikelihood(Mixed):
 )
 def test_autocast_chooses_the_type(module: Mixed) -> None:
     logits, target = drawn((64, 12), torch.bfloat16)
-    found, whole = rewritten(module, (logits, target))(logits, target), module(logits, target)
-    assert found.dtype == whole.dtype == torch.float32
-    torch.testing.assert_close(found, whole)
+    actual = rewritten(module, (logits, target))(logits, target)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, module(logits, target))
 
 
 def test_a_program_that_returns_the_loss_keeps_its_signature() -> None:

@@ -1,4 +1,4 @@
-"""Random operators as uniform numbers: their distributions, and what a trace holds."""
+"""Random operators made of uniform numbers: their distributions and their traces."""
 
 from collections.abc import Callable
 
@@ -19,11 +19,11 @@ SIZE = (400, 500)
 
 
 def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> torch.fx.GraphModule:
-    found = make_fx(function, decomposition_table=dict(DECOMPOSITIONS))(x)
-    drawn = {str(node.target) for node in found.graph.nodes if node.op == "call_function"}
-    random = {name for name in drawn if "rand" in name or "bernoulli" in name or "normal" in name}
+    trace = make_fx(function, decomposition_table=dict(DECOMPOSITIONS))(x)
+    calls = {str(node.target) for node in trace.graph.nodes if node.op == "call_function"}
+    random = {name for name in calls if "rand" in name or "bernoulli" in name or "normal" in name}
     assert random == {"aten.rand.default"}
-    return found
+    return trace
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,9 @@ def traced(function: Callable[[Tensor], Tensor], x: Tensor) -> torch.fx.GraphMod
         (lambda x: torch.randn(x.shape), 0, 1),
         (torch.bernoulli, 0.3, 0.21),
         (lambda x: torch.bernoulli(x, 0.6), 0.6, 0.24),
+        (lambda x: torch.bernoulli(x, 0.5), 0.5, 0.25),  # the default of p, which traces leave out
     ],
-    ids=["rand_like", "randn_like", "randn", "bernoulli", "bernoulli of p"],
+    ids=["rand_like", "randn_like", "randn", "bernoulli", "bernoulli of p", "bernoulli of 0.5"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distribution(
@@ -43,26 +44,26 @@ def test_distribution(
 ) -> None:
     x = torch.full(SIZE, 0.3, dtype=dtype)
     torch.manual_seed(2)
-    found = traced(function, x)(x)
-    assert found.shape == x.shape
-    assert found.dtype == function(x).dtype
-    assert abs(found.mean().item() - mean) < 5 * (variance / x.numel()) ** 0.5
-    assert abs(found.var().item() - variance) < 0.02
+    drawn = traced(function, x)(x)
+    assert drawn.shape == x.shape
+    assert drawn.dtype == function(x).dtype
+    assert abs(drawn.mean().item() - mean) < 5 * (variance / x.numel()) ** 0.5
+    assert abs(drawn.var().item() - variance) < 0.02
 
 
 def test_normal_numbers_have_the_right_tails() -> None:
     torch.manual_seed(2)
-    found = traced(torch.randn_like, torch.zeros(SIZE))(torch.zeros(SIZE))
+    drawn = traced(torch.randn_like, torch.zeros(SIZE))(torch.zeros(SIZE))
     for bound, share in ((1, 0.3173), (2, 0.0455), (3, 0.0027)):
-        assert abs((found.abs() > bound).double().mean().item() - share) < 0.005
+        assert abs((drawn.abs() > bound).double().mean().item() - share) < 0.005
 
 
 def test_half_precision_draws_in_single() -> None:
     x = torch.full(SIZE, 0.001, dtype=torch.bfloat16)
     torch.manual_seed(2)
-    found = traced(torch.bernoulli, x)(x)
-    assert found.dtype == torch.bfloat16
-    assert 0.0005 < found.float().mean().item() < 0.0015
+    drawn = traced(torch.bernoulli, x)(x)
+    assert drawn.dtype == torch.bfloat16
+    assert 0.0005 < drawn.float().mean().item() < 0.0015
 
 
 class Depth(torch.nn.Module):

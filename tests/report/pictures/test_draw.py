@@ -15,9 +15,9 @@ from partitioner.compiled.base import Compiled
 from partitioner.cost_model.simulate import simulate
 from partitioner.files import FileError
 from partitioner.ir.plan import PlacedNode
+from partitioner.report.edges import Terminal, edges, placed_nodes
 from partitioner.report.pictures.canvas import PictureError
 from partitioner.report.pictures.draw import draw_graph, draw_timeline
-from partitioner.report.pictures.edges import Terminal, edges, placed_nodes
 from partitioner.report.pictures.fold import fold
 from partitioner.report.pictures.layers import arrange
 from partitioner.report.pictures.timeline import bars
@@ -85,11 +85,11 @@ def test_a_small_graph_is_not_folded(tiny: Compiled) -> None:
 
 @pytest.mark.parametrize("limit", [4, 7, 14])
 def test_a_large_graph_is_folded_by_group(tiny: Compiled, limit: int) -> None:
-    found = fold(tiny, limit)
-    assert len(found.boxes) <= limit
-    for box in found.boxes:
+    diagram = fold(tiny, limit)
+    assert len(diagram.boxes) <= limit
+    for box in diagram.boxes:
         assert {placed.mesh for placed in box.nodes} == {box.mesh}
-    assert [p for box in found.boxes for p in box.nodes] == list(placed_nodes(tiny))
+    assert [p for box in diagram.boxes for p in box.nodes] == list(placed_nodes(tiny.schedule))
 
 
 def test_nodes_that_are_cut_differently_are_folded_last() -> None:
@@ -103,24 +103,24 @@ def test_a_plan_that_always_changes_its_device_is_folded_too(tmp_path: Path) -> 
     model = examples.build("tiny")
     names = [node.name for node in drawn_plans.load_onnx(model).graph.nodes]
     result = drawn_plans.compiled(model, 2, **{name: i % 2 for i, name in enumerate(names)})
-    found = fold(result, 4)
-    assert len(found.boxes) <= 4
-    both = {(arc.source, arc.target) for arc in found.arcs}
+    diagram = fold(result, 4)
+    assert len(diagram.boxes) <= 4
+    both = {(arc.source, arc.target) for arc in diagram.arcs}
     assert any((target, source) in both for source, target in both)
     draw_graph(result, tmp_path / "g.svg", boxes=4)
     assert any("nodes)" in text for text in texts(tmp_path / "g.svg"))
 
 
 def test_folding_keeps_every_edge_and_communication(tiny: Compiled) -> None:
-    drawn = edges(tiny)
+    drawn = tuple(edges(tiny.graph, tiny.schedule))
     for limit in (15, 3):
-        found = fold(tiny, limit)
+        diagram = fold(tiny, limit)
         home: dict[Terminal, int] = {
-            ("node", p.node.name): i for i, b in enumerate(found.boxes) for p in b.nodes
+            ("node", p.node.name): i for i, b in enumerate(diagram.boxes) for p in b.nodes
         }
         ends = {(home.get(e.source, e.source), home.get(e.target, e.target)) for e in drawn}
-        assert {(a.source, a.target) for a in found.arcs} == {(u, v) for u, v in ends if u != v}
-        kept = [task.comm.seq for arc in found.arcs for task in arc.comms if task.comm]
+        assert {(a.source, a.target) for a in diagram.arcs} == {(u, v) for u, v in ends if u != v}
+        kept = [task.comm.seq for arc in diagram.arcs for task in arc.comms if task.comm]
         assert sorted(kept) == [t.comm.seq for t in tiny.schedule.tasks if t.comm]
 
 
@@ -130,26 +130,26 @@ def test_boxes_never_overlap_and_routes_join_their_ends() -> None:
     graph.add_edges_from((i, i + 1) for i in range(59))
     graph.add_edges_from((i, i + 7) for i in range(0, 50, 5))
     graph.add_edges_from((0, i) for i in range(10, 20))
-    found = arrange(graph, 3.0)
-    spots = sorted(found.at.values())
+    layout = arrange(graph, 3.0)
+    spots = sorted(layout.at.values())
     for (x, y), (other, row) in ((a, b) for a in spots for b in spots if a < b):
         assert abs(x - other) >= 1.0 or y != row
-    for (source, target), route in found.routes.items():
-        assert (route[0], route[-1]) == (found.at[source], found.at[target])
-    assert all(0.5 <= x <= found.width - 0.5 + 1e-9 for x, _ in spots)
-    assert max(y for _, y in spots) < found.rows < 60  # in columns
+    for (source, target), route in layout.routes.items():
+        assert (route[0], route[-1]) == (layout.at[source], layout.at[target])
+    assert all(0.5 <= x <= layout.width - 0.5 + 1e-9 for x, _ in spots)
+    assert max(y for _, y in spots) < layout.rows < 60  # in columns
 
 
 @pytest.mark.parametrize("requests", [1, 3])
 def test_bars_are_the_events(tiny: Compiled, requests: int) -> None:
     timeline = simulate(tiny.schedule, requests)
-    found = bars(timeline)
+    every = bars(timeline)
     events = [event for event in timeline.events if event.end_s > event.start_s]
-    assert sum(len(bar.names) for bar in found) == len(events)
+    assert sum(len(bar.names) for bar in every) == len(events)
     for device in (0, 1):
         for kind in ("compute", "comm"):
             mine = [e for e in events if (e.device, e.kind) == (device, kind)]
-            drawn = [bar for bar in found if (bar.device, bar.kind) == (device, kind)]
+            drawn = [bar for bar in every if (bar.device, bar.kind) == (device, kind)]
             assert [n for bar in drawn for n in bar.names] == [e.name for e in mine]
             assert {bar.start_s for bar in drawn} <= {e.start_s for e in mine}
             assert {bar.end_s for bar in drawn} <= {e.end_s for e in mine}
@@ -205,8 +205,8 @@ def test_without_matplotlib_one_line_says_what_to_install(
 
 
 def test_placed_nodes_are_all_nodes(tiny: Compiled) -> None:
-    found: tuple[PlacedNode, ...] = placed_nodes(tiny)
-    assert [placed.node.name for placed in found] == [node.name for node in tiny.graph.nodes]
+    nodes: tuple[PlacedNode, ...] = placed_nodes(tiny.schedule)
+    assert [placed.node.name for placed in nodes] == [node.name for node in tiny.graph.nodes]
 
 
 def many_inputs(count: int, *, apart: bool) -> Compiled:
@@ -228,16 +228,16 @@ def many_inputs(count: int, *, apart: bool) -> Compiled:
 
 @pytest.mark.parametrize(("count", "drawn"), [(12, 12), (13, 1)])
 def test_many_inputs_of_one_box_are_drawn_as_one(count: int, drawn: int) -> None:
-    found = fold(many_inputs(count, apart=False), 60)
-    kinds = [kind for kind, _ in found.terminals]
+    diagram = fold(many_inputs(count, apart=False), 60)
+    kinds = [kind for kind, _ in diagram.terminals]
     assert (kinds.count("input"), kinds.count("output")) == (drawn, 1)
 
 
 @pytest.mark.parametrize(("count", "drawn"), [(60, 60), (61, 1)])
 def test_too_many_inputs_are_drawn_as_one(count: int, drawn: int, tmp_path: Path) -> None:
     result = many_inputs(count, apart=True)
-    found = fold(result, 100)
-    kinds = [kind for kind, _ in found.terminals]
+    diagram = fold(result, 100)
+    kinds = [kind for kind, _ in diagram.terminals]
     assert (kinds.count("input"), kinds.count("output")) == (drawn, drawn)
     draw_graph(result, tmp_path / "g.svg", boxes=100)
     assert (f"{count} inputs" in texts(tmp_path / "g.svg")) == (drawn == 1)

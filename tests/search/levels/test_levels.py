@@ -13,17 +13,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 import partitioner
 from partitioner import examples
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.search.levels import Staged, decisions, evaluation, groups, layouts, search_levels
-from partitioner.search.levels.meshes import Kind, kinds, sizes
+from partitioner.search.levels.meshes import DevicePool, device_pools, sizes
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.solver import Infeasible
-from partitioner.solver.stages import StageProblem, evaluate_cut
+from partitioner.solver.stages import Pool, StageProblem, evaluate_cut
 from partitioner.strategies.derive import Rules
 
 
@@ -32,7 +33,7 @@ def mlp(layers: int = 24, hidden: int = 1024, batch: int = 64) -> onnx.ModelProt
 
 
 def searched(graph: Graph, cluster: Cluster, strategy: str = "auto", gap: float = 0.01) -> Staged:
-    found = search_levels(
+    plans = search_levels(
         graph,
         Rules.of(graph),
         cluster,
@@ -41,7 +42,7 @@ def searched(graph: Graph, cluster: Cluster, strategy: str = "auto", gap: float 
         gap=gap,
         progress=lambda _text: None,
     )
-    return found[0]
+    return plans[0]
 
 
 def plan_of(staged: Staged, cluster: Cluster) -> Plan:
@@ -148,7 +149,7 @@ def two_kinds(fast: int, slow: int) -> Cluster:
 @pytest.mark.slow
 def test_faster_devices_get_more_work() -> None:
     cluster = two_kinds(12, 12)
-    assert kinds(cluster) == (Kind(0, 12), Kind(12, 12))
+    assert device_pools(cluster) == (DevicePool(0, 12), DevicePool(12, 12))
     graph = load_onnx(mlp(layers=80, hidden=2048, batch=512)).graph
     staged = searched(graph, cluster)
     figures = evaluate(graph, plan_of(staged, cluster), cluster)
@@ -162,14 +163,14 @@ def test_faster_devices_get_more_work() -> None:
 def test_stage_sizes_divide_one_another_and_lie_alike() -> None:
     for spec in ("3x8xh100", "128x8xh100", "5x6xh100", "24xh100"):
         cluster = resolve_cluster(spec)
-        (kind,) = kinds(cluster)
-        found = sizes(kind, cluster)
-        assert found[0] == 1
-        assert found[-1] == len(cluster)
-        assert all(b % a == 0 for a, b in pairwise(found))
+        (pool,) = device_pools(cluster)
+        devices = sizes(pool, cluster)
+        assert devices[0] == 1
+        assert devices[-1] == len(cluster)
+        assert all(b % a == 0 for a, b in pairwise(devices))
     odd = resolve_cluster("3x8xh100")
-    assert 6 not in sizes(Kind(0, 24), odd)
-    assert sizes(Kind(4, 20), odd) == (1, 2, 4, 20)
+    assert 6 not in sizes(DevicePool(0, 24), odd)
+    assert sizes(DevicePool(4, 20), odd) == (1, 2, 4, 20)
 
 
 @pytest.mark.parametrize("spec", ["4x8xh100", "32xideal"])
@@ -178,7 +179,8 @@ def test_the_cut_is_what_the_cutter_says(spec: str) -> None:
     graph = load_onnx(mlp(layers=20, hidden=256, batch=32)).graph
     staged = searched(graph, cluster)
     options = tuple({id(o): o.stage for o in staged.options}.values())
-    problem = StageProblem(options, pools=_pools(cluster), in_flight=False)
+    pool = Pool(len(cluster), float(cluster.devices[0].memory_bytes))
+    problem = StageProblem(options, pools=(pool,), in_flight=False)
     index = {id(option): k for k, option in enumerate(options)}
     stages = tuple(
         replace(stage, option=index[id(option.stage)])
@@ -187,12 +189,6 @@ def test_the_cut_is_what_the_cutter_says(spec: str) -> None:
     outcome = evaluate_cut(problem, stages)
     assert not outcome.faults
     assert math.isclose(max(outcome.load_s), staged.cut.load_s)
-
-
-def _pools(cluster: Cluster) -> tuple[object, ...]:
-    from partitioner.solver.stages import Pool
-
-    return (Pool(len(cluster), float(cluster.devices[0].memory_bytes)),)
 
 
 def opaque_model() -> onnx.ModelProto:
@@ -269,8 +265,8 @@ def test_more_devices_than_an_objective_is_planned_for_are_no_way_out() -> None:
 
 def test_lines_of_a_mesh_lie_alike_in_the_innermost_level() -> None:
     cluster = resolve_cluster("3x8xh100")
-    found = [layout.mesh for layout in layouts(cluster, "auto", None)]
-    minors = {mesh.axes[1][1] for mesh in found if len(mesh.axes) > 1}
+    meshes = [layout.mesh for layout in layouts(cluster, "auto", None)]
+    minors = {mesh.axes[1][1] for mesh in meshes if len(mesh.axes) > 1}
     assert 3 not in minors
     assert {2, 4, 8} <= minors
 

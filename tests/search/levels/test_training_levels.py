@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import partitioner
-from partitioner.cost_model.cluster import Cluster, resolve_cluster
-from partitioner.cost_model.columns import DevicePrices
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.capture import capture, export_module
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.graph import ModuleGraph, module_graph
@@ -35,7 +36,7 @@ from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.one_column import minimised
 from partitioner.search.levels.one_mesh import ranked
 from partitioner.solver import Infeasible, evaluate_choices
-from partitioner.solver.joint.engines import HIGHS
+from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.problem import Problem
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import SearchError
@@ -155,9 +156,9 @@ def test_a_choice_costs_the_same_folded_and_whole(
 
 def problem_of(graph: Graph, mesh: DeviceMesh, cluster: Cluster) -> Built:
     """All that may be done with each node."""
-    found = strategies(graph, Rules.of(graph), mesh)
-    candidates = {n.name: tuple(alternatives(graph, n, found[n.name])) for n in graph.nodes}
-    return build(graph, (mesh,), candidates, DevicePrices(graph, cluster, Resharder(cluster)))
+    options = strategies(graph, Rules.of(graph), mesh)
+    candidates = {n.name: tuple(alternatives(graph, n, options[n.name])) for n in graph.nodes}
+    return build(graph, (mesh,), candidates, DeviceColumns(graph, Resharder(cluster)))
 
 
 def drawn(problem: Problem, rng: random.Random) -> list[int]:
@@ -238,20 +239,20 @@ def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
             for choices in tied.nodes
         )
         free = replace(tied, nodes=drawn, limit_bytes=(math.inf,))
-        found = minimised(free, 60, 0.5, 1, HIGHS, 1)
-        assert found is not None
-        held = {i for hold in tied.holds for i in hold.items[found.chosen[hold.node]]}
+        solution = minimised(free, 60, 0.5, 1, HIGHS, 1)
+        assert solution is not None
+        items = {i for hold in tied.holds for i in hold.items[solution.chosen[hold.node]]}
         whole = {i for i, item in enumerate(tied.items) if (item.first, item.last) == (0, last)}
         for edge in tied.edges:
-            pair = edge.out_class[found.chosen[edge.u]], edge.in_class[found.chosen[edge.v]]
-            held |= sharded.built.zeros.intersection(edge.items.get(pair, ()))
-        resident = sum(tied.items[i].bytes[0] for i in held & whole)
-        outcome = evaluate_choices(tied, found.chosen)
+            pair = edge.out_class[solution.chosen[edge.u]], edge.in_class[solution.chosen[edge.v]]
+            items |= sharded.built.zeros.intersection(edge.items.get(pair, ()))
+        resident = sum(tied.items[i].bytes[0] for i in items & whole)
+        outcome = evaluate_choices(tied, solution.chosen)
         everything = outcome.peak_bytes[0]
         every = small.tie(sharded.built)
-        parts = planned_parts(small.graph, every, found.chosen, outcome.peak_position[0])
+        parts = planned_parts(small.graph, every, solution.chosen, outcome.peak_position[0])
         assert sum(parts.values()) == pytest.approx(everything, abs=len(tied.items))
-        other = replace(sharded, solution=replace(sharded.solution, chosen=found.chosen))
+        other = replace(sharded, solution=replace(sharded.solution, chosen=solution.chosen))
         assert other.passing_bytes + resident == pytest.approx(everything)
 
 
@@ -302,14 +303,14 @@ def test_where_memory_binds_less_is_kept_though_all_of_it_fits(
     options: dict[str, Any] = {"training": True, "optimizer": "sgd", "mesh": {"dp": 4}}
     options |= {"cluster": "4xl4", "memory": 77_000_000}
     kept = partitioner.compile(module, x, recompute=False, **options)
-    found = partitioner.compile(module, x, **options)
-    assert found.cost < 0.97 * kept.cost
-    for program in (kept, found):
+    again = partitioner.compile(module, x, **options)
+    assert again.cost < 0.97 * kept.cost
+    for program in (kept, again):
         assert max(program.summary["peak_bytes"]) <= 77_000_000
-    assert "memory forbids the cheapest plan that keeps all values" in found.summary["notes"]
-    assert any(name.endswith("/again") for name in found.plan.nodes)
-    assert found.cost == evaluate(found.graph, found.plan, found.cluster).step_s
-    assert found.verify()
+    assert "memory forbids the cheapest plan that keeps all values" in again.summary["notes"]
+    assert any(name.endswith("/again") for name in again.plan.nodes)
+    assert again.cost == evaluate(again.graph, again.plan, again.cluster).step_s
+    assert again.verify()
     monkeypatch.setattr(ModuleGraph, "offered", property(lambda model: model.graph))
     assert partitioner.compile(module, x, **options).plan.nodes == kept.plan.nodes
 
@@ -352,33 +353,33 @@ def test_a_plan_by_levels_computes_what_the_module_does(monkeypatch: pytest.Monk
     options |= {"devices": 4, "cluster": "ideal", "time_limit_s": 8}
     kept = partitioner.compile(module, x, recompute=False, **options)
     limit = max(kept.summary["peak_bytes"]) // 2
-    found = partitioner.compile(module, x, recompute=True, memory=limit, **options)
-    assert found.plan.certificate is not None
-    assert "blocks of" in found.plan.certificate.folded
-    assert max(found.summary["peak_bytes"]) <= limit
-    assert any(name.endswith("/again") for name in found.plan.nodes)
-    assert any("are computed again" in note for note in found.summary["notes"])
-    assert found.verify()
+    again = partitioner.compile(module, x, recompute=True, memory=limit, **options)
+    assert again.plan.certificate is not None
+    assert "blocks of" in again.plan.certificate.folded
+    assert max(again.summary["peak_bytes"]) <= limit
+    assert any(name.endswith("/again") for name in again.plan.nodes)
+    assert any("are computed again" in note for note in again.summary["notes"])
+    assert again.verify()
 
 
 def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     cluster = resolve_cluster("4x8xh100")
     folded = fold(large, Rules.of(large))
     sharder = AxisSharder(Sharder(folded, cluster), time.monotonic() + 120)
-    (job,) = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
-    states = [p for p in job.best.picks if p.node.op == "partitioner::state"]
+    (plan,) = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
+    states = [p for p in plan.best.picks if p.node.op == "partitioner::state"]
     assert states
     for placed in states:
         ((_, at),) = placed.results()
         assert at.sharding.axes == {"dp", "tp"}
-    first = job.best.cost_s
-    assert sharder.improve(job).cost_s <= first
-    best, room = job.best, job.room("tp")
-    job.step("tp", room)
-    assert job.best is best  # the problem of the last search
-    job.step("tp", 2 * room)
-    assert job.best is not best
-    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].found is None  # 1,024 samples
+    first = plan.best.cost_s
+    assert sharder.improve(plan).cost_s <= first
+    best, room = plan.best, plan.room("tp")
+    plan.step("tp", room)
+    assert plan.best is best  # the problem of the last search
+    plan.step("tp", 2 * room)
+    assert plan.best is not best
+    assert sharder.begin(DeviceMesh.of({"dp": 3}), 0.02)[0].sharded is None  # 1,024 samples
 
 
 def test_a_module_is_planned_for_more_devices_than_have_programs() -> None:

@@ -1,17 +1,15 @@
 """msr-fiddle/dnn-partitioning files: read, priced as their authors do, written, refused."""
 
 import copy
-import json
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from solver_instances import Json, dnnp
 
 from partitioner.solver import SolverError, evaluate_choices, solve
-from partitioner.solver.formats.dnnp import parse, read
+from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 
 
@@ -36,11 +34,11 @@ def load(data: Json, solution: dict[str, list[dict[str, list[int]]]]) -> float:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_plan_costs_what_the_authors_say(seed: int) -> None:
     data = dnnp(seed)
-    read_in = parse(data)
-    problem = to_problem(read_in)
+    instance = parse(data)
+    problem = to_problem(instance)
     rng = random.Random(seed)
     chosen = [rng.randrange(len(choices)) for choices in problem.nodes]
-    solution = to_solution(read_in, chosen)
+    solution = to_solution(instance, chosen)
     outcome = evaluate_choices(problem, chosen)
     assert outcome.step_s == pytest.approx(load(data, solution))
     size = {node["id"]: node["size"] for node in data["nodes"]}
@@ -53,11 +51,11 @@ def test_a_plan_costs_what_the_authors_say(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_colours_stay_together_and_unsupported_nodes_go_to_a_cpu(seed: int) -> None:
     data = dnnp(seed)
-    read_in = parse(data)
-    solution = to_solution(read_in, solve(to_problem(read_in)).chosen)
+    instance = parse(data)
+    solution = to_solution(instance, solve(to_problem(instance)).chosen)
     for side in solution["fpgas"]:
-        own = [node for node in data["nodes"] if node["id"] in side["nodes"]]
-        assert all(node["supportedOnFpga"] for node in own)
+        nodes = [node for node in data["nodes"] if node["id"] in side["nodes"]]
+        assert all(node["supportedOnFpga"] for node in nodes)
     for colour in (0, 1, "c"):
         same = {node["id"] for node in data["nodes"] if node["colorClass"] == colour}
         homes = [s for sides in solution.values() for s in sides if same & set(s["nodes"])]
@@ -69,8 +67,8 @@ def test_merged_nodes_are_in_topological_order() -> None:
     for node in data["nodes"]:
         node["colorClass"] = None
     data["nodes"].reverse()
-    read_in = parse(data)
-    position = {name: p for p, own in enumerate(read_in.members) for name in own}
+    instance = parse(data)
+    position = {name: p for p, group in enumerate(instance.members) for name in group}
     assert all(position[e["sourceId"]] < position[e["destId"]] for e in data["edges"])
 
 
@@ -82,14 +80,14 @@ def test_a_cycle_of_colours_is_kept() -> None:
         {"sourceId": 10, "destId": 11, "cost": 1.0},
         {"sourceId": 11, "destId": 12, "cost": 2.0},
     ]
-    read_in = parse(data)
-    assert read_in.members == ((10, 12), (11,))
-    assert [(v.producer, v.cost_s, v.readers) for v in read_in.values] == [
+    instance = parse(data)
+    assert instance.members == ((10, 12), (11,))
+    assert [(v.producer, v.cost_s, v.readers) for v in instance.values] == [
         (0, 1.0, (1,)),
         (1, 2.0, (0,)),
     ]
-    outcome = evaluate_choices(to_problem(read_in), (0, 1))
-    first, second = (sum(data["nodes"][i]["fpgaLatency"] for i in own) for own in ((0, 2), (1,)))
+    outcome = evaluate_choices(to_problem(instance), (0, 1))
+    first, second = (sum(data["nodes"][i]["fpgaLatency"] for i in at) for at in ((0, 2), (1,)))
     assert outcome.load_s == pytest.approx((first + 3.0, second + 3.0, 0.0, 0.0))
 
 
@@ -146,17 +144,3 @@ def test_a_malformed_file_is_refused_in_one_line(message: str) -> None:
 def test_no_device_at_all_is_refused() -> None:
     with pytest.raises(SolverError, match="maxFPGAs and maxCPUs are both 0"):
         parse({**dnnp(0), "maxFPGAs": 0, "maxCPUs": 0})
-
-
-def test_files_are_read_and_errors_name_them(tmp_path: Path) -> None:
-    good, text, bad = (tmp_path / name for name in ("good.json", "text.json", "bad.json"))
-    good.write_text(json.dumps(dnnp(0)))
-    text.write_text("nodes\n")
-    bad.write_text("[]")
-    assert read(good) == parse(dnnp(0))
-    with pytest.raises(SolverError, match=r"text\.json: not JSON \(Expecting value"):
-        read(text)
-    with pytest.raises(SolverError, match=r"bad\.json: the file is a list, not an object"):
-        read(bad)
-    with pytest.raises(SolverError, match=r"none\.json: No such file or directory"):
-        read(tmp_path / "none.json")

@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 from piper_files import Json, all_plans, piper, price
 
+from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError
-from partitioner.solver.formats.piper import Config, Sharded, parse, read
-from partitioner.solver.formats.piper_arrays import fast_and_small
-from partitioner.solver.formats.piper_problem import enumerate_downsets, planner
+from partitioner.solver.formats.piper import Config, Sharded, parse
+from partitioner.solver.formats.piper_problem import enumerate_downsets, fast_and_small, planner
 from partitioner.solver.formats.piper_referee import (
     PlannedStage,
     _held_bytes,
     _time_s,
     evaluate_plan,
+    parse_plan,
+    to_solution,
 )
-from partitioner.solver.stages import cut_stages
+from partitioner.solver.stages import Stage, cut_stages
 
 
 @pytest.mark.parametrize("seed", range(24))
@@ -30,13 +32,13 @@ def test_a_plan_is_as_good_as_any(seed: int) -> None:
     data = piper(seed)
     best = min(price(data, plan) for plan in all_plans(data))
     instance = parse(data)
-    planned = planner(instance)
+    plans = planner(instance)
     if math.isinf(best):
         with pytest.raises(Infeasible):
-            cut_stages(planned.problem)
+            cut_stages(plans.problem)
         return
-    cut = cut_stages(planned.problem)
-    plan = planned.plan(cut)
+    cut = cut_stages(plans.problem)
+    plan = plans.plan(cut)
     outcome = evaluate_plan(instance, plan)
     assert not outcome.faults
     assert max(outcome.time_s) == pytest.approx(cut.load_s, rel=1e-12)
@@ -48,10 +50,10 @@ def test_a_plan_is_as_good_as_any(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_every_stage_is_priced_as_the_referee_does(seed: int) -> None:
     instance = parse(piper(seed, 4))
-    planned = planner(instance)
-    for index, option in enumerate(planned.problem.options):
+    plans = planner(instance)
+    for index, option in enumerate(plans.problem.options):
         for way, i, j in zip(*np.nonzero(np.isfinite(option.load_s)), strict=True):
-            stage = planned._stage(planned.downsets[j] - planned.downsets[i], index, way)
+            stage = plans.planned(Stage(int(i), int(j), index, int(way)))
             assert _time_s(instance, stage) == pytest.approx(option.load_s[way, i, j], rel=1e-12)
             for many in (1, 3):
                 held = option.resident_bytes[way, i, j] + option.flying_bytes[way, i, j] * many
@@ -81,7 +83,7 @@ def test_the_referee_agrees_on_any_plan() -> None:
         data = piper(seed)
         instance = parse(data)
         for plan in list(all_plans(data))[::11]:
-            stages = [PlannedStage(own, d, t) for own, d, t in plan]
+            stages = [PlannedStage(configs, d, t) for configs, d, t in plan]
             outcome, wanted = evaluate_plan(instance, stages), price(data, plan)
             assert bool(outcome.faults) == math.isinf(wanted)
             if not outcome.faults:
@@ -131,10 +133,10 @@ def test_downsets_hold_what_their_nodes_need() -> None:
         for ways in node["TMPCs"].values():
             for way in ways:
                 way |= {"syncTimeFw": {"0": 0.0}, "syncTimeBw": {"14": 0.0}}
-    found = enumerate_downsets(parse(data))
-    assert found[0] == frozenset()
-    assert found[-1] == {0, 7, 14}
-    assert set(found) == {frozenset(s) for s in ([], [0], [7], [0, 7], [0, 14], [0, 7, 14])}
+    downsets = enumerate_downsets(parse(data))
+    assert downsets[0] == frozenset()
+    assert downsets[-1] == {0, 7, 14}
+    assert set(downsets) == {frozenset(s) for s in ([], [0], [7], [0, 7], [0, 14], [0, 7, 14])}
 
 
 def _sharded(*configs: tuple[str, float, float, float]) -> Sharded:
@@ -158,7 +160,7 @@ def test_graphs_that_are_too_wide_or_too_varied_are_refused(
     instance = parse(piper(1))
     with pytest.raises(SolverError, match="no number of devices holds any node"):
         planner(replace(instance, devices=0))
-    monkeypatch.setattr("partitioner.solver.formats.piper_arrays.MOST_WAYS", 2)
+    monkeypatch.setattr("partitioner.solver.formats.piper_problem.MOST_WAYS", 2)
     with pytest.raises(
         SolverError, match=r"nodes on 1 devices differ too much .*, 2 are supported"
     ):
@@ -230,12 +232,103 @@ def test_a_malformed_file_is_refused_in_one_line(message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_files_are_read_and_errors_name_them(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
-    good.write_text(json.dumps(piper(0)))
-    bad.write_text("[]")
-    assert read(good) == parse(piper(0))
-    with pytest.raises(SolverError, match=r"bad\.json: the file is a list, not an object"):
-        read(bad)
-    with pytest.raises(SolverError, match=r"none\.json: No such file or directory"):
-        read(tmp_path / "none.json")
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Json:
+    monkeypatch.chdir(tmp_path)
+    data = piper(2)
+    Path("p.json").write_text(json.dumps(data))
+    return data
+
+
+def test_solve_and_evaluate_on_the_command_line(
+    files: Json, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = min(price(files, plan) for plan in all_plans(files))
+    assert math.isfinite(best)
+    assert main(["solve", "p.json", "-o", "s.json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == [
+        "objective  time per sample (largest of a stage)",
+        f"cost       {best:.10g}",
+        f"bound      {best:.10g}",
+        "gap        0.0000%",
+        "status     optimal",
+    ]
+    assert main(["evaluate", "p.json", "s.json"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"cost        {best:.12g}\npeak usage  ")
+    assert out.endswith(f"(limit {files['maxMemoryPerDevice']:.12g})\nfeasible\n")
+    plan = json.loads(Path("s.json").read_text())
+    stated = [
+        (
+            dict(map(tuple, stage["TMPCids"])),
+            stage["dataParallelDegree"],
+            stage["tensorParallelDegree"],
+        )
+        for stage in plan["stages"]
+    ]
+    assert price(files, stated) == pytest.approx(best, rel=1e-12)
+    assert main(["solve", "p.json", "--json", "--gap", "50%"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["bound"] <= best * (1 + 1e-9) <= facts["cost"] * (1 + 2e-9)
+
+
+def test_an_infeasible_problem_and_plan_on_the_command_line(
+    files: Json, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["solve", "p.json", "-o", "s.json"]) == 0
+    capsys.readouterr()
+    Path("p.json").write_text(json.dumps(files | {"maxMemoryPerDevice": 1.0}))
+    assert main(["solve", "p.json", "-o", "t.json"]) == 3
+    assert "\nstatus     infeasible: no cut into stages fits the memory" in capsys.readouterr().out
+    assert not Path("t.json").exists()
+    assert main(["evaluate", "p.json", "s.json"]) == 1
+    *figures, fault = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in figures] == ["cost", "peak"]
+    assert fault.startswith("infeasible: stage 0 holds ")
+    Path("s.json").write_text('{"stages": []}')
+    assert main(["evaluate", "p.json", "s.json"]) == 1
+    assert capsys.readouterr().out == "infeasible: the stages do not hold the instance's nodes\n"
+
+
+PLAN = {
+    "nodes": [0, 7],
+    "dataParallelDegree": 2,
+    "tensorParallelDegree": 1,
+    "TMPCids": [[0, "plain"], [7, "small"]],
+}
+
+
+def test_a_plan_comes_back_as_it_was_written() -> None:
+    stages = (PlannedStage({0: "plain", 7: "small"}, 2, 1),)
+    assert to_solution(stages) == {"stages": [PLAN | {"TMPCids": [(0, "plain"), (7, "small")]}]}
+    for names in (PLAN["TMPCids"], {"0": "plain", "7": "small"}):
+        assert parse_plan({"stages": [PLAN | {"TMPCids": names}]}) == stages
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (3, r"stages\[0\] is a int, not an object"),
+        ({"dataParallelDegree": 1.5}, "'dataParallelDegree' is 1.5, not a whole number"),
+        ({"tensorParallelDegree": None}, r"'tensorParallelDegree' of stages\[0\] is None"),
+        *(
+            ({"TMPCids": names}, r"stages\[0\] does not name one TMPC for each of its nodes")
+            for names in (
+                None,
+                3,
+                [[0, "plain"]],
+                [[0], [7]],
+                [["x", "a"], [7, "b"]],
+                {"0": 1, "7": 2},
+            )
+        ),
+        ({"nodes": [0, 0, 7]}, "does not name one TMPC for each"),
+        ({"nodes": None}, "does not name one TMPC for each"),
+    ],
+)
+def test_a_malformed_plan_is_refused(changed: Any, words: str) -> None:
+    with pytest.raises(SolverError, match=words):
+        parse_plan({"stages": [PLAN | changed if isinstance(changed, dict) else changed]})
+    with pytest.raises(SolverError, match="'stages' is not a list"):
+        parse_plan({"stages": None})

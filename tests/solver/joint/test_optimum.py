@@ -42,15 +42,15 @@ def answer(problem: Problem, objective: Objective, **options: float) -> Solution
 @pytest.mark.parametrize("seed", range(8))
 def test_throughput_is_the_optimum(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
-    best, found = brute_force(problem, "throughput"), answer(problem, "throughput")
-    assert (best is None) == (found is None)
-    if best is None or found is None:
+    best, solution = brute_force(problem, "throughput"), answer(problem, "throughput")
+    assert (best is None) == (solution is None)
+    if best is None or solution is None:
         return
-    assert found.cost == pytest.approx(best[1], rel=TOLERANCE)
-    assert found.bound <= best[1] * (1 + 1e-9)
-    assert found.status == "optimal"
-    outcome = evaluate_choices(problem, found.chosen)
-    assert found.cost == outcome.step_s
+    assert solution.cost == pytest.approx(best[1], rel=TOLERANCE)
+    assert solution.bound <= best[1] * (1 + 1e-9)
+    assert solution.status == "optimal"
+    outcome = evaluate_choices(problem, solution.chosen)
+    assert solution.cost == outcome.step_s
     assert outcome.excess_bytes == 0
 
 
@@ -58,16 +58,16 @@ def test_throughput_is_the_optimum(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_memory_is_the_optimum_within_its_tolerance(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
-    best, found = brute_force(problem, "memory"), answer(problem, "memory")
-    assert (best is None) == (found is None)
-    if best is None or found is None:
+    best, solution = brute_force(problem, "memory"), answer(problem, "memory")
+    assert (best is None) == (solution is None)
+    if best is None or solution is None:
         return
-    assert found.cost <= best[1] * (1 + 1.1e-3)
-    assert found.bound <= best[1] * (1 + 1e-9)
+    assert solution.cost <= best[1] * (1 + 1.1e-3)
+    assert solution.bound <= best[1] * (1 + 1e-9)
     limits = tuple(min(limit, best[1]) for limit in problem.limit_bytes)
     fastest = brute_force(replace(problem, limit_bytes=limits), "throughput")
     assert fastest is not None
-    step = evaluate_choices(problem, found.chosen).step_s
+    step = evaluate_choices(problem, solution.chosen).step_s
     assert step <= fastest[1] * (1 + TOLERANCE)
 
 
@@ -75,16 +75,16 @@ def test_memory_is_the_optimum_within_its_tolerance(kind: str, seed: int) -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_latency_is_bounded_and_near_the_optimum(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
-    best, found = brute_force(problem, "latency"), answer(problem, "latency")
-    assert (best is None) == (found is None)
-    if best is None or found is None:
+    best, solution = brute_force(problem, "latency"), answer(problem, "latency")
+    assert (best is None) == (solution is None)
+    if best is None or solution is None:
         return
-    assert found.bound <= best[1] * (1 + 1e-9)
-    assert best[1] * (1 - 1e-9) <= found.cost <= best[1] * 1.1
-    assert found.cost == evaluate_choices(problem, found.chosen).latency_s
-    assert found.order == tuple(range(len(problem.nodes)))
+    assert solution.bound <= best[1] * (1 + 1e-9)
+    assert best[1] * (1 - 1e-9) <= solution.cost <= best[1] * 1.1
+    assert solution.cost == evaluate_choices(problem, solution.chosen).latency_s
+    assert solution.order == tuple(range(len(problem.nodes)))
     if kind.startswith("spmd"):
-        assert found.cost == pytest.approx(best[1], rel=TOLERANCE)
+        assert solution.cost == pytest.approx(best[1], rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", ["spmd, limited", "placement, limited", "hybrid, limited"])
@@ -170,11 +170,11 @@ def test_a_pinned_node_is_kept_beside_interchangeable_groups() -> None:
 
 def test_a_time_limit_returns_the_incumbent_with_its_bound() -> None:
     problem = placement(1, 40, 4, scale=2)
-    found = solve(problem, time_limit_s=0.05, gap=0.0)
-    assert found.status == "time_limit"
-    assert 0 < found.bound <= found.cost
-    assert found.cost == evaluate_choices(problem, found.chosen).step_s
-    assert found.gap == pytest.approx((found.cost - found.bound) / found.cost)
+    solution = solve(problem, time_limit_s=0.05, gap=0.0)
+    assert solution.status == "time_limit"
+    assert 0 < solution.bound <= solution.cost
+    assert solution.cost == evaluate_choices(problem, solution.chosen).step_s
+    assert solution.gap == pytest.approx((solution.cost - solution.bound) / solution.cost)
 
 
 def test_options_are_checked() -> None:

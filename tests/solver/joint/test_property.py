@@ -1,6 +1,6 @@
 """Hundreds of small random problems: the optimum, its bound, its price, with and without presolve.
 
-`test_solver_optimum` looks at each kind more closely; here many are looked at.
+`test_optimum` checks each kind more closely; here many problems are checked.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from partitioner.solver import (
 )
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
-from partitioner.solver.joint.presolve import Reduced
+from partitioner.solver.presolve import Reduced
 
 KINDS: tuple[Callable[[int], Problem], ...] = (
     lambda seed: spmd(seed, 4, 3, forbid=0.2),
@@ -54,14 +54,14 @@ def answer(problem: Problem, objective: Objective) -> Solution | None:
 
 def agree(problem: Problem, objective: Objective, slack: float, seed: int) -> bool:
     """Solver and brute force; whether anything is feasible."""
-    best, found = brute_force(problem, objective), answer(problem, objective)
-    assert (best is None) == (found is None), seed
-    if best is None or found is None:
+    best, solution = brute_force(problem, objective), answer(problem, objective)
+    assert (best is None) == (solution is None), seed
+    if best is None or solution is None:
         return False
-    assert found.cost == evaluate_choices(problem, found.chosen).value(objective), seed
-    assert evaluate_choices(problem, found.chosen).excess_bytes == 0, seed
-    assert best[1] * (1 - 1e-9) <= found.cost <= best[1] * (1 + slack) + 1e-9, seed
-    assert found.bound <= best[1] * (1 + 1e-9), seed
+    assert solution.cost == evaluate_choices(problem, solution.chosen).value(objective), seed
+    assert evaluate_choices(problem, solution.chosen).excess_bytes == 0, seed
+    assert best[1] * (1 - 1e-9) <= solution.cost <= best[1] * (1 + slack) + 1e-9, seed
+    assert solution.bound <= best[1] * (1 + 1e-9), seed
     return True
 
 

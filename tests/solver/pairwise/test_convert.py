@@ -22,7 +22,7 @@ from partitioner.solver.pairwise.convert import PER_SECOND, convert
 ROUNDING = 100
 
 
-KINDS = {
+DRAWS = {
     "spmd": lambda seed: spmd(seed, 6, 3, forbid=0.15),
     "spmd, limited": lambda seed: spmd(seed, 5, 3, limit=20 + seed % 5),
     "shared holds": lambda seed: shared_holds(spmd(seed, 6, 3, limit=40 + seed % 9), seed),
@@ -30,17 +30,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(12))
-def test_every_plan_costs_and_holds_the_same(kind: str, seed: int) -> None:
-    problem = KINDS[kind](seed)
-    found = convert(problem)
-    assert found.uneven == 0
+def test_every_plan_costs_and_holds_the_same(draw: str, seed: int) -> None:
+    problem = DRAWS[draw](seed)
+    converted = convert(problem)
+    assert converted.uneven == 0
     rng = random.Random(seed)
     allowed = 0
     for _ in range(60):
         chosen = tuple(rng.randrange(len(choices)) for choices in problem.nodes)
-        outcome = evaluate(found.pairwise, found.assign(chosen))
+        outcome = evaluate(converted.pairwise, converted.assign(chosen))
         try:
             true = evaluate_choices(problem, chosen)
         except SolverError:
@@ -49,26 +49,26 @@ def test_every_plan_costs_and_holds_the_same(kind: str, seed: int) -> None:
         allowed += 1
         assert not outcome.forbidden
         assert outcome.cost == pytest.approx(true.step_s * PER_SECOND, abs=ROUNDING)
-        assert found.restore(found.assign(chosen)) == chosen
+        assert converted.restore(converted.assign(chosen)) == chosen
         if problem.limited:
             assert outcome.peak_usage == max(true.peak_bytes)
             assert bool(outcome.fault) == (true.excess_bytes > 0)
     assert allowed
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(12))
-def test_the_best_is_the_best(kind: str, seed: int) -> None:
-    problem = KINDS[kind](seed)
-    found = convert(problem)
-    answer = solve(found.pairwise)
+def test_the_best_is_the_best(draw: str, seed: int) -> None:
+    problem = DRAWS[draw](seed)
+    converted = convert(problem)
+    answer = solve(converted.pairwise)
     best = brute_force(problem, "throughput")
     if best is None:
         assert answer.status == "infeasible"
         return
     assert answer.status == "optimal"
     assert answer.cost == pytest.approx(best[1] * PER_SECOND, abs=ROUNDING)
-    plan = evaluate_choices(problem, found.restore(answer.chosen))
+    plan = evaluate_choices(problem, converted.restore(answer.chosen))
     assert plan.excess_bytes == 0
     assert plan.step_s == pytest.approx(best[1])
 
@@ -76,12 +76,12 @@ def test_the_best_is_the_best(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_unlike_devices_give_an_upper_estimate(seed: int) -> None:
     problem = placement(seed, 5, 3, limit=30.0)
-    found = convert(problem)
-    assert 0 < found.uneven <= found.figures
+    converted = convert(problem)
+    assert 0 < converted.uneven <= converted.figures
     rng = random.Random(seed)
     for _ in range(20):
         chosen = tuple(rng.randrange(len(choices)) for choices in problem.nodes)
-        outcome = evaluate(found.pairwise, found.assign(chosen))
+        outcome = evaluate(converted.pairwise, converted.assign(chosen))
         true = evaluate_choices(problem, chosen)
         assert not outcome.forbidden
         assert outcome.cost >= true.step_s * PER_SECOND - ROUNDING
@@ -93,10 +93,10 @@ def test_an_item_of_one_edge_without_bytes_needs_no_auxiliary_node() -> None:
     edge = Edge(0, 1, (0, 1), (0, 1), {(0, 1): (0,), (1, 0): (0,)})
     item = Item((0.5, 0.5), (0.0, 0.0), 0, 1)
     problem = Problem(2, (math.inf,) * 2, (choices,) * 2, ("a", "b"), (edge,), (), (item,))
-    found = convert(problem).pairwise
-    assert found.nodes == 2
-    assert found.limit is None
-    assert found.edge_costs.tolist() == [0, 5 * 10**11, 5 * 10**11, 0]
+    converted = convert(problem).pairwise
+    assert converted.nodes == 2
+    assert converted.limit is None
+    assert converted.edge_costs.tolist() == [0, 5 * 10**11, 5 * 10**11, 0]
 
 
 def test_what_the_format_cannot_say_is_refused() -> None:

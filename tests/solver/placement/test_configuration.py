@@ -2,32 +2,20 @@
 
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from solver_instances import dnnp, placement, spmd
+from solver_instances import dnnp, placement, spmd, uneven
 
 from partitioner.solver import Choice, Problem, brute_force, evaluate_choices
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.joint.incumbents import relax
-from partitioner.solver.joint.progress import Hunt
-from partitioner.solver.placement.capacity import devices, knapsack
+from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.configuration import configure, laid_out, refuted
-from partitioner.solver.placement.frontier import fleet
+from partitioner.solver.placement.fleet import fleet
 from partitioner.solver.placement.sweep import sweep
-
-
-def uneven(seed: int) -> Problem:
-    """Device 0 runs at half speed: nothing is interchangeable."""
-    problem = placement(seed, 6, 3)
-    nodes = tuple(
-        tuple(replace(c, load_s=(2 * c.load_s[0], *c.load_s[1:])) for c in choices)
-        for choices in problem.nodes
-    )
-    return replace(problem, nodes=nodes, interchangeable=())
 
 
 def mixed(seed: int) -> Problem:
@@ -41,20 +29,23 @@ def mixed(seed: int) -> Problem:
 KINDS = {
     "alike": lambda seed: placement(seed, 7, 3),
     "limited": lambda seed: placement(seed, 6, 3, limit=30),
-    "uneven": uneven,
+    "uneven": lambda seed: uneven(placement(seed, 6, 3)),
     "mixed": mixed,
 }
 
 
-def held(chosen: Sequence[int], picks: Sequence[int]) -> set[int]:
-    """The nodes that a device holds; `picks` are the choices on it."""
-    return {node for node, pick in enumerate(picks) if chosen[node] == pick}
+def search_from(problem: Problem, chosen: tuple[int, ...]) -> Search:
+    search = Search(problem, "throughput", 1e-4, time.monotonic() + 60, 0)
+    search.offer(chosen, "start")
+    return search
 
 
-def hunt_of(problem: Problem, chosen: tuple[int, ...]) -> Hunt:
-    hunt = Hunt(problem, "throughput", 1e-4, time.monotonic() + 60, 0)
-    hunt.offer(chosen, "start")
-    return hunt
+def bounded(problem: Problem, chosen: tuple[int, ...]) -> Search:
+    """A search whose bound is raised from a plan."""
+    search = search_from(problem, chosen)
+    assert search.fleet is not None
+    configure(search, search.fleet)
+    return search
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,11 +54,10 @@ def test_no_plan_is_below_the_bound(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
     best = brute_force(problem, "throughput")
     assert best is not None
-    hunt = hunt_of(problem, best[0])
-    configure(hunt)
-    assert hunt.bound <= best[1] * (1 + 1e-9)
+    search = bounded(problem, best[0])
+    assert search.bound <= best[1] * (1 + 1e-9)
     work = sum(min(sum(c.load_s) for c in choices) for choices in problem.nodes)
-    assert hunt.bound >= 0.98 * work / problem.devices
+    assert search.bound >= 0.98 * work / problem.devices
 
 
 def test_the_bound_is_near_the_optimum_where_work_alone_says_little() -> None:
@@ -77,11 +67,10 @@ def test_the_bound_is_near_the_optimum_where_work_alone_says_little() -> None:
         problem = placement(seed, 7, 3, scale=3.0)
         best = brute_force(problem, "throughput")
         assert best is not None
-        hunt = hunt_of(problem, best[0])
-        configure(hunt)
-        assert hunt.proved_by == "configuration LP"
+        search = bounded(problem, best[0])
+        assert search.proved_by == "configuration LP"
         work = sum(choices[0].load_s[0] for choices in problem.nodes) / 3
-        gaps.append(1 - hunt.bound / best[1])
+        gaps.append(1 - search.bound / best[1])
         plain.append(1 - work / best[1])
     assert sum(gaps) < sum(plain) / 2
 
@@ -90,33 +79,29 @@ def test_the_bound_is_near_the_optimum_where_work_alone_says_little() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_device_spends_at_least_what_its_knapsack_says(kind: str, seed: int) -> None:
     problem = KINDS[kind](seed)
-    found = devices(problem)
-    assert found is not None
+    devices = fleet(problem)
+    assert devices is not None
     rng = random.Random(seed)
     for _ in range(20):
         chosen = [rng.randrange(len(choices)) for choices in problem.nodes]
         loads = evaluate_choices(problem, chosen).load_s
-        for group, picks in found.choice.items():
-            inside = {
-                n for n, (pick, own) in enumerate(zip(chosen, picks, strict=True)) if pick == own
-            }
-            spent = knapsack(problem, found, group).seconds(inside)
-            assert spent <= loads[found.device[group]] * (1 + 1e-9)
+        for group, device in devices.device.items():
+            spent = devices.knapsacks[group].seconds(devices.held(chosen, group))
+            assert spent <= loads[device] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_accelerators_spend_exactly_what_their_knapsack_says(seed: int) -> None:
     """A value leaves and comes once, whatever the other devices are."""
     problem = mixed(seed)
-    found = devices(problem)
-    assert found is not None
+    devices = fleet(problem)
+    assert devices is not None
     rng = random.Random(seed)
     chosen = [rng.randrange(len(choices)) for choices in problem.nodes]
     loads = evaluate_choices(problem, chosen).load_s
-    for group, picks in found.choice.items():
-        inside = held(chosen, picks)
-        spent = knapsack(problem, found, group).seconds(inside)
-        assert spent == pytest.approx(loads[found.device[group]])
+    for group, device in devices.device.items():
+        spent = devices.knapsacks[group].seconds(devices.held(chosen, group))
+        assert spent == pytest.approx(loads[device])
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -124,17 +109,17 @@ def test_any_values_refute_no_more_than_is_true(seed: int) -> None:
     """Not only those of the LP: the bound is a proof by itself."""
     problem = mixed(seed) if seed % 2 else placement(seed, 7, 3)
     best = brute_force(problem, "throughput")
-    together = fleet(problem)
+    devices = fleet(problem)
     assert best is not None
-    assert together is not None
+    assert devices is not None
     rng = random.Random(seed)
     values = np.array([rng.randrange(30) for _ in problem.nodes]) + 1
-    total, numbers = int(values.sum()), [len(own) for own in together.found.classes]
+    total, numbers = int(values.sum()), [len(members) for members in devices.classes]
     swept = []
-    for sack, number in zip(together.sacks, numbers, strict=True):
-        plan = laid_out(sack, together.order)
-        assert plan is not None
-        swept.append(sweep(plan, values, -(-total // number)))
+    for members, number in zip(devices.classes, numbers, strict=True):
+        layout = laid_out(devices.knapsacks[members[0]], devices.order)
+        assert layout is not None
+        swept.append(sweep(layout, values, -(-total // number)))
     assert 0 < refuted(swept, numbers, total) <= best[1] * (1 + 1e-9)
 
 
@@ -142,20 +127,22 @@ def test_a_slow_device_counts_for_what_it_can_do() -> None:
     """Ten unit nodes, a device that takes 1 s for each and one that takes 9 s: 9 s at best."""
     problem = replace(placement(0, 10, 2), edges=(), holds=(), items=(), interchangeable=())
     unit = (Choice((1.0, 0.0), 0, "fast"), Choice((0.0, 9.0), 1, "slow"))
-    hunt = hunt_of(replace(problem, nodes=(unit,) * 10), (0,) * 10)
-    relax(hunt)
-    assert hunt.bound == pytest.approx(9.0)
+    search = search_from(replace(problem, nodes=(unit,) * 10), (0,) * 10)
+    relax(search)
+    assert search.bound == pytest.approx(9.0)
 
 
 def test_only_groups_of_one_device_are_bounded() -> None:
-    assert devices(spmd(0, 4, 3)) is None
-    assert devices(placement(0, 4, 2, per_group=2)) is None
-    assert devices(placement(0, 4, 1)) is None
+    assert fleet(spmd(0, 4, 3)) is None
+    assert fleet(placement(0, 4, 2, per_group=2)) is None
+    assert fleet(placement(0, 4, 1)) is None
+    assert fleet(placement(0, 4, 2)) is not None
 
 
 def test_nothing_is_proven_after_the_deadline() -> None:
     problem = placement(0, 7, 3)
-    hunt = hunt_of(problem, (0,) * 7)
-    hunt.deadline = time.monotonic()
-    configure(hunt)
-    assert hunt.bound == 0.0
+    search = search_from(problem, (0,) * 7)
+    assert search.fleet is not None
+    search.deadline = time.monotonic()
+    configure(search, search.fleet)
+    assert search.bound == 0.0

@@ -3,18 +3,19 @@
 import itertools
 import math
 import random
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 from solver_instances import placement
 
 from partitioner.solver import brute_force, evaluate_choices
-from partitioner.solver.joint.progress import Hunt
-from partitioner.solver.placement.capacity import Knapsack, Star, longest_runs
 from partitioner.solver.placement.exchange import exchange
-from partitioner.solver.placement.frontier import fleet, narrow
+from partitioner.solver.placement.fleet import Knapsack, Star, fleet, longest_runs
+from partitioner.solver.placement.orders import frontier_order
 from partitioner.solver.placement.pairs import FEWEST, split
-from partitioner.solver.placement.sweep import MOST_OPEN, Net, lay_out, sweep
+from partitioner.solver.placement.sweep import MOST_OPEN, StarTerm, lay_out, sweep
+from partitioner.solver.progress import Progress
 
 COUNT = 8
 
@@ -34,13 +35,17 @@ def random_sack(rng: random.Random) -> Knapsack:
     return Knapsack(tuple(rng.choice((0.0, 1.0, 4.0)) for _ in range(COUNT)), tuple(stars.values()))
 
 
-def net_sum(nets: list[Net], inside: frozenset[int], *, values: bool) -> float:
+def order_of(stars: Iterable[Star], count: int = COUNT) -> tuple[int, ...]:
+    return frontier_order(count, ((star.centre, leaf) for star in stars for leaf in star.leaves))
+
+
+def star_sum(terms: list[StarTerm], inside: frozenset[int], *, values: bool) -> float:
     total = 0.0
-    for net in nets:
-        side = int(net.centre in inside)
-        cut = any((leaf in inside) != (net.centre in inside) for leaf in net.leaves)
-        seconds = net.cut_s if cut else net.whole_s
-        worth = net.cut_value if cut else net.whole_value
+    for term in terms:
+        side = int(term.centre in inside)
+        cut = any((leaf in inside) != (term.centre in inside) for leaf in term.leaves)
+        seconds = term.cut_s if cut else term.whole_s
+        worth = term.cut_value if cut else term.whole_value
         total += (worth if values else seconds)[side]
     return total
 
@@ -48,46 +53,46 @@ def net_sum(nets: list[Net], inside: frozenset[int], *, values: bool) -> float:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_sweep_has_the_least_seconds_of_every_value(seed: int) -> None:
     rng = random.Random(seed)
-    nets = []
+    terms = []
     for _ in range(6):
         centre, *leaves = rng.sample(range(COUNT), rng.choice((1, 2, 3, 4)))
         low = [(rng.random(), rng.random()), (rng.choice((0, 1, 3)), rng.choice((0, 2)))]
-        high = [tuple(a + rng.choice((0, 1, 2)) for a in own) for own in low]
-        nets.append(Net(centre, tuple(leaves), low[0], high[0], low[1], high[1]))
+        high = [tuple(a + rng.choice((0, 1, 2)) for a in pair) for pair in low]
+        terms.append(StarTerm(centre, tuple(leaves), low[0], high[0], low[1], high[1]))
     inside_s, outside_s = ([rng.random() for _ in range(COUNT)] for _ in range(2))
     values = np.array([rng.choice((0, 1, 2, 7)) for _ in range(COUNT)])
     order = rng.sample(range(COUNT), COUNT)
-    plan = lay_out(order, inside_s, outside_s, nets)
-    assert plan is not None
-    swept = sweep(plan, values, 99)
+    layout = lay_out(order, inside_s, outside_s, terms)
+    assert layout is not None
+    swept = sweep(layout, values, 99)
     # a question may be answered yes too often, which never costs less nor is worth less
     least = np.full(100, math.inf)
     for inside in sets(COUNT):
-        value = int(values[sorted(inside)].sum() + net_sum(nets, inside, values=True))
+        value = int(values[sorted(inside)].sum() + star_sum(terms, inside, values=True))
         seconds = sum((inside_s if n in inside else outside_s)[n] for n in range(COUNT))
-        seconds += net_sum(nets, inside, values=False)
+        seconds += star_sum(terms, inside, values=False)
         least[value] = min(least[value], seconds)
     for value in np.flatnonzero(np.isfinite(least)).tolist():
         assert swept.seconds[value] <= least[value] + 1e-9
     for value in np.flatnonzero(np.isfinite(swept.seconds[:-1])).tolist():
         inside = swept.inside(value)
-        real = int(values[sorted(inside)].sum() + net_sum(nets, inside, values=True))
+        real = int(values[sorted(inside)].sum() + star_sum(terms, inside, values=True))
         seconds = sum((inside_s if n in inside else outside_s)[n] for n in range(COUNT))
         assert real <= value
-        assert seconds + net_sum(nets, inside, values=False) <= swept.seconds[value] + 1e-9
+        assert seconds + star_sum(terms, inside, values=False) <= swept.seconds[value] + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_values_that_saturate_count_as_the_last(seed: int) -> None:
     rng = random.Random(seed)
     sack = random_sack(rng)
-    nets = [Net(s.centre, s.leaves, (0.0, 0.0), (s.come_s, s.leave_s)) for s in sack.stars]
-    order = narrow(COUNT, sack.stars)
-    plan = lay_out(order, sack.work_s, [0.0] * COUNT, nets)
-    assert plan is not None
+    terms = [StarTerm(s.centre, s.leaves, (0.0, 0.0), (s.come_s, s.leave_s)) for s in sack.stars]
+    order = order_of(sack.stars)
+    layout = lay_out(order, sack.work_s, [0.0] * COUNT, terms)
+    assert layout is not None
     values = np.array([rng.choice((0, 1, 3, 20)) for _ in range(COUNT)])
     most = 10
-    swept = sweep(plan, values, most)
+    swept = sweep(layout, values, most)
     least = [math.inf] * (most + 1)
     for inside in sets(COUNT):
         value = min(most, int(values[sorted(inside)].sum()))
@@ -105,17 +110,17 @@ def test_the_best_split_is_the_best_there_is(seed: int) -> None:
     rng = random.Random(seed)
     first, second = random_sack(rng), random_sack(rng)
     free = frozenset(rng.sample(range(COUNT), 6))
-    order = [node for node in narrow(COUNT, (*first.stars, *second.stars)) if node in free]
+    order = [node for node in order_of((*first.stars, *second.stars)) if node in free]
     limit = first.seconds(free) + second.seconds(free)
-    found = split(first, second, order, limit)
-    assert found is not None
+    splits = split(first, second, order, limit)
+    assert splits is not None
     best = min(
-        max(first.seconds(frozenset(own)), second.seconds(free - frozenset(own)))
+        max(first.seconds(frozenset(nodes)), second.seconds(free - frozenset(nodes)))
         for size in range(len(free) + 1)
-        for own in itertools.combinations(sorted(free), size)
+        for nodes in itertools.combinations(sorted(free), size)
     )
-    ours = [found.on_first(quanta) for quanta in found.within(limit)[:6]]
-    least = min(max(first.seconds(own), second.seconds(free - own)) for own in ours)
+    ours = [splits.on_first(quanta) for quanta in splits.within(limit)[:6]]
+    least = min(max(first.seconds(nodes), second.seconds(free - nodes)) for nodes in ours)
     assert best - 1e-9 <= least <= best + 8 * limit / FEWEST
 
 
@@ -133,25 +138,26 @@ def test_longest_runs_fit_and_cannot_be_longer(seed: int) -> None:
         if sack.seconds(frozenset(order[start:stop])) <= limit
     }
     assert bool(runs) == bool(fitting)
-    for run in runs:
-        start = min(order.index(node) for node in run.inside)
-        assert fitting[start, start + len(run.inside)] == pytest.approx(run.seconds)
-        assert (start, start + len(run.inside) + 1) not in fitting
+    for inside, seconds in runs:
+        start = min(order.index(node) for node in inside)
+        assert fitting[start, start + len(inside)] == pytest.approx(seconds)
+        assert (start, start + len(inside) + 1) not in fitting
 
 
 def test_a_graph_that_is_too_wide_is_not_swept() -> None:
     count = MOST_OPEN + 2
-    nets = [
-        Net(u, (v,), (0.0, 0.0), (1.0, 1.0)) for u, v in itertools.combinations(range(count), 2)
+    terms = [
+        StarTerm(u, (v,), (0.0, 0.0), (1.0, 1.0))
+        for u, v in itertools.combinations(range(count), 2)
     ]
     nothing = [0.0] * count
-    assert lay_out(range(count), nothing, nothing, nets) is None
+    assert lay_out(range(count), nothing, nothing, terms) is None
     assert lay_out(range(6), nothing, nothing, []) is not None
 
 
 def test_a_narrow_order_of_a_chain_lets_one_node_wait() -> None:
     stars = [Star(node, (node + 1,), 1.0, 1.0) for node in range(19)]
-    order = narrow(20, stars)
+    order = order_of(stars, 20)
     places = [order.index(node) for node in range(20)]
     assert places in (sorted(places), sorted(places, reverse=True))
 
@@ -159,16 +165,18 @@ def test_a_narrow_order_of_a_chain_lets_one_node_wait() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_exchange_only_improves_and_repeats(seed: int) -> None:
     problem = placement(seed, 20, 3, limit=90)
+    devices = fleet(problem)
+    assert devices is not None
     plans = []
     for _ in range(2):
-        hunt = Hunt(problem, "throughput", 1e-4, math.inf, seed)
-        hunt.offer([node * 3 // 20 for node in range(20)], "start")
-        before = hunt.cost
-        exchange(hunt, 10)
-        assert hunt.best is not None
-        assert hunt.cost <= before
-        assert evaluate_choices(problem, hunt.best).excess_bytes <= 0
-        plans.append(hunt.best)
+        progress = Progress(problem, "throughput", 1e-4, math.inf, seed)
+        progress.offer([node * 3 // 20 for node in range(20)], "start")
+        before = progress.cost
+        exchange(progress, devices, 10)
+        assert progress.best is not None
+        assert progress.cost <= before
+        assert evaluate_choices(problem, progress.best).excess_bytes <= 0
+        plans.append(progress.best)
     assert plans[0] == plans[1]
 
 
@@ -177,12 +185,9 @@ def test_exchange_ends_near_the_best_plan(seed: int) -> None:
     problem = placement(seed, 7, 3)
     best = brute_force(problem, "throughput")
     assert best is not None
-    hunt = Hunt(problem, "throughput", 1e-4, math.inf, 0)
-    hunt.offer((0,) * 7, "start")
-    exchange(hunt, 40)
-    assert best[1] - 1e-9 <= hunt.cost <= 1.02 * best[1]
-
-
-def test_only_devices_by_themselves_make_a_fleet() -> None:
-    assert fleet(placement(0, 6, 2, per_group=2)) is None
-    assert fleet(placement(0, 6, 3)) is not None
+    progress = Progress(problem, "throughput", 1e-4, math.inf, 0)
+    progress.offer((0,) * 7, "start")
+    devices = fleet(problem)
+    assert devices is not None
+    exchange(progress, devices, 40)
+    assert best[1] - 1e-9 <= progress.cost <= 1.02 * best[1]

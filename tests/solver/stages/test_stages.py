@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stage_problems import Spec, all_cuts, brute_force, problem
+from stage_problems import Spec, all_cuts, brute_force, draw_problem
 
 from partitioner.solver import Infeasible, SolverError
 from partitioner.solver.stages import (
@@ -19,9 +19,9 @@ from partitioner.solver.stages import (
     flights,
     labels,
 )
+from partitioner.solver.stages.entries import lay_out, most_in_flight, settle
 from partitioner.solver.stages.labels import frontier
 from partitioner.solver.stages.paths import least_tails
-from partitioner.solver.stages.runs import lay_out, most_in_flight, settle
 
 SPECS = {
     "memory couples": Spec(),
@@ -39,21 +39,21 @@ SPECS = {
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_cut_is_as_good_as_any(name: str) -> None:
-    found = 0
+    feasible = 0
     for seed in range(30):
-        asked = problem(seed, SPECS[name])
-        best = brute_force(asked)
+        problem = draw_problem(seed, SPECS[name])
+        best = brute_force(problem)
         if best is None:
             with pytest.raises(Infeasible, match="no cut into stages"):
-                cut_stages(asked)
+                cut_stages(problem)
             continue
-        cut = cut_stages(asked)
-        outcome = evaluate_cut(asked, cut.stages)
+        cut = cut_stages(problem)
+        outcome = evaluate_cut(problem, cut.stages)
         assert not outcome.faults
         assert max(outcome.load_s) == cut.load_s == cut.bound_s == best
         assert cut.status == "optimal"
-        found += 1
-    assert found > 5
+        feasible += 1
+    assert feasible > 5
 
 
 #: Where neither a bound nor a shortest path decides, for the memory of coupled stages alone.
@@ -77,8 +77,8 @@ def test_labels_decide_where_memory_couples(
 
     monkeypatch.setattr(labels, "search", counted)
     for seed in seeds:
-        asked = problem(seed, spec)
-        assert _load(asked) == brute_force(asked)
+        problem = draw_problem(seed, spec)
+        assert _load(problem) == brute_force(problem)
         assert searches
         searches.clear()
 
@@ -87,20 +87,20 @@ def test_labels_decide_where_memory_couples(
 def test_searches_that_leave_labels_out_lose_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    specs = replace(SPECS[name], positions=7, options=5)
-    asked = [problem(seed, specs) for seed in range(25)]
-    loads = [_load(one) for one in asked]
+    spec = replace(SPECS[name], positions=7, options=5)
+    problems = [draw_problem(seed, spec) for seed in range(25)]
+    loads = [_load(problem) for problem in problems]
     monkeypatch.setattr(labels, "WIDTHS", (1, None))
-    assert [_load(one) for one in asked] == loads
+    assert [_load(problem) for problem in problems] == loads
     monkeypatch.setattr(labels, "WIDTHS", (None,))
     monkeypatch.setattr(labels, "GRID", 0)
-    assert [_load(one) for one in asked] == loads
+    assert [_load(problem) for problem in problems] == loads
     assert len(set(loads)) > 5
 
 
-def _load(asked: StageProblem) -> float | None:
+def _load(problem: StageProblem) -> float | None:
     try:
-        return cut_stages(asked).load_s
+        return cut_stages(problem).load_s
     except Infeasible:
         return None
 
@@ -108,7 +108,8 @@ def _load(asked: StageProblem) -> float | None:
 def test_equal_problems_have_equal_cuts() -> None:
     for seed in range(5):
         first, second = (
-            cut_stages(problem(seed, Spec(positions=12, options=6, memory=False))) for _ in range(2)
+            cut_stages(draw_problem(seed, Spec(positions=12, options=6, memory=False)))
+            for _ in range(2)
         )
         assert first == second
 
@@ -116,8 +117,8 @@ def test_equal_problems_have_equal_cuts() -> None:
 def test_a_gap_is_kept_and_the_bound_holds() -> None:
     loose = 0
     for seed in range(20):
-        asked = problem(seed, Spec(positions=12, options=6, memory=False))
-        exact, near = cut_stages(asked), cut_stages(asked, gap=0.2)
+        problem = draw_problem(seed, Spec(positions=12, options=6, memory=False))
+        exact, near = cut_stages(problem), cut_stages(problem, gap=0.2)
         assert near.bound_s <= exact.load_s <= near.load_s
         assert near.load_s - near.bound_s <= 0.2 * near.load_s
         loose += near.bound_s < near.load_s
@@ -126,9 +127,9 @@ def test_a_gap_is_kept_and_the_bound_holds() -> None:
 
 def test_many_positions_and_devices_are_balanced() -> None:
     """200 equal positions on 1,000 single devices: one stage a position; on 40, five each."""
-    asked = StageProblem((_option(200),), (Pool(1000),))
-    assert cut_stages(asked).load_s == 1.0
-    cut = cut_stages(replace(asked, pools=(Pool(40),)))
+    problem = StageProblem((_option(200),), (Pool(1000),))
+    assert cut_stages(problem).load_s == 1.0
+    cut = cut_stages(replace(problem, pools=(Pool(40),)))
     assert cut.load_s == cut.bound_s == 5.0
     assert {stage.stop - stage.start for stage in cut.stages} == {5}
 
@@ -136,13 +137,13 @@ def test_many_positions_and_devices_are_balanced() -> None:
 def test_early_stages_hold_what_later_ones_need() -> None:
     """With 6 bytes a device, 1 a position in flight: 1 + 2 + 3 positions from the first on."""
     option = replace(_option(6), flying_bytes=_span(6), resident_bytes=_span(6) * 0)
-    asked = StageProblem((option,), (Pool(3, 6.0),))
-    cut = cut_stages(asked)
-    assert evaluate_cut(asked, cut.stages).in_flight == (3, 2, 1)
+    problem = StageProblem((option,), (Pool(3, 6.0),))
+    cut = cut_stages(problem)
+    assert evaluate_cut(problem, cut.stages).in_flight == (3, 2, 1)
     assert cut.load_s == 2.0
-    tight = cut_stages(replace(asked, pools=(Pool(3, 4.0),)))
+    tight = cut_stages(replace(problem, pools=(Pool(3, 4.0),)))
     assert [stage.stop for stage in tight.stages] == [1, 3, 6]
-    free = cut_stages(replace(asked, pools=(Pool(3, 2.0),), in_flight=False))
+    free = cut_stages(replace(problem, pools=(Pool(3, 2.0),), in_flight=False))
     assert free.load_s == 2.0
 
 
@@ -155,21 +156,21 @@ def test_a_smaller_degree_is_kept_for_the_stages_before() -> None:
         return StageOption("", devices, load, 0 * _span(2), flying * _span(2), degree)
 
     options = only(1, 1, 4, 0.0), only(1, 2, 1, 1.0), only(0, 1, 1, 1.5)
-    asked = StageProblem(options, (Pool(3, 3.0),))
-    assert [stage.option for stage in cut_stages(asked).stages] == [2, 1]
+    problem = StageProblem(options, (Pool(3, 3.0),))
+    assert [stage.option for stage in cut_stages(problem).stages] == [2, 1]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_least_sum_of_degrees_is_exact(seed: int) -> None:
-    asked = problem(seed, Spec(degrees=(1, 2, 3)))
-    asked = replace(asked, pools=(replace(asked.pools[0], devices=99),))
+    problem = draw_problem(seed, Spec(degrees=(1, 2, 3)))
+    problem = replace(problem, pools=(replace(problem.pools[0], devices=99),))
     sums = [
-        sum(asked.options[stage.option].degree for stage in stages)
-        for stages in all_cuts(asked)
-        if not evaluate_cut(asked, stages).faults
+        sum(problem.options[stage.option].degree for stage in stages)
+        for stages in all_cuts(problem)
+        if not evaluate_cut(problem, stages).faults
     ]
-    space, runs = lay_out(asked)
-    tails, _ = least_tails(space, settle(space, runs))
+    space, entries = lay_out(problem)
+    tails, _ = least_tails(space, settle(space, entries))
     assert tails[0] == min(sums, default=-1)
 
 
@@ -187,8 +188,8 @@ def test_positions_may_be_downsets() -> None:
         load[0, i, j] = seconds
     load[0, 2, 3] = 5.0
     nothing = np.zeros((1, 4, 4))
-    asked = StageProblem((StageOption("", 1, load, nothing, nothing),), (Pool(2),))
-    cut = cut_stages(asked)
+    problem = StageProblem((StageOption("", 1, load, nothing, nothing),), (Pool(2),))
+    cut = cut_stages(problem)
     assert [(stage.start, stage.stop) for stage in cut.stages] == [(0, 1), (1, 3)]
 
 
@@ -239,28 +240,28 @@ def test_a_refusal_says_what_is_short(message: str) -> None:
 def test_the_bytes_that_are_short_are_just_enough() -> None:
     tried = 0
     for seed in range(60):
-        asked = problem(seed, Spec(positions=5, degrees=(1, 2)))
-        asked = _limited(asked, 3.0)
+        problem = draw_problem(seed, Spec(positions=5, degrees=(1, 2)))
+        problem = _limited(problem, 3.0)
         try:
-            cut_stages(asked)
+            cut_stages(problem)
         except Infeasible as error:
             if not error.bytes_short:
                 continue
             needed = 3.0 + math.ceil(error.bytes_short)
-            cut_stages(_limited(asked, needed))
+            cut_stages(_limited(problem, needed))
             with pytest.raises(Infeasible):
-                cut_stages(_limited(asked, needed - 1.5))
+                cut_stages(_limited(problem, needed - 1.5))
             tried += 1
     assert tried > 5
 
 
-def _limited(asked: StageProblem, limit_bytes: float) -> StageProblem:
-    return replace(asked, pools=(replace(asked.pools[0], limit_bytes=limit_bytes),))
+def _limited(problem: StageProblem, limit_bytes: float) -> StageProblem:
+    return replace(problem, pools=(replace(problem.pools[0], limit_bytes=limit_bytes),))
 
 
 def test_every_broken_rule_is_named() -> None:
-    asked = StageProblem((_option(4, 2, degree=2), _gap_at(2)), (Pool(3, 1.0),), most_degrees=3)
-    outcome = evaluate_cut(asked, (Stage(0, 2, 0, 0), Stage(2, 3, 1, 0), Stage(2, 3, 0, 0)))
+    problem = StageProblem((_option(4, 2, degree=2), _gap_at(2)), (Pool(3, 1.0),), most_degrees=3)
+    outcome = evaluate_cut(problem, (Stage(0, 2, 0, 0), Stage(2, 3, 1, 0), Stage(2, 3, 0, 0)))
     assert outcome.load_s == (2.0, math.inf, 1.0)
     assert outcome.held_bytes == (2.0, 1.0, 1.0)
     assert outcome.in_flight == (3, 3, 1)
@@ -294,9 +295,9 @@ def test_the_frontier_has_every_row_that_none_is_below(columns: int) -> None:
         rows = rng.integers(0, 6, (size, columns))
         below = (rows[:, None] <= rows[None]).all(axis=2) & (rows[:, None] < rows[None]).any(axis=2)
         wanted = {tuple(row) for row in rows[~below.any(axis=0)].tolist()}
-        got = [tuple(row) for row in rows[frontier(rows)].tolist()]
-        assert len(got) == len(set(got))
-        assert set(got) == wanted
+        kept = [tuple(row) for row in rows[frontier(rows)].tolist()]
+        assert len(kept) == len(set(kept))
+        assert set(kept) == wanted
 
 
 SPOILT = {

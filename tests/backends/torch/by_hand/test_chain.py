@@ -1,14 +1,16 @@
-"""`partitioner.Chain`: a model split by hand trains as in one process (jobs: chain_jobs.py)."""
+"""`partitioner.Chain`: a model split by hand trains as in one process."""
 
 import pytest
-from torch_jobs import run_jobs
+from chain_jobs import JOBS
+from torch_jobs import RunJob, job_parameters
 
 import partitioner
 from partitioner.backends.errors import BackendError
 
 
-def test_chains_on_ranks() -> None:
-    run_jobs("chain_jobs.py")
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_chains_on_ranks(run_job: RunJob, job: str) -> None:
+    run_job("chain_jobs.py", job)
 
 
 def test_a_chain_without_a_process_group_says_what_to_call() -> None:

@@ -1,10 +1,11 @@
-"""`partitioner.functional` on ranks of a gloo group (jobs: functional_jobs.py)."""
+"""`partitioner.functional` on ranks of a gloo group."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from torch_jobs import ROOT, run_jobs
+from functional_jobs import JOBS
+from torch_jobs import ROOT, RunJob, job_parameters
 
 import partitioner
 from partitioner import functional as comm
@@ -13,8 +14,9 @@ from partitioner.backends.torch.by_hand import wire
 from partitioner.backends.torch.by_hand.labels import DTYPES, LABEL_SIZE, Label, label_of
 
 
-def test_values_gradients_and_errors_on_ranks() -> None:
-    run_jobs("functional_jobs.py")
+@pytest.mark.parametrize("job", job_parameters(JOBS))
+def test_values_gradients_and_errors_on_ranks(run_job: RunJob, job: str) -> None:
+    run_job("functional_jobs.py", job)
 
 
 def test_public_names_are_sorted_and_documented() -> None:

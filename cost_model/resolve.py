@@ -1,0 +1,165 @@
+"""The cluster that a user names: a preset, a TOML file, a number of devices, this machine's GPUs.
+
+See docs/reference/cluster.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from partitioner.cost_model import presets
+from partitioner.cost_model.cluster import MAX_DEVICES, Cluster, DeviceSpec
+from partitioner.cost_model.errors import ClusterOptionError, CostError
+from partitioner.ir.checks import is_a, is_whole
+
+
+def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Cluster:
+    """The cluster of a specification.
+
+    Args:
+        spec: A preset's name, with counts in front ("4xh100", "2x4xh200": 2 nodes of 4) or
+            without; "ideal" or "local" in the same way; a TOML file; None for the reference
+            accelerator.
+        devices: Number of devices; must agree with `spec` where both give it.
+
+    Raises:
+        ClusterOptionError: The name is unknown, a count is 0, or the counts disagree.
+        CostError: The file is malformed, or the machine has fewer GPUs than asked for.
+    """
+    if devices is not None and not is_whole(devices):
+        raise ClusterOptionError(f"devices is {devices!r}, not a whole number")
+    if devices is not None and devices < 1:
+        raise ClusterOptionError(f"{devices} devices were asked for; at least 1 is needed")
+    if devices is not None and devices > MAX_DEVICES:
+        raise ClusterOptionError(
+            f"{devices} devices were asked for; at most {MAX_DEVICES} are planned for"
+        )
+    if spec is not None and not is_a(spec, str, Path):
+        raise ClusterOptionError(f"cluster is {spec!r}; give a preset's name or a TOML file")
+    if spec is None:
+        if devices is None:
+            raise ClusterOptionError("neither a number of devices nor a cluster is given")
+        return preset_cluster(presets.REFERENCE, 1, int(devices))
+    if isinstance(spec, Path) or spec.endswith(".toml") or "/" in spec:
+        cluster = _read_cluster(Path(spec))
+        _check_agreement(str(spec), len(cluster), devices)
+        return cluster
+    return _named(spec, devices)
+
+
+def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
+    """Equal devices of a preset; devices of one node are numbered one after the other."""
+    count = nodes * per_node
+    title = f"{nodes}x{per_node}x{name}" if nodes > 1 else f"{per_node}x{name}"
+    levels = presets.levels(name, nodes, per_node)
+    return Cluster(title, (presets.device(name),) * count, levels)
+
+
+def local_cluster(count: int | None, cuda: Any = None) -> Cluster:
+    """The first `count` GPUs of this machine (None: all), each with its own memory size.
+
+    Their rates are those of the preset with the GPU's name; `cuda` stands in for `torch.cuda`.
+
+    Raises:
+        CostError: There are fewer GPUs, or a GPU is not one of the presets.
+    """
+    if cuda is None:
+        import torch
+
+        cuda = torch.cuda
+    available = int(cuda.device_count()) if cuda.is_available() else 0
+    wanted = max(1, available) if count is None else count
+    if available < wanted:
+        raise CostError(f"cluster 'local' needs {wanted} GPUs, this machine has {available}")
+    gpus = [_gpu(cuda.get_device_properties(index)) for index in range(wanted)]
+    names = {name for name, _ in gpus}
+    pairs = itertools.permutations(range(wanted), 2)
+    if len(names) == 1 and all(cuda.can_device_access_peer(a, b) for a, b in pairs):
+        level = presets.levels(names.pop(), 1, wanted)[0]
+    else:
+        level = replace(presets.levels("l4", 1, wanted)[0], name="pcie")
+    return Cluster("local", tuple(spec for _, spec in gpus), (level,))
+
+
+def _gpu(properties: Any) -> tuple[str, DeviceSpec]:
+    """The preset that a GPU's driver name belongs to, and its figures with the GPU's memory."""
+    title = str(properties.name)
+    for name, row in presets.PRESETS.items():
+        if any(part in title for part in row.cuda_names):
+            spec = replace(presets.device(name), memory_bytes=int(properties.total_memory))
+            return name, spec
+    raise CostError(f"no figures are known for GPU {title!r}; describe it in a TOML file")
+
+
+def _named(spec: str, devices: int | None) -> Cluster:
+    match = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
+    if match is None:
+        raise ClusterOptionError(
+            f"cluster {spec!r} is not like '4xh100', '2x4xh200', 'ideal' or FILE.toml"
+        )
+    counts = [int(count) for count in match[1].split("x") if count]
+    name = presets.ALIASES.get(match[2], match[2])
+    if not all(counts):
+        raise ClusterOptionError(f"cluster {spec!r} has no devices")
+    total = counts[0] * counts[-1] if len(counts) == 2 else counts[0] if counts else None
+    if total is not None and total > MAX_DEVICES:
+        raise ClusterOptionError(f"cluster {spec!r} has more than {MAX_DEVICES} devices")
+    if total is not None:
+        _check_agreement(spec, total, devices)
+    if name == "local":
+        return local_cluster(total or devices)
+    if name not in presets.names():
+        known = ", ".join((*presets.names(), "local"))
+        raise ClusterOptionError(
+            f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml"
+        )
+    if len(counts) == 2:
+        return preset_cluster(name, counts[0], counts[1])
+    return preset_cluster(name, 1, total or devices or 1)
+
+
+def _check_agreement(spec: str, count: int, devices: int | None) -> None:
+    if devices is not None and count != devices:
+        raise ClusterOptionError(f"cluster {spec!r} has {count} devices, {devices} were asked for")
+
+
+def _read_cluster(path: Path) -> Cluster:
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CostError(f"cluster file {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CostError(f"cluster file {path}: {error}") from None
+    try:
+        devices = [_with_preset(entry) for entry in _tables(data, "devices")]
+        counts = [entry.get("count", 1) for entry in devices]
+        size = sum(count for count in counts if type(count) is int)
+        levels = [{"size": size, **entry} for entry in _tables(data, "levels")]
+        return Cluster.from_data({"name": path.stem, **data, "devices": devices, "levels": levels})
+    except CostError as error:
+        raise CostError(f"cluster file {path}: {error}") from None
+
+
+def _tables(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    tables = data.get(key)
+    if not isinstance(tables, list) or not tables or not all(isinstance(t, dict) for t in tables):
+        raise CostError(f"it needs at least one [[{key}]] table")
+    return tables
+
+
+def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table with a preset's figures in place of its name."""
+    if "preset" not in entry:
+        return entry
+    preset = str(entry["preset"])
+    name = presets.ALIASES.get(preset, preset)
+    if name not in presets.names():
+        raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
+    own_figures = {key: value for key, value in entry.items() if key != "preset"}
+    return {**vars(presets.device(name)), **own_figures}

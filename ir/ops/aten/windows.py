@@ -1,0 +1,246 @@
+"""Windows over space: convolutions, pools, upsampling and samples at a grid, and their gradients.
+
+Batch, groups and channels are cut, space is not. The indices of maxima that PyTorch gives count
+inside a plane, so that they hold in a part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import local_groups, local_shape, same_node
+from partitioner.ir.ops.rules.convolution import ConvDims, conv
+from partitioner.ir.ops.rules.dims import names
+from partitioner.ir.ops.signature import Shape
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
+
+#: Elements that one of an upsampled result is made of along a dim, by mode.
+TAPS: Mapping[str, int] = {"nearest": 1, "linear": 2, "cubic": 4}
+
+#: Mode and number of spatial dims of PyTorch's operators.
+UPSAMPLING: Mapping[str, tuple[str, int]] = {
+    "_upsample_bicubic2d_aa": ("cubic", 2),
+    "_upsample_bilinear2d_aa": ("linear", 2),
+    "_upsample_nearest_exact1d": ("nearest", 1),
+    "_upsample_nearest_exact2d": ("nearest", 2),
+    "_upsample_nearest_exact3d": ("nearest", 3),
+    "upsample_bicubic2d": ("cubic", 2),
+    "upsample_bilinear2d": ("linear", 2),
+    "upsample_linear1d": ("linear", 1),
+    "upsample_nearest1d": ("nearest", 1),
+    "upsample_nearest2d": ("nearest", 2),
+    "upsample_nearest3d": ("nearest", 3),
+    "upsample_trilinear3d": ("linear", 3),
+}
+
+
+def _conv_dims(view: OpView, weights: Shape, *, apart: bool = False) -> ConvDims:
+    groups, transposed = view.int_attr("groups", 1), bool(view.attr("transposed"))
+    return ConvDims.of(weights, groups, transposed=transposed, apart=apart)
+
+
+def _convolution(view: OpView) -> Rule:
+    """A convolution without a bias is linear in the data."""
+    dims, linear = _conv_dims(view, view.shape(1)), [0] if view.type(2) is None else []
+    return conv(view, dims, [dims.data, dims.weights, dims.channel], bias=2, linear=linear)
+
+
+def _conv_gradient(view: OpView, *, of_weights: bool) -> Rule:
+    """``result, weights -> data`` sums output channels, ``result, data -> weights`` the batch."""
+    dims = _conv_dims(view, view.out_shape if of_weights else view.shape(1), apart=True)
+    other, gradient = (dims.data, dims.weights) if of_weights else (dims.weights, dims.data)
+    return view.rule(
+        [dims.result, other],
+        [gradient],
+        sizes=dims.sizes,
+        reduce="n" if of_weights else "co",
+        whole=[*dims.data[2:], *dims.result[2:], *dims.kernel],
+        linear=[0],
+        points=dims.loops,
+        flops=2,
+    )
+
+
+def _local_conv_gradient(view: OpView, local: LocalView, size: str) -> LocalOp:
+    """A device computes its part of the gradient, whose shape is attribute `size`."""
+    groups: dict[str, Attr] = {"groups": local.sizes["g"]} if "g" in local.sizes else {}
+    return same_node(view, **groups, **{size: local.out_shapes[0]})
+
+
+def _window(view: OpView, space: int) -> int:
+    """Size of the window of attribute `kernel_size`, which may be one number for all dims."""
+    kernel = view.ints("kernel_size") or (1,)
+    return math.prod(kernel) if len(kernel) == space else kernel[0] ** space
+
+
+def _planes(view: OpView, space: int, prefix: str = "s") -> list[str]:
+    """Dims of a tensor whose last `space` dims are spatial: ``n0 n1 s0 s1``."""
+    return [*names("n", view.rank() - space), *names(prefix, space)]
+
+
+def _pool(view: OpView, space: int, *, linear: bool) -> Rule:
+    """A pool over `space` dims, one FLOP a point of the window."""
+    dims = _planes(view, space)
+    return view.rule(
+        [dims],
+        [dims, dims],
+        halo=dims[-space:],
+        linear=[0] if linear else [],
+        flops=float(_window(view, space)),
+    )
+
+
+def _resampled(
+    view: OpView,
+    space: int,
+    operands: str = "s",
+    *,
+    linear: bool = True,
+    flops: float = 1,
+    of_result: bool = False,
+) -> Rule:
+    """``n.. s.. -> n.. o..``, where all spatial dims are whole.
+
+    Args:
+        view: The node.
+        space: Number of spatial dims.
+        operands: Prefix of the spatial dims of each operand: s, or o for those of the result.
+        linear: The op is linear in operand 0.
+        flops: FLOPs an element of operand 0.
+        of_result: `flops` are for an element of the result.
+    """
+    first, result = _planes(view, space), _planes(view, space, "o")
+    return view.rule(
+        [first if prefix == "s" else result for prefix in operands],
+        [result, result],
+        whole=[*first[-space:], *result[-space:]],
+        linear=[0] if linear else [],
+        points=result if of_result else first,
+        flops=flops,
+    )
+
+
+def _pool_backward(view: OpView, space: int, operands: str) -> Rule:
+    """The gradient of a pool, one FLOP a point of the window."""
+    return _resampled(view, space, operands, flops=float(_window(view, space)))
+
+
+def _upsample(view: OpView, mode: str, space: int, *, backward: bool = False) -> Rule:
+    """A multiply-add for each tap of an element of the larger tensor, linear in every mode.
+
+    The larger tensor is the result, of a gradient the operand. A copy costs no FLOPs.
+    """
+    points = TAPS[mode] ** space
+    flops = 0.0 if points == 1 else 2.0 * points
+    return _resampled(view, space, flops=flops, of_result=not backward)
+
+
+def _any_upsample(view: OpView, *, backward: bool = False) -> Rule:
+    """Our own operators, whose mode is an attribute."""
+    mode = str(view.attr("mode")).partition("-")[0]
+    return _upsample(view, mode, view.rank() - 2, backward=backward)
+
+
+def _grid_sample(view: OpView, operands: str, results: str) -> Rule:
+    """Positions are whole, and for the gradient of the grid, the second result, channels are."""
+    gradient = any(tensor is not None for tensor in view.out_types[1:])
+    return view.rule(
+        operands,
+        results,
+        whole="c h w p q t" if gradient else "h w p q t",
+        linear=[0],
+        points="n c p q",
+        flops=8,  # a bilinear sample is 4 weights and 4 multiply-adds
+    )
+
+
+def _columns(view: OpView, operand: str, result: str, *, flops: float = 0) -> Rule:
+    """The windows of an image side by side, or added up to an image."""
+    return view.rule(
+        operand,
+        result,
+        sizes={"k": _window(view, 2)},
+        whole="h w k l",
+        linear=[0],
+        points="n.. c k l",
+        flops=flops,
+    )
+
+
+_DEEP, _WIDE = "n.. (c a b) h w", "n.. c (h a) (w b)"  #: Blocks of pixels in channels, in space.
+
+
+def _pixels(view: OpView, operand: str, result: str, *, factor: str) -> Rule:
+    """Blocks of pixels become channels or the reverse; attribute `factor` is a block's width."""
+    width = view.int_attr(factor, 1)
+    return view.rule(operand, result, sizes={"a": width, "b": width}, whole="a b", linear=[0])
+
+
+def _channel_shuffle(view: OpView) -> Rule:
+    groups = view.int_attr("groups", 1)
+    sizes = {"g": groups, "c": view.shape()[1] // groups}
+    return view.rule("n (g c) s..", "n (c g) s..", sizes=sizes, linear=[0])
+
+
+def _pools(space: int) -> dict[str, OpRow]:
+    """Rows of pools over 2 or 3 dims; adaptive ones read every element about once."""
+    rules = {
+        f"_adaptive_avg_pool{space}d": partial(_resampled, space=space),
+        f"_adaptive_avg_pool{space}d_backward": partial(_resampled, space=space, operands="so"),
+        f"adaptive_max_pool{space}d": partial(_resampled, space=space, linear=False),
+        f"adaptive_max_pool{space}d_backward": partial(_resampled, space=space, operands="sos"),
+        f"avg_pool{space}d": partial(_pool, space=space, linear=True),
+        f"avg_pool{space}d_backward": partial(_pool_backward, space=space, operands="so"),
+        f"max_pool{space}d_with_indices": partial(_pool, space=space, linear=False),
+        f"max_pool{space}d_with_indices_backward": partial(
+            _pool_backward, space=space, operands="sos"
+        ),
+    }
+    return {f"aten::{op}": OpRow(rule) for op, rule in rules.items()}
+
+
+def _upsampling(mode: str, space: int, *, backward: bool = False) -> OpRow:
+    rule = partial(_upsample, mode=mode, space=space, backward=backward)
+    return OpRow(rule, local_shape("input_size") if backward else None)
+
+
+ROWS: Mapping[str, OpRow] = {
+    **_pools(2),
+    **_pools(3),
+    **{f"aten::{op}": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
+    **{f"aten::{op}.vec": _upsampling(*mode) for op, mode in UPSAMPLING.items()},
+    **{
+        f"aten::{op}_backward": _upsampling(*mode, backward=True) for op, mode in UPSAMPLING.items()
+    },
+    "aten::channel_shuffle": OpRow(_channel_shuffle, local_groups("groups")),
+    "aten::col2im": OpRow(partial(_columns, operand="n.. (c k) l", result="n.. c h w", flops=1)),
+    "aten::convolution": OpRow(_convolution, local_groups("groups")),
+    "aten::grid_sampler_2d": OpRow(
+        partial(_grid_sample, operands="n c h w, n p q t", results="n c p q")
+    ),
+    "aten::grid_sampler_2d_backward": OpRow(
+        partial(_grid_sample, operands="n c p q, n c h w, n p q t", results="n c h w, n p q t")
+    ),
+    "aten::im2col": OpRow(partial(_columns, operand="n.. c h w", result="n.. (c k) l")),
+    "aten::max_unpool2d": OpRow(partial(_resampled, space=2, operands="ss", linear=False, flops=0)),
+    "aten::pixel_shuffle": OpRow(
+        partial(_pixels, operand=_DEEP, result=_WIDE, factor="upscale_factor")
+    ),
+    "aten::pixel_unshuffle": OpRow(
+        partial(_pixels, operand=_WIDE, result=_DEEP, factor="downscale_factor")
+    ),
+    "partitioner::convolution_grad_input": OpRow(
+        partial(_conv_gradient, of_weights=False), partial(_local_conv_gradient, size="input_size")
+    ),
+    "partitioner::convolution_grad_weight": OpRow(
+        partial(_conv_gradient, of_weights=True), partial(_local_conv_gradient, size="weight_size")
+    ),
+    "partitioner::upsample": OpRow(_any_upsample),
+    "partitioner::upsample_backward": OpRow(
+        partial(_any_upsample, backward=True), local_shape("input_size")
+    ),
+}

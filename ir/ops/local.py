@@ -1,0 +1,49 @@
+"""Ways to make a node local to one device that several rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from partitioner.ir.graph import Attr
+from partitioner.ir.layout import Interval
+from partitioner.ir.ops.table import Localize, LocalOp, LocalView, OpView
+
+
+def same_node(view: OpView, **attrs: Attr) -> LocalOp:
+    """The node with some attributes replaced."""
+    return LocalOp((replace(view.node, attrs={**view.node.attrs, **attrs}),))
+
+
+def with_constant(view: OpView, index: int, array: np.ndarray) -> LocalOp:
+    """The node with operand `index` replaced by a new constant."""
+    name = f"{view.node.name}.{index}.local"
+    inputs = tuple(name if i == index else v for i, v in enumerate(view.node.inputs))
+    return LocalOp((replace(view.node, inputs=inputs),), {name: array})
+
+
+def interval_attrs(intervals: Iterable[Interval]) -> dict[str, tuple[int, ...]]:
+    """Attributes `starts` and `lengths` of the pieces that a device has of dims."""
+    starts, lengths = [*zip(*intervals, strict=True)] or ((), ())
+    return {"starts": starts, "lengths": lengths}
+
+
+def local_shape(attr: str) -> Localize:
+    """Sets an attribute that is the result's shape to the local one."""
+    return lambda view, local: same_node(view, **{attr: local.out_shapes[0]})
+
+
+def local_shape_operand(index: int) -> Localize:
+    """Replaces a constant operand that is the result's shape by the local one."""
+    return lambda view, local: with_constant(view, index, np.array(local.out_shapes[0], np.int64))
+
+
+def local_groups(attr: str) -> Localize:
+    """Sets an attribute that counts groups, factor g, to the number of the device's own."""
+
+    def localize(view: OpView, local: LocalView) -> LocalOp:
+        return same_node(view, **({attr: local.sizes["g"]} if "g" in local.sizes else {}))
+
+    return localize

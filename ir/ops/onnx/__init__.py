@@ -1,0 +1,23 @@
+"""Rows of ONNX's operators, by family; those of ONNX Runtime are ``com.microsoft::<name>``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partitioner.ir.ops.onnx import (
+    attention,
+    contraction,
+    elementwise,
+    factories,
+    indexing,
+    movement,
+    normalization,
+    reduction,
+    windows,
+)
+from partitioner.ir.ops.table import OpRow, merged
+
+ROWS: Mapping[str, OpRow] = merged(
+    *(attention, contraction, elementwise, factories, indexing),
+    *(movement, normalization, reduction, windows),
+)

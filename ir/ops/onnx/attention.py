@@ -1,0 +1,183 @@
+"""Attention and rotary embeddings of ONNX and of ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from partitioner.ir.graph import Attr
+from partitioner.ir.ops.local import same_node
+from partitioner.ir.ops.rules.attention import Attention, group_of
+from partitioner.ir.ops.rules.dims import compound
+from partitioner.ir.ops.signature import Dims, OpaqueError
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
+
+
+def _attention(view: OpView) -> Rule:
+    """4-D ``b heads position channel`` or 3-D ``b position (heads channel)``.
+
+    Operands: query, key, value, mask, past key, past value, lengths of the sequences.
+    """
+    query, key, value = (view.shape(index) for index in range(3))
+    packed = len(query) == 3
+    heads, kv = query[1], key[1]
+    if packed:
+        heads, kv = view.int_attr("q_num_heads", 0), view.int_attr("kv_num_heads", 0)
+    group = group_of(heads, kv)
+    keys = key[1] if packed else key[2]
+    node = Attention(
+        kv=kv,
+        group=group,
+        queries=query[1] if packed else query[2],
+        channels=query[2] // heads if packed else query[3],
+        keys=keys,
+        total=keys + _past_keys(view, 4),
+        values=value[2] // kv if packed else value[3],
+        ordered=bool(view.int_attr("is_causal", 0)),
+    )
+    dims = {**node.split, **node.packed} if packed else node.split
+    operands: list[Dims] = [
+        *(dims["query"], dims["key"], dims["value"], node.mask(view.type(3))),
+        *(dims["past_key"], dims["past_value"], "b"),
+    ]
+    return _rule(view, node, operands, dims["result"])
+
+
+def _multi_head(view: OpView) -> Rule:
+    """MultiHeadAttention of separate 3-D queries, keys and values.
+
+    Operands: query, key, value, bias, key padding mask, scores' bias, past key, past value.
+    """
+    if any(view.type(i) is None or view.rank(i) != 3 for i in range(3)):
+        raise OpaqueError("query, key and value are not three 3-D operands")
+    if any(view.node.inputs[8:]):
+        raise OpaqueError("a cache that is updated in place")
+    query, key, value = (view.shape(index) for index in range(3))
+    heads = view.int_attr("num_heads", 0)
+    node = Attention(
+        kv=heads,
+        group=group_of(heads, heads),
+        queries=query[1],
+        channels=query[2] // heads,
+        keys=key[1],
+        total=key[1] + _past_keys(view, 6),
+        values=value[2] // heads,
+        ordered=bool(view.int_attr("unidirectional", 0)),
+    )
+    operands: list[Dims] = [
+        *(node.packed["query"], node.packed["key"], node.packed["value"], [node.joined]),
+        *(_padding(view), node.mask(view.type(5))),
+        *(node.split["past_key"], node.split["past_value"]),
+    ]
+    return _rule(view, node, operands, node.packed["result"])
+
+
+def _group_query(view: OpView) -> Rule:
+    """GroupQueryAttention (always causal): separate or packed query, key and value.
+
+    Operands: query, key, value, past key, past value, last positions, longest length, cos, sin,
+    positions, scores' bias.
+    """
+    if any(view.node.inputs[11:]):
+        raise OpaqueError("head_sink or quantised caches")
+    heads, kv = view.int_attr("num_heads", 0), view.int_attr("kv_num_heads", 0)
+    group = group_of(heads, kv)
+    (_, queries, width), packed = view.shape(), view.type(1) is None
+    channels = width // (heads + 2 * kv if packed else heads)
+    past, present, positions = view.type(3), view.out_types[1], view.type(9)
+    assert present is not None
+    total = present.shape[2]
+    node = Attention(kv, group, queries, channels, queries, total, channels, ordered=True)
+    # A cache may have room for more keys than it holds: its length is a factor of its own.
+    cache = "present" if past is not None and past.shape[2] == total else "past"
+    each_row = positions is not None and positions.shape[:1] == view.shape()[:1]
+    operands: list[Dims] = [
+        ["b", "q", node.joined] if packed else node.packed["query"],
+        # Keys come with their queries.
+        *(node.packed[name].replace("b k", "b q") for name in ("key", "value")),
+        *(node.split[f"{cache}_key"], node.split[f"{cache}_value"], "b", None, None, None),
+        *("b q" if each_row else None, node.mask(view.type(10))),
+    ]
+    return _rule(view, node, operands, node.packed["result"])
+
+
+def _rule(view: OpView, node: Attention, operands: Sequence[Dims], result: Dims) -> Rule:
+    """Results: the attention's, present keys, present values, scores."""
+    present = [node.split[name] for name in ("present_key", "present_value", "scores")]
+    return node.rule(view, operands, [result, *present])
+
+
+def _past_keys(view: OpView, index: int) -> int:
+    """Number of keys in a cache ``b heads position channel``."""
+    cache = view.type(index)
+    return 0 if cache is None else cache.shape[2]
+
+
+def _padding(view: OpView) -> str | None:
+    mask = view.type(4)
+    if mask is None:
+        return None
+    if mask.rank == 1 and mask.shape[0] != view.shape()[0]:
+        raise OpaqueError("key_padding_mask holds cumulated lengths")
+    return ["b", "b m", "b q m"][mask.rank - 1]
+
+
+def _local_heads(view: OpView, local: LocalView) -> LocalOp:
+    """Attributes that count heads are set to the number of the device's own."""
+    kv, group = local.sizes.get("h", 1), local.sizes.get("r", 1)
+    counts: dict[str, Attr] = {
+        "q_num_heads": kv * group,
+        "kv_num_heads": kv,
+        "num_heads": kv * group,
+    }
+    return same_node(view, **{n: count for n, count in counts.items() if view.int_attr(n, 0)})
+
+
+def _rotary(view: OpView) -> Rule:
+    """Operands: x, cos, sin, positions; these index cos and sin, if they are given."""
+    cache = "b s e" if view.type(3) is None else "p e"
+    return _rotated(view, view.int_attr("num_heads", 0), [cache, cache, "b s"])
+
+
+def _microsoft_rotary(view: OpView) -> Rule:
+    """Operands: x, positions (or the first one), cos, sin."""
+    if view.int_attr("is_packed_batching", 0):
+        raise OpaqueError("is_packed_batching is set")
+    shape, heads = view.shape(), view.int_attr("num_heads", 0)
+    if len(shape) == 3 and not heads:
+        heads = shape[2] // (2 * view.shape(2)[1])
+    offset = view.rank(1) == 1
+    return _rotated(view, heads, ["1" if offset else "b s", "p e", "p e"], ordered=offset)
+
+
+def _rotated(view: OpView, heads: int, others: list[Dims], *, ordered: bool = False) -> Rule:
+    """``b heads position channel`` or ``b position (heads channel)``: channels are whole.
+
+    Args:
+        view: The node.
+        heads: Number of heads of a 3-D operand.
+        others: Dims of the operands after the first.
+        ordered: Positions are counted from the first: they are whole.
+    """
+    x, sizes = "b h s d", dict[str, int]()
+    if view.rank() == 3:
+        group_of(heads, heads)
+        sizes = {"h": heads, "d": view.shape()[2] // heads}
+        x = f"b s {compound(**sizes)}"
+    return view.rule(
+        [x, *others],
+        [x],
+        sizes=sizes,
+        whole="d e p s" if ordered else "d e p",
+        points=[name for name in "bhsd" if name in x],
+        flops=3,
+    )
+
+
+ROWS: Mapping[str, OpRow] = {
+    "Attention": OpRow(_attention, _local_heads),
+    "RotaryEmbedding": OpRow(_rotary, _local_heads),
+    "com.microsoft::GroupQueryAttention": OpRow(_group_query, _local_heads),
+    "com.microsoft::MultiHeadAttention": OpRow(_multi_head, _local_heads),
+    "com.microsoft::RotaryEmbedding": OpRow(_microsoft_rotary, _local_heads),
+}

@@ -1,0 +1,127 @@
+"""Matrix products, their quantised and fused relatives, and Einsum."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from partitioner.ir.ops.rules.contraction import contraction, matmul, matmul_dims
+from partitioner.ir.ops.rules.dims import broadcast
+from partitioner.ir.ops.signature import OpaqueError
+from partitioner.ir.ops.table import OpRow, OpView
+from partitioner.ir.rule import Rule
+
+
+def _fused_matmul(view: OpView) -> Rule:
+    """MatMul with factors of two or more dims transposed, and scaled."""
+    if view.int_attr("transBatchA", 0) or view.int_attr("transBatchB", 0):
+        raise OpaqueError("transBatchA or transBatchB is set")
+    return matmul(
+        view,
+        transpose_a=bool(view.int_attr("transA", 0)) and view.rank(0) > 1,
+        transpose_b=bool(view.int_attr("transB", 0)) and view.rank(1) > 1,
+    )
+
+
+def _matmul_integer(view: OpView) -> Rule:
+    """MatMul of quantised factors; zero points for the tensor, a row of A or a column of B."""
+    left, right, result = matmul_dims(view.shape(0), view.shape(1), view.out_shape)
+    settings = [_setting(view, 2, left, "m"), _setting(view, 3, right, "n")]
+    return contraction(view, [left, right, *settings], result)
+
+
+def _qlinear_matmul(view: OpView) -> Rule:
+    """MatMul of quantised factors, quantised again: k is whole, since the sum is rounded."""
+    left, right, result = matmul_dims(view.shape(0), view.shape(3), view.out_shape)
+    operands = [
+        *(left, _setting(view, 1, left, "m"), _setting(view, 2, left, "m")),
+        *(right, _setting(view, 4, right, "n"), _setting(view, 5, right, "n")),
+        *(_setting(view, 6, result, "m"), _setting(view, 7, result, "m")),
+    ]
+    return contraction(view, operands, result, rounded=True)
+
+
+def _setting(view: OpView, index: int, dims: list[str], line: str) -> list[str] | None:
+    """Dims of a scale or zero point: one for all, one a row or column, or of the tensor's rank."""
+    setting = view.type(index)
+    if setting is None:
+        return None
+    if setting.rank > 1 and setting.rank != len(dims):
+        raise OpaqueError(
+            f"operand {index} of shape {setting.shape} has a scale form without a rule"
+        )
+    return broadcast(setting.shape, dims if setting.rank > 1 else [line])
+
+
+def _gemm(view: OpView, *, rounded: bool = False) -> Rule:
+    """``m k, k n, (m|1) (n|1) -> m n`` with either factor transposed.
+
+    Args:
+        view: The node.
+        rounded: An activation follows, which needs the whole sum.
+    """
+    left, right, result = matmul_dims(
+        view.shape(0),
+        view.shape(1),
+        view.out_shape,
+        transpose_a=bool(view.int_attr("transA", 0)),
+        transpose_b=bool(view.int_attr("transB", 0)),
+    )
+    operands = [left, right]
+    if view.type(2) is not None:
+        operands.append(broadcast(view.shape(2), result))
+    return contraction(view, operands, result, rounded=rounded, addends={2})
+
+
+def _einsum(view: OpView) -> Rule:
+    """Letters are factors; those that the result lacks are summed.
+
+    A multiply-add for each point of all letters: what one loop nest costs. Runtimes contract three
+    and more operands in pairs and may do less.
+    """
+    equation = str(view.attr("equation", ""))
+    terms, result = _terms(equation, [len(shape or ()) for shape in view.shapes])
+    for term in (*terms, result):
+        if len(set(term)) != len(term):
+            raise OpaqueError(f"equation {equation!r} takes a diagonal")
+    operands = [broadcast(s or (), term) for term, s in zip(terms, view.shapes, strict=True)]
+    flops = 2.0 if len(terms) > 1 else 1.0
+    return contraction(view, operands, broadcast(view.out_shape, result), flops=flops)
+
+
+def _terms(equation: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+    """Factor names of each operand and of the result; ``...`` becomes ``e0 e1 ...``."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    texts = left.split(",")
+    widths = [rank - len(text.replace("...", "")) for text, rank in zip(texts, ranks, strict=True)]
+    most = max((w for w, text in zip(widths, texts, strict=True) if "..." in text), default=0)
+    terms = [_letters(text, width, most) for text, width in zip(texts, widths, strict=True)]
+    return terms, _letters(right if arrow else _implicit(left), most, most)
+
+
+def _letters(text: str, width: int, most: int) -> list[str]:
+    """Names of one term whose ellipsis covers the last `width` of `most` dims."""
+    letters: list[str] = []
+    for part in re.findall(r"\.\.\.|[A-Za-z]", text):
+        ellipsis = [f"e{i}" for i in range(most - width, most)]
+        letters += ellipsis if part == "..." else [f"i{part}"]
+    return letters
+
+
+def _implicit(left: str) -> str:
+    """The result where none is written: the ellipsis, then letters that occur once, sorted."""
+    counts = Counter(re.findall(r"[A-Za-z]", left))
+    once = "".join(sorted(letter for letter, count in counts.items() if count == 1))
+    return ("..." if "..." in left else "") + once
+
+
+ROWS: Mapping[str, OpRow] = {
+    "Einsum": OpRow(_einsum),
+    "Gemm": OpRow(_gemm),
+    "MatMul": OpRow(matmul),
+    "MatMulInteger": OpRow(_matmul_integer),
+    "QLinearMatMul": OpRow(_qlinear_matmul),
+    "com.microsoft::FusedGemm": OpRow(lambda view: _gemm(view, rounded=True)),
+    "com.microsoft::FusedMatMul": OpRow(_fused_matmul),
+}

@@ -1,0 +1,127 @@
+"""Reductions over dims, and ops along a whole dim: Softmax, ArgMax, TopK, CumSum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from partitioner.ir.graph import Node
+from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
+from partitioner.ir.ops.rules.reduction import along, reduce, top_k
+from partitioner.ir.ops.table import LocalOp, LocalView, OpRow, OpView
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import numpy_dtype
+
+#: Reduction that combines partial results ("" for a root or log of a sum), FLOPs an element.
+REDUCTIONS: Mapping[str, tuple[str, float]] = {
+    "ReduceL1": ("sum", 2),
+    "ReduceL2": ("", 2),
+    "ReduceLogSum": ("", 1),
+    "ReduceLogSumExp": ("", TRANSCENDENTAL + 2),
+    "ReduceMax": ("max", 1),
+    "ReduceMean": ("sum", 1),
+    "ReduceMin": ("min", 1),
+    "ReduceProd": ("prod", 1),
+    "ReduceSum": ("sum", 1),
+    "ReduceSumSquare": ("sum", 2),
+}
+
+#: First opset in which the axes of ReduceSum are an operand.
+SUM_AXES_INPUT = 13
+
+
+def _reduced_dims(view: OpView) -> frozenset[int]:
+    """Dims that a Reduce node reduces: none of them if it is a no-op."""
+    rank = view.rank()
+    axes = view.ints("axes", 1)
+    if axes:
+        return frozenset(axis % rank for axis in axes)
+    return frozenset() if view.int_attr("noop_with_empty_axes", 0) else frozenset(range(rank))
+
+
+def _reduce(view: OpView) -> Rule:
+    """Reduced dims are cut where partial results can be combined exactly."""
+    how, flops = REDUCTIONS[view.node.op]
+    if view.node.op == "ReduceMean" and "float" not in view.out_type.dtype:
+        how = ""  # an integer mean rounds each part
+    keep = bool(view.int_attr("keepdims", 1))
+    return reduce(view, _reduced_dims(view), how, keep=keep, flops=flops)
+
+
+def _local_mean(view: OpView, local: LocalView) -> LocalOp:
+    """Where a reduced dim is cut, a device adds its part's mean times its share of the elements."""
+    keepdims = view.int_attr("keepdims", 1)
+    return weighted_mean(view, local, _reduced_dims(view), keepdims=keepdims)
+
+
+def weighted_mean(
+    view: OpView, local: LocalView, reduced: Iterable[int], *, keepdims: int
+) -> LocalOp:
+    """The node on a device's part, a mean, times the part's share of the elements of reduced dims.
+
+    A sum that is divided later would overflow half precision where the mean does not. A device
+    without elements adds an empty sum.
+    """
+    node, tensor, dims = view.node, view.out_type, sorted(reduced)
+    total = math.prod(view.shape()[dim] for dim in dims)
+    part = math.prod(local.shapes[0][dim] for dim in dims)
+    if part == total:
+        return LocalOp((node,))
+    if part == 0:
+        return _empty_sum(view, dims, keepdims)
+    mean, share = f"{node.name}.mean", f"{node.name}.share"
+    return LocalOp(
+        (
+            replace(node, name=mean, outputs=(mean,)),
+            Node(node.name, "Mul", (mean, share), node.outputs),
+        ),
+        {share: np.array(part / total, numpy_dtype(tensor.dtype))},
+        {mean: tensor.with_shape(local.out_shapes[0])},
+    )
+
+
+def _empty_sum(view: OpView, dims: list[int], keepdims: int) -> LocalOp:
+    """ReduceSum of a part without elements, in the form of the graph's opset."""
+    node, axes = view.node, f"{view.node.name}.axes"
+    add = Node(node.name, "ReduceSum", node.inputs[:1], node.outputs, {"keepdims": keepdims})
+    if view.opset < SUM_AXES_INPUT:
+        return LocalOp((replace(add, attrs={"keepdims": keepdims, "axes": tuple(dims)}),))
+    named = replace(add, inputs=(node.inputs[0], axes))
+    return LocalOp((named,), {axes: np.array(dims, np.int64)})
+
+
+def _softmax(view: OpView, flops: float) -> Rule:
+    """Softmax and its relatives; before opset 13 they run over all dims from `axis` on."""
+    if view.opset >= 13:
+        return along(view, [view.int_attr("axis", -1)], flops=flops)
+    return along(view, range(view.dim("axis", 1), view.rank()), flops=flops)
+
+
+def _cumulative(view: OpView) -> Rule:
+    """CumSum and CumProd: the dim is the second operand, a constant."""
+    return along(view, [int(view.constant(1).reshape(-1)[0])], flops=1)
+
+
+def _arg_reduce(view: OpView) -> Rule:
+    """ArgMax and ArgMin give indices in the whole dim."""
+    return reduce(view, [view.dim("axis", 0)], keep=bool(view.int_attr("keepdims", 1)))
+
+
+def _top_k(view: OpView) -> Rule:
+    dim = view.dim("axis", -1)
+    return top_k(view, dim, f"d{dim}")
+
+
+ROWS: Mapping[str, OpRow] = {
+    **{op: OpRow(_reduce, _local_mean if op == "ReduceMean" else None) for op in REDUCTIONS},
+    **{op: OpRow(_arg_reduce) for op in ("ArgMax", "ArgMin")},
+    **{op: OpRow(_cumulative) for op in ("CumProd", "CumSum")},
+    "Hardmax": OpRow(partial(_softmax, flops=2)),
+    "LogSoftmax": OpRow(partial(_softmax, flops=TRANSCENDENTAL + 4)),
+    "Softmax": OpRow(partial(_softmax, flops=TRANSCENDENTAL + 4)),
+    "TopK": OpRow(_top_k),
+}

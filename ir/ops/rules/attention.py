@@ -1,0 +1,137 @@
+"""Attention: batch, key-value heads, query groups and query rows are cut.
+
+Query heads are the compound ``(h r)``: r query heads share each of h key-value heads. Cutting r
+keeps keys and values whole; cutting h cuts them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from partitioner.ir.ops.rules.dims import broadcast, compound
+from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL
+from partitioner.ir.ops.signature import Dims, Names, OpaqueError, Signature
+from partitioner.ir.rule import Rule
+from partitioner.ir.types import TensorType
+
+#: FLOPs of a score beside its dot products: scale, mask, maximum, exp, sum, division.
+SCORE = TRANSCENDENTAL + 5
+
+
+def group_of(query_heads: int, kv_heads: int) -> int:
+    """Query heads a key-value head.
+
+    Raises:
+        OpaqueError: They do not divide.
+    """
+    if query_heads < 1 or kv_heads < 1 or query_heads % kv_heads:
+        raise OpaqueError(f"{query_heads} query heads over {kv_heads} key-value heads")
+    return query_heads // kv_heads
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Sizes of an attention node.
+
+    Attributes:
+        kv: Key-value heads, factor h.
+        group: Query heads a key-value head, factor r.
+        queries: Query rows, factor q.
+        channels: Of a query head, factor d.
+        keys: Keys of this call, factor k.
+        total: Keys with the past ones, factor t; those are factor p.
+        values: Channels of a value head, factor v.
+        ordered: Positions of the queries matter (causal masks): queries are whole.
+        masked: Name of the keys' dim in masks.
+    """
+
+    kv: int
+    group: int
+    queries: int
+    channels: int
+    keys: int
+    total: int
+    values: int
+    ordered: bool
+    masked: str = "m"
+
+    @property
+    def heads(self) -> Mapping[str, int]:
+        """Sizes of the factors of query heads."""
+        return {"h": self.kv, "r": self.group}
+
+    @cached_property
+    def split(self) -> Mapping[str, str]:
+        """Dims of operands and results ``b heads position channel``."""
+        query, key = compound(**self.heads), compound(h=self.kv)
+        return {
+            "query": f"b {query} q d",
+            "key": f"b {key} k d",
+            "value": f"b {key} k v",
+            "past_key": f"b {key} p d",
+            "past_value": f"b {key} p v",
+            "present_key": f"b {key} t d",
+            "present_value": f"b {key} t v",
+            "result": f"b {query} q v",
+            "scores": f"b {query} q t",
+            "logsumexp": f"b {query} q",
+        }
+
+    @cached_property
+    def packed(self) -> Mapping[str, str]:
+        """Dims of operands and results ``b position (heads channel)``."""
+        return {
+            "query": f"b q {compound(**self.heads, d=self.channels)}",
+            "key": f"b k {compound(h=self.kv, d=self.channels)}",
+            "value": f"b k {compound(h=self.kv, v=self.values)}",
+            "result": f"b q {compound(**self.heads, v=self.values)}",
+        }
+
+    @property
+    def joined(self) -> str:
+        """The dim of packed queries, keys and values, or of their biases."""
+        return " + ".join(self.packed[name][4:] for name in ("query", "key", "value"))
+
+    def mask(self, mask: TensorType | None) -> list[str] | None:
+        """Dims of a mask that broadcasts to (batch, heads, queries, keys)."""
+        dims = ["b", compound(**self.heads), "q", self.masked]
+        return None if mask is None else broadcast(mask.shape, dims)
+
+    def rule(
+        self,
+        signature: Signature,
+        operands: Sequence[Dims],
+        results: Sequence[Dims],
+        *,
+        products: tuple[int, int] = (1, 1),
+        whole: Iterable[str] = (),
+        reduce: Names = (),
+        sums: Iterable[int] = (),
+    ) -> Rule:
+        """Rule of a node with these operands and results.
+
+        Keys and channels are whole, as softmax and dot products need them. A query row costs one
+        softmax a key and so many `products` along the channels of keys and of values.
+        """
+        along_keys, along_values = products
+        return signature.rule(
+            operands,
+            results,
+            sizes={
+                **self.heads,
+                "q": self.queries,
+                "d": self.channels,
+                "k": self.keys,
+                "t": self.total,
+                "p": self.total - self.keys,
+                "v": self.values,
+            },
+            whole={*"dkptvm", *("q" if self.ordered else ""), *whole},
+            reduce=reduce,
+            points=["b", *(name for name, size in self.heads.items() if size > 1), "q"],
+            flops=self.total
+            * (2.0 * (along_keys * self.channels + along_values * self.values) + SCORE),
+            sums=sums,
+        )

@@ -1,0 +1,137 @@
+"""Repeated blocks of a sequence of nodes: the layers of a model, by the signatures of its nodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.types import TensorType
+
+#: Periods that are tried, the most frequent distances between like numbers first.
+PERIODS = 12
+#: Fewer blocks are no repetition.
+MIN_BLOCKS = 4
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Numbers `period` apart are equal within start .. stop."""
+
+    start: int
+    stop: int
+    period: int
+
+    @property
+    def count(self) -> int:
+        """Whole blocks."""
+        return (self.stop - self.start) // self.period
+
+    def beyond(self, blocks: int) -> int:
+        """Numbers that follow so many blocks; negative if there are fewer."""
+        return self.stop - self.start - blocks * self.period
+
+
+def signature(node: Node, types: Mapping[str, TensorType]) -> Hashable:
+    """Operator, attributes and the types of operands and results: equal in equal blocks."""
+    sides = (*node.inputs, *node.captures), node.outputs
+    attrs = repr(sorted(node.attrs.items(), key=lambda entry: entry[0]))
+    return node.op, attrs, *(tuple(str(types[v]) if v else "" for v in side) for side in sides)
+
+
+def numbered(keys: Iterable[Hashable]) -> Ints:
+    """A number for each key, equal where keys are."""
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys], np.int64)
+
+
+def crossing(graph: Graph, weight: Callable[[str], float]) -> Floats:
+    """For the point before each node the total weight of the values that cross it.
+
+    A value crosses from after its producer to its last reader.
+    """
+    change = np.zeros(len(graph.nodes) + 1)
+    for value, producer in graph.producers.items():
+        readers = [graph.order[node.name] for node in graph.consumers[value]]
+        if readers:
+            change[graph.order[producer.name] + 1] += weight(value)
+            change[max(readers) + 1] -= weight(value)
+    return np.cumsum(change)[:-1]
+
+
+def frequent_periods(kinds: Ints) -> list[int]:
+    """The most frequent distances between neighbours of one kind, at most `PERIODS` of them."""
+    order = np.argsort(kinds, kind="stable")
+    steps = np.diff(order)[np.diff(kinds[order]) == 0]
+    counts = Counter(int(step) for step in steps)
+    ranked = sorted(counts.items(), key=lambda entry: (-entry[0] * entry[1], entry[0]))
+    return [period for period, _ in ranked[:PERIODS]]
+
+
+def repetitions(
+    kinds: Ints,
+    periods: Callable[[Ints], Iterable[int]] = frequent_periods,
+    *,
+    fewest: int = MIN_BLOCKS,
+    shown: int = MIN_BLOCKS,
+    hidden: int = 0,
+    crossing: Floats | None = None,
+) -> Iterator[Stretch]:
+    """The stretch that hides most, then those on its left and on its right.
+
+    Args:
+        kinds: One number a node, as `numbered` gives.
+        periods: Periods to try in a part of `kinds`.
+        fewest: Blocks of a stretch, at least.
+        shown: Blocks of a stretch that do not count as hidden.
+        hidden: Numbers beyond these blocks, at least.
+        crossing: If given, stretches are of whole blocks and begin where this is least, at the
+            last such place.
+
+    >>> [(s.start, s.stop, s.period) for s in repetitions(np.array([9, 1, 2] + [3, 4] * 5))]
+    [(3, 13, 2)]
+    """
+
+    @cache
+    def of_period(period: int) -> list[Stretch]:
+        runs = flagged(kinds[:-period] == kinds[period:], (fewest - 1) * period)
+        return [Stretch(start, start + length + period, period) for start, length in runs]
+
+    ranges = [(0, len(kinds))]
+    while ranges:
+        start, stop = ranges.pop()
+        parts = (
+            Stretch(max(start, whole.start), min(stop, whole.stop), period)
+            for period in periods(kinds[start:stop])
+            for whole in of_period(period)
+        )
+        stretches = [part for part in parts if part.beyond(fewest) >= 0]
+        if crossing is not None:
+            stretches = [_whole_blocks(stretch, crossing) for stretch in stretches]
+        best = max(stretches, key=lambda s: (s.beyond(shown), -s.period), default=None)
+        if best is not None and best.beyond(shown) >= hidden:
+            yield best
+            ranges += (best.stop, stop), (start, best.start)
+
+
+def _whole_blocks(stretch: Stretch, crossing: Floats) -> Stretch:
+    spare = stretch.beyond(stretch.count)
+    places = crossing[stretch.start : stretch.start + spare + 1]
+    start = stretch.start + int(np.flatnonzero(places == places.min())[-1])
+    return Stretch(start, start + stretch.count * stretch.period, stretch.period)
+
+
+def flagged(flags: Bools, shortest: int = 1) -> list[tuple[int, int]]:
+    """(start, length) of the runs of set flags that are not too short."""
+    ends = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    long = ends[ends[:, 1] - ends[:, 0] >= shortest]
+    return [(start, stop - start) for start, stop in long.tolist()]

@@ -1,0 +1,84 @@
+"""The edges of a plan: each value on its way from where it is made to where it is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partitioner.cost_model.schedule import Key, Schedule, Task
+from partitioner.ir.graph import Graph
+from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import CommKind
+
+NODE, INPUT, OUTPUT = "node", "input", "output"
+Terminal = tuple[str, str]  #: (NODE, its name), or (INPUT or OUTPUT, the value).
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value on its way from its producer to one reader.
+
+    Attributes:
+        comms: Communications that carry it, in order; slices are local.
+        new: Those of them between devices that carry no earlier edge.
+    """
+
+    source: Terminal
+    target: Terminal
+    value: str
+    comms: tuple[Task, ...]
+    new: tuple[Task, ...]
+
+    @property
+    def crosses(self) -> bool:
+        """Whether a communication between devices carries it."""
+        return any(map(_between_devices, self.comms))
+
+
+def placed_nodes(schedule: Schedule) -> tuple[PlacedNode, ...]:
+    """All nodes with their decisions, in the plan's order."""
+    return tuple(task.placed for task in schedule.tasks if task.placed is not None)
+
+
+def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
+    """Edges between nodes, from inputs and to outputs, by reader; constants have none."""
+    before: dict[Key, Key] = {}
+    comms: dict[Key, list[Task]] = defaultdict(list)
+    for task in schedule.tasks:
+        if task.placed is None:
+            steps = [(task.writes[0][1], task.reads[0][1])] if task.writes and task.reads else []
+            for after, source in [*steps, *((new[1], old[1]) for new, old in task.aliases)]:
+                before[after] = source
+                if task.comm is not None:
+                    comms[after].append(task)
+    drawn: set[int] = set()  # places in the global order
+    for reader, key in dict.fromkeys(_reads(schedule)):
+        value, at = key
+        if value in graph.constants:
+            continue
+        path: list[Task] = []
+        while (value, at) in before:
+            path[:0] = comms[value, at]
+            _, at = before[value, at]
+        new = tuple(task for task in path if _between_devices(task) and _place(task) not in drawn)
+        drawn.update(map(_place, new))
+        producer = graph.producers.get(value)
+        start = (NODE, producer.name) if producer else (INPUT, value)
+        yield Edge(start, reader, value, tuple(path), new)
+
+
+def _reads(schedule: Schedule) -> Iterator[tuple[Terminal, Key]]:
+    for placed in placed_nodes(schedule):
+        yield from (((NODE, placed.node.name), key) for key in placed.operands())
+    for value, key in schedule.output_keys.items():
+        yield (OUTPUT, value), key
+
+
+def _between_devices(task: Task) -> bool:
+    return task.comm is not None and task.comm.kind is not CommKind.SLICE
+
+
+def _place(task: Task) -> int:
+    assert task.comm is not None
+    return task.comm.seq

@@ -1,0 +1,1 @@
+"""Mixed-integer linear programs: the formulation of a problem, and the solvers."""

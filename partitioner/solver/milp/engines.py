@@ -1,0 +1,115 @@
+"""The MILP solver that is used: HiGHS by default, or any that PuLP drives and finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partitioner.ir.checks import is_a
+from partitioner.ir.errors import OptionError
+from partitioner.solver.milp.foreign import load_pulp, solve_with_pulp
+from partitioner.solver.milp.highs import solve_with_highs
+from partitioner.solver.milp.program import Milp, MilpResult
+
+
+class EngineError(OptionError):
+    """A solver that is not known, or not on this machine."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A MILP solver."""
+
+    label: str  #: Its name in certificates.
+    pulp: str | None = None  #: PuLP's name of it; None for HiGHS, which is given arrays.
+
+    @property
+    def name(self) -> str:
+        """Its name in options and messages."""
+        return self.label.lower()
+
+
+HIGHS = Engine("HiGHS")
+#: PuLP 3.3's names of each solver, the preferred first. CBC comes with PuLP.
+_PULP: Mapping[str, tuple[str, ...]] = {
+    "CBC": ("PULP_CBC_CMD", "COIN_CMD", "COINMP_DLL"),
+    "CHOCO": ("CHOCO_CMD",),
+    "COPT": ("COPT", "COPT_CMD", "COPT_DLL"),
+    "CPLEX": ("CPLEX_PY", "CPLEX_CMD"),
+    "cuOpt": ("CUOPT",),
+    "CyLP": ("CyLP",),
+    "FSCIP": ("FSCIP_CMD",),
+    "GLPK": ("GLPK_CMD", "PYGLPK"),
+    "Gurobi": ("GUROBI", "GUROBI_CMD"),
+    "MIPCL": ("MIPCL_CMD",),
+    "MOSEK": ("MOSEK",),
+    "SAS": ("SAS94", "SASCAS"),
+    "SCIP": ("SCIP_PY", "SCIP_CMD"),
+    "XPRESS": ("XPRESS_PY", "XPRESS"),
+}
+
+
+def solve_milp(
+    milp: Milp,
+    time_limit_s: float,
+    gap: float,
+    start: Mapping[int, float] | None = None,
+    branches: int | None = None,
+    engine: Engine = HIGHS,
+) -> MilpResult:
+    """Solve with one thread and, where the solver takes one, a fixed seed; silently.
+
+    Args:
+        milp: The program.
+        time_limit_s: Wall-clock limit; less than 0.01 counts as 0.01.
+        gap: Relative gap at which the solver may stop.
+        start: Values of the integer columns to start from; HiGHS completes them, other solvers
+            start from nothing.
+        branches: Nodes of branch and bound, a limit that does not depend on the machine; of
+            HiGHS only.
+        engine: The solver.
+
+    Raises:
+        SolverError: A solver other than HiGHS fails.
+    """
+    if not milp.cost:
+        return MilpResult((), 0.0, 0.0, "optimal")
+    limit = max(time_limit_s, 0.01)
+    if engine.pulp is None:
+        return solve_with_highs(milp, limit, gap, start, branches)
+    return solve_with_pulp(milp, engine.pulp, engine.name, limit, gap)
+
+
+def find(name: str) -> Engine:
+    """The solver of a name, in small or capital letters.
+
+    Args:
+        name: "highs", a solver's name like "cbc" or "gurobi", or PuLP's own, like "SCIP_CMD".
+
+    Raises:
+        EngineError: There is none of this name, or it is not on this machine.
+    """
+    if not is_a(name, str):
+        raise EngineError(f"solver is {name!r}; give a name like 'highs'")
+    if name.lower() == HIGHS.name:
+        return HIGHS
+    pulp = load_pulp()
+    by_label = {**{listed: (listed,) for listed in pulp.listSolvers()}, **_PULP}
+    by_name = {label.lower(): (label, names) for label, names in by_label.items()}
+    if name.lower() not in by_name:
+        raise EngineError(f"solver {name!r} is not known; there are {', '.join(available())}")
+    label, names = by_name[name.lower()]
+    installed = set(pulp.listSolvers(onlyAvailable=True))
+    for listed in names:
+        if listed in installed:
+            return Engine(label, listed)
+    raise EngineError(
+        f"solver {name!r} was not found on this machine; there are {', '.join(available())}"
+    )
+
+
+def available() -> tuple[str, ...]:
+    """Names of the solvers on this machine, the default first."""
+    installed = set(load_pulp().listSolvers(onlyAvailable=True))
+    labels = (label.lower() for label, names in _PULP.items() if installed.intersection(names))
+    return (HIGHS.name, *labels)

@@ -1,0 +1,293 @@
+"""Exact simplifications of a problem: each keeps at least one best plan.
+
+- Parallel edges become one, over pairs of classes.
+- Classes of an edge that behave the same become one; an edge that can cost nothing goes.
+- A choice whose every pair on some edge is forbidden goes.
+- A dominated choice goes: another choice of its node and group has the same classes on all
+  edges, and loads and holds no more. (Of another group would be exact too, but might break the
+  symmetry of interchangeable groups.)
+- A memory limit goes that a device meets even with the fullest choice of each node.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.solver.problem import Edge, Hold, Pair, Problem
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """A smaller problem with equal best cost."""
+
+    problem: Problem
+    kept: tuple[tuple[int, ...], ...]  #: For each node the original index of each choice left.
+
+    def restore(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """A plan of the smaller problem as one of the original."""
+        return tuple(kept[index] for kept, index in zip(self.kept, chosen, strict=True))
+
+    def lower(self, chosen: Sequence[int]) -> tuple[int, ...]:
+        """A plan of the original, whose choices were kept, as one of the smaller problem."""
+        return tuple(kept.index(index) for kept, index in zip(self.kept, chosen, strict=True))
+
+
+def presolve(problem: Problem) -> Reduced:
+    """Simplify until nothing changes; a node left without a choice means infeasible."""
+    kept = tuple(tuple(range(len(choices))) for choices in problem.nodes)
+    reduced = Reduced(simplify_edges(problem), kept)
+    while True:
+        drop = _impossible(reduced.problem)
+        if not any(drop):
+            drop = _dominated(reduced.problem)
+        if not any(drop):
+            return replace(reduced, problem=_binding_limits(reduced.problem))
+        left = [
+            [index for index in range(len(indices)) if index not in dropped]
+            for indices, dropped in zip(reduced.kept, drop, strict=True)
+        ]
+        smaller = keep_choices(reduced.problem, left)
+        kept = tuple(
+            tuple(indices[index] for index in remaining)
+            for indices, remaining in zip(reduced.kept, left, strict=True)
+        )
+        reduced = Reduced(simplify_edges(smaller, reduced.problem.edges), kept)
+        if not all(kept):
+            return reduced
+
+
+def keep_choices(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
+    """The problem with only these choices of each node, in this order."""
+    whole = [len(left) == len(choices) for left, choices in zip(kept, problem.nodes, strict=True)]
+
+    def keep(node: int, values: Sequence[T]) -> tuple[T, ...]:
+        return tuple(values[index] for index in kept[node])
+
+    return replace(
+        problem,
+        nodes=tuple(keep(node, choices) for node, choices in enumerate(problem.nodes)),
+        edges=tuple(
+            edge if whole[edge.u] and whole[edge.v] else restrict(edge, kept[edge.u], kept[edge.v])
+            for edge in problem.edges
+        ),
+        holds=tuple(replace(hold, items=keep(hold.node, hold.items)) for hold in problem.holds),
+    )
+
+
+def restrict(edge: Edge, kept_u: Sequence[int], kept_v: Sequence[int]) -> Edge:
+    """The edge with only these choices of its ends, and only the pairs of their classes."""
+    out_class = tuple(edge.out_class[index] for index in kept_u)
+    in_class = tuple(edge.in_class[index] for index in kept_v)
+    live = {(o, i) for o in set(out_class) for i in set(in_class)}
+    items = {pair: paid for pair, paid in edge.items.items() if pair in live}
+    return Edge(edge.u, edge.v, out_class, in_class, items, edge.forbidden & live)
+
+
+def simplify_edges(problem: Problem, simple: Sequence[Edge] = ()) -> Problem:
+    """The problem with one edge between two nodes, few classes, and no edge that costs nothing.
+
+    The classes of `simple` edges are known to be few.
+    """
+    known = set(map(id, simple))
+    groups: dict[tuple[int, int], list[Edge]] = {}
+    for edge in problem.edges:
+        groups.setdefault((edge.u, edge.v), []).append(edge)
+    merged = (
+        edges[0]
+        if len(edges) == 1 and id(edges[0]) in known
+        else _merge_classes(_merge_parallel(edges))
+        for edges in groups.values()
+    )
+    return replace(problem, edges=tuple(e for e in merged if e.forbidden or any(e.items.values())))
+
+
+def _merge_parallel(edges: Sequence[Edge]) -> Edge:
+    """One edge that stands for several between the same nodes."""
+    if len(edges) == 1:
+        return edges[0]
+    outs = list(zip(*(edge.out_class for edge in edges), strict=True))
+    ins = list(zip(*(edge.in_class for edge in edges), strict=True))
+    out_ids = {key: index for index, key in enumerate(dict.fromkeys(outs))}
+    in_ids = {key: index for index, key in enumerate(dict.fromkeys(ins))}
+    items: dict[Pair, tuple[int, ...]] = {}
+    forbidden = set()
+    for out_key, out_id in out_ids.items():
+        for in_key, in_id in in_ids.items():
+            pairs = list(zip(out_key, in_key, strict=True))
+            if any(pair in edge.forbidden for edge, pair in zip(edges, pairs, strict=True)):
+                forbidden.add((out_id, in_id))
+            paid = {
+                item
+                for edge, pair in zip(edges, pairs, strict=True)
+                for item in edge.items.get(pair, ())
+            }
+            if paid:
+                items[(out_id, in_id)] = tuple(sorted(paid))
+    return Edge(
+        edges[0].u,
+        edges[0].v,
+        tuple(out_ids[key] for key in outs),
+        tuple(in_ids[key] for key in ins),
+        items,
+        frozenset(forbidden),
+    )
+
+
+def _merge_classes(edge: Edge) -> Edge:
+    """Number classes that cost the same against every class of the other end as one."""
+    outs, ins = sorted(set(edge.out_class)), sorted(set(edge.in_class))
+    paid, forbidden = edge.items.get, edge.forbidden
+    rows: list[list[tuple[int, ...] | None]] = [[paid((o, i), ()) for i in ins] for o in outs]
+    for row, o in zip(rows, outs, strict=True) if forbidden else ():
+        row[:] = [None if (o, i) in forbidden else cell for i, cell in zip(ins, row, strict=True)]
+    out_id = _number(outs, rows)
+    in_id = _number(ins, [[row[k] for row in rows] for k in range(len(ins))])
+    items: dict[Pair, tuple[int, ...]] = {}
+    barred = set()
+    for o, row in zip(outs, rows, strict=True):
+        for i, cell in zip(ins, row, strict=True):
+            if cell is None:
+                barred.add((out_id[o], in_id[i]))
+            elif cell:
+                items[out_id[o], in_id[i]] = cell
+    return Edge(
+        edge.u,
+        edge.v,
+        tuple(out_id[o] for o in edge.out_class),
+        tuple(in_id[i] for i in edge.in_class),
+        items,
+        frozenset(barred),
+    )
+
+
+def _number(classes: Sequence[int], keys: Sequence[Sequence[Hashable]]) -> dict[int, int]:
+    ids: dict[tuple[Hashable, ...], int] = {}
+    return {
+        old: ids.setdefault(tuple(key), len(ids)) for old, key in zip(classes, keys, strict=True)
+    }
+
+
+def _impossible(problem: Problem) -> list[set[int]]:
+    """Choices that some edge forbids whatever the other end does."""
+    drop: list[set[int]] = [set() for _ in problem.nodes]
+    for edge in problem.edges:
+        if not edge.forbidden:
+            continue
+        outs, ins = set(edge.out_class), set(edge.in_class)
+        dead_out = {o for o in outs if all((o, i) in edge.forbidden for i in ins)}
+        dead_in = {i for i in ins if all((o, i) in edge.forbidden for o in outs)}
+        drop[edge.u] |= {p for p, o in enumerate(edge.out_class) if o in dead_out}
+        drop[edge.v] |= {q for q, i in enumerate(edge.in_class) if i in dead_in}
+    return drop
+
+
+def _binding_limits(problem: Problem) -> Problem:
+    """The problem without the limits that no plan can break, lifetimes left aside."""
+    if not problem.limited:
+        return problem
+    size = np.array([item.bytes for item in problem.items]).reshape(-1, problem.devices)
+    most = np.zeros(problem.devices)
+    for hold in problem.holds:
+        most += _fullest(hold.items, size)
+    for edge in problem.edges:
+        most += _fullest(edge.items.values(), size)
+    limits = (
+        math.inf if fullest <= limit else limit
+        for fullest, limit in zip(most, problem.limit_bytes, strict=True)
+    )
+    return replace(problem, limit_bytes=tuple(limits))
+
+
+def _fullest(
+    options: Iterable[Sequence[int]], size: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The most bytes on each device of one of these sets of items."""
+    sets = [items for items in options if items]
+    if not sets:
+        return np.zeros(size.shape[1])
+    flat = np.fromiter(itertools.chain.from_iterable(sets), np.intp)
+    starts = np.cumsum([0, *map(len, sets[:-1])])
+    most: npt.NDArray[np.float64] = np.add.reduceat(size[flat], starts).max(axis=0)
+    return most
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """The cost of a choice by itself: private items added up, shared items by index."""
+
+    load_s: tuple[float, ...]
+    shared: frozenset[int]
+    bytes_in: dict[tuple[int, int], tuple[float, ...]]  #: On each device, by (first, last).
+
+    def beats(self, other: _Profile) -> bool:
+        """Whether it costs no more in any respect."""
+        return (
+            all(a <= b for a, b in zip(self.load_s, other.load_s, strict=True))
+            and self.shared <= other.shared
+            and all(
+                span in other.bytes_in
+                and all(a <= b for a, b in zip(size, other.bytes_in[span], strict=True))
+                for span, size in self.bytes_in.items()
+            )
+        )
+
+
+def _dominated(problem: Problem) -> list[set[int]]:
+    """Choices beaten by another of the same node and group with the same classes everywhere."""
+    uses = Counter(item for hold in problem.holds for item in {i for p in hold.items for i in p})
+    uses.update(i for edge in problem.edges for i in {i for t in edge.items.values() for i in t})
+    classes: list[list[tuple[int, ...]]] = [[] for _ in problem.nodes]
+    for edge in problem.edges:
+        classes[edge.u].append(edge.out_class)
+        classes[edge.v].append(edge.in_class)
+    holds: list[list[Hold]] = [[] for _ in problem.nodes]
+    for hold in problem.holds:
+        holds[hold.node].append(hold)
+    drop: list[set[int]] = [set() for _ in problem.nodes]
+    for node, choices in enumerate(problem.nodes):
+        profiles = [_profile(problem, node, p, holds[node], uses) for p in range(len(choices))]
+        rivals: dict[Hashable, list[int]] = {}
+        for p, choice in enumerate(choices):
+            rivals.setdefault((choice.group, *(c[p] for c in classes[node])), []).append(p)
+        for members in rivals.values():
+            drop[node] |= _beaten(profiles, members)
+    return drop
+
+
+def _beaten(profiles: Sequence[_Profile], members: Sequence[int]) -> set[int]:
+    beaten: set[int] = set()
+    for p in members:
+        for q in members:
+            ties = q > p and profiles[p].beats(profiles[q])  # of equals the first stays
+            if q != p and q not in beaten and not ties and profiles[q].beats(profiles[p]):
+                beaten.add(p)
+                break
+    return beaten
+
+
+def _profile(
+    problem: Problem, node: int, choice: int, holds: Sequence[Hold], uses: Counter[int]
+) -> _Profile:
+    load = list(problem.nodes[node][choice].load_s)
+    shared = set()
+    bytes_in: dict[tuple[int, int], tuple[float, ...]] = {}
+    for index in {index for hold in holds for index in hold.items[choice]}:
+        if uses[index] > 1:
+            shared.add(index)
+            continue
+        item = problem.items[index]
+        load = [a + b for a, b in zip(load, item.load_s, strict=True)]
+        span = (item.first, item.last)
+        size = bytes_in.get(span, (0.0,) * problem.devices)
+        bytes_in[span] = tuple(a + b for a, b in zip(size, item.bytes, strict=True))
+    return _Profile(tuple(load), frozenset(shared), bytes_in)

@@ -1,0 +1,106 @@
+"""The best plan and the best bound so far: all methods offer to it, and nothing is ever lost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partitioner.solver.milp.engines import HIGHS, Engine
+from partitioner.solver.outcome import Status, relative_gap
+from partitioner.solver.problem import Problem, SolverError
+from partitioner.solver.referee import Objective, Outcome, evaluate_choices
+
+#: Relative difference that rounding may make between two ways of adding up the same plan.
+ROUNDING = 1e-9
+#: A load is lower than another from this relative difference on.
+LOAD_EPSILON = 1e-7
+
+
+@dataclass
+class Progress:
+    """The search for the best plan of one (presolved) problem: its limits and its results."""
+
+    problem: Problem
+    objective: Objective
+    gap: float  #: Relative gap at which to stop.
+    deadline: float  #: Monotonic second at which to stop.
+    seed: int  #: Of all random choices.
+    cutoff: float = math.inf  #: Stop once a bound shows that no plan is below this.
+    effort: int = 1  #: See `solve`.
+    engine: Engine = HIGHS  #: Solves the MILPs.
+    best: tuple[int, ...] | None = None  #: The best plan that fits.
+    cost: float = math.inf  #: Its value; infinite if there is none.
+    bound: float = 0.0  #: No plan has a lower value; infinite once it is proven that none fits.
+    found_by: str = "none"  #: The method that found the plan.
+    proved_by: str = "none"  #: The method that proved the bound.
+    closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
+    _total: float = math.inf
+    _excess: float = math.inf
+
+    def offer(self, chosen: Sequence[int], source: str) -> Outcome | None:
+        """Keep a plan if it fits and is better; return its cost, None if it is forbidden."""
+        try:
+            outcome = evaluate_choices(self.problem, chosen)
+        except SolverError:
+            return None
+        if outcome.excess_bytes < self._excess:
+            self.closest, self._excess = tuple(chosen), outcome.excess_bytes
+        if outcome.excess_bytes > 0:
+            return outcome
+        value, total = outcome.value(self.objective), sum(outcome.load_s)
+        lower = value < self.cost * (1 - ROUNDING)
+        same = value <= self.cost * (1 + ROUNDING)
+        if lower or (same and total < self._total):
+            self.best, self.cost, self._total = tuple(chosen), value, total
+        if lower:
+            self.found_by = source
+        return outcome
+
+    def prove(self, bound: float, source: str) -> None:
+        """Keep a bound if it is higher."""
+        if bound > self.bound:
+            self.bound, self.proved_by = bound, source
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def done(self) -> bool:
+        """Whether the gap asked for is met, or no plan can be below the cutoff."""
+        return self.best is not None and (self.bound >= self.cutoff or self._met)
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop: done, or out of time."""
+        return self.done or not self.left_s
+
+    @property
+    def _met(self) -> bool:
+        return relative_gap(self.cost, self.bound) <= self.gap + ROUNDING
+
+    @property
+    def status(self) -> Status:
+        """The verdict so far."""
+        if self.best is not None and self._met:
+            return "optimal"
+        if self.best is None and math.isinf(self.bound):
+            return "infeasible"
+        return "time_limit" if not self.left_s else "feasible"
+
+
+def lower_loads(new: Sequence[float], old: Sequence[float]) -> bool:
+    """Whether loads, largest first, are lexicographically less by more than rounding."""
+    for a, b in zip(sorted(new, reverse=True), sorted(old, reverse=True), strict=True):
+        if abs(a - b) > LOAD_EPSILON * max(old):
+            return a < b
+    return False
+
+
+def device_most_over(problem: Problem, outcome: Outcome) -> int:
+    """The device whose peak is furthest above its limit."""
+    over = [peak - top for peak, top in zip(outcome.peak_bytes, problem.limit_bytes, strict=True)]
+    return over.index(max(over))

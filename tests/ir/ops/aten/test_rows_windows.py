@@ -1,0 +1,225 @@
+"""Convolutions, pools, upsampling and samples at a grid in PyTorch, and their gradients."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from aten_rows import aten
+from rows import Case, Draw, check_row, f32
+
+from partitioner.ir.ops.aten.windows import UPSAMPLING
+
+PLAIN = ([1, 1], [0, 0], [1, 1], False, [0, 0])  # stride, padding, dilation, transposed, ...
+STRIDED = ([2, 2], [1, 1], [1, 1], False, [0, 0])
+BACK = ([1, 1], [0, 0], [1, 1], True, [0, 0])
+LINE = ([1], [0], [1], False, [0])
+CUBE = ([1, 1, 1], [0, 0, 0], [1, 1, 1], False, [0, 0, 0])
+
+
+def forward(
+    x: Draw, weight: Draw, settings: Sequence[object], groups: int, cuts: int, bias: int = 0
+) -> Case:
+    added = f32(bias) if bias else None
+    options = {"min_cuts": cuts, "tolerance": 4e-6}
+    return aten("convolution", x, weight, added, *settings, groups, options=options)
+
+
+def grad_input(
+    grad: Draw, weight: Draw, size: list[int], settings: Sequence[object], groups: int, cuts: int
+) -> Case:
+    return aten(
+        "partitioner::convolution_grad_input",
+        *(grad, weight, size, *settings, groups),
+        options={"min_cuts": cuts, "tolerance": 4e-6},
+    )
+
+
+def grad_weight(
+    grad: Draw, x: Draw, size: list[int], settings: Sequence[object], groups: int, cuts: int
+) -> Case:
+    return aten(
+        "partitioner::convolution_grad_weight",
+        *(grad, x, size, *settings, groups),
+        options={"min_cuts": cuts, "tolerance": 4e-6},
+    )
+
+
+CONVOLUTIONS = [
+    forward(f32(4, 6, 5, 5), f32(8, 6, 3, 3), PLAIN, 1, 3, bias=8),
+    forward(f32(4, 6, 5, 5), f32(8, 6, 3, 3), STRIDED, 1, 4),  # and pending sums
+    forward(f32(4, 8, 5, 5), f32(8, 2, 3, 3), PLAIN, 4, 4, bias=8),
+    forward(f32(4, 8, 5, 5), f32(8, 1, 3, 1), PLAIN, 8, 3),  # depthwise
+    forward(f32(4, 6, 7), f32(4, 6, 3), LINE, 1, 3, bias=4),
+    forward(f32(2, 4, 3, 3, 3), f32(4, 4, 2, 2, 2), CUBE, 1, 3, bias=4),
+    forward(f32(4, 6, 4, 4), f32(6, 8, 3, 3), BACK, 1, 3, bias=8),
+    forward(f32(4, 8, 4, 4), f32(8, 3, 2, 2), BACK, 4, 4),
+    grad_input(f32(4, 8, 3, 3), f32(8, 6, 3, 3), [4, 6, 5, 5], PLAIN, 1, 4),
+    grad_input(f32(4, 8, 3, 3), f32(8, 6, 3, 3), [4, 6, 6, 6], STRIDED, 1, 4),
+    grad_input(f32(4, 8, 3, 3), f32(8, 2, 3, 3), [4, 8, 5, 5], PLAIN, 4, 5),
+    grad_input(f32(4, 8, 3, 5), f32(8, 1, 3, 1), [4, 8, 5, 5], PLAIN, 8, 3),
+    grad_input(f32(4, 4, 5), f32(4, 6, 3), [4, 6, 7], LINE, 1, 4),
+    grad_input(f32(4, 8, 6, 6), f32(6, 8, 3, 3), [4, 6, 4, 4], BACK, 1, 4),
+    grad_input(f32(4, 12, 5, 5), f32(8, 3, 2, 2), [4, 8, 4, 4], BACK, 4, 5),
+    grad_weight(f32(4, 8, 3, 3), f32(4, 6, 5, 5), [8, 6, 3, 3], PLAIN, 1, 4),
+    grad_weight(f32(4, 8, 3, 3), f32(4, 6, 6, 6), [8, 6, 3, 3], STRIDED, 1, 4),
+    grad_weight(f32(4, 8, 3, 3), f32(4, 8, 5, 5), [8, 2, 3, 3], PLAIN, 4, 5),
+    grad_weight(f32(4, 8, 3, 5), f32(4, 8, 5, 5), [8, 1, 3, 1], PLAIN, 8, 3),
+    grad_weight(f32(4, 8, 6, 6), f32(4, 6, 4, 4), [6, 8, 3, 3], BACK, 1, 4),
+    grad_weight(f32(4, 12, 5, 5), f32(4, 8, 4, 4), [8, 3, 2, 2], BACK, 4, 5),
+]
+
+PLANES = np.random.default_rng(5).permuted(np.arange(2 * 4 * 36).reshape(2, 4, 36) % 36, axis=2)
+
+
+def places(*shape: int) -> np.ndarray:
+    """Places in 6x6 planes, no two alike in a plane."""
+    count = shape[2] * shape[3]
+    return np.ascontiguousarray(PLANES[: shape[0], : shape[1], :count]).reshape(shape)
+
+
+def ways(cuts: int) -> dict[str, int]:
+    return {"min_cuts": cuts}
+
+
+POOLS = [
+    aten("_adaptive_avg_pool2d", f32(4, 6, 5, 5), [2, 3], options=ways(3)),
+    aten("_adaptive_avg_pool2d_backward", f32(4, 6, 2, 3), f32(4, 6, 5, 5), options=ways(3)),
+    aten("_adaptive_avg_pool3d", f32(4, 6, 3, 5, 5), [2, 2, 3], options=ways(3)),
+    aten(
+        "_adaptive_avg_pool3d_backward",
+        *(f32(4, 6, 2, 2, 3), f32(4, 6, 3, 5, 5)),
+        options=ways(3),
+    ),
+    aten("adaptive_max_pool2d", f32(4, 6, 5, 5), [2, 3], options=ways(2)),
+    aten(
+        "adaptive_max_pool2d_backward",
+        *(f32(2, 4, 2, 3), f32(2, 4, 6, 6), places(2, 4, 2, 3)),
+        options=ways(3),
+    ),
+    aten("adaptive_max_pool3d", f32(4, 6, 3, 5, 5), [2, 2, 3], options=ways(2)),
+    aten(
+        "adaptive_max_pool3d_backward",
+        *(f32(2, 4, 1, 2, 3), f32(2, 4, 1, 6, 6), places(2, 4, 2, 3)[:, :, None]),
+        options=ways(3),
+    ),
+    aten("avg_pool2d", f32(4, 6, 5, 5), [3, 3], [2, 2], [1, 1], options=ways(3)),
+    aten("avg_pool2d", f32(6, 5, 5), [2], options=ways(2)),
+    aten(
+        "avg_pool2d_backward",
+        *(f32(4, 6, 3, 3), f32(4, 6, 5, 5), [3, 3], [2, 2], [1, 1], False, True, None),
+        options=ways(3),
+    ),
+    aten("avg_pool3d", f32(4, 6, 4, 4, 4), [2, 2, 2], options=ways(3)),
+    aten(
+        "avg_pool3d_backward",
+        *(f32(4, 6, 2, 2, 2), f32(4, 6, 4, 4, 4), [2, 2, 2], [2, 2, 2], [0, 0, 0]),
+        *(False, True, None),
+        options=ways(3),
+    ),
+    aten("channel_shuffle", f32(4, 12, 5), 3, options=ways(4)),
+    aten("col2im", f32(4, 24, 16), [5, 5], [2, 2], [1, 1], [0, 0], [1, 1], options=ways(3)),
+    aten("im2col", f32(4, 6, 5, 5), [2, 2], [1, 1], [0, 0], [1, 1], options=ways(3)),
+    aten("im2col", f32(6, 5, 5), [2, 2], [1, 1], [0, 0], [1, 1], options=ways(2)),
+    aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [3, 3], [2, 2], [1, 1], options=ways(2)),
+    aten("max_pool2d_with_indices", f32(6, 5, 5), [2, 2], options=ways(1)),
+    aten("max_pool2d_with_indices", f32(4, 6, 5, 5), [2, 2], absent=(1,), options=ways(2)),
+    aten(
+        "max_pool2d_with_indices_backward",
+        *(f32(2, 4, 3, 3), f32(2, 4, 6, 6), [2, 2], [2, 2], [0, 0], [1, 1], False),
+        places(2, 4, 3, 3),
+        options=ways(3),
+    ),
+    aten("max_pool3d_with_indices", f32(4, 6, 3, 5, 5), [2, 2, 2], options=ways(2)),
+    aten(
+        "max_pool3d_with_indices_backward",
+        *(f32(2, 4, 1, 3, 3), f32(2, 4, 1, 6, 6), [1, 2, 2], [1, 2, 2], [0] * 3, [1] * 3, False),
+        places(2, 4, 3, 3)[:, :, None],
+        options=ways(3),
+    ),
+    aten("max_unpool2d", f32(2, 4, 3, 3), places(2, 4, 3, 3), [6, 6], options=ways(2)),
+    aten("pixel_shuffle", f32(4, 12, 3, 5), 2, options=ways(5)),
+    aten("pixel_shuffle", f32(12, 3, 5), 2, options=ways(4)),
+    aten("pixel_unshuffle", f32(4, 3, 6, 10), 2, options=ways(5)),
+]
+
+MODES = {
+    "nearest": (1, 2, 3),
+    "nearest-exact": (1, 2, 3),
+    "linear": (1, 2, 3),
+    "cubic": (2,),
+    "linear-antialias": (2,),
+    "cubic-antialias": (2,),
+}
+OPTIONS = {"min_cuts": 3, "tolerance": 4e-6}
+
+
+def corners(operator: str) -> list[Any]:
+    return [] if "nearest" in operator else [False]
+
+
+def sizes(space: int) -> tuple[list[int], list[int]]:
+    return [3, 4, 2][:space], [6, 8, 4][:space]
+
+
+def pytorchs(operator: str, space: int) -> list[Case]:
+    """The operator, its form with factors, and its gradient."""
+    small, large = sizes(space)
+    corner = corners(operator)
+    return [
+        aten(operator, f32(4, 6, *small), large, *corner, options=OPTIONS),
+        aten(f"{operator}.vec", f32(4, 6, *small), None, *corner, [2.0] * space, options=OPTIONS),
+        aten(
+            f"{operator}_backward",
+            *(f32(4, 6, *large), large, [4, 6, *small], *corner),
+            options=OPTIONS,
+        ),
+    ]
+
+
+def ours(mode: str, space: int) -> list[Case]:
+    """Our pair."""
+    small, large = sizes(space)
+    return [
+        aten(
+            "partitioner::upsample",
+            *(f32(4, 6, *small), mode, large, False, [2.0] * space),
+            options=OPTIONS,
+        ),
+        aten(
+            "partitioner::upsample_backward",
+            *(f32(4, 6, *large), mode, large, [4, 6, *small], False, []),
+            options=OPTIONS,
+        ),
+    ]
+
+
+SAMPLES = [
+    *(case for name, (_, space) in UPSAMPLING.items() for case in pytorchs(name, space)),
+    aten(
+        "grid_sampler_2d",
+        *(f32(4, 6, 5, 5), f32(4, 3, 2, 2, low=-1.2, high=1.2), 0, 0, False),
+        options=OPTIONS,
+    ),
+    aten(
+        "grid_sampler_2d_backward",
+        *(f32(4, 6, 3, 2), f32(4, 6, 5, 5), f32(4, 3, 2, 2, low=-1.2, high=1.2), 0, 0, False),
+        [True, True],
+        options={"min_cuts": 2, "tolerance": 4e-6},
+    ),
+    aten(
+        "grid_sampler_2d_backward",
+        *(f32(4, 6, 3, 2), f32(4, 6, 5, 5), f32(4, 3, 2, 2, low=-1.2, high=1.2), 0, 0, False),
+        [True, False],
+        absent=(1,),
+        options=OPTIONS,
+    ),
+    *(case for mode, spaces in MODES.items() for space in spaces for case in ours(mode, space)),
+]
+
+CASES = [*CONVOLUTIONS, *POOLS, *SAMPLES]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_row(case: Case) -> None:
+    check_row(case)

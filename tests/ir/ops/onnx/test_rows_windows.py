@@ -1,0 +1,167 @@
+"""Rows of convolutions, pools and sampling."""
+
+import numpy as np
+import pytest
+from rows import Case, Draw, case, check_opaque, check_row, f32, ints, scalar, vec
+
+
+def u8(*shape: int) -> Draw:
+    """Quantised contents or zero points."""
+    return ints(*shape, low=0, high=60, dtype="uint8")
+
+
+def steps(*shape: int) -> Draw:
+    """Quantisation steps."""
+    return f32(*shape, low=0.01, high=0.1)
+
+
+CONV_CASES = (
+    case(
+        "Conv", f32(3, 5, 6, 6), f32(4, 5, 3, 3), f32(4), attrs={"pads": (1, 1, 1, 1)}, min_cuts=3
+    ),
+    case("Conv", f32(3, 4, 7), f32(5, 4, 3), attrs={"strides": (2,)}, opset=9, min_cuts=3),
+    case("Conv", f32(2, 3, 4, 5, 4), f32(4, 3, 2, 2, 2), f32(4), opset=11, min_cuts=3),
+    case("Conv", f32(2, 12, 5, 5), f32(9, 4, 3, 3), f32(9), attrs={"group": 3}, min_cuts=4),
+    case("Conv", f32(2, 6, 5, 5), f32(6, 1, 3, 3), f32(6), attrs={"group": 6}, min_cuts=2),
+    case("Conv", f32(2, 3, 5, 5), f32(12, 1, 3, 3), attrs={"group": 3}, opset=22, min_cuts=3),
+    case(
+        "Conv",
+        f32(2, 4, 7, 6),
+        f32(4, 2, 3, 3),
+        None,
+        attrs={"group": 2, "auto_pad": "SAME_UPPER", "strides": (2, 2), "kernel_shape": (3, 3)},
+        min_cuts=4,
+    ),
+    case("Conv", f32(1, 3, 7, 7), f32(2, 3, 2, 2), attrs={"dilations": (2, 2)}, min_cuts=2),
+    case("ConvTranspose", f32(2, 5, 4, 4), f32(5, 4, 3, 3), f32(4), min_cuts=3),
+    case(
+        "ConvTranspose",
+        f32(2, 8, 4, 4),
+        f32(8, 3, 3, 3),
+        f32(6),
+        attrs={"group": 2, "strides": (2, 2), "output_padding": (1, 1), "pads": (1, 1, 1, 1)},
+        opset=11,
+        min_cuts=4,
+    ),
+    case("ConvTranspose", f32(2, 4, 5), f32(4, 1, 3), attrs={"group": 4}, min_cuts=2),
+    case("ConvInteger", u8(2, 4, 5, 5), u8(3, 4, 3, 3), opset=10, min_cuts=3),
+    case(
+        "ConvInteger",
+        u8(2, 4, 5, 5),
+        u8(4, 2, 3, 3),
+        scalar(7, "uint8"),
+        scalar(9, "uint8"),
+        attrs={"pads": (1, 1, 1, 1), "group": 2},
+        opset=10,
+        min_cuts=4,
+    ),
+    case(
+        "QLinearConv",
+        *(u8(2, 4, 5, 5), steps(), u8()),
+        *(u8(3, 4, 3, 3), steps(3), scalar(3, "uint8")),
+        *(f32(low=0.5, high=1), u8(), ints(3, dtype="int32")),
+        opset=10,
+        min_cuts=2,
+    ),
+    case("LRN", f32(2, 5, 3, 3), attrs={"size": 3}, opset=9, min_cuts=3),
+)
+KERNEL = {"kernel_shape": (3, 3)}
+POOL_CASES = (
+    case("MaxPool", f32(3, 5, 6, 6), attrs={**KERNEL, "strides": (2, 2)}, opset=8, min_cuts=2),
+    case("MaxPool", f32(3, 5, 7), attrs={"kernel_shape": (2,)}, min_cuts=2, outputs=("out", "")),
+    case(
+        "MaxPool", f32(3, 5, 6, 6), attrs={**KERNEL, "ceil_mode": 1, "strides": (2, 2)}, min_cuts=2
+    ),
+    case(
+        "AveragePool", f32(3, 5, 6, 6), attrs={**KERNEL, "pads": (1, 1, 1, 1)}, opset=7, min_cuts=2
+    ),
+    case(
+        "AveragePool",
+        f32(3, 5, 6, 6),
+        attrs={**KERNEL, "auto_pad": "SAME_LOWER", "count_include_pad": 1},
+        min_cuts=2,
+    ),
+    case("LpPool", f32(3, 5, 6, 6), attrs={**KERNEL, "p": 3}, opset=11, min_cuts=2),
+    case("LpPool", f32(3, 5, 6, 6), attrs=KERNEL, opset=18, min_cuts=2),
+    case("GlobalAveragePool", f32(2, 5, 3, 7), min_cuts=4, opset=9),
+    case("GlobalAveragePool", f32(2, 5, 7), min_cuts=3, opset=22),
+    case("GlobalMaxPool", f32(2, 5, 3, 7), min_cuts=4),
+    case("GlobalLpPool", f32(2, 5, 3, 7), min_cuts=2),
+    case(
+        "RoiAlign",
+        f32(2, 3, 6, 6),
+        f32(5, 4, low=0, high=5),
+        ints(5, low=0, high=1),
+        attrs={"output_height": 2, "output_width": 2},
+        opset=16,
+        min_cuts=2,
+    ),
+    case(
+        "MaxRoiPool",
+        f32(1, 3, 6, 6),
+        np.array([[0, 0, 0, 3, 3], [0, 1, 1, 5, 5], [0, 0, 2, 4, 5]], np.float32),
+        attrs={"pooled_shape": (2, 2)},
+        min_cuts=2,
+    ),
+)
+NO_ROI = np.zeros(0, np.float32)
+NO_SCALES = np.zeros(0, np.float32)
+TWICE = vec(1, 1, 2, 2, dtype="float32")
+
+
+def resize(*inputs: Draw | np.ndarray | None, opset: int = 19, **attrs: object) -> Case:
+    """A Resize whose settings are constants."""
+    settings = tuple(i for i, x in enumerate(inputs) if i and x is not None)
+    return case("Resize", *inputs, attrs=attrs, constants=settings, opset=opset, min_cuts=2)
+
+
+SAMPLING_CASES = (
+    case("Upsample", f32(3, 5, 2, 2), attrs={"scales": (1.0, 1.0, 2.0, 3.0)}, opset=7, min_cuts=2),
+    case("Upsample", f32(3, 5, 2, 2), TWICE, constants=(1,), opset=9, min_cuts=2),
+    resize(f32(3, 5, 2, 2), TWICE, opset=10),
+    resize(f32(3, 5, 2, 4), NO_ROI, TWICE, opset=11, mode="linear"),
+    resize(f32(3, 5, 2, 4), NO_ROI, NO_SCALES, vec(3, 5, 4, 7), opset=11),
+    resize(f32(3, 5, 2, 4), None, None, vec(3, 5, 5, 3), opset=13, mode="linear"),
+    resize(f32(3, 5, 4, 4), None, TWICE, mode="cubic"),
+    resize(f32(3, 5, 2, 4), None, None, vec(5, 8), axes=(2, -1)),
+    resize(f32(3, 5, 2, 4), None, None, vec(3, 5, 6, 4)),
+    resize(f32(3, 5, 2, 4), None, vec(3, 2, dtype="float32"), axes=(2, 3)),
+    resize(
+        f32(3, 5, 2, 4), None, None, vec(4, 12), axes=(2, 3), keep_aspect_ratio_policy="not_larger"
+    ),
+    resize(
+        f32(3, 5, 3, 4), None, None, vec(3, 6), axes=(2, 3), keep_aspect_ratio_policy="not_smaller"
+    ),
+    case("GridSample", f32(2, 3, 4, 5), f32(2, 3, 5, 2, low=-1, high=1), opset=16, min_cuts=4),
+    case(
+        "GridSample",
+        f32(2, 3, 3, 4, 5),
+        f32(2, 3, 2, 5, 3, low=-1, high=1),
+        attrs={"mode": "nearest"},
+        opset=20,
+        min_cuts=5,
+    ),
+)
+CASES = (*CONV_CASES, *POOL_CASES, *SAMPLING_CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_row(case: Case) -> None:
+    check_row(case)
+
+
+def test_places_of_maxima_are_opaque() -> None:
+    node = case("MaxPool", f32(2, 3, 4, 4), attrs={"kernel_shape": (2, 2)}, outputs=2)
+    assert "counts through the whole tensor" in check_opaque(node)
+
+
+def test_a_resize_that_crops_is_opaque() -> None:
+    crop = vec(0, 0, 0, 0, 1, 1, 1, 1, dtype="float32")
+    mode = "tf_crop_and_resize"
+    node = resize(f32(1, 2, 4, 4), crop, TWICE, mode="linear", coordinate_transformation_mode=mode)
+    assert mode in check_opaque(node)
+
+
+def test_a_resize_of_computed_sizes_is_opaque() -> None:
+    node = case("Resize", f32(1, 2, 4, 4), None, None, vec(1, 2, 8, 8))
+    assert "not a constant" in check_opaque(node)

@@ -53,8 +53,8 @@ def facts(
         "folded": cert.folded,
         "latency_s": got.latency_s,
         "latency_s_one_device": single.latency_s,
-        "throughput_per_s": _finite(got.throughput_per_s),
-        "throughput_per_s_one_device": _finite(single.throughput_per_s),
+        "throughput_per_s": units.finite(got.throughput_per_s),
+        "throughput_per_s_one_device": units.finite(single.throughput_per_s),
         "devices": devices,
         "devices_used": got.devices_used,
         "sharded_flops_share": got.sharded_flops_share,
@@ -67,10 +67,6 @@ def facts(
         "not_searched": {str(family): str(error) for family, error in outcome.failed},
         "notes": list(notes),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if value < float("inf") else None
 
 
 def _by_device(values: Mapping[int, float], devices: int) -> list[float]:
@@ -104,7 +100,7 @@ def text(found: Mapping[str, Any], search_s: float | None = None) -> str:
     lines = [
         _verdict(found),
         f"  latency     {_beside(found, 'latency_s', units.seconds)}",
-        f"  throughput  {_beside(found, 'throughput_per_s', _rate)}",
+        f"  throughput  {_beside(found, 'throughput_per_s', units.per_second)}",
         f"  peak memory {_peaks(found)}",
         f"  split       {split.sentence(found)}",
         f"  search      {found['solver']}, {_searched(found['seed'], found['folded'], search_s)}",
@@ -113,7 +109,7 @@ def text(found: Mapping[str, Any], search_s: float | None = None) -> str:
     if fewer:
         lines.append(
             f"  note: {_devices(fewer['devices'])} would do better by {kind}: "
-            f"{_cost(kind, fewer['cost'])} against {_cost(kind, fewer['cost_here'])} here"
+            f"{units.cost(kind, fewer['cost'])} against {units.cost(kind, fewer['cost_here'])} here"
         )
     lines += [f"  note: {note}" for note in _without(found["not_searched"])]
     lines += [f"  note: {note}" for note in found["notes"]]
@@ -132,15 +128,11 @@ def _devices(count: int) -> str:
     return f"{count} devices" if count > 1 else "one device"
 
 
-def _cost(objective: str, value: float) -> str:
-    return units.size(value) if objective == "memory" else units.seconds(value)
-
-
 def _verdict(found: Mapping[str, Any]) -> str:
     kind = found["objective"]
     return (
         f"{found['strategy']} plan on {found['devices_used']} of {found['devices']} devices: "
-        f"{kind} cost {_cost(kind, found['cost'])}, bound {_cost(kind, found['bound'])}, "
+        f"{kind} cost {units.cost(kind, found['cost'])}, bound {units.cost(kind, found['bound'])}, "
         f"gap {units.share(found['gap'])}, {_status(found['status'], found['gap'])}"
     )
 
@@ -150,10 +142,6 @@ def _status(status: str, gap: float) -> str:
     if status == "optimal" and gap > OPTIMAL_GAP:
         return "within the gap asked for"
     return "stopped by the time limit" if status == "time_limit" else status
-
-
-def _rate(value: float | None) -> str:
-    return units.per_second(float("inf") if value is None else value)
 
 
 def _beside(found: Mapping[str, Any], key: str, show: Any) -> str:
@@ -186,7 +174,7 @@ def certificate_line(cert: Certificate, search_s: float | None = None) -> str:
     """
     return (
         f"{cert.strategy} plan by {cert.solver}: "
-        f"{cert.objective} cost {_cost(cert.objective, cert.cost)}, "
-        f"bound {_cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, "
+        f"{cert.objective} cost {units.cost(cert.objective, cert.cost)}, "
+        f"bound {units.cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, "
         f"{_status(cert.status, cert.gap)}, {_searched(cert.seed, cert.folded, search_s)}"
     )

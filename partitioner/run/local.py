@@ -88,7 +88,7 @@ def prediction(directory: Path) -> str:
     """
     summary, plan = load_summary(directory), load_plan(directory)
     latency, rate = summary["latency_s"], summary["throughput_per_s"]
-    shown = units.per_second(float("inf") if rate is None else rate)
+    shown = units.per_second(rate)
     count = len(Cluster.from_data(plan.cluster))
     devices = f"{count} devices" if count > 1 else "1 device"
     name = f"{plan.cluster.get('name')} ({devices})"

@@ -148,7 +148,7 @@ def test_families_without_a_plan_share_a_line(model: onnx.ModelProto, tmp_path: 
     [
         (units.per_second(60627.3), "60,627/s"),
         (units.per_second(12.3456), "12.35/s"),
-        (units.per_second(float("inf")), "unlimited"),
+        (units.per_second(units.finite(float("inf"))), "unlimited"),
         (units.share(2.19e-16), "0 %"),
         (units.share(0.0000147), "< 0.01 %"),
         (units.share(0.1234), "12.3 %"),

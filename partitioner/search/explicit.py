@@ -13,7 +13,7 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import alternatives
-from partitioner.ir.plan import PlacedNode, Plan, place
+from partitioner.ir.plan import PlacedNode, place
 from partitioner.problem.build import Built, build
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
@@ -48,9 +48,9 @@ class JointSearch:
         rules = self.rules.by_node if graph is self.graph else None
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster, rules), solution)
 
-    def holdings(self, plan: Plan, device: int) -> str:
+    def holdings(self, candidate: Candidate, device: int) -> str:
         """In words, the bytes by kind that a device holds at its peak."""
-        return Holdings.of(self.graph, plan, self.cluster).text(device)
+        return Holdings.of(candidate.graph, candidate.plan, self.cluster).text(device)
 
     def least_load_s(self, options: Mapping[str, Sequence[PlacedNode]]) -> float:
         """A bound on the busiest device's load: each node's least device-seconds, shared evenly."""

@@ -149,7 +149,7 @@ def _compile_module(
 ) -> ModuleProgram:
     from partitioner.compiled.module import ModuleModel, ModuleProgram
 
-    spaces = request.over(len(cluster), training=opened.training)
+    spaces = request.over(len(cluster))
     with clock("tracing the module"):
         traced = _first_graph(opened.traced, request)
 
@@ -224,7 +224,7 @@ def dump_problem(
     opened = open_model(model, options.get("example_inputs"), **opening(options))
     if opened.path is not None:
         refuse_to_replace(opened.path, target)
-    spaces = request.over(len(cluster), training=opened.training)
+    spaces = request.over(len(cluster))
     say("reading the model")
     graph = opened.graph
     say("building the problem")

@@ -145,7 +145,7 @@ def sweep_opened(
         count = len(cluster)
         check_space(request.strategy, count, meshes.get(count))
         point = replace(request, mesh=meshes.get(count))
-        requests.append(point.over(count, training=opened.training))
+        requests.append(point.over(count))
     progress("reading the model")
     graph = opened.graph
     rules = Rules.of(graph)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,7 @@ class SpaceResult:
         plans: Its best plan and, where that leaves devices idle, the best that does not; empty
             where no plan of the space is as good as a known one.
         searched: In words, the space that the plans' bound covers; "" if it was not searched.
+        bound: No plan of the space costs less; for a space without plans.
         refused: The space as the solver refused it, for a second look.
         failed: Reasons why spaces, or parts of this one, have no plan or were not searched.
         folded: In words, the repeated blocks that were planned once.
@@ -69,6 +71,7 @@ class SpaceResult:
 
     plans: tuple[Candidate, ...] = ()
     searched: str = ""
+    bound: float = math.inf
     refused: Refused | None = None
     failed: tuple[tuple[Family, PartitionerError], ...] = ()
     folded: str = ""
@@ -112,7 +115,8 @@ def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Ou
     if not best.bounds_space:
         spaces.append(str(best.space))
     cost = best.cost(request.objective)
-    bound = min([cost, *(candidate.solution.bound for candidate in covered)])
+    bounds = (result.bound for result in results)
+    bound = min([cost, *bounds, *(candidate.solution.bound for candidate in covered)])
     out_of_time = any(candidate.solution.status == "time_limit" for candidate in covered)
     unproven = "time_limit" if out_of_time else "feasible"
     certificate = Certificate(

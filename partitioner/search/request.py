@@ -86,18 +86,17 @@ class Request:
         """The MILP solver."""
         return find(self.solver)
 
-    def over(self, devices: int, *, training: bool) -> Request:
-        """The request with the strategy and mesh that training and `parallel` ask for.
+    def over(self, devices: int) -> Request:
+        """The request with the mesh that `parallel` asks for.
 
         Raises:
             SearchError: `parallel` contradicts the mesh or the strategy.
         """
         if self.parallel is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
-        request = replace(self, strategy="intra") if training and self.strategy == "auto" else self
         if self.parallel is None or devices == 1:
-            return request
-        return replace(request, mesh=parallel_mesh(self.parallel, devices, self.mesh))
+            return self
+        return replace(self, mesh=parallel_mesh(self.parallel, devices, self.mesh))
 
     def on(self, graph: Graph) -> Request:
         """The request with `parallel` as constraints on a graph; called after `over`."""

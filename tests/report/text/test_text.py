@@ -176,7 +176,7 @@ def _points(*rows: tuple[int, str, float | None, float | None]) -> list[Point]:
 def test_the_answer_compares_with_one_device_of_the_same_cluster(
     rows: list[tuple[int, str, float | None, float | None]], answer: str
 ) -> None:
-    found = sweeping._answer(_points(*rows), "throughput")
+    found = sweeping.answer(_points(*rows), "throughput", "request")
     assert re.search(answer.replace("(", r"\(").replace(")", r"\)"), found), found
     assert found.endswith(".")
 

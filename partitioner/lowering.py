@@ -1,8 +1,8 @@
 """Lowering of a resolved plan to rank programs: local nodes, local constants, communications.
 
-The schedule has the tasks and their order; this module gives every (value, placement) a local name
-on each rank, makes nodes local through their rows, and cuts the parts of each graph input, constant
-and output for each rank.
+The schedule has the tasks and their order. This module gives every (value, placement) a local name
+on each rank, makes nodes local through their op rows, and cuts graph inputs, constants and outputs
+into the parts of each rank.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def _joined(parts: Sequence[_Local]) -> _Local:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Steps of all ranks, which differ in their coordinates and mostly in nothing else.
+    """The steps that ranks share: most differ in the coordinates of their ranks only.
 
-    A task is uniform if all its ranks have the same steps under the same names. What the first
-    rank of a group finds uniform, the others take.
+    A task is uniform if all its ranks have the same steps under the same names. The first rank of a
+    group that lowers a uniform task notes its steps; the other ranks take them from here.
     """
 
     graph: Graph
@@ -139,12 +139,12 @@ class _Shared:
 
     @cached_property
     def feeds(self) -> Mapping[int, Sequence[Key]]:
-        """Parts of graph inputs by rank."""
+        """Keys of graph inputs by rank."""
         return _by_device(self.schedule.feeds)
 
     @cached_property
     def residents(self) -> Mapping[int, Sequence[Key]]:
-        """Parts of constants, and zeros, by rank."""
+        """Keys of constants and of zeros by rank."""
         return _by_device(self.schedule.residents)
 
     @cached_property
@@ -195,7 +195,7 @@ class _Shared:
         return self._types[key][rank]
 
     def comm(self, index: int, comm: Comm, source: str, target: str) -> Comm:
-        """A communication under local names."""
+        """A communication under local names; one object for all ranks with the same names."""
         key = index, source, target
         if key not in self._comms:
             self._comms[key] = comm.renamed(source=source, target=target)
@@ -211,7 +211,7 @@ class _Shared:
     def local(
         self, index: int, task: Task, placed: PlacedNode, slots: Sequence[str] | None, rank: int
     ) -> _Local:
-        """A node made local for a rank; one object for all ranks on parts of equal sizes.
+        """A node made local for a rank; one object for all ranks whose parts have equal sizes.
 
         `slots` are the local names of the operands; None if they are the same on all ranks.
         """
@@ -255,7 +255,7 @@ class _Shared:
         names: Mapping[str, str],
         phase: int,
     ) -> Compute:
-        """A local node under local names: operands by slot (or by value, if a row moved them)."""
+        """A local node under local names, of operands by slot (by value, if the row moved them)."""
         results = {value: self.names.of((value, at)) for value, at in placed.results()}
         results.update(names)
         operands = _operands(placed)
@@ -367,7 +367,7 @@ class _Rank:
             self._comm(index, task, task.comm)
 
     def _comm(self, index: int, task: Task, comm: Comm) -> None:
-        """The same object on every rank, unless a rank has the value under an alias."""
+        """Add a communication, one object for all ranks but those with an alias of the value."""
         assert task.reads, f"{comm} moves nothing"
         assert task.writes, f"{comm} moves nothing"
         before, after = task.reads[0][1], task.writes[0][1]
@@ -420,7 +420,7 @@ def _by_device(keys: Iterable[LocalKey]) -> Mapping[int, Sequence[Key]]:
 
 
 def _is_shared(placed: PlacedNode) -> bool:
-    """Whether the node is made local in the same way on all devices of its group."""
+    """Whether all devices of a node's group have the same local node."""
     row = row_of(placed.node)
     if row is None or row.localize is None or not placed.layouts:
         return True
@@ -429,12 +429,12 @@ def _is_shared(placed: PlacedNode) -> bool:
 
 
 def _is_equal(at: Placement | None) -> bool:
-    """Whether all devices have parts of the same sizes."""
+    """Whether all devices have parts of equal sizes; true for an absent tensor."""
     return at is None or all(dim.is_equal for dim in at.sharding.dims)
 
 
 def _ranks(task: Task) -> tuple[int, ...]:
-    """The ranks of a task."""
+    """The ranks that take part in a task."""
     if task.placed is not None:
         return task.placed.mesh.devices
     return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)

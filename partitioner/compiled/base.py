@@ -70,7 +70,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def path(self) -> Path | None:
-        """The model's file, which nothing may overwrite; None if there is none."""
+        """The model's file, which nothing may overwrite; None for a model without one."""
 
     @property
     @abstractmethod
@@ -130,7 +130,7 @@ class Compiled(Planned):
 
     @cached_property
     def programs(self) -> Programs:
-        """One program a rank.
+        """The programs of the ranks.
 
         Raises:
             ResultError: As `schedule`.

@@ -120,7 +120,7 @@ class ModuleRanks(Ranks):
         return AllRanks(self.programs, self.module.graph, written)
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
-        """One call of the module on all ranks, in training with its backward pass.
+        """The step of one call of the module on all ranks, in training with its backward pass.
 
         Raises:
             BackendError: The arguments are not like the example inputs.

@@ -217,7 +217,7 @@ def _compared_values(module: TracedModule) -> dict[str, str]:
 def _allowed(
     module: TracedModule, rounding: Mapping[str, float], table: Mapping[str, float]
 ) -> dict[str, float]:
-    """Tolerance of each compared tensor: by element type, or what the module's rounding allows."""
+    """Tolerance of each compared tensor: of its element type, or a larger one for rounding."""
     known, values = tolerances(module.graph, table), _compared_values(module)
     return {name: max(known[value], rounding.get(name, 0.0)) for name, value in values.items()}
 
@@ -284,7 +284,7 @@ def _rounding_allowances(
         args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
         with torch.autocast("cpu", enabled=False):
             exact = _eager(replace(calm, module=copy.deepcopy(calm.module).double()), args, kwargs)
-    except Exception:  # noqa: BLE001 - whatever it is, the rounding is unknown
+    except Exception:  # noqa: BLE001 - after any error the rounding is unknown
         return {}
     wide = {name: _wide(tensor) for name, tensor in whole.items()}
     none = dict.fromkeys(wide, 0.0)

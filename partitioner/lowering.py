@@ -127,7 +127,9 @@ class _Shared:
     names: _Names
     deliver: frozenset[tuple[int, str]]
     uniform: dict[int, _Local] = field(default_factory=dict)  # by task
-    runs: dict[int, tuple[int, _Local]] = field(default_factory=dict)  # first task -> (end, steps)
+    stretches: dict[int, tuple[int, _Local]] = field(
+        default_factory=dict
+    )  # first task -> (end, steps)
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
     _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
@@ -155,29 +157,29 @@ class _Shared:
         return [groups.setdefault(devices, frozenset(devices)) for devices in ranks]
 
     @cached_property
-    def turn(self) -> int:
-        """The first task of the backward pass; -1 if there is none."""
+    def first_backward(self) -> int:
+        """Index of the first task of the backward pass; -1 without one."""
         nodes = (task.placed.node.name if task.placed else "" for task in self.schedule.tasks)
         return next((i for i, name in enumerate(nodes) if name in self.graph.backward), -1)
 
     def program(self, rank: int) -> RankProgram:
         known = len(self.uniform)
-        program = _Rank(self, rank).run()
+        program = _Rank(self, rank).program()
         self._join(list(islice(self.uniform, known, None)))
         return program
 
     def _join(self, indices: Sequence[int]) -> None:
-        """Join uniform tasks (ascending) that follow each other on all ranks of one group."""
+        """Join uniform tasks, given in order, that follow each other on all ranks of one group."""
 
-        def run(entry: tuple[int, int]) -> tuple[object, ...]:
+        def stretch(entry: tuple[int, int]) -> tuple[object, ...]:
             place, index = entry
-            return index - place, self.members[index], index < self.turn
+            return index - place, self.members[index], index < self.first_backward
 
-        for _, entries in groupby(enumerate(indices), key=run):
+        for _, entries in groupby(enumerate(indices), key=stretch):
             first, *rest = (index for _, index in entries)
             if rest and len(self.members[first]) > 1:
                 parts = [self.uniform[index] for index in (first, *rest)]
-                self.runs[first] = rest[-1] + 1, _joined(parts)
+                self.stretches[first] = rest[-1] + 1, _joined(parts)
 
     def type_of(self, key: Key, rank: int) -> TensorType:
         """Type of a rank's part of a value."""
@@ -307,7 +309,7 @@ class _Rank:
     used: set[str] = field(default_factory=set)
     alias: dict[Key, Key] = field(default_factory=dict)
 
-    def run(self) -> RankProgram:
+    def program(self) -> RankProgram:
         rank, shared = self.rank, self.shared
         inputs = {}
         for key in shared.feeds.get(rank, ()):
@@ -321,10 +323,10 @@ class _Rank:
         self.used.update(output.value for output in outputs)
         constants = {}
         for key in shared.residents.get(rank, ()):
-            zero = (rank, key) in shared.schedule.zeros
-            if (zero or key[0] in shared.graph.constants) and shared.names.of(key) in self.used:
-                region = None if zero else self._region(key)
-                constants[self._declare(key)] = Part(key[0], region, zero)
+            is_zero = (rank, key) in shared.schedule.zeros
+            if (is_zero or key[0] in shared.graph.constants) and shared.names.of(key) in self.used:
+                region = None if is_zero else self._region(key)
+                constants[self._declare(key)] = Part(key[0], region, is_zero)
         return RankProgram(
             rank,
             {name: part for name, part in inputs.items() if name in self.used},
@@ -337,18 +339,18 @@ class _Rank:
         )
 
     def _run_tasks(self) -> int | None:
-        """Add the steps of all tasks; the index of the first one of the backward pass, if any."""
+        """Add the steps of all tasks; returns the index of the first step of the backward pass."""
         backward: int | None = None
-        uniform, runs, members = self.shared.uniform, self.shared.runs, self.shared.members
-        tasks, turn = self.shared.schedule.tasks, self.shared.turn
+        uniform, stretches = self.shared.uniform, self.shared.stretches
+        tasks, members = self.shared.schedule.tasks, self.shared.members
         index = 0
         while index < len(tasks):
-            if index == turn:
+            if index == self.shared.first_backward:
                 backward = len(self.steps)
             end = index + 1
             if self.rank in members[index]:
-                if index in runs:
-                    end, local = runs[index]
+                if index in stretches:
+                    end, local = stretches[index]
                     self._take(local)
                 elif index in uniform:
                     self._take(uniform[index])

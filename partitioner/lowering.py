@@ -127,9 +127,8 @@ class _Shared:
     names: _Names
     deliver: frozenset[tuple[int, str]]
     uniform: dict[int, _Local] = field(default_factory=dict)  # by task
-    stretches: dict[int, tuple[int, _Local]] = field(
-        default_factory=dict
-    )  # first task -> (end, steps)
+    # Joined uniform tasks: first task -> (end, steps).
+    stretches: dict[int, tuple[int, _Local]] = field(default_factory=dict)
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
     _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
@@ -343,9 +342,10 @@ class _Rank:
         backward: int | None = None
         uniform, stretches = self.shared.uniform, self.shared.stretches
         tasks, members = self.shared.schedule.tasks, self.shared.members
+        first_backward = self.shared.first_backward
         index = 0
         while index < len(tasks):
-            if index == self.shared.first_backward:
+            if index == first_backward:
                 backward = len(self.steps)
             end = index + 1
             if self.rank in members[index]:

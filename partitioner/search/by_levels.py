@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation, evaluate
@@ -137,22 +136,8 @@ def cheapest_staged(
     Raises:
         Infeasible: No plan was found that fits.
     """
-    search = (
-        partial(search_whole, yields=budget.defers_memory, best_s=budget.best_s)
-        if one_stage
-        else search_levels
-    )
-    rivals = search(
-        graph,
-        rules,
-        cluster,
-        meshes,
-        deadline=budget.deadline,
-        gap=budget.gap,
-        progress=budget.say,
-        seed=budget.seed,
-        engine=budget.engine,
-    )
+    search = search_whole if one_stage else search_levels
+    rivals = search(graph, rules, cluster, meshes, budget)
     staged, groups, evaluation = cheapest(rivals, cluster)
     planned, plan = planned_on(graph, cluster, *decisions(staged, groups))
     if len(cluster) <= MOST_EXPLICIT:

@@ -69,7 +69,7 @@ class AxisSharder:
     Attributes:
         deadline: Monotonic second at which searches end.
         planned: Whether a mesh has a plan.
-        yields: Whether no plan is searched within memory: see `search_whole`.
+        defers_memory: As of `Budget`: no plan is searched within memory.
         groups: Groups that share the model: the memory of so many devices counts as one's.
         refusals: Why meshes have no first plan.
     """
@@ -77,7 +77,7 @@ class AxisSharder:
     sharder: Sharder
     deadline: float
     planned: bool = False
-    yields: bool = False
+    defers_memory: bool = False
     groups: float = 1.0
     refusals: list[Infeasible] = field(default_factory=list)
     _cuts: dict[int, Mapping[str, tuple[Layouts, ...]]] = field(default_factory=dict)
@@ -463,7 +463,7 @@ class MeshPlan:
         nearest = best.chosen if best is not None else nothing
         if best is not None and evaluate_choices(tied, best.chosen).peak_bytes[0] > room:
             self.free_s = min(self.free_s, best.cost)
-            best = solved(room, LIMITED_ROUNDS) if tight and not self.owner.yields else None
+            best = solved(room, LIMITED_ROUNDS) if tight and not self.owner.defers_memory else None
         plans = [plan for plan in (start, best) if plan is not None]
         if not plans:
             raise refused(self.graph, self.even, whole, nearest, room)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from partitioner.cost_model.cluster import Cluster
@@ -19,8 +19,8 @@ from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, Mesh
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, split_from
 from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, work_bound
+from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
-from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Stage
 from partitioner.strategies.derive import Rules
 
@@ -39,32 +39,24 @@ def search_whole(
     rules: Rules,
     cluster: Cluster,
     candidates: Sequence[Layout],
-    *,
-    deadline: float,
-    gap: float,
-    progress: Callable[[str], None],
-    seed: int = 0,
-    engine: Engine = HIGHS,
-    yields: bool = False,
-    best_s: float = math.inf,
+    budget: Budget,
 ) -> tuple[Staged, ...]:
     """The best plans with one stage of all devices, on one of the meshes `candidates`.
 
-    Takes the arguments of `search_levels`, and two more.
-
-    Args:
-        yields: Whether to stop where memory forbids a cheaper plan (`Staged.tight`), since another
-            graph is planned there: the one with offers.
-        best_s: Cost of a plan of another graph, which is to be beaten.
+    With a budget that defers memory, the search stops where memory forbids a cheaper plan
+    (`Staged.tight`): the graph with offers is planned there.
 
     Raises:
         Infeasible: No plan fits the devices' memory.
     """
-    sharder = Sharder(fold(graph, rules), cluster, seed, engine)
-    axes = AxisSharder(sharder, deadline, planned=best_s < math.inf, yields=yields)
-    bound_s = work_bound(sharder)
-    layouts = ranked(candidates, cluster)
-    return _MeshSearch(axes, layouts, bound_s, deadline, gap, progress, best_s).run()
+    sharder = Sharder(fold(graph, rules), cluster, budget.seed, budget.engine)
+    axes = AxisSharder(
+        sharder,
+        budget.deadline,
+        planned=budget.best_s < math.inf,
+        defers_memory=budget.defers_memory,
+    )
+    return _MeshSearch(axes, ranked(candidates, cluster), work_bound(sharder), budget).run()
 
 
 def ranked(candidates: Sequence[Layout], cluster: Cluster) -> tuple[Layout, ...]:
@@ -89,7 +81,6 @@ class _MeshSearch:
 
     Attributes:
         layouts: Meshes in the order of the search.
-        other_s: Cost of a plan of another graph, which is to be beaten.
         free_s: Least cost of the plans seen that do not fit the memory of a device.
         best: The best plan on each mesh.
     """
@@ -97,10 +88,7 @@ class _MeshSearch:
     sharder: AxisSharder
     layouts: tuple[Layout, ...]
     bound_s: float
-    deadline: float
-    gap: float
-    progress: Callable[[str], None]
-    other_s: float = math.inf
+    budget: Budget
     free_s: float = math.inf
     best: dict[Layout, Sharded] = field(default_factory=dict)
     failed: dict[Layout, str] = field(default_factory=dict)
@@ -121,7 +109,7 @@ class _MeshSearch:
                 break
             if plan.sharded is not None and plan.best.cost_s > FAR * self._best_s:
                 continue
-            if self._best_s < math.inf and time.monotonic() > self.deadline:
+            if self._best_s < math.inf and time.monotonic() > self.budget.deadline:
                 self.in_time = False
                 if plan.sharded is None:
                     self.failed[layout] = "not searched within the time limit"
@@ -162,45 +150,46 @@ class _MeshSearch:
 
     @property
     def _best_s(self) -> float:
-        return min((self.other_s, *(sharded.cost_s for sharded in self.best.values())))
+        return min((self.budget.best_s, *(sharded.cost_s for sharded in self.best.values())))
 
     @property
     def _tight(self) -> bool:
         """Whether memory forbids a plan that costs less by more than the gap."""
-        return self.free_s < (1 - self.gap) * self._best_s
+        return self.free_s < (1 - self.budget.gap) * self._best_s
 
     def _left_to_others(self) -> bool:
         """Whether the search ends here: where memory binds, or where only an unlikely plan is left.
 
         Without a plan of a known kind the search is long, and hardly beats one of another graph.
         """
-        bound = self.sharder.yields and self._tight
-        return bound or (not self.best and self.other_s < math.inf)
+        bound = self.budget.defers_memory and self._tight
+        return bound or (not self.best and self.budget.best_s < math.inf)
 
     def _met(self) -> bool:
         """Whether the best plan is within the gap of the bound."""
-        return self._best_s < math.inf and self._best_s - self.bound_s <= self.gap * self._best_s
+        best_s = self._best_s
+        return best_s < math.inf and best_s - self.bound_s <= self.budget.gap * best_s
 
     def _first_plans(self, layouts: Sequence[Layout]) -> list[tuple[Layout, MeshPlan]]:
         """First plans of meshes, the cheapest first; the meshes without one at the end."""
         pairs: list[tuple[Layout, MeshPlan]] = []
-        begun, idle = time.monotonic(), 0
-        until = begun + FIRST_SHARE * (self.deadline - begun)
+        begun, idle, gap = time.monotonic(), 0, self.budget.gap / 2
+        until = begun + FIRST_SHARE * (self.budget.deadline - begun)
         for layout in layouts:
             if idle == IDLE:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
             if self._best_s < math.inf and time.monotonic() > until:
-                plans: tuple[MeshPlan, ...] = (self.sharder.unplanned(layout.mesh, self.gap / 2),)
+                plans: tuple[MeshPlan, ...] = (self.sharder.unplanned(layout.mesh, gap),)
             else:
-                self.progress(f"first plan on {layout}")
-                plans = self.sharder.begin(layout.mesh, self.gap / 2)
+                self.budget.say(f"first plan on {layout}")
+                plans = self.sharder.begin(layout.mesh, gap)
             self.free_s = min(self.free_s, plans[0].free_s)
             first = min((p.best for p in plans if p.sharded), key=_cost_s, default=None)
             if first is not None:
                 idle = idle + 1 if first.cost_s >= self._best_s else 0
                 self.best[layout] = first
-            elif self.sharder.yields and not self.best:
+            elif self.budget.defers_memory and not self.best:
                 idle += math.isfinite(self.free_s)
             pairs += [(layout, plan) for plan in plans]
             if self.best and self._left_to_others():
@@ -209,7 +198,7 @@ class _MeshSearch:
 
     def _improve(self, layout: Layout, plan: MeshPlan) -> bool:
         """Improve the plan on a mesh; whether the mesh has a plan then."""
-        self.progress(f"sharding over {layout}")
+        self.budget.say(f"sharding over {layout}")
         try:
             sharded = self.sharder.improve(plan, self._best_s)
         except Infeasible as error:
@@ -229,7 +218,7 @@ class _MeshSearch:
                 self.failed[layout] = "not searched: it splits no axis of the best mesh of two"
             elif self._met() or self._left_to_others():
                 self.failed[layout] = "not searched: others gained too little"
-            elif time.monotonic() > self.deadline:
+            elif time.monotonic() > self.budget.deadline:
                 self.in_time = False
                 self.failed[layout] = "not searched within the time limit"
             else:
@@ -237,7 +226,7 @@ class _MeshSearch:
 
     def _try_split(self, layout: Layout, coarse: MeshPlan) -> None:
         """One step from the plan of the mesh that is split; more if that gains enough."""
-        self.progress(f"splitting {coarse.even.mesh} into {layout}")
+        self.budget.say(f"splitting {coarse.even.mesh} into {layout}")
         before = self._best_s
         try:
             plan = self.sharder.refined(coarse, layout.mesh)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
@@ -18,8 +18,8 @@ from partitioner.search.levels.axis_sharder import AxisSharder
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import DevicePool, Layout, device_pools, split_from
 from partitioner.search.levels.stretches import block_ends, stage_option
+from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
-from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
 from partitioner.strategies.derive import Rules
 
@@ -77,12 +77,7 @@ def search_levels(
     rules: Rules,
     cluster: Cluster,
     candidates: Sequence[Layout],
-    *,
-    deadline: float,
-    gap: float,
-    progress: Callable[[str], None],
-    seed: int = 0,
-    engine: Engine = HIGHS,
+    budget: Budget,
 ) -> tuple[Staged, ...]:
     """The best plans of stages by estimated load, each stage on one of the layouts.
 
@@ -90,23 +85,19 @@ def search_levels(
 
     Args:
         candidates: Layouts to choose from, the most promising first.
-        deadline: Monotonic second after which no further layout is begun.
-        gap: Relative gap between load and bound at which to stop.
-        progress: Called with a line of text before each layout.
+        budget: Its gap is between load and bound; no layout is begun after its deadline.
 
     Raises:
         Infeasible: No cut into stages fits the devices' memory.
     """
-    sharder = Sharder(fold(graph, rules), cluster, seed, engine)
+    sharder = Sharder(fold(graph, rules), cluster, budget.seed, budget.engine)
     search = _StageSearch(
         sharder,
         tuple(candidates),
         device_pools(cluster),
         block_ends(graph),
         work_bound(sharder),
-        deadline,
-        gap,
-        progress,
+        budget,
     )
     return search.run()
 
@@ -126,9 +117,7 @@ class _StageSearch:
     pools: tuple[DevicePool, ...]
     ends: tuple[int, ...]
     bound_s: float
-    deadline: float
-    gap: float
-    progress: Callable[[str], None]
+    budget: Budget
     options: list[Option] = field(default_factory=list)
     failed: dict[Layout, str] = field(default_factory=dict)
     sharded: list[Layout] = field(default_factory=list)
@@ -172,11 +161,11 @@ class _StageSearch:
             axes, begun = len(layout.mesh.axes), time.monotonic()
             more = MORE_AXES if axes <= JOINT_AXES else 1.0
             expected = took.get(axes, max(took.values(), default=0.0) * more)
-            if begun + expected > self.deadline and (self.best is not None or axes > 1):
+            if begun + expected > self.budget.deadline and (self.best is not None or axes > 1):
                 self.failed[layout] = "not searched within the time limit"
                 self.in_time = False
                 continue
-            self.progress(f"planning stages of {layout.mesh.size()} devices ({layout})")
+            self.budget.say(f"planning stages of {layout.mesh.size()} devices ({layout})")
             self._try(layout)
             took[axes] = max(took.get(axes, 0.0), time.monotonic() - begun)
 
@@ -211,7 +200,7 @@ class _StageSearch:
         if self.best is None:
             return False
         load = self.best[0].load_s
-        return load - self.bound_s <= self.gap * load
+        return load - self.bound_s <= self.budget.gap * load
 
     def _try(self, layout: Layout) -> None:
         """Plan with a layout; if memory rules it out and no cut is known, within memory."""
@@ -241,7 +230,7 @@ class _StageSearch:
     def _shard(self, layout: Layout, *, limited: bool) -> None:
         """Shard over one layout, and cut stages once every pool of devices has one."""
         stages = self.pools[layout.pool].count // layout.mesh.size()
-        left_s = max(1.0, SHARE * (self.deadline - time.monotonic()))
+        left_s = max(1.0, SHARE * (self.budget.deadline - time.monotonic()))
         sharded = self._sharded(layout, stages, left_s, limited=limited)
         self.sharded.append(layout)
         alone = len(self.pools) == 1
@@ -258,14 +247,15 @@ class _StageSearch:
         self, layout: Layout, stages: int, time_limit_s: float, *, limited: bool
     ) -> Sharded:
         """The best sharding over all axes at once; over more than two, axis by axis."""
+        gap = self.budget.gap / 2
         if len(layout.mesh.axes) <= JOINT_AXES:
             return self.sharder.shard(
-                layout.mesh, stages, limited=limited, time_limit_s=time_limit_s, gap=self.gap / 2
+                layout.mesh, stages, limited=limited, time_limit_s=time_limit_s, gap=gap
             )
         until, planned = time.monotonic() + time_limit_s, self.best is not None
         groups = float(stages) if limited else math.inf
         sharder = AxisSharder(self.sharder, until, planned, groups=groups)
-        first, *_ = sharder.begin(layout.mesh, self.gap / 2)
+        first, *_ = sharder.begin(layout.mesh, gap)
         sharded = sharder.improve(first)
         return replace(sharded, solution=replace(sharded.solution, bound=0.0))
 
@@ -273,7 +263,7 @@ class _StageSearch:
         stages = tuple(option.stage for option in options if option.stage is not None)
         devices = self.sharder.cluster.devices
         pools = tuple(Pool(p.count, float(devices[p.first].memory_bytes)) for p in self.pools)
-        cut = cut_stages(StageProblem(stages, pools, in_flight=False), gap=self.gap / 4)
+        cut = cut_stages(StageProblem(stages, pools, in_flight=False), gap=self.budget.gap / 4)
         self.cuts.append((cut, tuple(options[stage.option] for stage in cut.stages)))
 
 

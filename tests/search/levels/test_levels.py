@@ -1,7 +1,6 @@
 """Plans for more devices than have a column each: stages of equal meshes, repeated blocks once."""
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -33,16 +32,9 @@ def mlp(layers: int = 24, hidden: int = 1024, batch: int = 64) -> onnx.ModelProt
 
 
 def searched(graph: Graph, cluster: Cluster, strategy: str = "auto", gap: float = 0.01) -> Staged:
-    plans = search_levels(
-        graph,
-        Rules.of(graph),
-        cluster,
-        layouts(cluster, strategy, None),
-        deadline=time.monotonic() + 60,
-        gap=gap,
-        progress=lambda _text: None,
-    )
-    return plans[0]
+    budget = Budget.of(Request(time_limit_s=60, gap=gap))
+    rules = Rules.of(graph)
+    return search_levels(graph, rules, cluster, layouts(cluster, strategy, None), budget)[0]
 
 
 def plan_of(staged: Staged, cluster: Cluster) -> Plan:

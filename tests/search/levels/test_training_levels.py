@@ -35,6 +35,7 @@ from partitioner.search.levels.axis_sharder import AxisSharder, weight_side
 from partitioner.search.levels.mesh_sharder import Sharder
 from partitioner.search.levels.one_column import minimised
 from partitioner.search.levels.one_mesh import ranked
+from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, evaluate_choices
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.problem import Problem
@@ -186,16 +187,9 @@ def searched(
     mesh: Mapping[str, int] = MappingProxyType({"dp": 4, "tp": 8}),
     **options: Any,
 ) -> tuple[Staged, ...]:
-    return search_whole(
-        graph,
-        Rules.of(graph),
-        cluster,
-        layouts(cluster, "intra", mesh),
-        deadline=time.monotonic() + 120,
-        gap=0.02,
-        progress=lambda _text: None,
-        **options,
-    )
+    budget = replace(Budget.of(Request(time_limit_s=120, gap=0.02)), **options)
+    rules = Rules.of(graph)
+    return search_whole(graph, rules, cluster, layouts(cluster, "intra", mesh), budget)
 
 
 def plan_of(staged: Staged, cluster: Cluster) -> Plan:
@@ -276,19 +270,19 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
 
 def test_the_search_says_where_memory_binds_and_yields_there(model: ModuleGraph) -> None:
     cluster, mesh = resolve_cluster("4x8xh100"), {"dp": 32}
-    roomy, *_ = searched(model.graph, cluster, mesh, yields=True)
+    roomy, *_ = searched(model.graph, cluster, mesh, defers_memory=True)
     assert not roomy.tight
     least = roomy.cut.load_s
     peak = evaluation(roomy, groups(roomy, cluster), cluster).peak[0].bytes
     tight = cluster.with_memory(peak * 3 // 4)
-    left, *_ = searched(model.graph, tight, mesh, yields=True)
+    left, *_ = searched(model.graph, tight, mesh, defers_memory=True)
     assert left.tight
     assert left.cut.load_s > least
     full, *_ = searched(model.graph, tight, mesh)
     assert least < full.cut.load_s <= left.cut.load_s
     short = cluster.with_memory(peak // 100)
     with pytest.raises(Infeasible):
-        searched(model.graph, short, mesh, yields=True)
+        searched(model.graph, short, mesh, defers_memory=True)
     with pytest.raises(Infeasible):
         searched(model.offered, short, mesh, best_s=1.0)
 

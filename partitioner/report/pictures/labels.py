@@ -57,7 +57,7 @@ def comm_lines(comms: Iterable[Task]) -> Iterator[str]:
     for kind, tasks in kinds.items():
         times = f"{len(tasks)}x " if len(tasks) > 1 else ""
         sent = sum(map(comm_bytes, tasks))
-        seconds = sum(max(task.devices.values(), default=0.0) for task in tasks)
+        seconds = sum(task.longest_s for task in tasks)
         yield f"{times}{kind} {units.size(sent)} {units.seconds(seconds)}"
 
 

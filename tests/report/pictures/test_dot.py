@@ -1,4 +1,4 @@
-"""Graphviz source: what it says, and names that try to break it."""
+"""Graphviz source: its clusters, nodes and edges, and names that try to break it."""
 
 import shutil
 import subprocess

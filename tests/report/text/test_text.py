@@ -1,4 +1,4 @@
-"""explain, diff and sweep on the command line."""
+"""`partition explain`, `diff` and `sweep`."""
 
 import json
 import re
@@ -133,14 +133,14 @@ def test_sweep_over_clusters_with_their_own_counts(
         (["--devices", "2", "--mesh", "tp=2", "--strategy", "inter"], 2, "with --strategy inter"),
     ],
 )
-def test_sweeps_that_mean_nothing(
+def test_refused_sweeps(
     plans: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, message: str
 ) -> None:
     try:
-        got = main(["sweep", str(plans / "m.onnx"), "-q", *args])
+        status = main(["sweep", str(plans / "m.onnx"), "-q", *args])
     except SystemExit as left:
-        got = int(str(left.code))
-    assert got == code
+        status = int(str(left.code))
+    assert status == code
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -45,7 +45,7 @@ _HEAD = (
 
 
 @dataclass(frozen=True)
-class Axis:
+class Grid:
     """The values that a sweep varies: a point for each cluster, memory limit and device count.
 
     Attributes:
@@ -120,18 +120,18 @@ def sweep(
             has as many devices as a mesh. A point without a plan is no error.
     """
     memory = options.get("memory", (None,))
-    axes = Axis(
+    grid = Grid(
         _unique(devices),
         _unique(options.get("clusters", (None,))),
         _unique(None if limit is None else parse_bytes(limit) for limit in memory),
         tuple(options.get("meshes", ())),
     )
-    if not axes.devices and None in axes.clusters:
+    if not grid.devices and None in grid.clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
     request = request_of(options)
     opened = open_model(model, example_inputs, **opening(options))
     say = options.get("progress") or silent
-    targets = _targets(axes, request, training=opened.training)
+    targets = _targets(grid, request, training=opened.training)
     say("reading the model")
     graph = opened.graph
     rules = Rules.of(graph)
@@ -181,7 +181,7 @@ class _Target:
         return _in_words(len(self.cluster), self.name, self.limit)
 
 
-def _targets(axes: Axis, request: Request, *, training: bool) -> list[_Target]:
+def _targets(grid: Grid, request: Request, *, training: bool) -> list[_Target]:
     """All points, in the order in which they are planned.
 
     Raises:
@@ -189,12 +189,12 @@ def _targets(axes: Axis, request: Request, *, training: bool) -> list[_Target]:
         PartitionerError: A cluster cannot have that many devices, or a mesh is wrong.
     """
     clusters = []
-    for name in axes.clusters:
-        for limit in axes.memory:
-            for count in axes.devices or (None,):
+    for name in grid.clusters:
+        for limit in grid.memory:
+            for count in grid.devices or (None,):
                 cluster = resolve_cluster(name, count)
                 clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
-    meshes = _meshes(axes.meshes, [len(cluster) for _, cluster in clusters])
+    meshes = _meshes(grid.meshes, [len(cluster) for _, cluster in clusters])
     targets = []
     for limit, cluster in clusters:
         count = len(cluster)

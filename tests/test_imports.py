@@ -58,9 +58,9 @@ def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
     code = f"""
 import pathlib
 import numpy as np
-import partitioner.backends.rank
+import partitioner.backends.onnx.rank
 import partitioner.backends.worker
-from partitioner.backends.simulator import run_lockstep
+from partitioner.backends.onnx.simulator import run_lockstep
 run_lockstep(pathlib.Path({str(folder)!r}), {{"x": np.ones((4, 8), np.float32)}})
 """
     names = loaded(code)

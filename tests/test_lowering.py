@@ -16,7 +16,7 @@ from whole_plans import (
 
 from partitioner import examples
 from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.simulator import run_lockstep
+from partitioner.backends.onnx.simulator import run_lockstep
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx.load import load_onnx

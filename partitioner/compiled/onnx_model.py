@@ -146,7 +146,7 @@ class OnnxRanks(Ranks):
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""
-        from partitioner.backends.simulator import run_lockstep
+        from partitioner.backends.onnx.simulator import run_lockstep
 
         if not is_a(inputs, Mapping):
             names = ", ".join(map(repr, self.traced.graph.inputs))

@@ -88,7 +88,7 @@ class OnnxFiles(RankFiles):
 
     def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
         """See `RankFiles.run`."""
-        from partitioner.backends.launch import run_local
+        from partitioner.backends.onnx.local import run_local
 
         return run_local(self.folder, inputs, requests)
 

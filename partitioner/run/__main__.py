@@ -21,9 +21,9 @@ from partitioner.backends.errors import BackendError, CommunicationError, one_li
 from partitioner.backends.header import Header
 from partitioner.backends.launch import threads_per_rank
 from partitioner.backends.onnx.load import read_directory
+from partitioner.backends.onnx.rank import RankProcess
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.process_group import TIMEOUT
-from partitioner.backends.rank import RankProcess
 from partitioner.compiled.folder import load_plan
 from partitioner.compiled.rank_files import ModuleFiles, rank_files
 from partitioner.ir.errors import PartitionerError

@@ -41,8 +41,8 @@ def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -
         BackendError: A rank fails.
     """
     from partitioner.backends.onnx.emit import emit_models
+    from partitioner.backends.onnx.simulator import run_lockstep
     from partitioner.backends.onnx.whole import run_whole
-    from partitioner.backends.simulator import run_lockstep
 
     check_memory(traced.graph)
     inputs = random_inputs(traced.graph, seed)
@@ -64,7 +64,7 @@ def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -
 
 
 def _run(source: Path | Sequence[onnx.ModelProto], inputs: Mapping[str, np.ndarray]) -> Run:
-    from partitioner.backends.simulator import Simulator
+    from partitioner.backends.onnx.simulator import Simulator
 
     def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
         return Simulator(source, keep=keep, optimization=_EXACT).run([inputs])[0].values

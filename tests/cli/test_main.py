@@ -15,7 +15,7 @@ from command_line import one_line
 from onnx import helper
 
 from partitioner import __version__, examples
-from partitioner.backends import launch
+from partitioner.backends.onnx import local
 from partitioner.cli.main import main
 
 
@@ -205,7 +205,7 @@ def test_outputs_that_cannot_be_written_are_found_before_the_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "run_local", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(local, "run_local", lambda *_: pytest.fail("it ran"))
     before = sorted(here.iterdir())
     assert main(["run", "m.partition", "--outputs", path]) == 1
     assert message in one_line(capsys.readouterr().err)

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import partitioner
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.backends.launch import run_local
+from partitioner.backends.onnx.local import run_local
 from partitioner.cli.main import main
 from partitioner.verify.compare import VerificationError, compare
 

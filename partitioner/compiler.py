@@ -268,6 +268,8 @@ def plan_graph(
         if planned is None:
             planned = _plan_without_offers(graph, rules, cluster, request, clock.say)
     outcome, rules = planned.outcome, planned.rules
+    if offers is not None and planned.graph is graph:
+        outcome = outcome.limited_to("plans that keep all values for the backward pass")
     notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
         known_rules = rules.by_node if outcome.graph is planned.graph else None

@@ -13,7 +13,7 @@ from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.files import ResultError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
-from partitioner.report.summary import certificate_line
+from partitioner.report.summary import certificate_line, text
 from partitioner.search.limits import MOST_EXPLICIT
 
 
@@ -36,6 +36,12 @@ class Planned:
         certificate = self.plan.certificate
         how = certificate_line(certificate) if certificate else "plan without a certificate"
         return f"<{type(self).__name__} {self.graph.name!r} on {self.cluster.name}: {how}>"
+
+    def __str__(self) -> str:
+        """The summary in lines, as the command prints it."""
+        if not self.summary:  # a plan written by hand
+            return repr(self)
+        return f"{self.graph.name} on {self.cluster.name}: {text(self.summary, self.search_s)}"
 
     @property
     def objective(self) -> str:

@@ -99,6 +99,13 @@ class Outcome:
     failed: tuple[tuple[Family, PartitionerError], ...]
     memory_binds: bool = False
 
+    def limited_to(self, plans: str) -> Outcome:
+        """The outcome with a certificate that says that only such plans were searched."""
+        certificate = self.plan.certificate
+        assert certificate is not None
+        limited = replace(certificate, space=f"{certificate.space}: {plans}")
+        return replace(self, plan=replace(self.plan, certificate=limited))
+
 
 def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Outcome:
     """The best plan of all spaces, with a certificate over those that its bound covers.

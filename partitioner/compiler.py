@@ -77,7 +77,8 @@ def compile(  # noqa: A001 - the public name
             its loss first, a floating scalar.
 
             optimizer: For training: the optimizer whose state is counted with each parameter,
-            "adamw", "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or "adagrad".
+            "adamw" (default), "adam", "sgd", "momentum" (SGD with momentum), "rmsprop" or
+            "adagrad".
 
             parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
             "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
@@ -90,9 +91,11 @@ def compile(  # noqa: A001 - the public name
 
             memory: Memory limit of each device, in bytes or as text ("8GiB").
 
-            objective: "throughput" (least load of the busiest device), "latency" or "memory".
+            objective: "throughput" (default: least load of the busiest device), "latency" or
+            "memory".
 
-            strategy: "intra" (shard operators), "inter" (place whole operators), or "auto".
+            strategy: "intra" (shard operators), "inter" (place whole operators), or "auto", the
+            default.
 
             mesh: Axis sizes of the mesh for intra plans, as {"dp": 2, "tp": 2}; None searches.
 
@@ -102,13 +105,15 @@ def compile(  # noqa: A001 - the public name
 
             constraints: Pins, a plan whose decisions are kept, or the file of either.
 
-            time_limit_s: Limit of the search, in seconds; above 0.
+            time_limit_s: Limit of the search, in seconds (default 30); above 0.
 
-            gap: Relative gap between cost and lower bound at which the search may stop; below 1.
+            gap: Relative gap between cost and lower bound at which the search may stop (default
+            0.01); below 1.
 
-            solver: MILP solver, any that PuLP finds: "highs", "cbc", "gurobi", "cplex", ...
+            solver: MILP solver, any that PuLP finds: "highs" (default), "cbc", "gurobi", "cplex",
+            ...
 
-            seed: Of all random choices; at least 0.
+            seed: Seed of all random choices (default 0); at least 0.
 
             progress: Called with a line of text at each stage.
 
@@ -304,10 +309,10 @@ def _plan_with_offers(
         if not outcome.memory_binds:
             return _Planned(graph, rules, outcome, ())
         note = "memory forbids the cheapest plan that keeps all values"
-    say("allowing values to be computed again")
     offered = offers()
     if offered is None:
         return None
+    say("allowing values to be computed again")
     offering, request = offered
     rules = Rules.of(offering)
     if outcome is None:
@@ -315,7 +320,8 @@ def _plan_with_offers(
         return replace(planned, notes=(note, *planned.notes))
     best_s = outcome.evaluation.step_s
     left_s = max(request.time_limit_s / 2, budget.left_s)
-    cheaper = replace(budget, deadline=time.monotonic() + left_s, best_s=best_s)
+    deadline = time.monotonic() + left_s
+    cheaper = replace(budget, deadline=deadline, best_s=best_s, defers_memory=False)
     try:
         outcome = find_plan(offering, cluster, request, cheaper, rules)
     except Infeasible:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Required, TypedDict, TypeVar, cast
+from typing import Any, Required, TypedDict, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from partitioner.cost_model.cluster import Cluster, parse_bytes
 from partitioner.cost_model.errors import ClusterOptionError
@@ -74,32 +74,33 @@ class SweepOptions(ModelOptions, SearchOptions, total=False):
     meshes: Iterable[Mapping[str, int]]
 
 
-#: Defaults, where they are not None.
+#: Defaults of `compile`, where they are not None.
 _DEFAULTS: Mapping[str, Any] = {
     **{field.name: field.default for field in fields(Request)},
     "training": False,
     "optimizer": "adamw",
     "constraints": None,
-    "clusters": (None,),
-    "meshes": (),
 }
 
 
-def takes(options: type) -> Callable[[Function], Function]:
+def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
     """Give a function with ``**options`` a signature that lists them, and refuse all others.
 
     Args:
         options: The TypedDict of the keyword arguments.
+        **defaults: Defaults of this function that are not those of `compile`.
     """
+    hints = get_type_hints(options, include_extras=True)
 
     def decorate(function: Function) -> Function:
         plain = inspect.signature(function)
-        required: frozenset[str] = options.__required_keys__  # type: ignore[attr-defined]
         listed = [p for p in plain.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        for name, annotation in options.__annotations__.items():
-            default = inspect.Parameter.empty if name in required else _DEFAULTS.get(name)
+        for name, hint in hints.items():
+            default = defaults.get(name, _DEFAULTS.get(name))
+            if get_origin(hint) is Required:
+                default, hint = inspect.Parameter.empty, get_args(hint)[0]
             keyword = inspect.Parameter.KEYWORD_ONLY
-            listed.append(inspect.Parameter(name, keyword, default=default, annotation=annotation))
+            listed.append(inspect.Parameter(name, keyword, default=default, annotation=hint))
         signature = plain.replace(parameters=listed)
 
         @functools.wraps(function)

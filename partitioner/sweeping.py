@@ -90,7 +90,7 @@ class Swept:
         write_file(Path(path), render(self.data).encode())
 
 
-@takes(SweepOptions)
+@takes(SweepOptions, clusters=(None,), memory=(None,), meshes=())
 def sweep(
     model: str | Path | onnx.ModelProto | nn.Module,
     example_inputs: Any = None,

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import Unpack
 
 import partitioner
-from partitioner import options
+from partitioner import examples, options
 from partitioner.options import takes
 
 
@@ -67,5 +67,18 @@ def test_public_functions_list_and_describe_all_their_options(function: Any, typ
     parameters = inspect.signature(function).parameters
     assert typed.__annotations__.keys() <= parameters.keys()
     assert all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+    without_default = {p.name for p in parameters.values() if p.default is p.empty}
+    positional = {"model", "path"} if function is partitioner.dump_problem else {"model"}
+    required = {"strategy"} if function is partitioner.dump_problem else set()
+    assert without_default == positional | required
     described = f"{function.__doc__} {partitioner.compile.__doc__}"
     assert not [name for name in parameters if f" {name}: " not in described]
+
+
+def test_defaults_of_a_sweep_are_those_that_it_takes() -> None:
+    parameters = inspect.signature(partitioner.sweep).parameters
+    explicit = {p.name: p.default for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
+    model = examples.build("tiny")
+    swept = partitioner.sweep(model, devices=[1], **explicit)
+    plain = partitioner.sweep(model, devices=[1])
+    assert swept.data == plain.data

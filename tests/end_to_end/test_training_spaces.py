@@ -43,7 +43,9 @@ def compiled(module: nn.Module, x: Tensor, **options: Any) -> ModuleProgram:
 
 
 def test_steps_on_several_groups_run_in_sequence() -> None:
-    program = compiled(Chain(), torch.randn(8, 64), devices=2, strategy="inter")
+    placed = partitioner.Constraints.placed({f"layers.{k}": k // 2 for k in range(4)})
+    options = {"devices": 2, "strategy": "inter", "constraints": placed}
+    program = compiled(Chain(), torch.randn(8, 64), **options)
     figures = program.evaluation
     assert figures.devices_used == 2
     assert figures.sequential
@@ -85,10 +87,11 @@ def test_the_certificate_names_the_spaces_of_auto() -> None:
     assert certificate.space.endswith(": plans that keep all values for the backward pass")
 
 
+@pytest.mark.slow
 def test_what_fits_split_and_placed_only_is_found() -> None:
     """The third textbook case, in training: two groups, each of which splits its weight."""
     limit = {"devices": 4, "memory": 2_200_000}  # bytes; a weight of a device alone takes 0.8 MB
-    program = compiled(Rows(), torch.ones(2), **limit)
+    program = compiled(Rows(), torch.ones(2), **limit, time_limit_s=30)
     certificate = program.plan.certificate
     assert certificate is not None
     assert certificate.strategy == "hybrid"

@@ -26,14 +26,18 @@ DENSE = frozenset(
         *("_embedding_bag", "_embedding_bag_backward", "_embedding_bag_dense_backward"),
         *("_embedding_bag_forward_only", "_embedding_bag_per_sample_weights_backward"),
         *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "_pdist_backward"),
-        *("_pdist_forward", "adaptive_max_pool3d_backward", "as_strided", "as_strided_copy"),
-        *("as_strided_scatter", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
+        *("_pdist_forward", "adaptive_max_pool3d_backward"),
+        *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
         *("native_group_norm", "nll_loss2d_backward"),
     )
 )
-#: They look at strides of dims of size 1 too, which a contiguous tensor may have of any size.
-COPIED = frozenset({"aten::view_as_complex"})
-_CONTIGUOUS = {"memory_format": torch.contiguous_format}
+#: These look at the offset in memory, or at strides of dims of size 1, which may be any in a
+#: contiguous tensor: they get copies.
+COPIED = frozenset(
+    f"aten::{name}"
+    for name in ("as_strided", "as_strided_copy", "as_strided_scatter", "view_as_complex")
+)
+_CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 ALIAS = "partitioner::alias"
 
 #: Names that every graph module has already.

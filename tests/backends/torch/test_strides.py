@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import runpy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -18,17 +18,24 @@ import torch
 from aten_rows import run_torch
 from laid_out import LAYOUTS, expanded
 from rows import Case, check_row, make_trial
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import partitioner
 from partitioner.backends.tensors import from_numpy
-from partitioner.backends.torch.calls import DENSE, run_node
+from partitioner.backends.torch.calls import COPIED, DENSE, run_node
+from partitioner.backends.torch.comms import RankComm
+from partitioner.backends.torch.shards import part_of
+from partitioner.frontends.errors import FrontendError
+from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.program import Comm, CommKind
 
 ROWS = Path(__file__).parents[2] / "ir/ops/aten"
 MESHES = tuple(DeviceMesh.of(axes) for axes in ({"a": 2}, {"a": 3}, {"a": 5}, {"a": 2, "b": 3}))
 CPU = torch.device("cpu")
+WHOLE = (Transfer(0, 1, (((0, 1),),), (((0, 1),),)),)
 
 
 @cache
@@ -45,7 +52,7 @@ FAMILIES = sorted(
 
 def is_suspect(case: Case) -> bool:
     """Whether an operator is our own, or known to read dense operands."""
-    return case.op.startswith("partitioner::") or case.op in DENSE
+    return case.op.startswith("partitioner::") or case.op in DENSE | COPIED
 
 
 def check_layouts(node: Node, dense: Mapping[str, Tensor], tolerance: float) -> None:
@@ -148,3 +155,109 @@ def test_group_norm_trains_on_parts(devices: int, memory_format: torch.memory_fo
         limit = 1e-5 * parameter.grad.abs().max().item()
         torch.testing.assert_close(gradients[name], parameter.grad, rtol=0, atol=limit)
         assert math.isfinite(limit)
+
+
+class Weighted(nn.Module):
+    """The mean square of a function of a weight and the inputs, and its results."""
+
+    def __init__(self, run: Callable[..., Tensor], size: tuple[int, ...]) -> None:
+        super().__init__()
+        self.run = run
+        self.weight = nn.Parameter(torch.rand(size) + 0.5)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        results = self.run(self.weight, *inputs)
+        return results.square().mean(), results
+
+
+IDS = torch.tensor([[0, 3, 8, 2, 1], [7, 7, 4, 0, 5], [6, 2, 2, 1, 8]])
+MATRICES = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(0)) + 2 * torch.eye(3)
+
+#: (function, size of the weight, inputs): what it computes does not depend on strides.
+FUNCTIONS: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], tuple[Tensor, ...]]] = {
+    "bag of columns": (lambda w, i: F.embedding_bag(i, w[:, ::2]), (9, 6), (IDS,)),
+    "bag of one column": (lambda w, i: F.embedding_bag(i, w[:, 1:2]), (9, 6), (IDS,)),
+    "bag of a given table": (
+        lambda w, t, i: F.embedding_bag(i, t) * w,
+        (6,),
+        (MATRICES.new_ones(9, 6), IDS),
+    ),
+    "bag with weights": (
+        lambda w, i, s: F.embedding_bag(i, w.mT, per_sample_weights=s, mode="sum"),
+        (6, 9),
+        (IDS, torch.rand(3, 5)),
+    ),
+    "transposed group norm": (
+        lambda w, x: F.group_norm(x.mT * w, 3, w[:, 0]).tanh(),
+        (6, 1),
+        (torch.randn(5, 7, 6),),
+    ),
+    "determinant": (lambda w, x: torch.linalg.det((w * x).mT), (3, 3), (MATRICES,)),
+    "logarithm of it": (lambda w, x: torch.linalg.slogdet((w * x).mT)[1], (3, 3), (MATRICES,)),
+    "solution": (
+        lambda w, x, y: torch.linalg.solve((w * x).mT, y),
+        (3, 3),
+        (MATRICES, MATRICES[..., :2].clone()),
+    ),
+    "windows": (
+        lambda w, x: torch.stft((w * x).mT, 8, window=torch.ones(8), return_complex=True).abs(),
+        (3,),
+        (torch.randn(40, 3),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("traced", ["sliced", "transposed"])
+def test_calls_may_have_other_strides_than_the_example(name: str, traced: str) -> None:
+    torch.manual_seed(0)
+    run, size, inputs = FUNCTIONS[name]
+    module = Weighted(run, size)
+    example = tuple(map(LAYOUTS[traced], inputs))
+    program = partitioner.compile(module, example, devices=2, cluster="ideal", training=True)
+    for called in ("contiguous", "every_second", "transposed"):
+        arguments = tuple(map(LAYOUTS.get(called, lambda x: x), inputs))
+        module.zero_grad()
+        loss, results = module(*arguments)
+        loss.backward()
+        found, gradients = program.gradients(*arguments)
+        torch.testing.assert_close(found[1], results.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradients["weight"], module.weight.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_memory_that_is_read_by_number_is_that_of_the_trace() -> None:
+    module = Weighted(lambda w, x: (w * x).mT.as_strided((3, 2), (2, 1), 1), (4,))
+    x = torch.randn(3, 4)
+    program = partitioner.compile(module, x, devices=3, cluster="ideal", training=True)
+    loss, results = module(x)
+    loss.backward()
+    found, gradients = program.gradients(x)
+    torch.testing.assert_close(found[1], results.detach())
+    torch.testing.assert_close(gradients["weight"], module.weight.grad)
+
+
+def test_memory_around_a_part_is_refused() -> None:
+    module = Weighted(lambda w, x: (w * x)[:, 1:].as_strided((3, 2), (2, 1)), (4,))
+    with pytest.raises(
+        FrontendError, match=r"as_strided\(\[3, 2\], \[2, 1\]\) of a part of a larger"
+    ):
+        partitioner.compile(module, torch.randn(3, 4), devices=2, training=True)
+
+
+def test_parts_without_elements() -> None:
+    program = partitioner.compile(nn.Flatten(), torch.zeros(4, 0, 3), devices=2, cluster="ideal")
+    assert program(torch.zeros(4, 0, 3)).shape == (4, 0)
+    assert part_of(torch.zeros(4, 3), ((), ((0, 3),))).shape == (0, 3)
+
+
+def test_one_element_of_a_slice_travels_as_bytes() -> None:
+    """A tensor of one element is contiguous, whatever its stride."""
+    graph = fx.Graph()
+    comm = Comm(0, CommKind.BROADCAST, (0, 1), "s", "t", "complex64", WHOLE)
+    sent = RankComm(graph, comm, 0, graph.placeholder("s"), (1,), (1,), CPU)
+    graph.output(sent._coded(sent._sent))
+    one = torch.arange(7).to(torch.complex64)[3:8:5]
+    assert one.is_contiguous()
+    assert one.stride() == (5,)
+    coded = fx.GraphModule(nn.Module(), graph)(one)
+    assert torch.equal(coded.view(torch.complex64), one)

@@ -225,8 +225,17 @@ def test_calls_may_have_other_strides_than_the_example(name: str, traced: str) -
         torch.testing.assert_close(gradients["weight"], module.weight.grad, rtol=1e-3, atol=1e-5)
 
 
-def test_memory_that_is_read_by_number_is_that_of_the_trace() -> None:
-    module = Weighted(lambda w, x: (w * x).mT.as_strided((3, 2), (2, 1), 1), (4,))
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda w, x: (w * x).mT.as_strided((3, 2), (2, 1), 1),
+        lambda w, x: (w * x).as_strided((3, 2), (2, 1), 1),
+        lambda w, x: torch.as_strided_scatter(x.mT, w[:2], (2,), (3,), 1),
+    ],
+    ids=["read transposed", "read", "written"],
+)
+def test_memory_that_goes_by_number_is_that_of_the_trace(run: Callable[..., Tensor]) -> None:
+    module = Weighted(run, (4,))
     x = torch.randn(3, 4)
     program = partitioner.compile(module, x, devices=3, cluster="ideal", training=True)
     loss, results = module(x)

@@ -9,11 +9,13 @@ are other programs over the same shards, made when they are first called for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.agreement import Agreement
@@ -92,6 +94,7 @@ class RankModule(nn.Module):
         self._passes = {"": self._passes_of(whole)}
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
+        _allow_anomaly_detection()
         meshes = torch_meshes([place.mesh for place in self._places.values()], device)
         self._tensors: dict[str, Tensor] = {}
         for entry in whole.stored:  # first names first: PyTorch lists those
@@ -324,6 +327,17 @@ class _Step(torch.autograd.Function):
                 "optimizer.step(): call backward() before that, or the module again"
             )
         return *[None] * 6, *ctx.module._gradients(ctx.passes, kept, grads[0], ctx.names)
+
+
+@cache
+def _allow_anomaly_detection() -> None:
+    """Give DTensor a rule for the check that `torch.autograd.set_detect_anomaly` makes.
+
+    It asks of every gradient whether any element is NaN; with this rule each rank asks it of the
+    whole gradient, so that all of them raise.
+    """
+    whole = [([Replicate()], [Replicate()])]
+    register_sharding(torch.ops.aten._is_any_true.default)(lambda _: whole)
 
 
 def _compiling() -> Any:

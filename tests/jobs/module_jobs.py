@@ -139,6 +139,17 @@ def other_optimizers(_: int) -> None:
     check_training(Gpt, 2, lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False))
 
 
+def finds_anomalies(_: int) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        check_training(Gpt, 2, sgd)
+        module = program(Gpt, 2).module()
+        with torch.no_grad():
+            next(module.parameters()).fill_(torch.nan)
+        loss = module(*Gpt.batch(0))
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            loss.backward()
+
+
 def dropout_is_that_of_one_device(_: int) -> None:
     """The draws follow from (seed << 32) + step, however the model is cut."""
     many = program(Gpt, 2, dropout=0.3)
@@ -572,6 +583,7 @@ JOBS = {
     "mlp_on_4": Job(4, trains_mlp, [MLP_ON_4]),
     "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4]),
     "optimizers": Job(2, other_optimizers, [MLP, GPT]),
+    "anomalies": Job(2, finds_anomalies, [GPT]),
     "dropout": Job(
         2,
         dropout_is_that_of_one_device,

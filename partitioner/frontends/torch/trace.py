@@ -19,6 +19,7 @@ from partitioner.frontends.torch.graph import SEED, ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import OPTIMIZERS, ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.strides import make_contiguous
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 
@@ -104,7 +105,7 @@ def trace_module(
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable = materialised(module)
     program = export_module(traceable, *arguments)
-    for rewrite in (replace_attention, replace_losses, keep_composites):
+    for rewrite in (replace_attention, replace_losses, keep_composites, make_contiguous):
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     graph = module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)

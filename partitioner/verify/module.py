@@ -56,6 +56,12 @@ DROPOUTS = (
     *(nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
 
+#: How hooks of a parameter are set, and where it keeps them.
+_PARAMETER_HOOKS = {
+    "register_hook": "_backward_hooks",
+    "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks",
+}
+
 Values = dict[str, torch.Tensor]
 
 
@@ -236,13 +242,10 @@ def result_names(module: TracedModule) -> list[str]:
 def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
     """What the module itself gives; a copy runs, so that its buffers stay as they are."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
-            copied = copy.deepcopy(module.module)
+        copied = _copied(module.module)
     except Exception as error:
         why = " ".join(str(error).split())
         raise VerificationError(f"the module cannot be copied: {why}") from error
-    copied.zero_grad(set_to_none=True)
     training = module.options.training
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
         flat = pytree.tree_leaves(copied(*args, **kwargs))
@@ -256,6 +259,28 @@ def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
         found[f"grad:{name}"] = torch.zeros_like(held[name]) if gradient is None else gradient
     found |= {f"buffer:{name}": held[name] for name in sorted(module.traced.written)}
     return found
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy, with the hooks of its parameters, which PyTorch does not copy.
+
+    Tensors that it computed in an earlier call, which PyTorch cannot copy, are constants of it.
+    """
+    held = (value for part in module.modules() for value in vars(part).values())
+    computed = {
+        id(value): value.detach().clone()
+        for value in held
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
+        copied = copy.deepcopy(module, dict[int, Any](computed))
+    copied.zero_grad(set_to_none=True)
+    for name, parameter in module.named_parameters():
+        for setter, kind in _PARAMETER_HOOKS.items():
+            for hook in (getattr(parameter, kind) or {}).values():
+                getattr(copied.get_parameter(name), setter)(hook)
+    return copied
 
 
 def _own_rounding(
@@ -312,7 +337,7 @@ def _seeded(
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:
-    calm = copy.deepcopy(module)
+    calm = _copied(module)
     for part in calm.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0
@@ -324,7 +349,7 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _widened(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module).double()
+    return _copied(module).double()
 
 
 def _tensors(module: nn.Module) -> Values:

@@ -17,18 +17,16 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.utils import _pytree as pytree
 
-from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.backward_calls import keep_parameter_hooks, recording
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
 from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.frontends.torch.reasons import reason
 from partitioner.frontends.torch.rewrite import graph_modules
 
 
@@ -126,20 +124,36 @@ class Captured:
 
 
 def export_module(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool = False
 ) -> ExportedProgram:
     """Trace a module with `torch.export`.
+
+    For training, its graph has calls of the module's own code for the backward pass, which
+    `capture` traces: it is not to be saved.
 
     Raises:
         FrontendError: It cannot be traced; the message has PyTorch's reason.
     """
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:
-            return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+            if not training:
+                return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+            with recording(module) as calls:
+                program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+            calls.repeated_in(program.graph_module)
+            keep_parameter_hooks(module, program)
+            return program
+        except FrontendError as error:
+            raise _one_line(error) from error.__cause__
         except Exception as error:
             graphs.append(f"{getattr(error, 'partial_fx_graph', '')}\n")
             name = type(module).__name__
-            raise FrontendError(f"{name}: torch.export cannot trace it: {_short(error)}") from error
+            raise FrontendError(f"{name}: torch.export cannot trace it: {reason(error)}") from error
+
+
+def _one_line(error: FrontendError) -> FrontendError:
+    """An error of ours without what PyTorch adds to its message: where it ran its graph."""
+    return FrontendError(str(error).partition("\n")[0])
 
 
 @contextmanager
@@ -194,9 +208,11 @@ def capture(
         _separate_gradients(program)
     try:
         joint, attributes = joint_trace(program, table, training=training)
+    except FrontendError as error:
+        raise _one_line(error) from error.__cause__
     except Exception as error:
         passes = "forward and backward passes" if training else "forward pass"
-        raise FrontendError(f"the {passes} cannot be traced: {_short(error)}") from error
+        raise FrontendError(f"the {passes} cannot be traced: {reason(error)}") from error
     tensors: dict[str, torch.Tensor] = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -346,13 +362,3 @@ def _output_slot(desc: Any, *, training: bool) -> Slot:
             )
         return Slot(Role.BUFFER, target)
     raise FrontendError(f"an output of kind {name} ({desc}) is not supported")
-
-
-def _short(error: BaseException) -> str:
-    """The first line of PyTorch's message, or the two that it introduces; the rest is advice."""
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return f"sizes or values that {error.func} gives depend on data"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 2 and lines[0].endswith(":"):
-        lines = [f"{lines[1]} ({lines[2]})"]
-    return one_line(lines[0])[:300] if lines else type(error).__name__

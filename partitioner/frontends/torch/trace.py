@@ -15,6 +15,7 @@ from partitioner.frontends.torch.attention import replace_attention
 from partitioner.frontends.torch.capture import capture, export_module, materialised
 from partitioner.frontends.torch.composites import keep_composites
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.dtypes import state_dtypes
 from partitioner.frontends.torch.graph import SEED, ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import OPTIMIZERS, ModuleOptions
@@ -103,8 +104,8 @@ def trace_module(
 
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable = materialised(module)
-    program = export_module(traceable, *arguments)
-    for rewrite in (replace_attention, replace_losses, keep_composites):
+    program = export_module(traceable, *arguments, training=options.training)
+    for rewrite in (state_dtypes, replace_attention, replace_losses, keep_composites):
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     graph = module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)

@@ -103,14 +103,19 @@ class Recorded:
 
 
 @contextmanager
-def recording(module: nn.Module) -> Iterator[Recorded]:
+def recording(module: nn.Module, *, training: bool) -> Iterator[Recorded]:
     """Within, an export for training records the calls that it would drop.
+
+    One for inference has no backward pass: it records nothing.
 
     Raises:
         FrontendError: The module has hooks that cannot be traced, or its forward pass sets some.
     """
-    _check_hooks(module)
     calls = Recorded()
+    if not training:
+        yield calls
+        return
+    _check_hooks(module)
     replacements: Mapping[tuple[Any, str], Any] = {
         (Function, "apply"): classmethod(_recorded_apply(calls)),
         (Tensor, "register_hook"): _recorded_tensor_hook(calls),

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.torch.backward_calls import keep_parameter_hooks, recording
+from partitioner.frontends.torch.forward_effects import refusing_effects
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
 from partitioner.frontends.torch.nodes import dtype_name
 from partitioner.frontends.torch.reasons import reason
@@ -136,12 +137,11 @@ def export_module(
     """
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:
-            if not training:
-                return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
-            with recording(module) as calls:
+            with refusing_effects(module), recording(module, training=training) as calls:
                 program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
             calls.repeated_in(program.graph_module)
-            keep_parameter_hooks(module, program)
+            if training:
+                keep_parameter_hooks(module, program)
             return program
         except FrontendError as error:
             raise _one_line(error) from error.__cause__

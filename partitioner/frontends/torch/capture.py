@@ -102,6 +102,8 @@ class Captured:
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
         others: Flat results that are no tensors; None in the place of tensors.
+        differentiable: Whether each flat result depends on a trained parameter; all of them but the
+            loss are cut off from differentiation. Empty for inference.
         autocast: The state around the trace; the graph has its casts.
     """
 
@@ -117,11 +119,16 @@ class Captured:
     arguments: tuple[Any, ...]
     others: tuple[Any, ...]
     autocast: Autocast = Autocast()
+    differentiable: tuple[bool, ...] = ()
 
     @cached_property
     def training(self) -> bool:
         """Whether there is a backward pass."""
         return any(slot.role is Role.TANGENT for slot in self.inputs)
+
+
+#: Key of an exported graph's `meta`.
+ASSIGNED = "assigned attributes"
 
 
 def export_module(
@@ -130,18 +137,21 @@ def export_module(
     """Trace a module with `torch.export`.
 
     For training, its graph has calls of the module's own code for the backward pass, which
-    `capture` traces: it is not to be saved.
+    `capture` traces: it is not to be saved. Its `meta[ASSIGNED]` are the attributes that the
+    forward pass assigns, by the submodule's `id` and name.
 
     Raises:
         FrontendError: It cannot be traced; the message has PyTorch's reason.
     """
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:
-            with refusing_effects(module), recording(module, training=training) as calls:
+            effects, backward = refusing_effects(module), recording(module, training=training)
+            with effects as assigned, backward as calls:
                 program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
             calls.repeated_in(program.graph_module)
             if training:
                 keep_parameter_hooks(module, program)
+            program.graph_module.meta[ASSIGNED] = frozenset(assigned)
             return program
         except FrontendError as error:
             raise _one_line(error) from error.__cause__
@@ -202,8 +212,10 @@ def capture(
     """
     autocast = Autocast.here(module)
     _check_regions(program, autocast)
+    differentiable: tuple[bool, ...] = ()
     if training:
         _check_loss(program)
+        differentiable = _differentiable_results(module, program)
         _detach_outputs(program)
         _separate_gradients(program)
     try:
@@ -245,6 +257,33 @@ def capture(
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
         tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
         autocast,
+        differentiable,
+    )
+
+
+def _differentiable_results(module: nn.Module, program: ExportedProgram) -> tuple[bool, ...]:
+    """Whether each flat result is a floating tensor that depends on a trained parameter."""
+    parameters = program.graph_signature.inputs_to_parameters
+    without_grad = torch.ops.higher_order.wrap_with_set_grad_enabled
+    reached: set[fx.Node] = set()
+    for node in program.graph_module.graph.nodes:
+        if node.op == "placeholder":
+            name = parameters.get(node.name)
+            depends = name is not None and module.get_parameter(name).requires_grad
+        elif node.target is without_grad and not node.args[0]:
+            depends = False
+        else:
+            detaches = node.target is torch.ops.aten.detach.default
+            depends = not detaches and not reached.isdisjoint(node.all_input_nodes)
+        if depends:
+            reached.add(node)
+    results = list(program.graph_module.graph.output_node().args[0])
+    return tuple(
+        isinstance(node, fx.Node)
+        and node in reached
+        and isinstance(val := node.meta.get("val"), torch.Tensor)
+        and (val.is_floating_point() or val.is_complex())
+        for node in results[len(results) - len(program.graph_signature.user_outputs) :]
     )
 
 

@@ -28,8 +28,11 @@ _GLOBAL_HOOKS = (
 
 
 @contextmanager
-def refusing_effects(module: nn.Module) -> Iterator[None]:
+def refusing_effects(module: nn.Module) -> Iterator[set[tuple[int, str]]]:
     """Within, an export refuses effects of the module's forward pass.
+
+    Yields:
+        The attributes that the forward pass assigns, by the submodule's `id` and name.
 
     Raises:
         FrontendError: All modules have a hook; or the forward pass draws from Python's or NumPy's
@@ -42,15 +45,16 @@ def refusing_effects(module: nn.Module) -> Iterator[None]:
                     f"{getattr(hook, '__qualname__', hook)} is a hook of all modules, also of "
                     "PyTorch's own: set it on parts of this module"
                 )
+    assigned: set[tuple[int, str]] = set()
     replacements: Mapping[tuple[Any, str], Any] = {
         (torch, "manual_seed"): _refused_seed(),
         (torch.random, "manual_seed"): _refused_seed(),
-        (nn.Module, "__setattr__"): _refused_count(),
+        (nn.Module, "__setattr__"): _refused_count(assigned),
         (Tensor, "data"): _detached(),
     }
     before = _generators(module)
     with replaced(replacements):
-        yield
+        yield assigned
     after = _generators(module)
     for name, state in before.items():
         if after.get(name) != state:
@@ -100,7 +104,7 @@ def _refused_seed() -> Callable[[Any], Any]:
     return manual_seed
 
 
-def _refused_count() -> Callable[..., None]:
+def _refused_count(assigned: set[tuple[int, str]]) -> Callable[..., None]:
     original = nn.Module.__setattr__
 
     def set_attribute(module: nn.Module, name: str, value: Any) -> None:
@@ -110,6 +114,8 @@ def _refused_count() -> Callable[..., None]:
                 f"forward changes {type(module).__name__}.{name} from {before} to {value}: it "
                 "would happen once, while it is traced; make it a buffer"
             )
+        if writing() is not None:
+            assigned.add((id(module), name))
         original(module, name, value)
 
     return set_attribute

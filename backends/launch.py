@@ -1,8 +1,4 @@
-"""Runs a folder of rank files on this machine, one process a rank.
-
->>> run_local(Path("model.partition"), {"x": x}).outputs  # doctest: +SKIP
-{'y': array(...)}
-"""
+"""Runs a job on this machine, one process a rank; used by `onnx.local` and `torch.local`."""
 
 from __future__ import annotations
 
@@ -21,14 +17,12 @@ import numpy as np
 
 from partitioner.backends.arrays import (
     assemble,
-    check_inputs,
     load_arrays,
     local_inputs,
     save_arrays,
 )
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
-from partitioner.backends.onnx.load import read_directory
 
 
 class LocalRun(NamedTuple):
@@ -43,48 +37,23 @@ class LocalRun(NamedTuple):
     seconds: float
 
 
-def run_local(
-    directory: Path,
-    inputs: Mapping[str, np.ndarray],
-    requests: int = 1,
-    *,
-    optimization: str = "all",
-    timeout_s: float | None = None,
-) -> LocalRun:
-    """Run requests with the same whole inputs on a folder of rank files, several in flight.
-
-    Args:
-        directory: The folder.
-        inputs: By name.
-        requests: At least 1.
-        optimization: ONNX Runtime's level, see `SessionConfig`.
-        timeout_s: Seconds after which the run is given up; None waits for ever.
-
-    Raises:
-        BackendError: An input or a file is wrong, a rank raised or was killed, or the time is up.
-            No process and no temporary file is left, also on any other exception.
-    """
-    if requests < 1:
-        raise BackendError(f"requests is {requests}; it must be at least 1")
-    headers = read_directory(directory)
-    check_inputs(headers[0], inputs)
-    job = {"backend": "onnx", "directory": str(directory.resolve()), "optimization": optimization}
-    return run_ranks(headers, inputs, {**job, "requests": requests}, timeout_s)
-
-
 def run_ranks(
     headers: Sequence[Header],
     inputs: Mapping[str, np.ndarray],
     job: Mapping[str, Any],
     timeout_s: float | None = None,
 ) -> LocalRun:
-    """Run a job of `partitioner.backends.worker` with a process a rank, as `run_local` does.
+    """Run a job of `partitioner.backends.worker` with a process a rank.
 
     Args:
         headers: Of all ranks.
         inputs: Whole inputs by name, which fit the headers.
         job: Arguments of the backend's `run_files`.
         timeout_s: Seconds after which the run is given up; None waits for ever.
+
+    Raises:
+        BackendError: A rank raised or was killed, or the time is up. No process and no temporary
+            file is left, also on any other exception.
     """
     with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
         folder = Path(name)

@@ -1,4 +1,4 @@
-"""The process behind `run_local`: imports once, forks one process a rank, watches over them.
+"""The process behind `run_ranks`: imports once, forks one process a rank, watches over them.
 
 `python -m partitioner.backends.worker FOLDER`: FOLDER is private to one run and holds job.json and
 each rank's inputs; ranks leave their outputs there, and failure.txt says what went wrong. It ends,
@@ -35,7 +35,7 @@ _GRACE_S = 0.3
 _PR_SET_PDEATHSIG = 1
 #: By backend the module whose `run_files` runs a rank: from its inputs' file to its outputs'.
 _RUNNERS: Mapping[str, str] = {
-    "onnx": "partitioner.backends.rank",
+    "onnx": "partitioner.backends.onnx.rank",
     "torch": "partitioner.backends.torch.local",
 }
 

@@ -50,6 +50,11 @@ class Task:
         """Lane of the task: "compute" or, of communications and aliases, "comm"."""
         return "comm" if self.comm is not None or self.placed is None else "compute"
 
+    @property
+    def longest_s(self) -> float:
+        """Seconds on the device that it occupies longest."""
+        return max(self.devices.values(), default=0.0)
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -1,8 +1,8 @@
 """Lowering of a resolved plan to rank programs: local nodes, local constants, communications.
 
-The schedule has the tasks and their order; this module gives every (value, placement) a local name
-on each rank, makes nodes local through their rows, and cuts the parts of each graph input, constant
-and output for each rank.
+The schedule has the tasks and their order. This module gives every (value, placement) a local name
+on each rank, makes nodes local through their op rows, and cuts graph inputs, constants and outputs
+into the parts of each rank.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def _joined(parts: Sequence[_Local]) -> _Local:
 
 @dataclass(frozen=True)
 class _Shared:
-    """Steps of all ranks, which differ in their coordinates and mostly in nothing else.
+    """The steps that ranks share: most differ in the coordinates of their ranks only.
 
-    A task is uniform if all its ranks have the same steps under the same names. What the first
-    rank of a group finds uniform, the others take.
+    A task is uniform if all its ranks have the same steps under the same names. The first rank of a
+    group that lowers a uniform task notes its steps; the other ranks take them from here.
     """
 
     graph: Graph
@@ -127,7 +127,8 @@ class _Shared:
     names: _Names
     deliver: frozenset[tuple[int, str]]
     uniform: dict[int, _Local] = field(default_factory=dict)  # by task
-    runs: dict[int, tuple[int, _Local]] = field(default_factory=dict)  # first task -> (end, steps)
+    # Joined uniform tasks: first task -> (end, steps).
+    stretches: dict[int, tuple[int, _Local]] = field(default_factory=dict)
     _types: dict[Key, Mapping[int, TensorType]] = field(default_factory=dict)
     _locals: dict[tuple[object, ...], _Local] = field(default_factory=dict)
     _comms: dict[tuple[object, ...], Comm] = field(default_factory=dict)
@@ -139,12 +140,12 @@ class _Shared:
 
     @cached_property
     def feeds(self) -> Mapping[int, Sequence[Key]]:
-        """Parts of graph inputs by rank."""
+        """Keys of graph inputs by rank."""
         return _by_device(self.schedule.feeds)
 
     @cached_property
     def residents(self) -> Mapping[int, Sequence[Key]]:
-        """Parts of constants, and zeros, by rank."""
+        """Keys of constants and of zeros by rank."""
         return _by_device(self.schedule.residents)
 
     @cached_property
@@ -155,29 +156,29 @@ class _Shared:
         return [groups.setdefault(devices, frozenset(devices)) for devices in ranks]
 
     @cached_property
-    def turn(self) -> int:
-        """The first task of the backward pass; -1 if there is none."""
+    def first_backward(self) -> int:
+        """Index of the first task of the backward pass; -1 without one."""
         nodes = (task.placed.node.name if task.placed else "" for task in self.schedule.tasks)
         return next((i for i, name in enumerate(nodes) if name in self.graph.backward), -1)
 
     def program(self, rank: int) -> RankProgram:
         known = len(self.uniform)
-        program = _Rank(self, rank).run()
+        program = _Rank(self, rank).program()
         self._join(list(islice(self.uniform, known, None)))
         return program
 
     def _join(self, indices: Sequence[int]) -> None:
-        """Join uniform tasks (ascending) that follow each other on all ranks of one group."""
+        """Join uniform tasks, given in order, that follow each other on all ranks of one group."""
 
-        def run(entry: tuple[int, int]) -> tuple[object, ...]:
+        def stretch(entry: tuple[int, int]) -> tuple[object, ...]:
             place, index = entry
-            return index - place, self.members[index], index < self.turn
+            return index - place, self.members[index], index < self.first_backward
 
-        for _, entries in groupby(enumerate(indices), key=run):
+        for _, entries in groupby(enumerate(indices), key=stretch):
             first, *rest = (index for _, index in entries)
             if rest and len(self.members[first]) > 1:
                 parts = [self.uniform[index] for index in (first, *rest)]
-                self.runs[first] = rest[-1] + 1, _joined(parts)
+                self.stretches[first] = rest[-1] + 1, _joined(parts)
 
     def type_of(self, key: Key, rank: int) -> TensorType:
         """Type of a rank's part of a value."""
@@ -195,7 +196,7 @@ class _Shared:
         return self._types[key][rank]
 
     def comm(self, index: int, comm: Comm, source: str, target: str) -> Comm:
-        """A communication under local names."""
+        """A communication under local names; one object for all ranks with the same names."""
         key = index, source, target
         if key not in self._comms:
             self._comms[key] = comm.renamed(source=source, target=target)
@@ -211,7 +212,7 @@ class _Shared:
     def local(
         self, index: int, task: Task, placed: PlacedNode, slots: Sequence[str] | None, rank: int
     ) -> _Local:
-        """A node made local for a rank; one object for all ranks on parts of equal sizes.
+        """A node made local for a rank; one object for all ranks whose parts have equal sizes.
 
         `slots` are the local names of the operands; None if they are the same on all ranks.
         """
@@ -255,7 +256,7 @@ class _Shared:
         names: Mapping[str, str],
         phase: int,
     ) -> Compute:
-        """A local node under local names: operands by slot (or by value, if a row moved them)."""
+        """A local node under local names, of operands by slot (by value, if the row moved them)."""
         results = {value: self.names.of((value, at)) for value, at in placed.results()}
         results.update(names)
         operands = _operands(placed)
@@ -307,7 +308,7 @@ class _Rank:
     used: set[str] = field(default_factory=set)
     alias: dict[Key, Key] = field(default_factory=dict)
 
-    def run(self) -> RankProgram:
+    def program(self) -> RankProgram:
         rank, shared = self.rank, self.shared
         inputs = {}
         for key in shared.feeds.get(rank, ()):
@@ -321,10 +322,10 @@ class _Rank:
         self.used.update(output.value for output in outputs)
         constants = {}
         for key in shared.residents.get(rank, ()):
-            zero = (rank, key) in shared.schedule.zeros
-            if (zero or key[0] in shared.graph.constants) and shared.names.of(key) in self.used:
-                region = None if zero else self._region(key)
-                constants[self._declare(key)] = Part(key[0], region, zero)
+            is_zero = (rank, key) in shared.schedule.zeros
+            if (is_zero or key[0] in shared.graph.constants) and shared.names.of(key) in self.used:
+                region = None if is_zero else self._region(key)
+                constants[self._declare(key)] = Part(key[0], region, is_zero)
         return RankProgram(
             rank,
             {name: part for name, part in inputs.items() if name in self.used},
@@ -337,18 +338,19 @@ class _Rank:
         )
 
     def _run_tasks(self) -> int | None:
-        """Add the steps of all tasks; the index of the first one of the backward pass, if any."""
+        """Add the steps of all tasks; returns the index of the first step of the backward pass."""
         backward: int | None = None
-        uniform, runs, members = self.shared.uniform, self.shared.runs, self.shared.members
-        tasks, turn = self.shared.schedule.tasks, self.shared.turn
+        uniform, stretches = self.shared.uniform, self.shared.stretches
+        tasks, members = self.shared.schedule.tasks, self.shared.members
+        first_backward = self.shared.first_backward
         index = 0
         while index < len(tasks):
-            if index == turn:
+            if index == first_backward:
                 backward = len(self.steps)
             end = index + 1
             if self.rank in members[index]:
-                if index in runs:
-                    end, local = runs[index]
+                if index in stretches:
+                    end, local = stretches[index]
                     self._take(local)
                 elif index in uniform:
                     self._take(uniform[index])
@@ -367,7 +369,7 @@ class _Rank:
             self._comm(index, task, task.comm)
 
     def _comm(self, index: int, task: Task, comm: Comm) -> None:
-        """The same object on every rank, unless a rank has the value under an alias."""
+        """Add a communication, one object for all ranks but those with an alias of the value."""
         assert task.reads, f"{comm} moves nothing"
         assert task.writes, f"{comm} moves nothing"
         before, after = task.reads[0][1], task.writes[0][1]
@@ -420,7 +422,7 @@ def _by_device(keys: Iterable[LocalKey]) -> Mapping[int, Sequence[Key]]:
 
 
 def _is_shared(placed: PlacedNode) -> bool:
-    """Whether the node is made local in the same way on all devices of its group."""
+    """Whether all devices of a node's group have the same local node."""
     row = row_of(placed.node)
     if row is None or row.localize is None or not placed.layouts:
         return True
@@ -429,12 +431,12 @@ def _is_shared(placed: PlacedNode) -> bool:
 
 
 def _is_equal(at: Placement | None) -> bool:
-    """Whether all devices have parts of the same sizes."""
+    """Whether all devices have parts of equal sizes; true for an absent tensor."""
     return at is None or all(dim.is_equal for dim in at.sharding.dims)
 
 
 def _ranks(task: Task) -> tuple[int, ...]:
-    """The ranks of a task."""
+    """The ranks that take part in a task."""
     if task.placed is not None:
         return task.placed.mesh.devices
     return task.comm.ranks if task.comm is not None else tuple(d for (d, _), _ in task.aliases)

@@ -1,4 +1,4 @@
-"""One model over device counts, clusters and memory limits."""
+"""`sweep` plans a model for several device counts, clusters and memory limits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing_extensions import Unpack
 
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster, parse_bytes
-from partitioner.cost_model.evaluate import Evaluation, best_single
+from partitioner.cost_model.evaluate import best_single
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.files import write_file
-from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
+from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.options import SweepOptions, opening, request_of, takes
@@ -24,8 +24,7 @@ from partitioner.report.bottleneck import WORTH, turn_of
 from partitioner.report.page.schema import VERSION, Point, Sweep
 from partitioner.report.text.show import table
 from partitioner.search.find_plan import find_plan
-from partitioner.search.outcome import Outcome
-from partitioner.search.request import Budget, Request, Say
+from partitioner.search.request import Budget, Request, silent
 from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
@@ -38,27 +37,33 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+_PARETO = "* Pareto: no other point is as good in devices, latency, throughput and memory"
+_HEAD = (
+    *("devices", "cluster", "limit", "plan", "latency", "throughput"),
+    *("speed-up", "per device", "fullest device", "gap", ""),
+)
+
 
 @dataclass(frozen=True)
-class Axis:
-    """What is varied.
+class Grid:
+    """The values that a sweep varies: a point for each cluster, memory limit and device count.
 
     Attributes:
         devices: Device counts; empty: each cluster's own.
         clusters: Presets or files; None is the reference accelerator.
         memory: Limits in bytes; None is the cluster's own.
-        meshes: Axis sizes of intra plans, of the points with as many devices; others are searched.
+        meshes: Axis sizes of intra plans, for the points with as many devices; others are searched.
     """
 
     devices: Sequence[int]
-    clusters: Sequence[str | None] = (None,)
-    memory: Sequence[int | None] = (None,)
-    meshes: Sequence[Mapping[str, int]] = ()
+    clusters: Sequence[str | None]
+    memory: Sequence[int | None]
+    meshes: Sequence[Mapping[str, int]]
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep found; print it for the table.
+    """The points of a sweep; printed, a table of them and the answer.
 
     Attributes:
         data: All figures, as `partition sweep --json` prints them.
@@ -67,10 +72,15 @@ class Swept:
     data: Sweep
 
     def __str__(self) -> str:
-        return sweep_text(self.data)
+        """A table, the infeasible points with their reasons, and the answer."""
+        points = self.data["points"]
+        lines = table([_HEAD, *map(_row, points)])
+        lines += ["", _PARETO]
+        lines += [f"{_title(point)}: {point['why']}" for point in points if point["why"]]
+        return "\n".join([*lines, "", self.data["answer"]])
 
     def report(self, path: str | Path) -> None:
-        """Write a page with the table and plots: one HTML file.
+        """Write the table and plots as one HTML file.
 
         Raises:
             FileError: The file cannot be written.
@@ -106,115 +116,121 @@ def sweep(
             time_limit_s: Of each point, in seconds.
 
     Raises:
-        PartitionerError: The model is wrong, a cluster cannot be had with that many devices, or a
-            mesh is of no point. A point without a plan is no error.
+        PartitionerError: The model is wrong, a cluster cannot have that many devices, or no point
+            has as many devices as a mesh. A point without a plan is no error.
     """
     memory = options.get("memory", (None,))
-    axes = Axis(
-        unique(devices),
-        unique(options.get("clusters", (None,))),
-        unique(None if limit is None else parse_bytes(limit) for limit in memory),
+    grid = Grid(
+        _unique(devices),
+        _unique(options.get("clusters", (None,))),
+        _unique(None if limit is None else parse_bytes(limit) for limit in memory),
         tuple(options.get("meshes", ())),
     )
-    if not axes.devices and None in axes.clusters:
+    if not grid.devices and None in grid.clusters:
         raise OptionError("give devices, or clusters with counts in their names, like 4xh100")
     request = request_of(options)
     opened = open_model(model, example_inputs, **opening(options))
-    progress = options.get("progress") or (lambda _text: None)
-    return Swept(sweep_opened(opened, axes, request, progress))
-
-
-def unique(items: Iterable[Item]) -> tuple[Item, ...]:
-    """Without repetitions, in their order."""
-    return tuple(dict.fromkeys(items))
-
-
-def sweep_opened(
-    opened: OnnxInput | ModuleInput, axes: Axis, request: Request, progress: Say
-) -> Sweep:
-    """Plan a model at every point of a grid (see `sweep`)."""
-    targets = [
-        (limit, _cluster(name, count, limit))
-        for name in axes.clusters
-        for limit in axes.memory
-        for count in axes.devices or (None,)
-    ]
-    meshes = _meshes(axes.meshes, [len(cluster) for _, cluster in targets])
-    requests = []
-    for _, cluster in targets:
-        count = len(cluster)
-        check_space(request.strategy, count, meshes.get(count))
-        point = replace(request, mesh=meshes.get(count))
-        requests.append(point.over(count, training=opened.training))
-    progress("reading the model")
+    say = options.get("progress") or silent
+    targets = _targets(grid, request, training=opened.training)
+    say("reading the model")
     graph = opened.graph
     rules = Rules.of(graph)
     points = []
-    for index, ((limit, cluster), asked) in enumerate(zip(targets, requests, strict=True), 1):
-        what = _title(len(cluster), _kind(cluster), limit)
-        progress(f"point {index} of {len(targets)}: {what}")
-        points.append(_point(graph, rules, cluster, limit, asked.on(graph)))
-    _mark(points)
-    return Sweep(
+    for index, target in enumerate(targets, 1):
+        say(f"point {index} of {len(targets)}: {target.title}")
+        points.append(_point(graph, rules, target))
+    points = _with_pareto(points)
+    data = Sweep(
         version=VERSION,
         kind="sweep",
         title=opened.name,
         objective=request.objective,
-        answer=_answer(points, request.objective, turn_of(graph)),
+        answer=answer(points, request.objective, turn_of(graph)),
         points=points,
     )
+    return Swept(data)
 
 
-def _meshes(
-    given: Sequence[Mapping[str, int]], counts: Sequence[int]
-) -> Mapping[int, Mapping[str, int]]:
-    """The mesh of the points of each number of devices.
+def _unique(items: Iterable[Item]) -> tuple[Item, ...]:
+    """The items without repetitions, in their order."""
+    return tuple(dict.fromkeys(items))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A point to plan.
+
+    Attributes:
+        cluster: The devices, with the memory limit.
+        limit: Memory limit in bytes; None is the cluster's own.
+        request: The request with the point's mesh.
+    """
+
+    cluster: Cluster
+    limit: int | None
+    request: Request
+
+    @property
+    def name(self) -> str:
+        """The cluster's name without its count: ``"4xh100" -> "h100"``; ``"2x4xh100"`` stays."""
+        return re.sub(r"^\d+x(?=[a-z])", "", self.cluster.name)
+
+    @property
+    def title(self) -> str:
+        """The point in words."""
+        return _in_words(len(self.cluster), self.name, self.limit)
+
+
+def _targets(grid: Grid, request: Request, *, training: bool) -> list[_Target]:
+    """All points, in the order in which they are planned.
 
     Raises:
         OptionError: No point has as many devices as a mesh, or two meshes have as many.
-        SearchError: One is no mesh.
+        PartitionerError: A cluster cannot have that many devices, or a mesh is wrong.
     """
-    found: dict[int, Mapping[str, int]] = {}
-    for mesh in given:
+    clusters = []
+    for name in grid.clusters:
+        for limit in grid.memory:
+            for count in grid.devices or (None,):
+                cluster = resolve_cluster(name, count)
+                clusters.append((limit, cluster if limit is None else cluster.with_memory(limit)))
+    meshes = _meshes(grid.meshes, [len(cluster) for _, cluster in clusters])
+    targets = []
+    for limit, cluster in clusters:
+        count = len(cluster)
+        check_space(request.strategy, count, meshes.get(count))
+        with_mesh = replace(request, mesh=meshes.get(count))
+        targets.append(_Target(cluster, limit, with_mesh.over(count, training=training)))
+    return targets
+
+
+def _meshes(
+    meshes: Sequence[Mapping[str, int]], counts: Sequence[int]
+) -> Mapping[int, Mapping[str, int]]:
+    """The meshes by number of devices.
+
+    Raises:
+        OptionError: No point has as many devices as a mesh, or two meshes have as many.
+        SearchError: A mesh is wrong.
+    """
+    by_size: dict[int, Mapping[str, int]] = {}
+    for mesh in meshes:
         check_mesh(mesh)
         size, text = math.prod(mesh.values()), _mesh_text(mesh)
         if size not in counts:
-            points = ", ".join(map(str, unique(counts)))
+            points = ", ".join(map(str, _unique(counts)))
             raise OptionError(f"mesh {text} has {size} devices; the points have {points}")
-        if size in found:
+        if size in by_size:
             raise OptionError(
-                f"meshes {_mesh_text(found[size])} and {text} both have {size} devices: give one "
-                "for each number of devices"
+                f"meshes {_mesh_text(by_size[size])} and {text} both have {size} devices: give "
+                "one for each number of devices"
             )
-        found[size] = mesh
-    return found
+        by_size[size] = mesh
+    return by_size
 
 
 def _mesh_text(mesh: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in mesh.items())
-
-
-def sweep_text(found: Sweep) -> str:
-    """A table, the infeasible points with their reasons, and the answer."""
-    head = (
-        "devices",
-        "cluster",
-        "limit",
-        "plan",
-        "latency",
-        "throughput",
-        "speed-up",
-        "per device",
-    )
-    rows: list[tuple[str, ...]] = [(*head, "fullest device", "gap", "")]
-    rows += [_row(point) for point in found["points"]]
-    lines = table(rows)
-    lines += ["", "* Pareto: no other point is as good in devices, latency, throughput and memory"]
-    for point in found["points"]:
-        if point["why"]:
-            title = _title(point["devices"], point["cluster"], point["memory_bytes"])
-            lines.append(f"{title}: {point['why']}")
-    return "\n".join([*lines, "", found["answer"]])
 
 
 def _row(point: Point) -> tuple[str, ...]:
@@ -236,82 +252,74 @@ def _row(point: Point) -> tuple[str, ...]:
     )
 
 
-def _cluster(name: str | None, count: int | None, limit: int | None) -> Cluster:
-    cluster = resolve_cluster(name, count)
-    return cluster if limit is None else cluster.with_memory(limit)
-
-
-def _point(
-    graph: Graph, rules: Rules, cluster: Cluster, limit: int | None, request: Request
-) -> Point:
+def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
+    cluster, request = target.cluster, target.request.on(graph)
     _, single = best_single(graph, cluster, request.objective, rules.by_node)
+    outcome, why = None, ""
     try:
-        budget = Budget.of(request, lambda _text: None)
-        outcome = find_plan(graph, cluster, request, budget, rules)
-    except (Infeasible, ConstraintError) as error:  # of a kind of parallelism
-        return _entry(cluster, limit, None, single, request.objective, str(error))
-    return _entry(cluster, limit, outcome, single, request.objective, "")
-
-
-def _entry(
-    cluster: Cluster,
-    limit: int | None,
-    outcome: Outcome | None,
-    single: Evaluation,
-    objective: str,
-    why: str,
-) -> Point:
-    got = outcome.evaluation if outcome else None
+        outcome = find_plan(graph, cluster, request, Budget.of(request), rules)
+    except (Infeasible, ConstraintError) as error:  # ConstraintError: of a kind of parallelism
+        why = str(error)
+    figures = outcome.evaluation if outcome else None
     cert = outcome.plan.certificate if outcome else None
-    count = len(cluster)
+    count, rate = len(cluster), figures.throughput_per_s if figures else None
     speedup = gain = None
-    if got is not None and got.step_s and single.fits_exactly:
-        speedup = single.step_s / got.step_s
-        gain = single.cost(objective) / got.cost(objective)
-    rate = got.throughput_per_s if got else None
+    if figures is not None and figures.step_s and single.fits_exactly:
+        speedup = single.step_s / figures.step_s
+        gain = single.cost(request.objective) / figures.cost(request.objective)
+    is_uniform = len(set(cluster.devices)) == 1
     return Point(
         devices=count,
-        cluster=_kind(cluster),
-        memory_bytes=limit,
+        cluster=target.name,
+        memory_bytes=target.limit,
         strategy=cert.strategy if cert else "",
-        latency_s=got.latency_s if got else None,
+        latency_s=figures.latency_s if figures else None,
         throughput_per_s=None if rate is None else units.finite(rate),
-        step_s=got.step_s if got else None,
-        peak_bytes=max(got.held_bytes.values()) if got else None,
-        devices_used=got.devices_used if got else None,
+        step_s=figures.step_s if figures else None,
+        peak_bytes=max(figures.held_bytes.values()) if figures else None,
+        devices_used=figures.devices_used if figures else None,
         gap=cert.gap if cert else None,
         speedup=speedup,
-        efficiency=speedup / count if speedup is not None and _alike(cluster) else None,
+        efficiency=speedup / count if speedup is not None and is_uniform else None,
         gain=gain,
         pareto=False,
         why=why,
     )
 
 
-def _mark(points: Sequence[Point]) -> None:
-    """Set `pareto`: no other point is at least as good in all four and better in one."""
-    for point in points:
-        own = _goals(point)
-        if own is None:
-            continue
-        others = [goals for other in points if (goals := _goals(other)) is not None]
-        point["pareto"] = not any(_dominates(other, own) for other in others)
+def _with_pareto(points: Sequence[Point]) -> list[Point]:
+    """The points with `pareto`: no other is at least as good in all four goals, better in one."""
+    all_goals = [_goals(point) for point in points]
+    known = [goals for goals in all_goals if goals is not None]
+    return [
+        {
+            **point,
+            "pareto": goals is not None and not any(_dominates(other, goals) for other in known),
+        }
+        for point, goals in zip(points, all_goals, strict=True)
+    ]
 
 
 def _goals(point: Point) -> tuple[float, ...] | None:
-    """What is to be small: devices, latency, step (throughput's inverse), peak."""
+    """Devices, latency, step (throughput's inverse) and peak, all to be small; None: no plan."""
     latency, step, peak = point["latency_s"], point["step_s"], point["peak_bytes"]
     if latency is None or step is None or peak is None:
         return None
     return (point["devices"], latency, step, peak)
 
 
-def _dominates(one: tuple[float, ...], two: tuple[float, ...]) -> bool:
-    return one != two and all(a <= b for a, b in zip(one, two, strict=True))
+def _dominates(goals: tuple[float, ...], others: tuple[float, ...]) -> bool:
+    return goals != others and all(a <= b for a, b in zip(goals, others, strict=True))
 
 
-def _answer(points: Sequence[Point], objective: str, turn: str = "request") -> str:
-    """Is splitting worth it at all? Each point beside one device of its own cluster."""
+def answer(points: Sequence[Point], objective: str, turn: str) -> str:
+    """A sentence on whether splitting pays: each point beside one device of its own cluster.
+
+    Args:
+        points: Points with their gains.
+        objective: As of `compile`.
+        turn: What a plan is run for: "request" or "step".
+    """
     planned = [point for point in points if point["latency_s"] is not None]
     if not planned:
         return "No point of the sweep has a plan: give more devices or more memory."
@@ -328,23 +336,23 @@ def _answer(points: Sequence[Point], objective: str, turn: str = "request") -> s
         least = min(split, key=lambda point: point["devices"])
         best = min(split, key=lambda point: _value(point, objective))
         return (
-            f"Splitting is needed: one device does not hold the model; {_place(least)} do. "
-            f"Best {_figure(best, objective, turn)}: {_place(best)}."
+            f"Splitting is needed: one device does not hold the model; {_title(least)} do. "
+            f"Best {_figure(best, objective, turn)}: {_title(best)}."
         )
     best = max(gains, key=lambda point: (point["gain"] or 0.0, -point["devices"]))
     gain = best["gain"] or 0.0
-    one = f"{gain:.3g} times as good as one device of that cluster"
+    times = f"{gain:.3g} times as good as one device of that cluster"
     if gain < WORTH:
         return (
-            f"Splitting is not worth it: the best split, {_place(best)}, has a "
-            f"{_figure(best, objective, turn)}, {one}."
+            f"Splitting is not worth it: the best split, {_title(best)}, has a "
+            f"{_figure(best, objective, turn)}, {times}."
         )
     ideal = ""
     if objective == "throughput" and best["efficiency"] is not None:
         ideal = f", {units.share(best['efficiency'])} of the ideal {best['devices']} times"
     elif objective == "memory" and best["speedup"] is not None:
         ideal = f", at {best['speedup']:.3g} times its throughput"
-    return f"Splitting pays: {_place(best)} has a {_figure(best, objective, turn)}, {one}{ideal}."
+    return f"Splitting pays: {_title(best)} has a {_figure(best, objective, turn)}, {times}{ideal}."
 
 
 def _value(point: Point, objective: str) -> float:
@@ -358,24 +366,15 @@ def _figure(point: Point, objective: str, turn: str) -> str:
     value = _value(point, objective)
     if objective == "memory":
         return f"peak of {units.size(value)} on its fullest device"
-    what = "latency" if objective == "latency" else f"time between {turn}s"
-    return f"{what} of {units.seconds(value)}"
+    figure = "latency" if objective == "latency" else f"time between {turn}s"
+    return f"{figure} of {units.seconds(value)}"
 
 
-def _place(point: Point) -> str:
-    return _title(point["devices"], point["cluster"], point["memory_bytes"])
+def _title(point: Point) -> str:
+    return _in_words(point["devices"], point["cluster"], point["memory_bytes"])
 
 
-def _alike(cluster: Cluster) -> bool:
-    return len(set(cluster.devices)) == 1
-
-
-def _kind(cluster: Cluster) -> str:
-    """A cluster's name without its count: ``"4xh100" -> "h100"``; ``"2x4xh100"`` stays."""
-    return re.sub(r"^\d+x(?=[a-z])", "", cluster.name)
-
-
-def _title(devices: int, cluster: str, limit: int | None) -> str:
+def _in_words(devices: int, cluster: str, limit: int | None) -> str:
     memory = f" with {units.size(limit)} each" if limit else ""
     plural = "s" if devices > 1 else ""
     return f"{devices} device{plural} ({cluster}){memory}"

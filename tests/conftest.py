@@ -14,7 +14,7 @@ from partitioner import examples
 
 Models = Callable[[str], Path]
 
-# Graphs are many small objects: at the default thresholds a tenth of the time goes to collecting.
+# Graphs are many small objects: at the default thresholds a tenth of the time is collection.
 gc.set_threshold(50_000, 20, 20)
 
 # The same examples each time, however slow the machine is.
@@ -24,7 +24,7 @@ settings.load_profile("tests")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A worker takes a row of files, so that what tests share is made once, and steals at last."""
+    """Each worker takes consecutive files, whose tests share models, and steals at the end."""
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
@@ -32,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """One folder a session: the parent of a worker's own, or the only process's own."""
+    """The session's folder, shared by the workers: the parent of each worker's folder."""
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "models"
     folder.mkdir(exist_ok=True)

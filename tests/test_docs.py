@@ -1,4 +1,4 @@
-"""What the documentation prints is run: snippets, pins, commands on the tutorial's model."""
+"""The documentation's snippets, pins and commands run on the tutorial's model."""
 
 import doctest
 import os
@@ -58,7 +58,7 @@ def test_the_session_of_a_page(page: str) -> None:
 
 
 def run_command(command: str, folder: Path) -> str:
-    """What a command with python or torchrun prints; nothing may be said on stderr."""
+    """The output of a command with python or torchrun, which prints nothing on stderr."""
     program, *arguments = shlex.split(command)
     launcher = {"python": [], "torchrun": ["-m", "torch.distributed.run", "--standalone"]}
     done = subprocess.run(

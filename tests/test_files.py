@@ -1,4 +1,4 @@
-"""Writing a file: through links, and one clear refusal of what cannot be written."""
+"""Writing a file: through links, or refused with one clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What starts without what: help is quick, and a rank process loads what it runs."""
+"""Imports of each entry point: help loads nothing heavy, and a rank no solver."""
 
 import subprocess
 import sys
@@ -47,8 +47,8 @@ except SystemExit:
 
 
 def test_a_missing_model_is_found_out_before_anything_heavy_is_loaded() -> None:
-    found = loaded("from partitioner.cli.main import main\nassert main(['none.onnx']) == 1")
-    assert not found & {*HEAVY}
+    names = loaded("from partitioner.cli.main import main\nassert main(['none.onnx']) == 1")
+    assert not names & {*HEAVY}
 
 
 def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
@@ -58,21 +58,21 @@ def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
     code = f"""
 import pathlib
 import numpy as np
-import partitioner.backends.rank
+import partitioner.backends.onnx.rank
 import partitioner.backends.worker
-from partitioner.backends.simulator import run_lockstep
+from partitioner.backends.onnx.simulator import run_lockstep
 run_lockstep(pathlib.Path({str(folder)!r}), {{"x": np.ones((4, 8), np.float32)}})
 """
-    found = loaded(code)
-    assert "partitioner.backends.onnx.executor" in found
+    names = loaded(code)
+    assert "partitioner.backends.onnx.executor" in names
     forbidden = ("partitioner.solver", "partitioner.frontends", "partitioner.cost_model")
-    assert not [name for name in found if name.startswith(forbidden)]
-    assert not found & {"pulp", "highspy", "onnx_ir", "onnxscript"}
+    assert not [name for name in names if name.startswith(forbidden)]
+    assert not names & {"pulp", "highspy", "onnx_ir", "onnxscript"}
 
 
 def test_communication_loads_pytorch_and_nothing_to_plan_with() -> None:
-    found = loaded("import partitioner.functional, partitioner; partitioner.Chain")
+    names = loaded("import partitioner.functional, partitioner; partitioner.Chain")
     forbidden = ("partitioner.solver", "partitioner.frontends", "partitioner.cost_model")
-    assert "torch" in found
-    assert not [name for name in found if name.startswith(forbidden)]
-    assert not found & {"matplotlib", "onnx", "onnx_ir", "onnxruntime", "pulp", "highspy", "scipy"}
+    assert "torch" in names
+    assert not [name for name in names if name.startswith(forbidden)]
+    assert not names & {"matplotlib", "onnx", "onnx_ir", "onnxruntime", "pulp", "highspy", "scipy"}

@@ -1,4 +1,4 @@
-"""Lowering: hand-made and random plans give what the whole graph gives."""
+"""Lowering: the ranks of hand-made and random plans compute what the whole graph computes."""
 
 import numpy as np
 import onnx_models
@@ -16,7 +16,7 @@ from whole_plans import (
 
 from partitioner import examples
 from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.simulator import run_lockstep
+from partitioner.backends.onnx.simulator import run_lockstep
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx.load import load_onnx
@@ -229,7 +229,7 @@ def test_if_with_captures_on_one_device(home: int) -> None:
 
 
 def test_there_and_back_again() -> None:
-    """0 -> 1 -> 0: phases rise, a value made in phase 0 is read in phase 2."""
+    """0 -> 1 -> 0: phases rise, a value of phase 0 is read in phase 2."""
     nodes = [
         Node("a", "Relu", ("x",), ("h",)),
         Node("b", "Neg", ("h",), ("i",)),
@@ -305,7 +305,7 @@ def test_random_plans(name: str, groups: str) -> None:
 
 
 def test_names_of_the_model_are_not_taken() -> None:
-    """`n.share` and `h@1` are what lowering would call a temporary and a resharded copy."""
+    """Lowering would call a temporary `n.share` and a resharded copy `h@1`."""
     mean = Node("n", "ReduceMean", ("x",), ("h",), {"axes": (1,), "keepdims": 1})
     add = Node("m", "Mul", ("h", "n.share"), ("h@1",))
     last = Node("l", "Add", ("h", "h@1"), ("y",))

@@ -39,16 +39,16 @@ class Problem:
     Attributes:
         node: Name of the node; "" for the model as a whole.
         tensor: Name of the tensor; "" for the node as a whole.
-        what: The rule that is broken, with the values.
+        message: The broken rule, with the values.
     """
 
     node: str
     tensor: str
-    what: str
+    message: str
 
     def __str__(self) -> str:
         where = f"node {self.node!r}" if self.node else "model"
-        return f"{where}{f', tensor {self.tensor!r}' if self.tensor else ''}: {self.what}"
+        return f"{where}{f', tensor {self.tensor!r}' if self.tensor else ''}: {self.message}"
 
 
 def annotation_problems(model: ModelProto, shapes: Shapes) -> Iterator[Problem]:
@@ -64,7 +64,7 @@ def annotation_problems(model: ModelProto, shapes: Shapes) -> Iterator[Problem]:
         )
     configurations: dict[str, DeviceConfigurationProto] = {}
     for item in model.configuration:
-        yield from (Problem("", "", what) for what in _configuration(item, configurations))
+        yield from (Problem("", "", message) for message in _configuration(item, configurations))
         configurations.setdefault(item.name, item)
     for index, nodes in enumerate(node_lists(model)):
         for node in nodes:
@@ -110,8 +110,8 @@ def _node(
     for item in node.device_configurations:
         known = configurations.get(item.configuration_id)
         if known is None:  # [onnx.proto] MUST match the name of a DeviceConfigurationProto
-            what = f"configuration {item.configuration_id!r} is not one of the model"
-            yield Problem(_name(node), "", what)
+            message = f"configuration {item.configuration_id!r} is not one of the model"
+            yield Problem(_name(node), "", message)
         if item.pipeline_stage < 0:
             yield Problem(_name(node), "", f"pipeline stage {item.pipeline_stage} is below 0")
         yield from _specs(node, item, shapes, known.num_devices if known else None)
@@ -127,8 +127,8 @@ def _specs(
         if not name or name not in (*node.input, *node.output):
             # [onnx.proto] required to match a name in the node's lists
             yield Problem(_name(node), name, "is neither an input nor an output of the node")
-        for what in (*_devices(spec, devices), *_dims(spec, shapes.get(name))):
-            yield Problem(_name(node), name, what)
+        for message in (*_devices(spec, devices), *_dims(spec, shapes.get(name))):
+            yield Problem(_name(node), name, message)
 
 
 def _devices(spec: ShardingSpecProto, devices: int | None) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _dims(spec: ShardingSpecProto, shape: Shape | None) -> Iterator[str]:
         axis = dim.axis + (rank or 0) if dim.axis < 0 else dim.axis
         axes[axis] += 1
         size = shape[axis] if shape is not None else None
-        yield from (f"axis {dim.axis}: {what}" for what in _dim(dim, size))
+        yield from (f"axis {dim.axis}: {message}" for message in _dim(dim, size))
     for axis, count in _repeated(axes):
         yield f"axis {axis} is given {count} times"
 
@@ -215,11 +215,11 @@ def _sizes(dim: ShardedDimProto, size: int | str | None) -> Iterator[str]:
 
 
 def _stages(nodes: Iterable[NodeProto]) -> Iterator[Problem]:
-    """No node reads what a later stage makes (the standard calls stages a hint and says no more).
+    """No node reads a value of a later stage (the standard only calls stages a hint).
 
     Values pass through nodes without a stage.
     """
-    made: dict[tuple[str, str], tuple[int, str]] = {}  # (configuration, value) -> stage, maker
+    staged: dict[tuple[str, str], tuple[int, str]] = {}  # (configuration, value) -> stage, producer
     configurations: set[str] = set()
     for node in nodes:
         stages = {
@@ -229,7 +229,7 @@ def _stages(nodes: Iterable[NodeProto]) -> Iterator[Problem]:
         }
         configurations.update(stages)
         for config in sorted(configurations):
-            reads = [(*made[config, v], v) for v in node.input if (config, v) in made]
+            reads = [(*staged[config, v], v) for v in node.input if (config, v) in staged]
             latest = max(reads, default=None)
             stage = stages.get(config, latest[0] if latest else None)
             if stage is None:
@@ -241,5 +241,5 @@ def _stages(nodes: Iterable[NodeProto]) -> Iterator[Problem]:
                     f"is made in pipeline stage {latest[0]} by {latest[1]!r}, "
                     f"but read in stage {stage}",
                 )
-            maker = _name(node) if config in stages or latest is None else latest[1]
-            made.update({(config, value): (stage, maker) for value in node.output if value})
+            producer = _name(node) if config in stages or latest is None else latest[1]
+            staged.update({(config, value): (stage, producer) for value in node.output if value})

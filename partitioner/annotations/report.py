@@ -1,4 +1,4 @@
-"""`partition check`: is a model with multi-device annotations valid?"""
+"""`partition check`: a check of a model with multi-device annotations."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A placement as ONNX's ShardingSpecProto (IR 11), or why the standard has no words for it.
+"""A placement as ONNX's ShardingSpecProto (IR 11), or the reason that it cannot be one.
 
 The standard cuts a dim evenly: into `num_shards` blocks of equal size or, if the dim is several
-factors fused (major first), each factor so. Shards are numbered row-major over the cut dims and
-their factors; shard i lies on `device[i]`, a device or, below 0, a group of devices that all hold
-it. There is no word for a pending sum, and a cut that is not even is the backend's affair.
+fused factors (major first), each factor into such blocks. Shards are numbered row-major over the
+cut dims and their factors; shard i lies on `device[i]`, a device or, below 0, a group of devices
+that all hold it. The standard cannot express a pending sum, and leaves uneven cuts to the backend.
 Source: onnx.proto and docs/proposals/ONNXMultiDeviceProposal.md of onnx/onnx.
 """
 
@@ -25,7 +25,7 @@ Pieces = tuple[Interval, ...]
 
 
 class NotInStandardError(PartitionerError, ValueError):
-    """A placement for which the standard has no words; the message says why."""
+    """A placement that the standard cannot express; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ def sharding_spec(tensor: str, type_: TensorType, at: Placement) -> ShardingSpec
     """The spec of a tensor's placement.
 
     Args:
-        tensor: Name that the node has for it.
+        tensor: The node's name of the tensor.
         type_: Type of the whole tensor.
-        at: Where it lies.
+        at: Its placement.
 
     Raises:
         NotInStandardError: A pending reduction, or a cut that is not even.
@@ -112,7 +112,7 @@ def _candidates(layout: DimLayout, shards: int) -> Iterator[tuple[_Factor, ...]]
 
 
 def _blocks(factors: Sequence[_Factor]) -> Iterator[Pieces]:
-    """Elements of each shard of a dim, row-major over its factors."""
+    """The elements of each shard of a dim, row-major over its factors."""
     major, minor = (_Factor(1, 1), *factors)[-2:]
     rows, width = major.size // major.shards, minor.size // minor.shards
     for outer, inner in itertools.product(range(major.shards), range(minor.shards)):

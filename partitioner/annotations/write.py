@@ -44,12 +44,12 @@ class AnnotateError(PartitionerError, ValueError):
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A part of the plan that the file does not say.
+    """A part of the plan that has no annotation.
 
     Attributes:
         node: Name of the node.
         tensor: Name of its tensor; "" if the whole node is left out.
-        why: What there is no word for.
+        why: The reason.
     """
 
     node: str
@@ -59,9 +59,13 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Annotated:
-    """An annotated file: the number of its annotated nodes, and of the devices they are for.
+    """An annotated file.
 
-    `left_out` is what could not be said, in the plan's order.
+    Attributes:
+        path: The file.
+        nodes: Number of annotated nodes.
+        devices: Number of devices that they are annotated for.
+        left_out: The parts of the plan without annotations, in the plan's order.
     """
 
     path: Path
@@ -70,7 +74,7 @@ class Annotated:
     left_out: tuple[LeftOut, ...]
 
     def lines(self) -> Iterator[str]:
-        """A line for each reason why something was left out, with the names of the first few."""
+        """A line for each reason to leave parts out, with the names of the first few."""
         by_reason: dict[str, list[str]] = defaultdict(list)
         for item in self.left_out:
             name = f"{item.tensor!r} of {item.node!r}" if item.tensor else repr(item.node)
@@ -97,11 +101,11 @@ def annotate(
         traced: The model.
         schedule: The plan's tasks: nodes with their placements and pipeline phases.
         cluster: The devices.
-        path: The .onnx file to write; one that is there is replaced in one step.
-        model_path: The model's own file, which is never replaced; None if there is none.
+        path: The .onnx file to write; an existing one is replaced in one step.
+        model_path: The model's own file, which is never replaced; None for a model in memory.
 
     Raises:
-        AnnotateError: The plan or the model cannot be written so.
+        AnnotateError: The annotations of the plan would not be valid.
         FileError: The file cannot be written, or is the model itself.
     """
     target = Path(path)
@@ -124,7 +128,7 @@ def annotate(
 def annotated_model(
     traced: Traced, schedule: Schedule, cluster: Cluster
 ) -> tuple[ModelProto, tuple[LeftOut, ...]]:
-    """The model with its annotations, external data still where the model's folder has it.
+    """The model with its annotations; its external data is still relative to the model's folder.
 
     Raises:
         AnnotateError: See `annotate`.
@@ -153,7 +157,7 @@ def _without_functions(whole: ModelProto) -> ModelProto:
 
 
 def _remove_ours(model: ModelProto) -> None:
-    """Take out what an earlier run wrote; configurations of others stay."""
+    """Remove the annotations of an earlier run; configurations of other names stay."""
     others = [item for item in model.configuration if item.name != CONFIGURATION]
     del model.configuration[:]
     model.configuration.extend(others)
@@ -193,7 +197,7 @@ def _matching_node(makers: Mapping[str, NodeProto], placed: PlacedNode) -> NodeP
 
 
 def _same_operands(node: NodeProto, placed: PlacedNode) -> bool:
-    """Whether the same operands and results are present, position by position."""
+    """Whether both have operands and results at the same positions."""
     traced, written = (placed.node.inputs, placed.node.outputs), (node.input, node.output)
     return all(
         bool(ours) == bool(theirs)
@@ -225,8 +229,8 @@ def _add_specs(
 
 def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | None, ...]]:
     """Shapes of the tensors that keep their name through tracing."""
-    made = {name for node in model.graph.node for name in node.output}
-    known = {*made, *(t.name for t in model.graph.initializer), *graph.inputs}
+    results = {name for node in model.graph.node for name in node.output}
+    known = {*results, *(t.name for t in model.graph.initializer), *graph.inputs}
     return {
         name: tuple(dim.symbol or dim.size for dim in type_.dims)
         for name, type_ in graph.types.items()
@@ -235,15 +239,15 @@ def _shapes(model: ModelProto, graph: Graph) -> Mapping[str, tuple[int | str | N
 
 
 def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path, Path]:
-    """Make references to external files hold from the folder of `target`, in place.
+    """Make the model's references to external files relative to the folder of `target`, in place.
 
-    Files in that folder, or below it, are referred to where they are (ONNX allows no way up).
+    Files in that folder, or below it, are referred to where they are (ONNX allows no "..").
     The others are to be copied beside `target`, under its name.
 
     Args:
         model: Changed in place.
-        folder: Where its references hold now; None without any.
-        target: The model file to be.
+        folder: The folder that its references are relative to now; None without any.
+        target: The model file that will be written.
 
     Returns:
         The file to copy, by the file to make.
@@ -258,7 +262,7 @@ def _relocate(model: ModelProto, folder: Path | None, target: Path) -> dict[Path
         file = folder / location
         try:
             locations[location] = file.resolve().relative_to(target.parent.resolve()).as_posix()
-        except ValueError:  # there is no way down to the file
+        except ValueError:  # the file is not below the folder
             place = target.with_name(f"{target.name}.{len(copies)}.data")
             copies[place] = file
             locations[location] = place.name

@@ -69,15 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: Arguments without the program's name; default: the process's own.
+        argv: Arguments without the program's name; None: those of the process.
 
     Returns:
         The exit code.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        known = bool(args) and args[0] in _COMMANDS
-        code = _COMMANDS[args[0]](args[1:]) if known else _partition(args)
+        is_command = bool(args) and args[0] in _COMMANDS
+        code = _COMMANDS[args[0]](args[1:]) if is_command else _partition(args)
         sys.stdout.flush()  # here, where a closed pipe is caught
         return code
     except PartitionerError as error:
@@ -100,11 +100,7 @@ def _partition_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "model",
-        metavar="MODEL",
-        help=MODEL,
-    )
+    add("model", metavar="MODEL", help=MODEL)
     add(
         "--devices",
         type=positive,
@@ -146,13 +142,13 @@ def _partition_parser() -> argparse.ArgumentParser:
 
 
 def _check_command(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
-    """Name a command that there is not, where the first argument can be nothing else."""
+    """Refuse a first argument that can only be a misspelt command, with the commands there are."""
     word = argv[0] if argv else ""
     if not word.isalpha() or os.path.lexists(word):
         return
     near = difflib.get_close_matches(word, _COMMANDS, n=1)
-    two = len(argv) > 1 and not argv[1].startswith("-")
-    if near or two:
+    has_operand = len(argv) > 1 and not argv[1].startswith("-")
+    if near or has_operand:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         parser.error(f"unknown command {word!r} (there are {', '.join(_COMMANDS)}){hint}")
 
@@ -195,9 +191,9 @@ def _partition(argv: Sequence[str]) -> int:
     return 0
 
 
-#: What the words of --recompute mean.
+#: The values of --recompute as the option of `compile`.
 _RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
-#: Options that say what to do with a plan.
+#: Options of the command that need a plan.
 _OF_PLANS = ("output", "plan_only", "force", "json", "dot", "graph", "timeline", "annotate")
 
 

@@ -1,4 +1,4 @@
-"""What the commands' parsers share: the parser, types of options, progress."""
+"""The parser of all commands, the types of their options, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+#: Help of MODEL.
 MODEL = "an .onnx file, an exported program (.pt2), or package.module:factory"
-WRITTEN = "folder that `partition MODEL` wrote"  #: What a command's DIR is.
+#: Help of DIR.
+WRITTEN = "folder that `partition MODEL` wrote"
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with one line for a usage error, and exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Say it and leave."""
+        """Print the message and exit with 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -33,9 +35,9 @@ def command(name: str, about: str, **places: str) -> Parser:
     """The parser of ``partition NAME``.
 
     Args:
-        name: Of the command.
-        about: What it does.
-        places: Help of each positional argument by metavar; their names are in small letters.
+        name: The command.
+        about: Its description.
+        places: Help of each positional argument by metavar; the argument has its lower-case name.
     """
     parser = Parser(prog=f"partition {name}", description=about, allow_abbrev=False)
     for metavar, text in places.items():
@@ -49,7 +51,7 @@ def one_line(error: Exception) -> str:
 
 
 def safe(text: str) -> str:
-    """Text with a model's names in it, without control characters for the terminal."""
+    """Text that may hold a model's names, with "?" for each control character."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
@@ -61,19 +63,19 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def dim(text: str) -> tuple[str, int]:
-    """``NAME=SIZE``."""
+    """The symbol and size of ``NAME=SIZE``."""
     name, value = _pair(text)
     return name, count(value, text, least=0)
 
 
 def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """``NAME=D,D``."""
+    """The input and shape of ``NAME=D,D``."""
     name, value = _pair(text)
     return name, tuple(count(part, text, least=0) for part in value.split(","))
 
 
 def mesh(text: str) -> dict[str, int]:
-    """``dp=2,tp=2``."""
+    """The axis sizes of ``dp=2,tp=2``."""
     pairs = [_pair(part) for part in text.split(",")]
     axes = {name: count(value, text, least=1) for name, value in pairs}
     if len(axes) != len(pairs):
@@ -135,11 +137,11 @@ def fraction(text: str) -> float:
     return value
 
 
-def several(of: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
-    """A list with commas, of values that `of` reads."""
+def several(item: Callable[[str], Item]) -> Callable[[str], tuple[Item, ...]]:
+    """A list with commas, of items of a type of option."""
 
     def read(text: str) -> tuple[Item, ...]:
-        return tuple(of(part.strip()) for part in text.split(","))
+        return tuple(item(part.strip()) for part in text.split(","))
 
     return read
 
@@ -157,7 +159,7 @@ def output_file(suffixes: Sequence[str]) -> Callable[[str], Path]:
 
 
 def model_options(parser: argparse.ArgumentParser) -> None:
-    """Options that say how a model is read and what is asked of the search."""
+    """Add the options of reading an ONNX model and of the search."""
     add = parser.add_argument
     add("--objective", choices=("throughput", "latency", "memory"), default="throughput")
     add(
@@ -200,7 +202,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def solver_options(parser: argparse.ArgumentParser) -> None:
-    """Options of every search: the MILP solver, the seed."""
+    """Add the options of every search: the MILP solver, the seed."""
     add = parser.add_argument
     add(
         "--solver",
@@ -212,7 +214,7 @@ def solver_options(parser: argparse.ArgumentParser) -> None:
 
 
 def module_options(parser: argparse.ArgumentParser) -> None:
-    """Options of PyTorch modules."""
+    """Add the options of PyTorch modules."""
     add = parser.add_argument
     add("--training", action="store_true", help="of a module: plan its backward pass too")
     add(
@@ -228,7 +230,7 @@ def module_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_options(args: argparse.Namespace, say: Say) -> ModelOptions:
-    """Keyword arguments of `compile` that say how a model is read."""
+    """Keyword arguments of `compile` for reading a model."""
     return {
         "training": args.training,
         "optimizer": args.optimizer or "adamw",
@@ -240,7 +242,7 @@ def read_options(args: argparse.Namespace, say: Say) -> ModelOptions:
 
 
 def search_options(args: argparse.Namespace) -> SearchOptions:
-    """Keyword arguments of `compile` that say what is asked of the search."""
+    """Keyword arguments of `compile` for the search."""
     return {
         "objective": args.objective,
         "strategy": args.strategy,
@@ -252,7 +254,7 @@ def search_options(args: argparse.Namespace) -> SearchOptions:
 
 
 def target_options(args: argparse.Namespace) -> TargetOptions:
-    """Keyword arguments of `compile` that say which devices, and what is pinned on them."""
+    """Keyword arguments of `compile` for the devices and the constraints on them."""
     return {
         "cluster": args.cluster,
         "memory": args.memory,
@@ -261,25 +263,27 @@ def target_options(args: argparse.Namespace) -> TargetOptions:
     }
 
 
-#: Options that are for models of one kind only.
+#: Options of only one of the two front ends.
 _OF_ONNX = ("dim", "shape", "annotate")
 _OF_MODULES = ("training", "optimizer", "parallel", "recompute")
 
 
 def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse options that a model of this kind has no use for."""
-    module = module_name(args.model) is not None
-    for name in _OF_ONNX if module else _OF_MODULES:
+    """Refuse options of PyTorch modules for an ONNX model, and the reverse."""
+    is_module = module_name(args.model) is not None
+    for name in _OF_ONNX if is_module else _OF_MODULES:
         if getattr(args, name, None):
-            kinds = "ONNX models" if module else "PyTorch modules (.pt2, package.module:factory)"
-            parser.error(f"--{name} is for {kinds}")
+            models = (
+                "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
+            )
+            parser.error(f"--{name} is for {models}")
     for name in _OF_MODULES[1:]:
         if getattr(args, name, None) and not args.training:
             parser.error(f"--{name} is of --training")
 
 
 def check_model(text: str) -> Path | None:
-    """The file of a model; None for a factory, which has none.
+    """The file of a model; None for a factory.
 
     Raises:
         PartitionerError: There is no such model file.
@@ -301,7 +305,7 @@ def check_model(text: str) -> Path | None:
 
 
 def aside(line: str) -> None:
-    """Print a remark on stderr."""
+    """Print a line on stderr."""
     print(f"partition: {safe(line)}", file=sys.stderr)
 
 
@@ -312,7 +316,7 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def progress(quiet: bool) -> Callable[[str], None]:
-    """A printer of stages on stderr; silent with -q."""
+    """A function that prints a stage on stderr; silent if `quiet`."""
 
     def say(text: str) -> None:
         if not quiet:

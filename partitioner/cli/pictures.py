@@ -51,12 +51,12 @@ def add_pictures(parser: argparse.ArgumentParser) -> None:
 def check_pictures(
     parser: argparse.ArgumentParser, args: argparse.Namespace, model: Path | None
 ) -> None:
-    """Refuse, before any work, what could not be written after it.
+    """Refuse, before any work, pictures that could not be written after it.
 
     Args:
-        parser: Where a wrong usage is reported.
-        args: What `add_pictures` parsed.
-        model: The model's file, which is never replaced; None where that is not known yet.
+        parser: Reports wrong usage.
+        args: The options of `add_pictures`, parsed.
+        model: The model's file, which is never replaced; None if it is not known yet.
 
     Raises:
         PartitionerError: A file cannot be written, or matplotlib is not installed.
@@ -79,13 +79,13 @@ def check_pictures(
 
 
 def write_pictures(result: Compiled, args: argparse.Namespace, say: Say, warn: Say) -> None:
-    """Write what was asked for.
+    """Write the pictures that the options name.
 
     Args:
         result: A compiled model.
-        args: What `add_pictures` parsed.
-        say: Is told each file.
-        warn: Is told what a file does not hold of the plan.
+        args: The options of `add_pictures`, parsed.
+        say: Receives a line before each file.
+        warn: Receives a line for each part of the plan that a file leaves out.
 
     Raises:
         PartitionerError: A file cannot be written.
@@ -146,7 +146,7 @@ def _onnx(result: Compiled) -> OnnxModel:
     """The ONNX model of a plan.
 
     Raises:
-        PartitionerError: It is a module's.
+        PartitionerError: The plan is of a module.
     """
     from partitioner.compiled.onnx_model import OnnxModel
 

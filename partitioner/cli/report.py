@@ -35,7 +35,7 @@ _PAGE = output_file((".html", ".htm"))
 
 def explain(argv: Sequence[str]) -> int:
     """``partition explain DIR [NODE]``."""
-    about = "What limits a plan; for a node, what its other strategies would cost."
+    about = "Show the limits of a plan or, for a node, the costs of its other strategies."
     parser = command("explain", about, DIR=WRITTEN)
     parser.add_argument("node", metavar="NODE", nargs="?", help="name of a node, or of a tensor")
     args = parser.parse_args(argv)
@@ -76,7 +76,7 @@ def report(argv: Sequence[str]) -> int:
 
 def diff(argv: Sequence[str]) -> int:
     """``partition diff DIR_A DIR_B``."""
-    about = "What moved from one plan to another, and what that changed."
+    about = "Show the differences between two plans, and their effects."
     parser = command("diff", about, DIR_A=WRITTEN, DIR_B=WRITTEN)
     parser.add_argument(
         "-o", "--output", type=_PAGE, metavar="FILE", help="write it as an HTML page too"
@@ -91,9 +91,9 @@ def diff(argv: Sequence[str]) -> int:
     before, after = load(args.dir_a), load(args.dir_b)
     warn(dict.fromkeys((*before.warnings, *after.warnings)))  # DIR_A may be DIR_B
     _check(args.output, (before.model.path, after.model.path))
-    found = compare(before, after, (args.dir_a, args.dir_b))
-    print(json.dumps(found, indent=1) if args.json else safe(diff_text(found)), flush=True)
-    _write(args.output, found)
+    data = compare(before, after, (args.dir_a, args.dir_b))
+    print(json.dumps(data, indent=1) if args.json else safe(diff_text(data)), flush=True)
+    _write(args.output, data)
     return 0
 
 
@@ -115,13 +115,8 @@ def sweep(argv: Sequence[str]) -> int:
     )
     model_options(parser)
     module_options(parser)
-    add(
-        "-o",
-        "--output",
-        type=_PAGE,
-        metavar="FILE",
-        help="write it as an HTML page with a plot too",
-    )
+    page = "write it as an HTML page with a plot too"
+    add("-o", "--output", type=_PAGE, metavar="FILE", help=page)
     add("--json", action="store_true", help="print it as JSON")
     add("-q", "--quiet", action="store_true", help="no progress")
     args = parser.parse_args(argv)
@@ -148,7 +143,7 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def _check(path: Path | None, models: Iterable[Path | None]) -> None:
-    """Refuse, before any work, a page that could not be written after it."""
+    """Refuse, before any work, a page that could not be written or would replace a model."""
     if path is None:
         return
     from partitioner.files import check_file, refuse_to_replace

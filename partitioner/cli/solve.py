@@ -1,6 +1,6 @@
 """The commands on problem files: `partition solve FILE`, `partition evaluate FILE SOLUTION`.
 
-The format is told from the file's content. Exit codes of `solve` are those of the command line;
+The file's content tells its format. Exit codes of `solve` are those of the command line;
 `evaluate` exits with 0 for a feasible solution and with 1 for any other.
 """
 

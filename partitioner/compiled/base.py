@@ -1,4 +1,4 @@
-"""A compiled model of any front end: its plan, its ranks, its folder."""
+"""A compiled model of either front end: its plan, its ranks, the folder that it is saved to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
-from partitioner.files import replace_directory
+from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
@@ -31,7 +31,7 @@ from partitioner.verify.compare import Verification
 
 
 class Ranks(ABC):
-    """The emitted ranks of a plan, whole tensors in and out."""
+    """The emitted ranks of a plan; whole tensors go in and come out."""
 
     @abstractmethod
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -47,7 +47,7 @@ class Ranks(ABC):
 
 
 class Model(ABC):
-    """A model that is planned: its graph, and how ranks of it are emitted and read back.
+    """A model that is planned: its graph, and the ways to emit ranks of it and to read them back.
 
     Attributes:
         files: Reader of its rank files.
@@ -70,7 +70,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def path(self) -> Path | None:
-        """The model's file, which nothing may overwrite; None if there is none."""
+        """The model's file, which nothing may overwrite; None for a model without one."""
 
     @property
     @abstractmethod
@@ -100,11 +100,7 @@ class Model(ABC):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Compiled(Planned):
-    """A model with its plan and everything made from it.
-
-    Attributes:
-        model: The model.
-    """
+    """A model with its plan; programs and ranks are made on first use."""
 
     model: Model
 
@@ -134,14 +130,14 @@ class Compiled(Planned):
 
     @cached_property
     def programs(self) -> Programs:
-        """One program a rank.
+        """The programs of the ranks.
 
         Raises:
             ResultError: As `schedule`.
         """
         count, tasks = len(self.cluster), self.schedule
         if self.model.delivered:
-            # The price of a plan leaves out what brings results to ranks that do not make them.
+            # A plan's cost leaves out the sends of results to ranks that do not compute them.
             with no_collection():
                 placed = resolve(self.graph, self.plan)
                 tasks = schedule(self.graph, placed, self.cluster, everywhere=self.model.delivered)
@@ -161,10 +157,11 @@ class Compiled(Planned):
         """Run all ranks in this process, in lock-step over simulated communications.
 
         Args:
-            inputs: Whole inputs by name; bfloat16 and float8 as arrays of ml_dtypes' types.
+            inputs: Whole inputs by name of the graph's inputs; bfloat16 and float8 as arrays of
+                ml_dtypes' types.
 
         Returns:
-            Whole outputs by name.
+            Whole outputs by name of the graph's outputs.
 
         Raises:
             BackendError: An input is missing, unknown, or of the wrong shape or type, or an
@@ -176,25 +173,25 @@ class Compiled(Planned):
         """Compare all ranks with the whole model on random valid inputs.
 
         Results are compared, and of a module also written buffers and gradients. A module's inputs
-        are the example inputs' values in another order; floats that are all equal are drawn. A
+        hold the example inputs' elements in another order; floats that are all equal are drawn. A
         module with dropout is compared with the same program on one device, whose masks are the
         same.
 
         Args:
-            seed: Of the inputs and of dropout.
+            seed: Seed of the inputs and of dropout.
 
         Returns:
-            The differences, true where all is equal. A difference is no exception.
+            The differences; true if all is equal. A difference raises nothing.
 
         Raises:
             VerificationError: It would not fit this machine's free memory, or the module's weights
-                are fake.
+                or example inputs are fake.
             BackendError: A rank fails.
         """
         return self.ranks.verify(seed)
 
     def verify_written(self, folder: Path, seed: int = 0) -> Verification:
-        """Compare the rank files of a folder that this was saved to with the whole model.
+        """Compare the rank files of a folder that the plan was saved to with the whole model.
 
         Raises:
             DirectoryError: There are no rank files, they are of another plan, or they hold other
@@ -213,20 +210,20 @@ class Compiled(Planned):
         plan_only: bool = False,
         progress: Callable[[str], None] | None = None,
     ) -> Path:
-        """Write the plan, the rank files and the timeline; all of it or nothing.
+        """Write the plan, the rank files, the timeline and the report; all of them or nothing.
 
-        On more than `MOST_EXPLICIT` devices the plan and its summary alone are written, and the
+        On more than `MOST_EXPLICIT` devices only the plan and its summary are written, and the
         summary's notes say so.
 
         Args:
             directory: Folder to make.
-            force: Replace the folder if it is there.
+            force: Replace the folder if it exists.
             plan_only: Leave the rank files out.
-            progress: Called with a line of text where a stage may take long.
+            progress: Called with a line of text before a stage that may take long.
 
         Raises:
-            DirectoryError: The folder is there and `force` is not set, it is not one of ours, or it
-                cannot be written.
+            DirectoryError: The folder exists and `force` is not set, it holds something else than a
+                plan, or it cannot be written.
             BackendError: A rank's program cannot be written as a file.
         """
         target = Path(directory)
@@ -254,13 +251,11 @@ class Compiled(Planned):
         """Write the report: one HTML file that shows the plan and needs no network.
 
         Args:
-            path: File to write; one that is there is replaced.
+            path: File to write; an existing one is replaced.
 
         Raises:
             FileError: It cannot be written, or is the model itself.
         """
-        from partitioner.files import check_file, refuse_to_replace, write_file
-
         target = Path(path)
         check_file(target)
         if self.model.path is not None:
@@ -275,7 +270,7 @@ class Compiled(Planned):
         return render(report_data(self))
 
     def _repr_html_(self) -> str:
-        """The report in a notebook's cell, in a frame of its own."""
+        """The report in a frame, for a notebook's cell."""
         page = html.escape(self._page(), quote=True)
         box = "width: 100%; height: 720px; border: 1px solid #8888"
         allowed = "allow-scripts allow-downloads"
@@ -283,5 +278,5 @@ class Compiled(Planned):
 
 
 def origin(plan: Plan, graph: Graph) -> Origin:
-    """The mark of rank files of a plan, by which readers see whether they are up to date."""
+    """The mark of a plan's rank files, by which readers tell whether they are up to date."""
     return Origin(plan.digest, graph.weights_digest)

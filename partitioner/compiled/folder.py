@@ -1,4 +1,4 @@
-"""The JSON files of a saved compilation: request.json is written, all are read and checked.
+"""The JSON files of a saved compilation, which are checked as they are read.
 
 This module loads neither front end nor solver.
 """
@@ -21,13 +21,13 @@ SOURCE_VERSION = 1
 
 @dataclass(frozen=True)
 class OnnxRequest:
-    """What `request.json` says of an ONNX model.
+    """`request.json` of an ONNX model.
 
     Attributes:
-        model: The model's file, absolute; it need not be there.
-        graph_digest: Of the traced graph.
-        dims: Sizes bound to symbols.
-        shapes: Shapes bound to inputs.
+        model: The model's file, absolute; it need not exist.
+        graph_digest: Digest of the traced graph.
+        dims: Sizes of symbolic dims, by symbol.
+        shapes: Shapes of inputs, by name.
     """
 
     model: Path
@@ -44,15 +44,15 @@ class OnnxRequest:
 
 @dataclass(frozen=True)
 class ModuleRequest:
-    """What `request.json` says of a PyTorch module.
+    """`request.json` of a PyTorch module.
 
     Attributes:
-        file: The ``.pt2`` file, absolute; None if it came from elsewhere.
+        file: The ``.pt2`` file, absolute; None if the module came from elsewhere.
         factory: ``package.module:function``, or "".
-        folder: Where the factory was imported from, absolute; None without one.
-        graph_digest: Of the traced graph.
-        training: Whether it was compiled for training.
-        optimizer: Which optimizer's memory was counted.
+        folder: The folder that the factory was imported from, absolute; None without one.
+        graph_digest: Digest of the traced graph.
+        training: Whether the backward pass was planned too.
+        optimizer: The optimizer whose memory was counted.
     """
 
     file: Path | None
@@ -81,7 +81,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
     """`request.json` of a saved compilation.
 
     Raises:
-        ResultError: It is missing, of another version or kind, or a field is not what it should be.
+        ResultError: It is missing, of another version or kind, or a field is wrong.
     """
     data = _read_object(folder, "request.json")
     if data.get("version") != SOURCE_VERSION:
@@ -108,7 +108,7 @@ def _onnx_request(folder: Path, data: Mapping[str, Any]) -> OnnxRequest:
     _check_fields(folder, "request.json", data, _REQUEST)
     try:
         model = (folder / data["model"]).resolve()
-        model.is_file()  # a name that no file can have is refused
+        model.is_file()  # raises if no file can have this name
     except (OSError, ValueError) as error:
         raise ResultError(
             f"{folder}: request.json has model = {_shown(data['model'])}: {error}"
@@ -123,7 +123,7 @@ def _path(folder: Path, name: str) -> Path | None:
         return None
     try:
         path = (folder / name).resolve()
-        path.exists()  # a name that nothing can have is refused
+        path.exists()  # raises if no file can have this name
     except (OSError, ValueError) as error:
         raise ResultError(f"{folder}: request.json names {_shown(name)}: {error}") from None
     return path
@@ -133,17 +133,17 @@ def load_plan(folder: Path) -> Plan:
     """`plan.json` of a saved compilation, not resolved against its model.
 
     Raises:
-        ResultError: There is none that can be read.
+        ResultError: It cannot be read.
         PlanError: It is malformed.
     """
     return Plan.from_json(_read(folder, "plan.json"))
 
 
 def load_summary(folder: Path) -> dict[str, Any]:
-    """`summary.json` of a saved compilation: what ``--json`` printed, and the stages' seconds.
+    """`summary.json` of a saved compilation: the facts that ``--json`` prints, and stages' seconds.
 
     Raises:
-        ResultError: It is missing, or a field is not what it should be.
+        ResultError: It is missing, or a field is wrong.
     """
     data = _read_object(folder, "summary.json")
     _check_fields(folder, "summary.json", data, _SUMMARY)
@@ -176,10 +176,10 @@ Check = Callable[[Any], bool]
 def _check_fields(
     folder: Path, name: str, data: Mapping[str, Any], fields: Mapping[str, Check]
 ) -> None:
-    for key, good in fields.items():
+    for key, is_valid in fields.items():
         if key not in data:
             raise ResultError(f"{folder}: {name} has no {key}")
-        if not good(data[key]):
+        if not is_valid(data[key]):
             raise ResultError(f"{folder}: {name} has {key} = {_shown(data[key])}")
 
 
@@ -204,19 +204,19 @@ def _is_rate(value: Any) -> bool:
     return value is None or _is_figure(value)
 
 
-def _list_of(good: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(good, value))
+def _list_of(is_valid: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(is_valid, value))
 
 
-def _table_of(good: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(good, value.values()))
+def _table_of(is_valid: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(is_valid, value.values()))
 
 
-def _one_of(*known: str) -> Check:
-    return lambda value: _is_text(value) and value in known
+def _one_of(*texts: str) -> Check:
+    return lambda value: _is_text(value) and value in texts
 
 
-#: Above what a float holds there is no figure (JSON's numbers have no limit).
+#: The largest figure: JSON's numbers have no limit, floats do.
 _MOST = math.nextafter(math.inf, 0.0)
 _REQUEST: Mapping[str, Check] = {
     "model": _is_text,

@@ -1,4 +1,4 @@
-"""PyTorch modules that are planned: run them, verify them, train them."""
+"""Compiled PyTorch modules: their ranks run, are verified, and train under torchrun."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ModuleModel(Model):
 
     Attributes:
         module: The module and its trace.
-        source: Where the module came from.
+        source: The file or factory that the module came from, if any.
     """
 
     module: TracedModule
@@ -94,13 +94,13 @@ class ModuleModel(Model):
 
 @dataclass(frozen=True, eq=False)
 class ModuleRanks(Ranks):
-    """One pair of graphs a rank.
+    """The ranks of a module: a forward and, in training, a backward graph each.
 
     Attributes:
         module: The module and its trace.
-        programs: What the ranks run.
-        plan: What they are made from; None for files that were read.
-        read_from: Folder of the files that were read.
+        programs: The programs of the ranks.
+        plan: The plan of the programs; None if the ranks were read from files.
+        read_from: Folder of the files that were read; None if the ranks were emitted.
     """
 
     module: TracedModule
@@ -131,7 +131,7 @@ class ModuleRanks(Ranks):
         return AllRanks(self.programs, self.module.graph, written)
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
-        """A call of the module on all ranks, in training with its backward pass.
+        """The step of one call of the module on all ranks, in training with its backward pass.
 
         Raises:
             BackendError: The arguments are not like the example inputs.
@@ -174,12 +174,7 @@ class ModuleRanks(Ranks):
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class ModuleProgram(Compiled):
-    """A PyTorch module with its plan and everything made from it.
-
-    Attributes:
-        model: The module.
-        ranks: Its emitted ranks.
-    """
+    """A PyTorch module with its plan; programs and ranks are made on first use."""
 
     model: ModuleModel
 
@@ -200,19 +195,19 @@ class ModuleProgram(Compiled):
 
     @property
     def traced(self) -> ModuleGraph:
-        """The module's graph, and the parts of the module that its values stand for."""
+        """The module's graph, and the tensors of the module that its values stand for."""
         return self.model.module.traced
 
     @property
     def signature(self) -> Signature:
-        """How the module is called."""
+        """The arguments that the module takes and the results that it returns."""
         return self.model.module.signature
 
     def rank(self, rank: int, which: str = "forward") -> fx.GraphModule:
-        """A rank's graph: ``program.rank(0).print_readable()``.
+        """A rank's graph, forward or backward: ``program.rank(0).print_readable()``.
 
         Args:
-            rank: The rank.
+            rank: The rank, from 0.
             which: "forward" or "backward".
 
         Raises:
@@ -221,10 +216,10 @@ class ModuleProgram(Compiled):
         if not 0 <= rank < len(self.cluster):
             raise BackendError(f"rank {rank} is not one of 0..{len(self.cluster) - 1}")
         graphs = self.ranks.all_ranks.ranks[rank]
-        passed = {"forward": graphs.forward, "backward": graphs.backward}.get(which)
-        if passed is None:
+        graph = {"forward": graphs.forward, "backward": graphs.backward}.get(which)
+        if graph is None:
             raise BackendError(f"rank {rank} has no {which!r} pass")
-        return passed.module
+        return graph.module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of all ranks in this process, in lock-step.
@@ -232,11 +227,11 @@ class ModuleProgram(Compiled):
         The module's buffers are written as by a call of the module itself.
 
         Args:
-            args: As of the module; tensors of the example inputs' sizes and types.
-            kwargs: Likewise.
+            args: Positional arguments of the module, with the example inputs' shapes and types.
+            kwargs: Keyword arguments of the module, with the same.
 
         Returns:
-            What the module returns.
+            The module's own results, in their structure.
 
         Raises:
             BackendError: The inputs are not like the example inputs.
@@ -258,12 +253,12 @@ class ModuleProgram(Compiled):
         """Run forward and backward passes of all ranks in this process, in lock-step.
 
         Args:
-            args: As of the module.
-            seed: Of dropout.
-            kwargs: As of the module.
+            args: Positional arguments of the module.
+            seed: Seed of dropout.
+            kwargs: Keyword arguments of the module.
 
         Returns:
-            What the module returns, and the whole gradient of each trained parameter by name.
+            The module's results, and the whole gradient of each trained parameter by name.
 
         Raises:
             BackendError: The program was not compiled for training, or the inputs are not like
@@ -291,14 +286,14 @@ class ModuleProgram(Compiled):
         as on one process: parameters are DTensors that hold this rank's shards.
 
         Args:
-            device: Where the rank computes; default: its GPU under NCCL, the CPU otherwise.
+            device: The device that the rank computes on; default: its GPU under NCCL, else the CPU.
             inputs: "global": every rank is called with the whole batch and takes its part;
                 "local": each is called with its own part, as under DistributedDataParallel.
-            seed: Of dropout.
+            seed: Seed of dropout.
             init_seed: Initialise all weights from this seed, one submodule at a time, instead of
-                taking the module's: needed where those are fake.
+                taking the module's: needed if those are fake.
             init: Initialises a submodule's own parameters and buffers; default: its
-                `reset_parameters()`, then `_init_weights` of the model that it is in.
+                `reset_parameters()`, then `_init_weights` of the model that contains it.
 
         Raises:
             BackendError: torch.distributed is not up, or has another number of processes than the
@@ -308,17 +303,16 @@ class ModuleProgram(Compiled):
         from partitioner.compiled.variants import Variants
 
         self.model.module.check_unchanged(modes=False)
-        agreed = self._agreed()
+        program = self._agreed()
         source = self._source(init_seed, init)
-        make = Variants(agreed, source)
-        at = _device(device)
-        return RankModule(agreed.on_ranks(source), source, at, inputs, seed, make)
+        variants = Variants(program, source)
+        return RankModule(program.on_ranks(source), source, _device(device), inputs, seed, variants)
 
     def on_ranks(self, source: Source) -> Whole:
-        """What every rank knows of the program.
+        """The program as every rank needs it.
 
         Args:
-            source: Whole contents of parameters and buffers; fake constants take theirs from it.
+            source: Whole contents of parameters and buffers; those of fake constants come from it.
         """
         from partitioner.backends.torch.initialise import without_contents
         from partitioner.backends.torch.rank_passes import Whole
@@ -330,8 +324,10 @@ class ModuleProgram(Compiled):
             return constant_loader(source(name), name)()
 
         constants = {
-            value: replace(one, load=partial(contents, fake[value])) if value in fake else one
-            for value, one in self.graph.constants.items()
+            value: replace(constant, load=partial(contents, fake[value]))
+            if value in fake
+            else constant
+            for value, constant in self.graph.constants.items()
         }
         graph = replace(self.graph, constants=constants) if fake else self.graph
         return Whole(
@@ -355,9 +351,10 @@ class ModuleProgram(Compiled):
 
     @cached_property
     def spare(self) -> DeviceMesh:
-        """Where stored values lie, whole, that nothing computes with: on all devices.
+        """The mesh of stored values that no node reads: all devices, each with the whole value.
 
-        On a mesh of the others, if one has all: PyTorch adds up no norms that lie on two meshes.
+        It is a mesh of the other values if one has all devices, because PyTorch cannot add up
+        norms that lie on two meshes.
         """
         homes, ranks = self.programs.homes, len(self.cluster)
         used = (homes[entry.value].placement.mesh for entry in self.stored if entry.value in homes)
@@ -365,10 +362,10 @@ class ModuleProgram(Compiled):
         return next(whole, DeviceMesh.of({"ranks": ranks}))
 
     def _source(self, init_seed: int | None, init: Init | None) -> Source:
-        """Where the ranks' weights come from.
+        """The source of the ranks' weights.
 
         Raises:
-            BackendError: They are fake, and nothing says how to make them.
+            BackendError: They are fake, and neither `init_seed` nor `init` says how to make them.
         """
         from partitioner.backends.torch.initialise import Initialiser, without_contents
 
@@ -385,7 +382,7 @@ class ModuleProgram(Compiled):
         return tensors.__getitem__
 
     def _agreed(self) -> ModuleProgram:
-        """The program with the plan of rank 0: searches that stop by time may differ.
+        """The program with the plan of rank 0: plans of searches that a time limit ends may differ.
 
         Raises:
             BackendError: The ranks traced different graphs, or there is no process group.
@@ -403,7 +400,7 @@ class ModuleProgram(Compiled):
         return self.over(module, plan)
 
     def over(self, module: TracedModule, plan: Plan) -> ModuleProgram:
-        """The program of another trace of the module, under a plan on the same cluster."""
+        """The program of another trace of the module with a plan on the same cluster."""
         model = replace(self.model, module=module)
         figures = evaluate(module.graph, plan, self.cluster)
         return ModuleProgram.of(
@@ -412,7 +409,7 @@ class ModuleProgram(Compiled):
 
     @cached_property
     def stored(self) -> tuple[Stored, ...]:
-        """Parameters and buffers that the ranks hold."""
+        """The parameters and buffers that the ranks hold, by the first of their names."""
         from partitioner.backends.torch.rank_passes import Stored
 
         captured, traced = self.traced.captured, self.traced
@@ -437,10 +434,10 @@ class ModuleProgram(Compiled):
         )
 
 
-def _device(wanted: torch.device | str | None) -> torch.device:
-    """The rank's device."""
-    if wanted is not None:
-        return torch.device(wanted)
+def _device(device: torch.device | str | None) -> torch.device:
+    """The rank's device; by default its GPU under NCCL, else the CPU."""
+    if device is not None:
+        return torch.device(device)
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

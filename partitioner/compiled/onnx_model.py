@@ -1,4 +1,4 @@
-"""ONNX models that are planned: their rank files are ONNX files."""
+"""Compiled ONNX models, whose rank files are ONNX files."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class OnnxModel(Model):
 
     Attributes:
         traced: Its graph, and the whole model.
-        file: Its path, absolute; None if it was given in memory (it is then saved along).
-        proto: The model in memory.
-        dims: Sizes bound to symbols.
-        shapes: Shapes bound to inputs.
+        file: Its path, absolute; None for a model in memory, which is saved with the plan.
+        proto: The model in memory; None if it has a file.
+        dims: Sizes of symbolic dims, by symbol.
+        shapes: Shapes of inputs, by name.
     """
 
     traced: Traced
@@ -57,7 +57,7 @@ class OnnxModel(Model):
         dims: Mapping[str, int],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> OnnxModel:
-        """A model as it was given, and its trace."""
+        """A model from a path or from memory, with its trace."""
         if isinstance(model, str | Path):
             return cls(traced, Path(model).resolve(), None, dims, shapes)
         return cls(traced, None, model, dims, shapes)
@@ -74,12 +74,12 @@ class OnnxModel(Model):
 
     @property
     def path(self) -> Path | None:
-        """The model's file, if it was given as one."""
+        """The model's file; None for a model in memory."""
         return self.file
 
     @property
     def delivered(self) -> frozenset[str]:
-        """Nothing: each rank delivers its part of the outputs."""
+        """No values: each rank delivers its part of the outputs."""
         return frozenset()
 
     def write_request(self, folder: Path, final: Path) -> None:
@@ -96,7 +96,7 @@ class OnnxModel(Model):
         ).write(folder, final)
 
     def emit(self, programs: Programs, plan: Plan) -> OnnxRanks:
-        """See `Model.emit`; files are written when they are first needed."""
+        """See `Model.emit`; the files are written on first use."""
         return OnnxRanks(self.traced, programs, plan=plan)
 
     def read(self, programs: Programs, folder: Path) -> OnnxRanks:
@@ -106,13 +106,13 @@ class OnnxModel(Model):
 
 @dataclass(frozen=True, eq=False)
 class OnnxRanks(Ranks):
-    """One ONNX file a rank.
+    """The ranks of an ONNX model: one ONNX file each.
 
     Attributes:
         traced: The whole model.
-        programs: What the ranks run.
-        plan: What they are made from; None for files that were read.
-        read_from: Folder of the files that were read.
+        programs: The programs of the ranks.
+        plan: The plan of the programs; None if the ranks were read from files.
+        read_from: Folder of the files that were read; None if the ranks were emitted.
     """
 
     traced: Traced
@@ -122,7 +122,7 @@ class OnnxRanks(Ranks):
 
     @cached_property
     def folder(self) -> Path:
-        """The files that were read, or new ones in a private folder that goes with this object."""
+        """Folder of the files; emitted ones are in a temporary folder that this object owns."""
         if self.read_from is not None:
             return self.read_from
         folder = Path(tempfile.mkdtemp(prefix="partitioner-"))
@@ -137,7 +137,7 @@ class OnnxRanks(Ranks):
         emit(self.programs, self.traced.graph, folder, origin(self.plan, self.traced.graph))
 
     def write(self, folder: Path) -> None:
-        """See `Ranks.write`; files that are there already are copied."""
+        """See `Ranks.write`; files that were emitted before are copied."""
         if "folder" not in self.__dict__:
             self._emit(folder)
             return
@@ -146,7 +146,7 @@ class OnnxRanks(Ranks):
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""
-        from partitioner.backends.simulator import run_lockstep
+        from partitioner.backends.onnx.simulator import run_lockstep
 
         if not is_a(inputs, Mapping):
             names = ", ".join(map(repr, self.traced.graph.inputs))

@@ -1,4 +1,4 @@
-"""The rank files of a saved compilation: of which kind they are, whether they are up to date."""
+"""The rank files of a saved compilation: which format they have, whether they are up to date."""
 
 from __future__ import annotations
 
@@ -22,18 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankFiles(ABC):
-    """Rank files of a folder.
-
-    Attributes:
-        folder: A saved compilation.
-    """
+    """The rank files in the folder of a saved compilation."""
 
     folder: Path
     suffix: ClassVar[str]
 
     @abstractmethod
     def headers(self) -> Sequence[Header]:
-        """What each file says about itself, in order of rank.
+        """The header of each file, in order of rank.
 
         Raises:
             BackendError: A file is missing or wrong, or they disagree.
@@ -41,22 +37,23 @@ class RankFiles(ABC):
 
     @abstractmethod
     def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
-        """Run them on this machine, one process a rank.
+        """Run the files on this machine, one process a rank.
 
         Raises:
             BackendError: An input is wrong, or a rank failed.
         """
 
     def check(self, plan: Plan, graph: Graph | None = None) -> None:
-        """Refuse files that are not what the folder's plan and model would give.
+        """Refuse files that are not of the folder's plan and model.
 
         Args:
-            plan: What its plan.json holds.
-            graph: Its model, to compare the weights too: all of them are read.
+            plan: The folder's plan.
+            graph: The graph of its model, to compare the weights too (all of them are read); None
+                compares the plan only.
 
         Raises:
-            DirectoryError: There are no rank files, they were made from another plan, or they hold
-                other weights; it names the file and says what to do.
+            DirectoryError: There are no rank files, they are of another plan, or they hold other
+                weights; the message names the file and a remedy.
             BackendError: A rank file is missing or wrong, or the files disagree.
         """
         if not (self.folder / f"rank0{self.suffix}").is_file():
@@ -91,7 +88,7 @@ class OnnxFiles(RankFiles):
 
     def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
         """See `RankFiles.run`."""
-        from partitioner.backends.launch import run_local
+        from partitioner.backends.onnx.local import run_local
 
         return run_local(self.folder, inputs, requests)
 
@@ -115,7 +112,7 @@ class ModuleFiles(RankFiles):
 
 
 def rank_files(folder: Path) -> RankFiles:
-    """The rank files of a folder, which need not be there."""
-    # A name that is too long is no file here: the reader says what is wrong with it.
-    kind = ModuleFiles if os.path.isfile(folder / "rank0.pt2") else OnnxFiles  # noqa: PTH113
-    return kind(folder)
+    """The rank files of a folder, which need not exist."""
+    # A path that is too long is no file to os.path; the reader refuses it with a message.
+    is_module = os.path.isfile(folder / "rank0.pt2")  # noqa: PTH113
+    return ModuleFiles(folder) if is_module else OnnxFiles(folder)

@@ -1,4 +1,4 @@
-"""Saved compilations: the model is had again and traced, the plan is read beside it."""
+"""Reading of saved compilations: the model is opened and traced again, the plan is read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from partitioner.compiled.module import ModuleModel, ModuleProgram
 
-#: Relative difference of two sums of one plan's costs that is rounding.
+#: Largest relative difference of a plan's recomputed cost from the stored one: rounding.
 COST_TOLERANCE = 1e-9
 
 
@@ -45,59 +45,59 @@ def load(
 ) -> Compiled | ModuleProgram:
     """A saved compilation; its plan may have been edited.
 
-    The rank files are not looked at: what the result runs and verifies it makes anew, with the
-    weights that the model has now. ``partition run`` and ``partition verify`` use the files, and
-    refuse those that are not of the plan (and, for verify, of the model's weights).
+    The rank files are not read: the result emits its ranks anew, with the weights that the model
+    has now. ``partition run`` and ``partition verify`` use the files, and refuse those that are not
+    of the plan (and, for verify, of the model's weights).
 
-    A PyTorch module is traced again: read from its ``.pt2`` file, made by its
-    ``package.module:factory`` (which is the model's own code, and runs), or given here.
+    A PyTorch module is traced again. It comes from its ``.pt2`` file, from its
+    ``package.module:factory`` (the model's own code, which is run), or from `module`.
 
     Args:
-        directory: What `save` or ``partition MODEL`` wrote.
-        module: The PyTorch module that was compiled, if it was given in Python.
-        example_inputs: As in `partitioner.compile`, if `module` is given.
+        directory: The folder that `save` or ``partition MODEL`` wrote.
+        module: The PyTorch module that was compiled, if it was passed to `compile` itself.
+        example_inputs: As of `partitioner.compile`; given together with `module`.
 
     Returns:
-        The compilation. Its plan has no certificate if the stored one is not of this plan, and
+        The compilation. Its plan has no certificate if the stored one is of another plan, and
         `warnings` says so.
 
     Raises:
-        ResultError: Not such a folder, the model is gone, or its structure, types or small
-            constants have changed.
+        ResultError: The folder is no saved compilation, its model is gone, or the model's
+            structure, types or small constants have changed.
         FrontendError: The model cannot be read.
-        PlanError: The plan was edited into something that does not fit the model.
-        CostError: Its cluster is none, or lacks a device that the plan uses.
+        PlanError: The plan was edited and no longer fits the model.
+        CostError: Its cluster is malformed, or lacks a device that the plan uses.
     """
     folder = Path(directory)
     request = load_request(folder)
     if isinstance(request, ModuleRequest):
         from partitioner.compiled.module import ModuleProgram
 
-        traced = _load_module(folder, request, module, example_inputs)
-        return ModuleProgram.of(traced, **_stored_plan(folder, traced.graph))
+        model = _load_module(folder, request, module, example_inputs)
+        return ModuleProgram.of(model, **_stored_plan(folder, model.graph))
     if module is not None:
         raise ResultError(f"{folder} is of an ONNX model, which it finds itself: give no module")
-    graph = _load_graph(folder, request)
-    model = OnnxModel(graph, request.model, None, request.dims, request.shapes)
-    return Compiled.of(model, **_stored_plan(folder, graph.graph))
+    trace = _load_onnx(folder, request)
+    onnx_model = OnnxModel(trace, request.model, None, request.dims, request.shapes)
+    return Compiled.of(onnx_model, **_stored_plan(folder, onnx_model.graph))
 
 
 def draw_inputs(folder: Path, seed: int) -> Mapping[str, np.ndarray]:
     """Valid random inputs of a saved compilation's model, by name.
 
     Raises:
-        ResultError: The model, which says what is valid, is gone or has changed.
+        ResultError: The model, which tells the valid inputs, is gone or has changed.
         FrontendError: It cannot be read.
     """
     request = load_request(folder)
     if isinstance(request, ModuleRequest):
-        from partitioner.verify.module import random_inputs as like_examples
+        from partitioner.verify.module import random_inputs as module_inputs
 
-        return like_examples(_load_module(folder, request).module, seed)
-    return random_inputs(_load_graph(folder, request).graph, seed)
+        return module_inputs(_load_module(folder, request).module, seed)
+    return random_inputs(_load_onnx(folder, request).graph, seed)
 
 
-def _load_graph(folder: Path, request: OnnxRequest) -> Traced:
+def _load_onnx(folder: Path, request: OnnxRequest) -> Traced:
     model = request.model
     if not model.is_file():
         raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
@@ -122,9 +122,9 @@ def _load_module(
     if traced.graph.digest != request.graph_digest:
         traced = traced.of(load_plan(folder).nodes)
     if traced.graph.digest != request.graph_digest:
-        what = request.file or request.factory or "the module that was given"
+        model = request.file or request.factory or "the module that was given"
         raise ResultError(
-            f"{folder}: its model {what} is traced to another graph than before: it has changed, "
+            f"{folder}: its model {model} is traced to another graph than before: it has changed, "
             "or the version of PyTorch; partition it again"
         )
     return ModuleModel(traced, source if module is None else ModuleSource())
@@ -156,7 +156,7 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
     Raises:
         ResultError: A file is missing or wrong.
         PlanError: The plan does not fit the graph.
-        CostError: Its cluster is none, or lacks a device that the plan uses.
+        CostError: Its cluster is malformed, or lacks a device that the plan uses.
     """
     plan = load_plan(folder)
     cluster = Cluster.from_data(plan.cluster)
@@ -175,7 +175,7 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
 
 
 def _stale(folder: Path, cert: Certificate | None, evaluation: Evaluation) -> Iterator[str]:
-    """A warning if the certificate is not of the plan that it stands in."""
+    """A warning if the plan's cost is not the one that its certificate states."""
     if cert is None:
         return
     cost = evaluation.cost(cert.objective)

@@ -1,7 +1,7 @@
-"""Other programs over the stored values of a compiled module: evaluation, other batch sizes.
+"""Variants of a compiled module over the same stored values: evaluation, other batch sizes.
 
-A variant is traced anew. If its graph has the nodes of a program that is there, that program's
-plan is taken over; else a plan is searched in which all stored values stay where they are.
+A variant is traced anew. If its graph has the same nodes as an earlier program's, it takes over
+that program's plan; else a plan is searched in which all stored values stay where they are.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class Variants:
     """Makes variants of a program for a rank, and keeps them: later ones take over their plans.
 
     Args:
-        program: What was compiled.
+        program: The compiled program.
         source: Contents of the constants that are fake.
     """
 
     def __init__(self, program: ModuleProgram, source: Source) -> None:
         self.program = program
         self.source = source
-        self.made: list[ModuleProgram] = []
+        self.variants: list[ModuleProgram] = []
 
     def __call__(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any], share: Share
     ) -> Whole:
         """A variant as a rank needs it; see `variant`."""
-        like = [one for one in self.made if not one.training]
-        made = variant(self.program, args, kwargs, training=training, share=share, like=like)
-        self.made.append(made)
-        return made.on_ranks(self.source)
+        like = [program for program in self.variants if not program.training]
+        program = variant(self.program, args, kwargs, training=training, share=share, like=like)
+        self.variants.append(program)
+        return program.on_ranks(self.source)
 
 
 def variant(
@@ -63,16 +63,16 @@ def variant(
     share: Share,
     like: Sequence[ModuleProgram] = (),
 ) -> ModuleProgram:
-    """The program of another call.
+    """The program of another call of a compiled module.
 
     Args:
-        program: What was compiled.
-        args: Arguments of the call.
-        kwargs: Likewise.
-        training: Whether the call is a training step; else the module is in evaluation mode or, if
-            the program is not for training, as it was compiled.
-        share: Runs the search on one rank and gives its text on all.
-        like: Earlier variants whose plans may do.
+        program: The compiled program.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
+        training: Whether the call is a training step. If not, the module is in evaluation mode or,
+            if the program is not for training, in the mode that it was compiled in.
+        share: Runs the search on one rank and returns its text on all.
+        like: Earlier variants whose plans may be taken over.
 
     Raises:
         PartitionerError: The module cannot be traced with these arguments; in training, its graph
@@ -91,25 +91,25 @@ def variant(
         module = module.of(program.plan.nodes)
         plan = taken_over(program.plan, program.graph, module.graph)
     else:
-        known = () if program.training else (program,)
-        plan = _known((*known, *like), module.graph) or Plan.from_json(
+        earlier = like if program.training else (program, *like)
+        plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
             share(lambda: _searched(program, module).to_json())
         )
     return program.over(module, plan)
 
 
-def _known(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
-    """The plan of the first of these that fits."""
-    for one in programs:
+def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
+    """The plan of the first program whose plan fits a graph, taken over; None if none fits."""
+    for program in programs:
         try:
-            return taken_over(one.plan, one.graph, graph)
+            return taken_over(program.plan, program.graph, graph)
         except ResultError:
             continue
     return None
 
 
 def taken_over(plan: Plan, graph: Graph, other: Graph) -> Plan:
-    """The plan for a graph with the same nodes, whose tensors have other sizes.
+    """The plan, for another graph with the same nodes and other sizes.
 
     Raises:
         ResultError: The nodes are not the same, or a cut does not fit the sizes.
@@ -148,7 +148,7 @@ def _resized(cut: Cut, factor: str, graph: Graph, other: Graph, name: str) -> Cu
         return cut
     old, new = _size(graph, name, factor), _size(other, name, factor)
     if any(part * new % old for parts in cut.segments for part in parts):
-        return cut  # it is refused with its sizes
+        return cut  # `resolve` refuses it, with its sizes
     return Cut(cut.axes, tuple(tuple(part * new // old for part in p) for p in cut.segments))
 
 
@@ -159,16 +159,16 @@ def _size(graph: Graph, name: str, factor: str) -> int:
 
 
 def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
-    """The best plan whose stored values lie as the program's."""
+    """The best plan that keeps the stored values where the program has them."""
     graph, base = module.graph, program.plan
-    makers = {value: node.name for node in program.graph.nodes for value in node.outputs}
-    here = {value: node.name for node in graph.nodes for value in node.outputs}
     pinned = {}
     for name, value in module.traced.stored.items():
+        node = graph.producers[value].name
         if name in program.traced.stored:
-            pinned[here[value]] = base.nodes[makers[program.traced.stored[name]]]
+            producer = program.graph.producers[program.traced.stored[name]]
+            pinned[node] = base.nodes[producer.name]
         elif program.spare in base.groups:
-            pinned[here[value]] = NodePlan(base.groups.index(program.spare), {})
+            pinned[node] = NodePlan(base.groups.index(program.spare), {})
         else:
             raise ResultError(
                 f"evaluation reads {name}, which a training step does not, and which lies on all "
@@ -181,7 +181,7 @@ def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
 
 
 def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:
-    """Strategy and mesh whose device groups are those of a plan."""
+    """The strategy and mesh that have the device groups of a plan."""
     most = max(plan.groups, key=DeviceMesh.size)
     if devices == 1 or most.size() == devices:
         return "intra", dict(most.axes) or None
@@ -192,7 +192,7 @@ def _check_stored(program: ModuleProgram, module: TracedModule) -> None:
     """Refuse weights of other sizes."""
     for name, value in module.traced.stored.items():
         if name not in program.traced.stored:
-            continue  # nothing computes with it there
+            continue  # no node of the program reads it
         new, old = module.graph.types[value], program.graph.types[program.traced.stored[name]]
         if new != old:
             raise ResultError(f"{name} is {new} with these arguments, {old} in the program")
@@ -200,7 +200,7 @@ def _check_stored(program: ModuleProgram, module: TracedModule) -> None:
 
 @contextmanager
 def _mode(compiled: TracedModule, *, evaluation: bool) -> Iterator[None]:
-    """Puts the module in evaluation mode, or as it was compiled; and back."""
+    """Put the module in evaluation mode, or in the mode it was compiled in; and back at the end."""
     modules = dict(compiled.module.named_modules())
     before = {name: module.training for name, module in modules.items()}
     try:

@@ -1,4 +1,4 @@
-"""A model's optimisation problem as a file for other solvers; nothing is planned."""
+"""A model's optimisation problem, written to a file for other solvers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from partitioner.solver.formats.json_files import write_json
 
 @dataclass(frozen=True)
 class Dump:
-    """What was written.
+    """A written problem file.
 
     Attributes:
         path: The file.
         format: "iopddl" (google/iopddl) or "dnnp" (msr-fiddle/dnn-partitioning).
-        notes: What it holds, and what the format cannot say of it; one line each.
+        notes: Lines on what it holds, and on what the format cannot express of the problem.
     """
 
     path: Path
@@ -33,10 +33,10 @@ def write_problem(problem: Problem, path: Path, space: str, *, placement: bool) 
     """Write a problem for other solvers.
 
     Args:
-        problem: Of one search space.
-        path: File to write; gzipped if its name ends in `.gz`. One that is there is replaced.
-        space: Its space, in words.
-        placement: Whether it is one of placement; else one of sharding.
+        problem: The problem of one search space.
+        path: File to write; gzipped if its name ends in `.gz`. An existing one is replaced.
+        space: The search space, in words.
+        placement: Whether it is a placement problem; else a sharding problem.
 
     Raises:
         PartitionerError: The file cannot be written.
@@ -48,37 +48,38 @@ def _write_iopddl(problem: Problem, path: Path, space: str) -> Dump:
     from partitioner.solver.formats.iopddl import write
     from partitioner.solver.pairwise.convert import convert
 
-    found = convert(problem)
-    write(found.pairwise, path)
-    auxiliary = found.pairwise.nodes - len(problem.nodes)
-    what = (
+    converted = convert(problem)
+    pairwise = converted.pairwise
+    write(pairwise, path)
+    auxiliary = pairwise.nodes - len(problem.nodes)
+    contents = (
         f"{path}: the problem of {space} in the format of google/iopddl: {len(problem.nodes)} "
-        f"nodes, {auxiliary} auxiliary ones, {len(found.pairwise.edges)} edges; costs in "
+        f"nodes, {auxiliary} auxiliary ones, {len(pairwise.edges)} edges; costs in "
         "picoseconds, usages in bytes"
     )
-    return Dump(path, "iopddl", (what, *_estimate(found.uneven, found.figures)))
+    return Dump(path, "iopddl", (contents, *_estimate(converted.uneven, converted.figures)))
 
 
 def _write_dnnp(problem: Problem, path: Path, space: str) -> Dump:
     from partitioner.solver.formats.dnnp_problem import to_file
 
-    found = to_file(problem)
-    write_json(found.data, path)
-    what = (
+    converted = to_file(problem)
+    write_json(converted.data, path)
+    contents = (
         f"{path}: the problem of {space} in the format of msr-fiddle/dnn-partitioning: "
-        f"{len(found.data['nodes'])} nodes, {len(found.data['edges'])} edges; costs in seconds, "
-        "sizes in bytes"
+        f"{len(converted.data['nodes'])} nodes, {len(converted.data['edges'])} edges; costs in "
+        "seconds, sizes in bytes"
     )
     lost = (
         "not in the format: a sender pays for a value once, not once a receiver; a node's size is "
         "all that it holds by itself, as if nothing were freed"
     )
     pins = (
-        f"pinned nodes: {found.pinned}; those of one device share a colour class, but not which "
-        "device it is"
+        f"pinned nodes: {converted.pinned}; those of one device share a colour class, but not "
+        "which device it is"
     )
-    notes = (what, lost, *_estimate(found.uneven, found.figures))
-    return Dump(path, "dnnp", (*notes, pins) if found.pinned else notes)
+    notes = (contents, lost, *_estimate(converted.uneven, converted.figures))
+    return Dump(path, "dnnp", (*notes, pins) if converted.pinned else notes)
 
 
 def _estimate(uneven: int, figures: int) -> Iterable[str]:

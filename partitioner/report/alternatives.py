@@ -1,9 +1,9 @@
-"""A finished plan as a point of the problem: what another choice at one node would have cost."""
+"""The plans that differ from a plan in one node's strategy, and their costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,116 +20,104 @@ from partitioner.solver.joint.state import State, tables
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.speeds import device_speeds
 
-#: On more groups than these a node's strategies are looked at on the nearest ones only.
-MAX_GROUPS = 8
+MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a node are tried.
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A strategy of one node, all other nodes keeping theirs.
-
-    Attributes:
-        placed: The strategy.
-        step_s: Load of the busiest device, as the search counts it.
-        work_s: Busy seconds of all devices together.
-        over_bytes: Bytes that the worst device is over its limit by the safe formula.
-        chosen: Whether it is the plan's own.
-    """
+    """A strategy of one node, all other nodes keeping theirs."""
 
     placed: PlacedNode
-    step_s: float
-    work_s: float
-    over_bytes: float
-    chosen: bool
+    step_s: float  #: Load of the busiest device, as the search counts it.
+    work_s: float  #: Busy seconds of all devices together.
+    over_bytes: float  #: Excess of the worst device over its limit, by the safe formula.
+    chosen: bool  #: It is the plan's strategy.
 
 
-class Context:
-    """All strategies of all nodes around a plan, on the plan's device groups.
+@dataclass(frozen=True)
+class Neighbourhood:
+    """A plan, and all plans that differ from it in the strategy of one node.
 
-    Args:
-        graph: The model.
-        plan: The plan.
-        cluster: What it is for.
+    The strategies are those on the plan's device groups.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, cluster: Cluster) -> None:
-        self.graph, self.plan, self.cluster = graph, plan, cluster
-        self.rules = Rules.of(graph)
-        self.placed = {placed.node.name: placed for placed in resolve(graph, plan)}
-        self.built = self._build()
-        own = [0] * len(graph.nodes)  # the plan's own strategy is the first candidate
-        self._state = State(tables(self.built.problem), own, bytes_matter=True)
+    graph: Graph
+    plan: Plan
+    cluster: Cluster
+
+    @cached_property
+    def rules(self) -> Rules:
+        """The rules of the graph's nodes."""
+        return Rules.of(self.graph)
+
+    @cached_property
+    def placed(self) -> Mapping[str, PlacedNode]:
+        """Each node by name, with the plan's strategy."""
+        return {placed.node.name: placed for placed in resolve(self.graph, self.plan)}
+
+    @cached_property
+    def _state(self) -> State:
+        chosen = [0] * len(self.graph.nodes)  # the plan's strategy is the first candidate
+        return State(tables(self._built.problem), chosen, bytes_matter=True)
 
     def alternatives(self, node: Node) -> list[Alternative]:
-        """Every strategy of a node: the plan's own first, then by step time and total work."""
-        position = self.graph.order[node.name]
-        own = self._state.chosen[position]
-        found = []
-        for pick, placed in enumerate(self.built.candidates[node.name]):
-            if pick != own and not self._state.allowed(position, pick):
+        """Every strategy of a node: the plan's first, then by step time and total work."""
+        state, position = self._state, self.graph.order[node.name]
+        chosen = state.chosen[position]
+        alternatives = []
+        for pick, placed in enumerate(self._built.candidates[node.name]):
+            if pick != chosen and not state.allowed(position, pick):
                 continue
-            self._state.move(position, pick)
-            found.append(
-                Alternative(
-                    placed,
-                    max(self._state.load),
-                    math.fsum(self._state.load),
-                    self._state.excess_bytes(),
-                    pick == own,
-                )
-            )
-        self._state.move(position, own)
-        return sorted(found, key=lambda a: (not a.chosen, a.step_s, a.work_s))
+            state.move(position, pick)
+            step_s, work_s = max(state.load), math.fsum(state.load)
+            over_bytes = state.excess_bytes()
+            alternatives.append(Alternative(placed, step_s, work_s, over_bytes, pick == chosen))
+        state.move(position, chosen)
+        return sorted(alternatives, key=lambda a: (not a.chosen, a.step_s, a.work_s))
 
-    def best_of(self, own: Alternative, others: Sequence[Alternative]) -> Alternative | None:
-        """The first of the others: what fits, if the plan itself does by the safe formula."""
-
-        def rank(entry: Alternative) -> tuple[bool, float, float]:
-            return own.over_bytes <= 0 < entry.over_bytes, entry.step_s, entry.work_s
-
-        return min(others, key=rank, default=None)
-
-    def fits(self, entry: Alternative) -> bool:
+    def fits(self, alternative: Alternative) -> bool:
         """Whether the changed plan fits, by the safe formula or exactly."""
-        return entry.over_bytes <= 0 or self.evaluated(entry).fits_exactly
+        return alternative.over_bytes <= 0 or self.evaluated(alternative).fits_exactly
 
     def evaluated(self, alternative: Alternative) -> Evaluation:
-        """The referee's figures of the plan with this strategy in it."""
+        """The referee's figures of the changed plan."""
         return evaluate(self.graph, self.changed(alternative.placed), self.cluster)
 
     def changed(self, placed: PlacedNode) -> Plan:
-        """The plan with another strategy for one node; without a certificate."""
+        """The plan with this strategy for its node, without a certificate."""
         groups = dict.fromkeys((*self.plan.groups, placed.mesh))
         cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
         decision = NodePlan(list(groups).index(placed.mesh), cuts)
         nodes = {**self.plan.nodes, placed.node.name: decision}
         return replace(self.plan, groups=tuple(groups), nodes=nodes, certificate=None)
 
-    def _build(self) -> Built:
+    @cached_property
+    def _built(self) -> Built:
         meshes = dict.fromkeys(self.plan.groups)
         speeds = device_speeds(self.graph, self.rules, self.cluster)
         offered = {mesh: strategies(self.graph, self.rules, mesh, speeds) for mesh in meshes}
         candidates: dict[str, tuple[PlacedNode, ...]] = {}
         for node in self.graph.nodes:
-            own = self.placed[node.name]
-            near = self._near(node)
-            options = [own, *(p for mesh in near for p in offered[mesh][node.name])]
-            if own.rule is None:
-                options += self._homes(node)
-            candidates[node.name] = tuple(_distinct(options))
+            placed = self.placed[node.name]
+            options = [placed, *(p for mesh in self._near(node) for p in offered[mesh][node.name])]
+            if placed.rule is None:
+                options += self._on_single_devices(node)
+            distinct: dict[object, PlacedNode] = {}
+            for option in options:
+                distinct.setdefault((option.mesh, option.ins, option.outs), option)
+            candidates[node.name] = tuple(distinct.values())
             meshes.update(dict.fromkeys(p.mesh for p in candidates[node.name]))
-        resharder = Resharder(self.cluster)
-        prices = DeviceColumns(self.graph, resharder)
+        prices = DeviceColumns(self.graph, Resharder(self.cluster))
         return build(self.graph, tuple(meshes), candidates, prices)
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
-        """Groups that a node might move to: all; of many its own, its neighbours', the idlest."""
+        """Groups that a node may move to: all; of many its own, its neighbours' and the idlest."""
         if len(self.plan.groups) <= MAX_GROUPS:
             return self.plan.groups
         graph = self.graph
-        made = [graph.producers[value] for value in node.reads if value in graph.producers]
-        read = [reader for value in node.writes for reader in graph.consumers[value]]
-        near = dict.fromkeys(self.placed[other.name].mesh for other in (node, *made, *read))
+        producers = [graph.producers[value] for value in node.reads if value in graph.producers]
+        readers = [reader for value in node.writes for reader in graph.consumers[value]]
+        near = dict.fromkeys(self.placed[n.name].mesh for n in (node, *producers, *readers))
         return tuple({**near, self._idlest: None})
 
     @cached_property
@@ -137,17 +125,21 @@ class Context:
         load = evaluate(self.graph, self.plan, self.cluster).load_s
         return min(self.plan.groups, key=lambda mesh: max(load[d] for d in mesh.devices))
 
-    def _homes(self, node: Node) -> Iterator[PlacedNode]:
-        """A node without a rule may run on any device of the plan."""
+    def _on_single_devices(self, node: Node) -> Iterator[PlacedNode]:
+        """A node without a rule on each device of the plan."""
         devices = sorted({d for mesh in self.plan.groups for d in mesh.devices})
         for device in devices if len(devices) <= MAX_GROUPS else ():
             yield place(self.graph, node, DeviceMesh.single(device), {}, None)
 
 
-def _distinct(options: list[PlacedNode]) -> Iterator[PlacedNode]:
-    seen: set[object] = set()
-    for placed in options:
-        key = (placed.mesh, placed.ins, placed.outs)
-        if key not in seen:
-            seen.add(key)
-            yield placed
+def best_other(alternatives: Sequence[Alternative]) -> Alternative | None:
+    """The best strategy but the plan's, which is the first; None if there is no other.
+
+    If the plan fits by the safe formula, strategies that fit go before those that do not.
+    """
+    chosen, *others = alternatives
+
+    def rank(other: Alternative) -> tuple[bool, float, float]:
+        return chosen.over_bytes <= 0 < other.over_bytes, other.step_s, other.work_s
+
+    return min(others, key=rank, default=None)

@@ -1,9 +1,9 @@
-"""What limits a plan, in one sentence, and whether splitting is worth it, in another."""
+"""The bottleneck of a plan, and two sentences: on what limits it, and on what splitting gains."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from partitioner import units
@@ -13,99 +13,87 @@ from partitioner.cost_model.critical_path import critical_path
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.memory import MemoryPeak
 from partitioner.cost_model.schedule import Schedule
-from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.simulate import Event, simulate
 from partitioner.ir.graph import Graph
 
-#: A share of the time above this is what a plan is said to be limited by.
-MOST = 0.5
-#: Below this ratio of the mean load to the largest, the plan is said to be unbalanced.
-BALANCED = 0.8
-#: Gains over one device up to this ratio are not called worth the devices.
-WORTH = 1.05
-#: Less free memory than this share of a device is worth a word.
-TIGHT = 0.05
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """Where the time goes.
-
-    Attributes:
-        over: "step", the busiest device's load, or "latency", the critical path.
-        device: The busiest device; None for a path over several.
-        total_s: Seconds explained.
-        seconds: By "launches", "arithmetic", "memory bandwidth" and kind of communication
-            ("all-reduce"), and "waiting" where nothing ran; adds up to `total_s`.
-        counts: How many operators or communications each of them has.
-        balance: Mean load over the largest, of the devices that have any.
-        largest: Name of the operator or communication that takes longest, and its seconds.
-        turn: What is done again and again: "request", or "step" of a training graph.
-    """
-
-    over: str
-    device: int | None
-    total_s: float
-    seconds: Mapping[str, float]
-    counts: Mapping[str, int]
-    balance: float
-    largest: tuple[str, float]
-    turn: str = "request"
-
-    @property
-    def communication_s(self) -> float:
-        """Seconds that are not computing."""
-        return sum(s for what, s in self.seconds.items() if what not in (*COMPUTING, WAITING))
-
+MOST = 0.5  #: A plan that communicates for a larger share of its time is limited by that.
+BALANCED = 0.8  #: A plan with a smaller ratio of mean to largest load is unbalanced.
+WORTH = 1.05  #: Splitting is worth it if it gains more than this over one device.
+TIGHT = 0.05  #: The sentence mentions memory if a smaller share of a device is free.
 
 WAITING = "waiting"
 COMPUTING = ("launches", "arithmetic", "memory bandwidth")
 
 
+@dataclass(frozen=True)
+class Bottleneck:
+    """The time of the busiest device, or of the critical path, by its limits.
+
+    Attributes:
+        device: The busiest device; None for the critical path.
+        total_s: Its load, or the length of the path.
+        seconds: By limit: one of `COMPUTING`, a kind of communication ("all-reduce"), or
+            `WAITING` where nothing ran; adds up to `total_s`.
+        counts: Number of operators or communications of each limit.
+        balance: See `balance`.
+        longest: Name and seconds of the operator or communication that takes longest.
+        turn: See `turn_of`.
+    """
+
+    device: int | None
+    total_s: float
+    seconds: Mapping[str, float]
+    counts: Mapping[str, int]
+    balance: float
+    longest: tuple[str, float]
+    turn: str = "request"
+
+    @property
+    def communication_s(self) -> Mapping[str, float]:
+        """Seconds of each kind of communication."""
+        return {k: s for k, s in self.seconds.items() if k not in (*COMPUTING, WAITING)}
+
+
 def bottleneck(
     graph: Graph, tasks: Schedule, evaluation: Evaluation, cluster: Cluster, objective: str
 ) -> Bottleneck:
-    """Take a plan's time apart: the critical path for "latency", else the busiest device."""
-    loads = evaluation.load_s
-    busiest = max(loads, key=loads.__getitem__)
+    """The bottleneck: of the critical path for "latency", else of the busiest device."""
+    device: int | None = None
     if objective == "latency":
         timeline = simulate(tasks)
-        path = [timeline.events[index] for index in critical_path(timeline)]
-        spans = _disjoint([(e.task, e.device, e.start_s, e.end_s) for e in path])
-        over, device, total = "latency", None, timeline.makespan_s
+        total_s = timeline.makespan_s
+        spans = _disjoint([timeline.events[index] for index in critical_path(timeline)])
     else:
+        device = max(evaluation.load_s, key=evaluation.load_s.__getitem__)
+        total_s = evaluation.load_s[device]
         spans = [
-            (index, busiest, task.devices[busiest])
+            (index, device, task.devices[device])
             for index, task in enumerate(tasks.tasks)
-            if busiest in task.devices
+            if device in task.devices
         ]
-        over, device, total = "step", busiest, loads[busiest]
     seconds: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     longest = ("", 0.0)
-    for index, on, spent in spans:
+    for index, on, spent_s in spans:
         task = tasks.tasks[index]
-        what = _kind(graph, tasks, index, on, cluster)
-        seconds[what] += spent
-        counts[what] += 1
-        if spent > longest[1]:
-            longest = (task.name, spent)
-    idle = total - sum(seconds.values())
-    if idle > 1e-9 * total:
-        seconds[WAITING] = idle
-    return Bottleneck(
-        over,
-        device,
-        total,
-        dict(seconds),
-        dict(counts),
-        balance(evaluation),
-        longest,
-        turn_of(graph),
-    )
+        if task.comm is not None:
+            limit = task.comm.kind.spelled
+        else:
+            assert task.placed is not None
+            limit = node_limit(graph, task.placed, on, cluster)
+        seconds[limit] += spent_s
+        counts[limit] += 1
+        if spent_s > longest[1]:
+            longest = (task.name, spent_s)
+    idle_s = total_s - sum(seconds.values())
+    if idle_s > 1e-9 * total_s:
+        seconds[WAITING] = idle_s
+    shares = dict(seconds), dict(counts)
+    return Bottleneck(device, total_s, *shares, balance(evaluation), longest, turn_of(graph))
 
 
 def turn_of(graph: Graph) -> str:
-    """What is done again and again: "request", or "step" of a training graph."""
+    """The unit of work that repeats: "request", or "step" of a training graph."""
     return "step" if graph.backward else "request"
 
 
@@ -115,45 +103,52 @@ def balance(evaluation: Evaluation) -> float:
     return sum(used) / (len(used) * max(used)) if used else 1.0
 
 
-def limit_sentence(found: Bottleneck, evaluation: Evaluation, objective: str) -> str:
-    """One sentence: what limits the plan."""
+def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -> str:
+    """A sentence on what limits the plan, and one on memory if that is almost full."""
+    held = evaluation.held_bytes
     if not evaluation.fits_exactly:
-        return _short_sentence(evaluation)
+        over = {device: nbytes - evaluation.limit_bytes[device] for device, nbytes in held.items()}
+        device = max(over, key=over.__getitem__)
+        return (
+            f"Does not fit: device {device} holds {units.size(held[device])} at "
+            f"{_peak(evaluation, device).at}, {units.size(over[device])} over its limit."
+        )
     if objective == "memory":
-        return _memory_sentence(evaluation)
-    if not found.total_s:
+        device = max(held, key=held.__getitem__)
+        peak = _peak(evaluation, device)
+        return (
+            f"Memory: device {device} holds {units.size(held[device])} at {peak.at}, "
+            f"{units.size(peak.resident_bytes)} of it weights."
+        )
+    if not limits.total_s:
         return "Nothing takes time on this cluster."
     subject = (
-        f"device {found.device} is busy {units.seconds(found.total_s)} a {found.turn}"
-        if found.device is not None
-        else f"the critical path takes {units.seconds(found.total_s)}"
+        f"device {limits.device} is busy {units.seconds(limits.total_s)} a {limits.turn}"
+        if limits.device is not None
+        else f"the critical path takes {units.seconds(limits.total_s)}"
     )
-    what, spent = max(found.seconds.items(), key=lambda entry: entry[1])
-    part = units.share(spent / found.total_s)
-    tail = _tight(evaluation)
-    if found.communication_s > MOST * found.total_s:
-        share = units.share(found.communication_s / found.total_s)
-        kinds = {k: s for k, s in found.seconds.items() if k not in (*COMPUTING, WAITING)}
-        most = max(kinds, key=kinds.__getitem__)
+    tight, free = tightest(evaluation)
+    tail = ""
+    if free < TIGHT:
+        tail = f" Memory is tight too: device {tight} has {units.share(max(free, 0.0))} free."
+    comm_s = limits.communication_s
+    if sum(comm_s.values()) > MOST * limits.total_s:
+        share = units.share(sum(comm_s.values()) / limits.total_s)
+        most = max(comm_s, key=comm_s.__getitem__)
         return (
             f"Communication: {subject}, {share} of it communicating, most in "
-            f"{_counted(found, most)} ({units.seconds(kinds[most])}).{tail}"
+            f"{_counted(limits, most)} ({units.seconds(comm_s[most])}).{tail}"
         )
-    if found.balance < BALANCED and found.over == "step":
-        name, longest = found.largest
+    if limits.balance < BALANCED and limits.device is not None:
+        name, longest_s = limits.longest
         return (
-            f"Imbalance: {subject}, the mean device {units.share(found.balance)} of that; its "
-            f"longest task, {name}, takes {units.seconds(longest)}.{tail}"
+            f"Imbalance: {subject}, the mean device {units.share(limits.balance)} of that; its "
+            f"longest task, {name}, takes {units.seconds(longest_s)}.{tail}"
         )
-    names = {
-        "launches": "Kernel launches",
-        "arithmetic": "Arithmetic",
-        "memory bandwidth": "Memory bandwidth",
-    }
-    return (
-        f"{names.get(what, what.capitalize())}: {subject}, {part} of it in "
-        f"{_counted(found, what)}.{tail}"
-    )
+    limit, spent_s = max(limits.seconds.items(), key=lambda entry: entry[1])
+    title = "Kernel launches" if limit == "launches" else limit.capitalize()
+    share = units.share(spent_s / limits.total_s)
+    return f"{title}: {subject}, {share} of it in {_counted(limits, limit)}.{tail}"
 
 
 def worth_sentence(
@@ -163,23 +158,20 @@ def worth_sentence(
     objective: str,
     turn: str = "request",
 ) -> str:
-    """One sentence: is splitting worth it, beside the whole model on one device?
+    """A sentence on what the plan gains over the whole model on one device.
 
     Args:
-        evaluation: The plan's.
-        single: The best single device and its evaluation, see `best_single`.
-        cluster: What the plan is for.
-        objective: Of the plan.
+        single: The best device for the whole model and its evaluation (`best_single`).
         turn: See `turn_of`.
     """
     used, (device, alone) = evaluation.devices_used, single
-    alike = len(set(cluster.devices)) == 1
-    one = "one device alone" if alike else f"device {device} ({cluster.devices[device].name}) alone"
+    equal = len(set(cluster.devices)) == 1
+    one = "one device alone" if equal else f"device {device} ({cluster.devices[device].name}) alone"
     if used <= 1:
         return "The plan uses one device: nothing is split."
     if not alone.fits_exactly:
         need, have = alone.held_bytes[device], alone.limit_bytes[device]
-        most = "a device has" if alike else "the largest device has"
+        most = "a device has" if equal else "the largest device has"
         return (
             f"The split is needed: the whole model takes {units.size(need)}, "
             f"{most} {units.size(have)}."
@@ -188,92 +180,55 @@ def worth_sentence(
     if not after:
         return "Nothing takes time on this cluster: splitting gains nothing."
     gain = before / after
-    show = units.size if objective == "memory" else units.seconds
+    here, there = units.cost(objective, after), units.cost(objective, before)
     if gain < WORTH:
-        return (
-            f"Splitting is not worth it here: {used} devices take {show(after)}, "
-            f"{one} {show(before)}."
-        )
+        return f"Splitting is not worth it here: {used} devices take {here}, {one} {there}."
     if objective == "memory":
         speed = alone.step_s / evaluation.step_s if evaluation.step_s else 1.0
         return (
-            f"The fullest of {used} devices holds {units.size(after)}, {one} "
-            f"{units.size(before)}; the throughput is {speed:.3g} times that of one."
+            f"The fullest of {used} devices holds {here}, {one} {there}; "
+            f"the throughput is {speed:.3g} times that of one."
         )
-    what = "latency" if objective == "latency" else f"time between {turn}s"
-    ideal = f", {units.share(gain / used)} of the ideal {used} times" if alike else ""
+    name = "latency" if objective == "latency" else f"time between {turn}s"
+    ideal = f", {units.share(gain / used)} of the ideal {used} times" if equal else ""
     return (
         f"{used} devices are {gain:.3g} times as fast as {one} "
-        f"({what} {show(after)} against {show(before)}{ideal})."
+        f"({name} {here} against {there}{ideal})."
     )
 
 
 def tightest(evaluation: Evaluation) -> tuple[int, float]:
     """The device with the least free share of its memory, and that share."""
     free = {
-        device: 1 - held / evaluation.limit_bytes[device]
-        for device, held in evaluation.held_bytes.items()
+        device: 1 - nbytes / evaluation.limit_bytes[device]
+        for device, nbytes in evaluation.held_bytes.items()
     }
     device = min(free, key=free.__getitem__)
     return device, free[device]
 
 
-def _disjoint(path: list[tuple[int, int, float, float]]) -> list[tuple[int, int, float]]:
-    """Each event's share of the path: what none before it has covered."""
+def _disjoint(path: Iterable[Event]) -> list[tuple[int, int, float]]:
+    """Task, device and seconds of each event, less the seconds that earlier events cover."""
     spans = []
-    covered = 0.0
-    for task, device, start, end in path:
-        fresh = end - max(start, covered)
-        if fresh > 0:
-            spans.append((task, device, fresh))
-            covered = end
+    covered_s = 0.0
+    for event in path:
+        fresh_s = event.end_s - max(event.start_s, covered_s)
+        if fresh_s > 0:
+            spans.append((event.task, event.device, fresh_s))
+            covered_s = event.end_s
     return spans
 
 
-def _kind(graph: Graph, tasks: Schedule, index: int, device: int, cluster: Cluster) -> str:
-    task = tasks.tasks[index]
-    if task.comm is not None:
-        return task.comm.kind.spelled
-    assert task.placed is not None
-    return node_limit(graph, task.placed, device, cluster)
-
-
-def _counted(found: Bottleneck, what: str) -> str:
-    if what == WAITING:
+def _counted(limits: Bottleneck, limit: str) -> str:
+    if limit == WAITING:
         return WAITING
-    count = found.counts[what]
-    if what in COMPUTING:
-        return f"{count} operator{'s' if count > 1 else ''} bound by {what}"
-    return f"{count} {what} communications" if count > 1 else f"one {what}"
-
-
-def _tight(evaluation: Evaluation) -> str:
-    device, free = tightest(evaluation)
-    if free >= TIGHT:
-        return ""
-    return f" Memory is tight too: device {device} has {units.share(max(free, 0.0))} free."
-
-
-def _memory_sentence(evaluation: Evaluation) -> str:
-    held = evaluation.held_bytes
-    device = max(held, key=held.__getitem__)
-    peak = _peak(evaluation, device)
-    return (
-        f"Memory: device {device} holds {units.size(held[device])} at {peak.at}, "
-        f"{units.size(peak.resident_bytes)} of it weights."
-    )
-
-
-def _short_sentence(evaluation: Evaluation) -> str:
-    over = {d: held - evaluation.limit_bytes[d] for d, held in evaluation.held_bytes.items()}
-    device = max(over, key=over.__getitem__)
-    return (
-        f"Does not fit: device {device} holds {units.size(evaluation.held_bytes[device])} at "
-        f"{_peak(evaluation, device).at}, {units.size(over[device])} over its limit."
-    )
+    count = limits.counts[limit]
+    if limit in COMPUTING:
+        return f"{count} operator{'s' if count > 1 else ''} bound by {limit}"
+    return f"{count} {limit} communications" if count > 1 else f"one {limit}"
 
 
 def _peak(evaluation: Evaluation, device: int) -> MemoryPeak:
-    """The peak that `Evaluation.held_bytes` counts."""
+    """The peak that `Evaluation.held_bytes` counts: the exact one if the safe one does not fit."""
     peaks = evaluation.exact_peak if device in evaluation.over_bytes else evaluation.peak
     return peaks[device]

@@ -1,4 +1,4 @@
-"""The edges of a plan: each value on its way from where it is made to where it is read."""
+"""The edges of a plan: each value from its producer to each reader, with its communications."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Terminal = tuple[str, str]  #: (NODE, its name), or (INPUT or OUTPUT, the value)
 
 @dataclass(frozen=True)
 class Edge:
-    """A value on its way from its producer to one reader.
+    """A value from its producer to one reader.
 
     Attributes:
-        comms: Communications that carry it, in order; slices are local.
-        new: Those of them between devices that carry no earlier edge.
+        comms: Communications that carry it, in order, local slices among them.
+        new: Those between devices that carry no earlier edge.
     """
 
     source: Terminal
@@ -42,17 +42,17 @@ def placed_nodes(schedule: Schedule) -> tuple[PlacedNode, ...]:
 
 
 def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
-    """Edges between nodes, from inputs and to outputs, by reader; constants have none."""
+    """The edges between nodes, from inputs and to outputs, by reader; constants have none."""
     before: dict[Key, Key] = {}
     comms: dict[Key, list[Task]] = defaultdict(list)
     for task in schedule.tasks:
         if task.placed is None:
             steps = [(task.writes[0][1], task.reads[0][1])] if task.writes and task.reads else []
-            for after, source in [*steps, *((new[1], old[1]) for new, old in task.aliases)]:
-                before[after] = source
+            for after, start in [*steps, *((new[1], old[1]) for new, old in task.aliases)]:
+                before[after] = start
                 if task.comm is not None:
                     comms[after].append(task)
-    drawn: set[int] = set()  # places in the global order
+    carried: set[int] = set()  # communications of earlier edges, by `Comm.seq`
     for reader, key in dict.fromkeys(_reads(schedule)):
         value, at = key
         if value in graph.constants:
@@ -61,11 +61,11 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
         while (value, at) in before:
             path[:0] = comms[value, at]
             _, at = before[value, at]
-        new = tuple(task for task in path if _between_devices(task) and _place(task) not in drawn)
-        drawn.update(map(_place, new))
+        new = tuple(task for task in path if _between_devices(task) and _seq(task) not in carried)
+        carried.update(map(_seq, new))
         producer = graph.producers.get(value)
-        start = (NODE, producer.name) if producer else (INPUT, value)
-        yield Edge(start, reader, value, tuple(path), new)
+        source = (NODE, producer.name) if producer else (INPUT, value)
+        yield Edge(source, reader, value, tuple(path), new)
 
 
 def _reads(schedule: Schedule) -> Iterator[tuple[Terminal, Key]]:
@@ -79,6 +79,6 @@ def _between_devices(task: Task) -> bool:
     return task.comm is not None and task.comm.kind is not CommKind.SLICE
 
 
-def _place(task: Task) -> int:
+def _seq(task: Task) -> int:
     assert task.comm is not None
     return task.comm.seq

@@ -1,4 +1,4 @@
-"""A plan beside all that was computed of it: the values that reports, pictures and texts read."""
+"""A plan with its graph, cluster and figures: the value that reports, pictures and texts read."""
 
 from __future__ import annotations
 
@@ -19,26 +19,17 @@ from partitioner.search.limits import MOST_EXPLICIT
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Planned:
-    """A planned graph.
+    """A graph with its plan and the plan's figures."""
 
-    Attributes:
-        name: Of the model, for people and file names.
-        graph: The graph that the plan is for.
-        cluster: The devices.
-        plan: The decisions.
-        evaluation: The referee's figures.
-        summary: The facts that ``--json`` prints.
-        seconds: Seconds that each stage of the compilation took.
-        warnings: Faults of a saved compilation that can still be used, one line each.
-    """
-
-    name: str
+    name: str  #: Of the model, for people and file names.
     graph: Graph
     cluster: Cluster
     plan: Plan
     evaluation: Evaluation
-    summary: Mapping[str, Any]
+    summary: Mapping[str, Any]  #: The facts that ``--json`` prints.
+    #: Seconds that each stage of the compilation took.
     seconds: Mapping[str, float] = field(default_factory=dict)
+    #: Faults of a saved compilation that can still be used, one line each.
     warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -54,7 +45,7 @@ class Planned:
 
     @property
     def search_s(self) -> float | None:
-        """Seconds that the search took; None where that is not known."""
+        """Seconds that the search took; None if unknown."""
         return self.seconds.get("searching")
 
     @property
@@ -64,17 +55,17 @@ class Planned:
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The tasks that the plan's price counts, in the global order.
+        """The tasks whose seconds the plan's cost counts, in the global order.
 
         Raises:
-            ResultError: The plan is for more devices than tasks are listed for.
+            ResultError: The cluster has more devices than schedules are made for.
         """
         check_explicit(self.cluster)
         return schedule(self.graph, resolve(self.graph, self.plan), self.cluster)
 
 
 def check_explicit(cluster: Cluster) -> None:
-    """Refuse clusters whose devices are only planned for together.
+    """Refuse clusters too large for a list of every device's tasks.
 
     Raises:
         ResultError: There are more than `MOST_EXPLICIT` devices.

@@ -1,4 +1,4 @@
-"""What a plan splits: what is cut, replicated or placed, in figures and in a sentence."""
+"""The split of a plan, as figures and as a sentence: operators cut, replicated or placed whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partitioner.ir.plan import Plan
 
 
 def facts(plan: Plan) -> dict[str, Any]:
-    """Numbers of nodes and of cut nodes, the meshes they are cut over, and those that replicate.
+    """The numbers of nodes, of cut and of replicated nodes, and the meshes of the last two.
 
     A node that runs whole on a group of several devices is replicated: each computes all of it.
     """
@@ -30,30 +30,28 @@ def _names(groups: list[DeviceMesh]) -> list[str]:
     return [str(group) for group in dict.fromkeys(groups)]
 
 
-def sentence(found: Mapping[str, Any]) -> str:
-    """The split of a plan, from the facts of its summary."""
-    used, nodes, cut = found["devices_used"], found["nodes"], found["cut_nodes"]
-    if found["devices"] == 1:
+def sentence(summary: Mapping[str, Any]) -> str:
+    """The split of a plan, without a full stop, from the facts of its summary."""
+    used, nodes, cut = summary["devices_used"], summary["nodes"], summary["cut_nodes"]
+    if summary["devices"] == 1:
         return "there is one device: nothing to split"
     if cut:
-        share = units.share(found["sharded_flops_share"])
-        over = "; ".join(found["cut_over"])
+        share = units.share(summary["sharded_flops_share"])
+        over = "; ".join(summary["cut_over"])
         return f"{cut} of {nodes} operators cut over {over}: {share} of the splittable FLOPs"
-    replicated = "; ".join(found["replicated_on"])
     if used == 1:
-        return _nothing(found)
-    if found["replicated_nodes"] == nodes and len(found["replicated_on"]) == 1:
+        return _nothing(summary)
+    count, replicated = summary["replicated_nodes"], "; ".join(summary["replicated_on"])
+    if count == nodes and len(summary["replicated_on"]) == 1:
         return (
-            f"{_nothing(found)}; the whole model is replicated on {replicated}; "
+            f"{_nothing(summary)}; the whole model is replicated on {replicated}; "
             "one device would be as good"
         )
-    some = f", {found['replicated_nodes']} of them replicated on {replicated}" if replicated else ""
+    some = f", {count} of them replicated on {replicated}" if replicated else ""
     return f"whole operators placed on {used} devices{some}; no operator is cut"
 
 
-def _nothing(found: Mapping[str, Any]) -> str:
-    if found["pinned"]:
-        why = ": no plan within the constraints that splits was found cheaper"
-    else:
-        why = " because communication and launches would cost more"
-    return f"nothing was split{why}"
+def _nothing(summary: Mapping[str, Any]) -> str:
+    if summary["pinned"]:
+        return "nothing was split: no plan within the constraints that splits was found cheaper"
+    return "nothing was split because communication and launches would cost more"

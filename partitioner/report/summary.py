@@ -1,4 +1,4 @@
-"""What a compilation says of itself: the facts as data (``--json``) and as a few lines of text."""
+"""The summary of a compilation, as data (``--json``) and as a few lines of text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from partitioner.report import split
 if TYPE_CHECKING:
     from partitioner.search.outcome import Outcome
 
-
-#: Gap below which a proven plan is called optimal, whatever gap was asked for.
+#: A proven plan within this gap is called optimal, whatever gap was requested.
 OPTIMAL_GAP = 1e-4
 #: Most peaks that the summary prints one by one.
 MAX_PEAKS = 8
@@ -24,22 +23,21 @@ MAX_PEAKS = 8
 def facts(
     outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, ...], *, pinned: bool
 ) -> dict[str, Any]:
-    """The facts of a plan, each figure beside one device's.
+    """The facts of a plan, each figure beside that of one device.
+
+    Seconds, bytes and FLOP shares are predictions of the cost model. Infinite throughput, on a
+    cluster that takes no time, is None: JSON has no infinity.
 
     Args:
-        outcome: What the search gave.
-        single: The whole model on one device.
-        devices: Number of devices of the cluster.
-        notes: What else a user should be told.
-        pinned: Whether constraints were given.
-
-    Seconds, bytes and FLOP shares are predictions of the cost model; infinite throughput (a free
-    cluster) is given as null, since JSON has no infinity.
+        outcome: The search's plan with its figures.
+        single: Figures of the whole model on one device.
+        devices: Devices of the cluster.
+        notes: Further sentences for the user.
+        pinned: Whether the search had constraints.
     """
-    plan, got = outcome.plan, outcome.evaluation
+    plan, figures = outcome.plan, outcome.evaluation
     cert = plan.certificate
     assert cert is not None
-    fewer = _fewer(outcome, single)
     return {
         "objective": cert.objective,
         "cost": cert.cost,
@@ -51,30 +49,26 @@ def facts(
         "solver": cert.solver,
         "seed": cert.seed,
         "folded": cert.folded,
-        "latency_s": got.latency_s,
+        "latency_s": figures.latency_s,
         "latency_s_one_device": single.latency_s,
-        "throughput_per_s": units.finite(got.throughput_per_s),
+        "throughput_per_s": units.finite(figures.throughput_per_s),
         "throughput_per_s_one_device": units.finite(single.throughput_per_s),
         "devices": devices,
-        "devices_used": got.devices_used,
-        "sharded_flops_share": got.sharded_flops_share,
+        "devices_used": figures.devices_used,
+        "sharded_flops_share": figures.sharded_flops_share,
         **split.facts(plan),
         "pinned": pinned,
-        "load_s": _by_device(got.load_s, devices),
-        "peak_bytes": [got.held_bytes.get(device, 0) for device in range(devices)],
+        "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
+        "peak_bytes": [figures.held_bytes.get(device, 0) for device in range(devices)],
         "peak_bytes_one_device": max(peak.bytes for peak in single.peak.values()),
-        "fewer_devices": fewer,
-        "not_searched": {str(family): str(error) for family, error in outcome.failed},
+        "fewer_devices": _fewer(outcome, single),
+        "not_searched": {str(space): str(error) for space, error in outcome.failed},
         "notes": list(notes),
     }
 
 
-def _by_device(values: Mapping[int, float], devices: int) -> list[float]:
-    return [values.get(device, 0.0) for device in range(devices)]
-
-
 def _fewer(outcome: Outcome, single: Evaluation) -> dict[str, Any] | None:
-    """The best plan seen on fewer devices, if it beats the chosen one by the objective."""
+    """The cheapest known plan on fewer devices, if it costs less than the chosen one."""
     cert = outcome.plan.certificate
     assert cert is not None
     used = outcome.evaluation.devices_used
@@ -90,74 +84,68 @@ def _fewer(outcome: Outcome, single: Evaluation) -> dict[str, Any] | None:
     return {"devices": count, "cost": cost, "cost_here": cert.cost}
 
 
-def text(found: Mapping[str, Any], search_s: float | None = None) -> str:
-    """The summary in lines for people.
+def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
+    """The facts as lines for people.
 
     Args:
-        found: The facts.
-        search_s: Seconds of the search, if they are known.
+        search_s: Seconds of the search; None if unknown.
     """
+    objective, fewer = summary["objective"], summary["fewer_devices"]
+    searched = _searched(summary["seed"], summary["folded"], search_s)
     lines = [
-        _verdict(found),
-        f"  latency     {_beside(found, 'latency_s', units.seconds)}",
-        f"  throughput  {_beside(found, 'throughput_per_s', units.per_second)}",
-        f"  peak memory {_peaks(found)}",
-        f"  split       {split.sentence(found)}",
-        f"  search      {found['solver']}, {_searched(found['seed'], found['folded'], search_s)}",
+        f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} devices: "
+        + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
+        f"  latency     {_beside(summary, 'latency_s', units.seconds)}",
+        f"  throughput  {_beside(summary, 'throughput_per_s', units.per_second)}",
+        f"  peak memory {_peaks(summary)}",
+        f"  split       {split.sentence(summary)}",
+        f"  search      {summary['solver']}, {searched}",
     ]
-    fewer, kind = found["fewer_devices"], found["objective"]
     if fewer:
+        count, cost, here = fewer["devices"], fewer["cost"], fewer["cost_here"]
         lines.append(
-            f"  note: {_devices(fewer['devices'])} would do better by {kind}: "
-            f"{units.cost(kind, fewer['cost'])} against {units.cost(kind, fewer['cost_here'])} here"
+            f"  note: {f'{count} devices' if count > 1 else 'one device'} would do better by "
+            f"{objective}: {units.cost(objective, cost)} against {units.cost(objective, here)} here"
         )
-    lines += [f"  note: {note}" for note in _without(found["not_searched"])]
-    lines += [f"  note: {note}" for note in found["notes"]]
+    lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
+    lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
 
 
 def _without(failed: Mapping[str, str]) -> list[str]:
-    """Families without a plan, one line a reason."""
+    """The spaces without a plan, one line for each reason."""
     by_reason: dict[str, list[str]] = {}
-    for family, why in failed.items():
-        by_reason.setdefault(why.removesuffix(f" in {family}"), []).append(family)
-    return [f"no plan in {', '.join(some)}: {why}" for why, some in by_reason.items()]
+    for space, why in failed.items():
+        by_reason.setdefault(why.removesuffix(f" in {space}"), []).append(space)
+    return [f"no plan in {', '.join(spaces)}: {why}" for why, spaces in by_reason.items()]
 
 
-def _devices(count: int) -> str:
-    return f"{count} devices" if count > 1 else "one device"
-
-
-def _verdict(found: Mapping[str, Any]) -> str:
-    kind = found["objective"]
+def _certified(objective: str, cost: float, bound: float, gap: float, status: str) -> str:
+    """Cost, bound, gap and status; "optimal" only of a plan that meets its bound."""
+    if status == "optimal" and gap > OPTIMAL_GAP:
+        status = "within the gap asked for"
+    elif status == "time_limit":
+        status = "stopped by the time limit"
     return (
-        f"{found['strategy']} plan on {found['devices_used']} of {found['devices']} devices: "
-        f"{kind} cost {units.cost(kind, found['cost'])}, bound {units.cost(kind, found['bound'])}, "
-        f"gap {units.share(found['gap'])}, {_status(found['status'], found['gap'])}"
+        f"{objective} cost {units.cost(objective, cost)}, bound {units.cost(objective, bound)}, "
+        f"gap {units.share(gap)}, {status}"
     )
 
 
-def _status(status: str, gap: float) -> str:
-    """The status in words; "optimal" alone only where the bound is met."""
-    if status == "optimal" and gap > OPTIMAL_GAP:
-        return "within the gap asked for"
-    return "stopped by the time limit" if status == "time_limit" else status
+def _beside(summary: Mapping[str, Any], key: str, show: Any) -> str:
+    return f"{show(summary[key])} (one device: {show(summary[key + '_one_device'])})"
 
 
-def _beside(found: Mapping[str, Any], key: str, show: Any) -> str:
-    return f"{show(found[key])} (one device: {show(found[key + '_one_device'])})"
-
-
-def _peaks(found: Mapping[str, Any]) -> str:
-    """The peaks in order of device, equal neighbours counted; their range where that is long."""
-    sizes = list(map(units.size, found["peak_bytes"]))
+def _peaks(summary: Mapping[str, Any]) -> str:
+    """The peaks in order of device, equal neighbours counted; their range if that is long."""
+    sizes = list(map(units.size, summary["peak_bytes"]))
     runs = [(size, len(list(same))) for size, same in groupby(sizes)]
     if len(runs) > MAX_PEAKS:
-        least, most = (units.size(end(found["peak_bytes"])) for end in (min, max))
+        least, most = (units.size(end(summary["peak_bytes"])) for end in (min, max))
         peaks = f"{least} to {most} on {len(sizes)} devices"
     else:
         peaks = ", ".join(f"{count} x {size}" if count > 1 else size for size, count in runs)
-    return f"{peaks} (one device: {units.size(found['peak_bytes_one_device'])})"
+    return f"{peaks} (one device: {units.size(summary['peak_bytes_one_device'])})"
 
 
 def _searched(seed: int, folded: str, search_s: float | None) -> str:
@@ -166,15 +154,7 @@ def _searched(seed: int, folded: str, search_s: float | None) -> str:
 
 
 def certificate_line(cert: Certificate, search_s: float | None = None) -> str:
-    """A stored certificate in one line.
-
-    Args:
-        cert: The certificate.
-        search_s: Seconds of the search, if they are known.
-    """
-    return (
-        f"{cert.strategy} plan by {cert.solver}: "
-        f"{cert.objective} cost {units.cost(cert.objective, cert.cost)}, "
-        f"bound {units.cost(cert.objective, cert.bound)}, gap {units.share(cert.gap)}, "
-        f"{_status(cert.status, cert.gap)}, {_searched(cert.seed, cert.folded, search_s)}"
-    )
+    """A certificate in one line; `search_s` as of `text`."""
+    certified = _certified(cert.objective, cert.cost, cert.bound, cert.gap, cert.status)
+    searched = _searched(cert.seed, cert.folded, search_s)
+    return f"{cert.strategy} plan by {cert.solver}: {certified}, {searched}"

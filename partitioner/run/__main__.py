@@ -21,9 +21,9 @@ from partitioner.backends.errors import BackendError, CommunicationError, one_li
 from partitioner.backends.header import Header
 from partitioner.backends.launch import threads_per_rank
 from partitioner.backends.onnx.load import read_directory
+from partitioner.backends.onnx.rank import RankProcess
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.process_group import TIMEOUT
-from partitioner.backends.rank import RankProcess
 from partitioner.compiled.folder import load_plan
 from partitioner.compiled.rank_files import ModuleFiles, rank_files
 from partitioner.ir.errors import PartitionerError
@@ -36,13 +36,13 @@ from partitioner.run.local import (
     write_outputs,
 )
 
-#: Seconds that an error waits to be printed if another rank's may be its cause, or the same:
-#: torchrun ends all ranks within a second of the first that fails.
+#: Seconds that an error waits to be printed if another rank's error may be its cause, or the same
+#: error: torchrun ends all ranks within a second of the first that fails.
 _GRACE_S = 3.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run this process's rank; 0 if all is well."""
+    """Run this process's rank; returns the exit code."""
     args = _parser().parse_args(argv)
     headers = _headers(args.directory)
     dist.init_process_group("gloo", timeout=TIMEOUT)
@@ -50,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
     config = SessionConfig(threads=threads_per_rank(here))
     process = RankProcess(args.directory, local_rank, config)
     is_first = dist.get_rank() == 0
-    whole = _whole_inputs(args, headers[0]) if is_first else None
-    outputs, seconds = process.run(_scattered(whole, headers), args.requests)
+    inputs = _whole_inputs(args, headers[0]) if is_first else None
+    outputs, seconds = process.run(_scattered(inputs, headers), args.requests)
     parts: list[Mapping[str, np.ndarray] | None] = [None] * len(headers)
     dist.gather_object(outputs, parts if is_first else None)
     if is_first:
@@ -78,10 +78,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _headers(directory: Path) -> Sequence[Header]:
-    """The headers of the ranks that torchrun has started, which are up to date."""
+    """The headers of the ranks that torchrun has started.
+
+    Raises:
+        BackendError: Not under torchrun, the files are of a module, or their number is not that of
+            the processes.
+        DirectoryError: The files are not up to date.
+    """
     if "RANK" not in os.environ:
         raise BackendError("start it with torchrun, or use `partition run`")
-    if (directory / "plan.json").exists():  # without one there is nothing to be out of date
+    if (directory / "plan.json").exists():  # without a plan the files cannot be out of date
         files = rank_files(directory)
         if isinstance(files, ModuleFiles):
             raise BackendError(
@@ -109,10 +115,10 @@ def _whole_inputs(args: argparse.Namespace, header: Header) -> Mapping[str, np.n
 
 
 def _scattered(
-    whole: Mapping[str, np.ndarray] | None, headers: Sequence[Header]
+    inputs: Mapping[str, np.ndarray] | None, headers: Sequence[Header]
 ) -> Mapping[str, np.ndarray]:
-    """This rank's parts of the whole inputs, which rank 0 has and hands out."""
-    parts = None if whole is None else [local_inputs(header, whole) for header in headers]
+    """This rank's parts of the whole inputs; rank 0 has `inputs` and scatters them, others None."""
+    parts = None if inputs is None else [local_inputs(header, inputs) for header in headers]
     received: list[Mapping[str, np.ndarray]] = [{}]
     dist.scatter_object_list(received, parts)
     return received[0]
@@ -121,8 +127,8 @@ def _scattered(
 def _fail(error: Exception) -> NoReturn:
     """Print a line on stderr and exit with 1; torchrun stops the other ranks.
 
-    Rank 0's own mistakes speak at once. What may only echo another rank's end waits first, so
-    that in most runs one rank speaks.
+    A mistake that rank 0 refuses is printed at once. An error that may follow from another rank's
+    end waits first, so that in most runs only one rank prints.
     """
     is_first = os.environ.get("RANK", "0") == "0"
     is_mistake = isinstance(error, PartitionerError) and not isinstance(error, CommunicationError)
@@ -137,5 +143,5 @@ def _fail(error: Exception) -> NoReturn:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except Exception as error:  # noqa: BLE001 (whatever it is, one line)
+    except Exception as error:  # noqa: BLE001 - any error is printed in one line
         _fail(error)

@@ -1,4 +1,4 @@
-"""`partition run`: one local process a rank, with measured beside predicted times."""
+"""`partition run`: one local process a rank; the measured time is shown beside the predicted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunError(PartitionerError, ValueError):
     """Inputs or outputs of a run that cannot be read or written."""
 
 
-#: What NumPy raises on a file that is no .npz, or a broken one.
+#: Errors that NumPy raises for a file that is no .npz file, or a broken one.
 _NO_NPZ = (
     *(OSError, ValueError, AttributeError, TypeError, KeyError, EOFError, MemoryError),
     *(RuntimeError, zipfile.BadZipFile, zlib.error),
@@ -39,20 +39,20 @@ def run_directory(
     requests: int = 1,
     seed: int = 0,
 ) -> str:
-    """Run a saved compilation; a few lines for people.
+    """Run a saved compilation; returns a report of a few lines.
 
     Args:
-        directory: Written by ``partition MODEL``.
+        directory: Folder that ``partition MODEL`` wrote.
         inputs: .npz of whole inputs by name; None draws valid random ones.
         outputs: .npz to write the whole outputs to; None writes none.
         requests: Requests in flight.
-        seed: Of the random inputs.
+        seed: Seed of the random inputs.
 
     Raises:
         RunError: A file cannot be read or written.
-        ResultError: Not such a folder.
+        ResultError: The folder is no saved compilation.
         DirectoryError: It has no rank files, or they are of another plan than its plan.json.
-        BackendError: A wrong input, or a rank failed.
+        BackendError: An input is wrong, or a rank failed.
     """
     files = rank_files(directory)
     files.check(load_plan(directory))
@@ -70,7 +70,7 @@ def run_directory(
 
 
 def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, np.ndarray]) -> str:
-    """The measured time, the expected one ("" for none) and the outputs' types; a line each."""
+    """The measured time, the line of the expected one ("" for none), and the outputs' types."""
     number = f"{requests} requests" if requests > 1 else "1 request"
     rate = units.per_second(requests / seconds)
     lines = [f"measured on this machine: {number} in {units.seconds(seconds)}, {rate}"]
@@ -80,29 +80,29 @@ def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, n
 
 
 def prediction(directory: Path) -> str:
-    """The time that a saved plan should take on the cluster that it was made for, in a line.
+    """A line with the time that a saved plan should take on the cluster that it was planned for.
 
     Raises:
-        ResultError: Not such a folder.
-        PlanError: A malformed plan.
+        ResultError: The folder is no saved compilation.
+        PlanError: The plan is malformed.
     """
     summary, plan = load_summary(directory), load_plan(directory)
-    latency, rate = summary["latency_s"], summary["throughput_per_s"]
-    shown = units.per_second(rate)
+    latency = units.seconds(summary["latency_s"])
+    rate = units.per_second(summary["throughput_per_s"])
     count = len(Cluster.from_data(plan.cluster))
     devices = f"{count} devices" if count > 1 else "1 device"
     name = f"{plan.cluster.get('name')} ({devices})"
-    return f"predicted for the planned cluster {name}: latency {units.seconds(latency)}, {shown}"
+    return f"predicted for the planned cluster {name}: latency {latency}, {rate}"
 
 
 def read_inputs(path: Path, header: Header) -> dict[str, np.ndarray]:
-    """Arrays of an .npz file, never unpickling, of the element types in a rank's header.
+    """The arrays of an .npz file, never unpickled, in the element types of a rank's header.
 
-    An .npz file cannot say bfloat16 or float8: an input of these may be float32 in the file, and
-    is rounded to nearest, or its raw bytes, which is what NumPy writes of an ml_dtypes array.
+    An .npz file has no bfloat16 or float8: such an input may be float32 in the file, which is
+    rounded to nearest, or raw bytes, as NumPy writes an ml_dtypes array.
 
     Raises:
-        RunError: Not an .npz file of plain arrays.
+        RunError: The file is no .npz file of plain arrays.
     """
     types = header.whole_inputs
     return {
@@ -141,7 +141,7 @@ def _from_file(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _is_foreign(dtype: np.dtype) -> bool:
-    """Whether an .npz file forgets an element type."""
+    """Whether an .npz file cannot hold an element type."""
     return dtype.isbuiltin == 2  # NumPy's mark of types that another package (ml_dtypes) adds
 
 
@@ -149,7 +149,7 @@ def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
     """Valid random inputs of a saved compilation's model.
 
     Raises:
-        RunError: The model, which says what is valid, is gone or has changed.
+        RunError: The model, which tells the valid inputs, is gone or has changed.
     """
     from partitioner.compiled import reload
 
@@ -160,7 +160,7 @@ def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
 
 
 def check_outputs(path: Path) -> None:
-    """Refuse before a run what `write_outputs` would refuse after it.
+    """Refuse, before a run, a file that `write_outputs` could not write after it.
 
     Raises:
         RunError: The path is a folder, or no file can be written there.
@@ -182,9 +182,9 @@ def _part(path: Path) -> Path:
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write whole outputs to an .npz file; nothing is left if that fails.
+    """Write whole outputs to an .npz file; no part of it is left if that fails.
 
-    Outputs of bfloat16 and float8, which such a file cannot hold, are written as float32 (exact).
+    Outputs of bfloat16 and float8, which such a file cannot hold, are written as float32, exactly.
 
     Raises:
         RunError: The file cannot be written.

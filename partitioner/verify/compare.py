@@ -1,4 +1,4 @@
-"""What a verification found: tensors compared, each with the tolerance of its element type."""
+"""The result of a verification: tensors compared within the tolerance of their element type."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
 
 #: Largest difference allowed, relative to the largest magnitude of the tensor, by element type.
-#: Sums over shards are taken in another order; each bound is some 100 units in the last place,
-#: of float8 (by ml_dtypes' names) one: it is what a result is stored in, not computed in.
+#: Shards are summed in another order, so each bound is about 100 units in the last place. That of
+#: float8 (by ml_dtypes' names) is one: results are stored in float8 and not computed in it.
 TOLERANCE: Mapping[str, float] = {
     "float64": 1e-9,
     "float32": 1e-4,
@@ -25,13 +25,13 @@ TOLERANCE: Mapping[str, float] = {
     "float8_e4m3fn": 2**-3,
     "float8_e5m2": 2**-2,
 }
-#: The same where more is allowed if a measured rounding asks for it: the gradients of small
-#: transformers in bfloat16 differ by up to 0.025, twice what rounding does to the module's own.
+#: The tolerances where the module's own rounding is measured and may raise them: gradients of small
+#: transformers in bfloat16 differ by up to 0.025, twice the rounding error of the module's own.
 MEASURED: Mapping[str, float] = {**TOLERANCE, "bfloat16": 3e-2}
 
 
 class VerificationError(PartitionerError, ValueError):
-    """A verification that cannot be run on this machine."""
+    """A verification that cannot be run."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Difference:
         name: Its name in the model.
         error: Largest absolute difference, relative to the largest finite magnitude; inf where
             only one side is finite, nan where types or sizes differ.
-        tolerance: Largest that is allowed (0: exact).
+        tolerance: Largest error that is allowed (0: exact).
         identical: Whether every bit is the same.
     """
 
@@ -59,13 +59,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first tensor inside a graph that differs from the same graph's on one device.
+    """The first tensor of a graph that differs from that of the same graph on one device.
 
     Attributes:
         tensor: The worst of its wrong parts, compared.
-        node: Name and op of the node that makes it.
+        node: Name and op of the node that computes it.
         ranks: Ranks whose part is wrong; all of a pending sum, which is compared as a whole.
-        placement: How it lies on them, like ``"[tp, -] on tp=2 on 0,1"``.
+        placement: Its placement, like ``"[tp, -] on tp=2 on 0,1"``.
     """
 
     tensor: Difference
@@ -83,15 +83,15 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a verification found; true if every output is equal (``assert result.verify()``).
+    """The result of a verification; true if every output is equal (``assert result.verify()``).
 
     Attributes:
         ranks: Number of ranks run.
-        seed: Of the random inputs.
+        seed: Seed of the random inputs.
         outputs: Every output, compared.
-        first: The first tensor in graph order that differs, if an output does; None then says that
-            the ranks compute what the graph does, and the graph is not the model.
-        against: What the ranks were compared with.
+        first: The first tensor in graph order that differs, if an output does. None although an
+            output differs: the ranks compute what the graph does, but the graph is not the model.
+        against: The reference that the ranks were compared with, in words.
     """
 
     ranks: int
@@ -136,11 +136,11 @@ def compare(
     """Compare one tensor.
 
     Args:
-        name: Of the tensor.
-        ours: What the ranks gave.
-        whole: What the whole model gave.
+        name: Name of the tensor.
+        ours: The tensor of the ranks.
+        whole: The tensor of the whole model.
         floor: Least magnitude that errors are relative to.
-        least: Least tolerance of a floating tensor, such as that of what it is computed from.
+        least: Least tolerance of a floating tensor, such as that of the tensors it comes from.
         table: Tolerance of each element type.
     """
     dtype = whole.dtype.name
@@ -168,10 +168,10 @@ def largest(array: np.ndarray) -> float:
 
 
 def check_memory(graph: Graph) -> None:
-    """Refuse what would not fit this machine's free memory.
+    """Refuse a verification that would not fit this machine's free memory.
 
-    Counted are the whole model and all ranks: weights twice, and copies of both (ONNX Runtime's
-    pre-packed ones, a module's gradients).
+    It counts the weights of the whole model and of all ranks, and a copy of both (ONNX Runtime's
+    pre-packed weights, a module's gradients).
 
     Raises:
         VerificationError: It would not fit.

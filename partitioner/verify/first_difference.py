@@ -1,11 +1,12 @@
-"""The first value inside a graph that the ranks compute otherwise than one device does.
+"""The first value of a graph that the ranks compute otherwise than one device does.
 
-The same graph runs twice, on the ranks and whole on one device, both with growing sets of values
-kept, until a value differs. What runs it is a backend's; this knows only arrays.
+The same graph runs twice, on the ranks and whole on one device. Each run keeps a growing set of
+values, until a value differs. A backend runs the programs; this module knows only arrays.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,19 +28,14 @@ from partitioner.verify.compare import TOLERANCE, Difference, FirstDifference, c
 #: Values of the first run; each run after it keeps twice as many.
 FIRST_VALUES = 16
 
-#: Runs programs and gives the local values that are asked for, by rank and name, as far as the
-#: backend can look at them.
+#: Runs programs that keep some local values, named by rank, and returns these values, by rank and
+#: name; values that the backend cannot look at are left out.
 Run = Callable[[Mapping[int, Collection[str]]], Mapping[int, Mapping[str, np.ndarray]]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """Programs of a graph and how they are run.
-
-    Attributes:
-        programs: The programs.
-        run: Runs them.
-    """
+    """Programs of a graph, and the function that runs them."""
 
     programs: Programs
     run: Run
@@ -65,7 +61,7 @@ def first_difference(
 
     Args:
         graph: The graph of both.
-        ranks: The ranks.
+        ranks: The graph on all ranks.
         alone: The graph whole on one device.
         floor: Least magnitude that errors in the backward pass are relative to.
         table: Tolerance of each element type.
@@ -74,26 +70,28 @@ def first_difference(
     allowed = tolerances(graph, table)
     values = [value for node in graph.nodes for value in node.writes if value in homes]
     for batch in _growing(values):
-        got, want = ranks.values(batch), alone.values(batch)[0]
+        by_rank, on_one = ranks.values(batch), alone.values(batch)[0]
         for value in batch:
             home = homes[value]
             devices = home.placement.mesh.devices
-            parts = {d: got[d][home.name] for d in devices if home.name in got.get(d, {})}
-            whole = want.get(alone.programs.homes[value].name)
+            parts = {d: by_rank[d][home.name] for d in devices if home.name in by_rank.get(d, {})}
+            whole = on_one.get(alone.programs.homes[value].name)
             if whole is None or len(parts) < len(devices):
                 continue
             node = graph.producers[value]
             scale = max(floor if node.name in graph.backward else 0.0, largest(whole))
-            wrong = {
-                at: found
-                for at, part, right in _pairs(parts, home.placement, whole)
-                if not (found := _compared(value, part, right, scale, allowed[value], table)).equal
-            }
+            compared = (
+                (holders, _compared(value, part, expected, scale, allowed[value], table))
+                for holders, part, expected in _pairs(parts, home.placement, whole)
+            )
+            wrong = [(holders, part) for holders, part in compared if not part.equal]
             if wrong:
-                worst = max(wrong.values(), key=lambda one: (one.error != one.error, one.error))
-                at = tuple(sorted({rank for held in wrong for rank in held}))
+                worst = max(
+                    (part for _, part in wrong), key=lambda d: (math.isnan(d.error), d.error)
+                )
+                wrong_ranks = tuple(sorted({rank for holders, _ in wrong for rank in holders}))
                 named = f"{node.name!r} ({node.op})"
-                return FirstDifference(worst, named, at, str(home.placement))
+                return FirstDifference(worst, named, wrong_ranks, str(home.placement))
     return None
 
 
@@ -105,42 +103,38 @@ def _growing(values: list[str]) -> Iterator[list[str]]:
 
 
 def tolerances(graph: Graph, table: Mapping[str, float] = TOLERANCE) -> dict[str, float]:
-    """Tolerance of each value: that of the coarsest type that it is computed in."""
-    found: dict[str, float] = {}
+    """Tolerance of each value: that of the coarsest element type in its computation."""
+    by_value: dict[str, float] = {}
     for node in graph.nodes:
         row = row_of(node)
         computes = row is None or not (row.view or row.stored)
-        read = [found.get(value, 0.0) for value in node.reads]
+        read = [by_value.get(value, 0.0) for value in node.reads]
         for value in node.writes:
-            found[value] = max(_tolerance(graph, value, table) if computes else 0.0, *read, 0.0)
-    return found
-
-
-def _tolerance(graph: Graph, value: str, table: Mapping[str, float]) -> float:
-    kind = np.zeros((), numpy_dtype(graph.types[value].dtype)).real.dtype
-    return table.get(kind.name, 0.0)
+            real = np.zeros((), numpy_dtype(graph.types[value].dtype)).real.dtype
+            by_value[value] = max(table.get(real.name, 0.0) if computes else 0.0, *read, 0.0)
+    return by_value
 
 
 def _compared(
     value: str,
     part: np.ndarray,
-    right: np.ndarray,
+    expected: np.ndarray,
     scale: float,
     tolerance: float,
     table: Mapping[str, float],
 ) -> Difference:
-    """A part compared; of integers and booleans the tolerance is the share that may differ."""
-    found = compare(value, part, right, scale, table=table)
-    if found.tolerance == 0.0 and found.error == found.error:
+    """A part compared; for integers and booleans the tolerance is the share that may differ."""
+    difference = compare(value, part, expected, scale, table=table)
+    if difference.tolerance == 0.0 and not math.isnan(difference.error):
         tolerance *= part.size
-    return replace(found, tolerance=tolerance)
+    return replace(difference, tolerance=tolerance)
 
 
 def _pairs(
     parts: Mapping[int, np.ndarray], placement: Placement, whole: np.ndarray
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray, np.ndarray]]:
-    """Ranks, what they have, and what it should be."""
-    if placement.sharding.partial:  # its parts say something only together
+    """Ranks, their part, and the part of the whole that it must equal."""
+    if placement.sharding.partial:  # the parts are terms: only their sum can be compared
         yield tuple(sorted(parts)), join(parts, placement), whole
         return
     for device, region in placement.parts():
@@ -150,15 +144,13 @@ def _pairs(
 def uncut_programs(graph: Graph, *, deliver_all: bool = False) -> Programs:
     """The graph on one rank: every value under its own name, nothing cut or sent.
 
-    Args:
-        graph: The graph.
-        deliver_all: As of `lower`.
+    `deliver_all` is that of `lower`.
     """
     cluster = resolve_cluster(None, 1)
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
     plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
-    found = schedule(graph, resolve(graph, plan), cluster)
-    return lower(graph, found, 1, deliver_all=deliver_all)
+    tasks = schedule(graph, resolve(graph, plan), cluster)
+    return lower(graph, tasks, 1, deliver_all=deliver_all)
 
 
 def join(parts: Mapping[int, np.ndarray], placement: Placement) -> np.ndarray:

@@ -2,9 +2,9 @@
 
 All ranks run in this process, in lock-step, on random inputs like the example inputs, and are
 compared with the module itself: results, written buffers and, in training, every gradient. A module
-with dropout draws other masks than its program does, whose masks are the same however it is cut:
-then the ranks are compared with the program on one device. If something differs, the first value
-inside the graph that does is looked for (`partitioner.verify.first_difference`).
+with dropout draws other masks than its program; the program's masks do not depend on how it is cut,
+so its ranks are compared with the program on one device. If a tensor differs, the first value of
+the graph that differs is searched for (`partitioner.verify.first_difference`).
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ from partitioner.verify.compare import (
 )
 from partitioner.verify.first_difference import Side, first_difference, tolerances, uncut_programs
 
-#: Errors of a gradient are relative to at least this share of the largest one of all parameters:
-#: gradients that are zero in exact arithmetic (of a bias before a normalisation, of an attention's
-#: key bias) are rounding errors of sums whose terms are as large as other gradients.
+#: Errors of a gradient are relative to at least this share of the largest gradient of all
+#: parameters: gradients that are zero in exact arithmetic (of a bias before a normalisation, of an
+#: attention's key bias) are rounding errors of sums whose terms are as large as other gradients.
 GRADIENT_FLOOR = 0.1
 
-#: Ranks may differ from the module by so many times what rounding makes the module itself differ
-#: from float64: both sum in orders of their own.
+#: Ranks may differ from the module by so many times the module's own error against float64: ranks
+#: and module sum in different orders.
 ROUNDING = 10.0
-#: But by no more than this share of a tensor's largest magnitude: less than one rank's part of two.
+#: The limit of that allowance, as a share of a tensor's largest magnitude: less than the error if
+#: one of two ranks' parts were missing.
 MOST = 0.25
-#: Unless the tensor in float64 is at most this share of the module's: zero but for rounding.
+#: The limit does not hold if the tensor in float64 is at most this share of the module's: it is
+#: zero but for rounding.
 NOTHING = 0.01
 
-#: Modules that draw numbers in training, and stop at probability 0.
+#: Modules that draw numbers in training, and draw none at probability 0.
 DROPOUTS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
     *(nn.AlphaDropout, nn.FeatureAlphaDropout),
@@ -70,8 +72,8 @@ def verify_module(module: TracedModule, ranks: AllRanks, seed: int) -> Verificat
 
     Args:
         module: The module and its trace.
-        ranks: The ranks of its module.
-        seed: Of the random inputs, and of dropout.
+        ranks: Its ranks.
+        seed: Seed of the random inputs and of dropout.
 
     Raises:
         BackendError: A rank fails.
@@ -83,7 +85,7 @@ def verify_module(module: TracedModule, ranks: AllRanks, seed: int) -> Verificat
 def _verified(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
     args, kwargs = random_arguments(module, seed)
     inputs = module.signature.feed(args, kwargs, seed)
-    ours = _Run(ranks, inputs, module.stored_values())
+    ours = _FedRanks(ranks, inputs, module.stored_values())
     if module.signature.seed:
         against = (
             "the same program on one device (its dropout is drawn otherwise than the module's)"
@@ -97,7 +99,7 @@ def _verified(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
     table, rounding = MEASURED, dict[str, float]()
     compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
     if not all(output.equal for output in compared):
-        rounding = _own_rounding(module, args, kwargs, floor)
+        rounding = _rounding_allowances(module, args, kwargs, floor)
         table = MEASURED if rounding else TOLERANCE
         compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
     first = None
@@ -107,14 +109,13 @@ def _verified(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
 
 
 def check_contents(module: TracedModule) -> None:
-    """Refuse modules that nothing can be computed with here.
+    """Refuse modules whose weights or example inputs are fake.
 
     Raises:
-        VerificationError: The weights or example inputs are fake.
+        VerificationError: They are fake.
     """
     captured = module.traced.captured
-    held = [*captured.tensors.values(), *captured.arguments]
-    for tensor in held:
+    for tensor in (*captured.tensors.values(), *captured.arguments):
         fake = isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False)
         if fake:
             raise VerificationError(
@@ -125,20 +126,20 @@ def check_contents(module: TracedModule) -> None:
 def random_arguments(module: TracedModule, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like the example inputs.
 
-    They are the example's in another order: so indices stay within what they index, shares of one
-    between 0 and 1, and what must be positive is. A row of ascending numbers stays as it is, as
-    offsets and boundaries must, and so does what is not finite, as in masks. Floats that are all
-    equal are drawn between that number and half of it, zeros between 0 and 1.
+    They hold the example's elements in another order, so that indices stay within their tables,
+    probabilities between 0 and 1, and positive numbers positive. A row of ascending numbers stays
+    as it is, as offsets and boundaries must, and so do elements that are not finite, as in masks.
+    Floats that are all equal are drawn between that number and half of it, zeros between 0 and 1.
     """
     signature = module.signature
     random = torch.Generator().manual_seed(seed)
-    flat = [_random(value, random) for value in signature.example]
+    flat = [_random_like(value, random) for value in signature.example]
     args, kwargs = pytree.tree_unflatten(flat, signature.in_spec)
     return tuple(args), dict(kwargs)
 
 
 def random_inputs(module: TracedModule, seed: int) -> dict[str, np.ndarray]:
-    """The same as arrays by name of the graph's inputs.
+    """Random arguments (see `random_arguments`) as arrays, by name of the graph's inputs.
 
     Raises:
         VerificationError: The example inputs have no contents.
@@ -152,16 +153,16 @@ def random_inputs(module: TracedModule, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def _random(value: Any, random: torch.Generator) -> Any:
+def _random_like(value: Any, random: torch.Generator) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    held = value.detach().cpu()
-    if held.is_floating_point() or held.is_complex():
-        wide = held.to(torch.complex128 if held.is_complex() else torch.float64)
+    tensor, row = value.detach().cpu(), value.dim() == 1
+    if tensor.is_floating_point() or tensor.is_complex():
+        wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
         finite = wide.isfinite()
-        wide[finite] = _other_floats(wide[finite], random, row=held.dim() == 1)
-        return wide.to(held.dtype)
-    return _other_order(held.reshape(-1), random, row=held.dim() == 1).reshape(held.shape)
+        wide[finite] = _other_floats(wide[finite], random, row=row)
+        return wide.to(tensor.dtype)
+    return _other_order(tensor.reshape(-1), random, row=row).reshape(tensor.shape)
 
 
 def _other_floats(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> torch.Tensor:
@@ -178,8 +179,8 @@ def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> t
 
 
 @dataclass(frozen=True)
-class _Run:
-    """A program with what it is fed."""
+class _FedRanks:
+    """Ranks with the inputs and stored values of one step."""
 
     ranks: AllRanks
     inputs: Mapping[str, torch.Tensor]
@@ -188,8 +189,8 @@ class _Run:
     def step(self) -> Step:
         return self.ranks.step(self.inputs, self.stored)
 
-    def alone(self) -> _Run:
-        """The same on one device."""
+    def alone(self) -> _FedRanks:
+        """The same graph on one device."""
         graph = self.ranks.graph
         programs = uncut_programs(graph, deliver_all=True)
         return replace(self, ranks=AllRanks(programs, graph))
@@ -204,33 +205,33 @@ class _Run:
 
 
 def _named(module: TracedModule, step: Step) -> Values:
-    """Results, gradients and written buffers by the names that people know."""
-    late = {**step.results, **step.gradients}
-    return {name: late[value] for name, value in _compared_values(module).items()}
+    """Results, gradients and written buffers by the module's names."""
+    tensors = {**step.results, **step.gradients}
+    return {name: tensors[value] for name, value in _compared_values(module).items()}
 
 
 def _compared_values(module: TracedModule) -> dict[str, str]:
-    """Values of the graph by the names that people know."""
+    """Values of the graph that are compared, by the module's names."""
     traced = module.traced
     names = zip(result_names(module), traced.results, strict=True)
-    found = {name: value for name, value in names if value}
-    found |= {f"grad:{name}": value for name, value in sorted(traced.gradients.items())}
-    found |= {f"buffer:{name}": value for name, value in sorted(traced.written.items())}
-    return found
+    values = {name: value for name, value in names if value}
+    values |= {f"grad:{name}": value for name, value in sorted(traced.gradients.items())}
+    values |= {f"buffer:{name}": value for name, value in sorted(traced.written.items())}
+    return values
 
 
 def _allowed(
-    module: TracedModule, own: Mapping[str, float], table: Mapping[str, float]
+    module: TracedModule, rounding: Mapping[str, float], table: Mapping[str, float]
 ) -> dict[str, float]:
-    """Tolerance of each compared tensor: by element type, or what the module's rounding allows."""
+    """Tolerance of each compared tensor: of its element type, or a larger one for rounding."""
     known, values = tolerances(module.graph, table), _compared_values(module)
-    return {name: max(known[value], own.get(name, 0.0)) for name, value in values.items()}
+    return {name: max(known[value], rounding.get(name, 0.0)) for name, value in values.items()}
 
 
 def result_names(module: TracedModule) -> list[str]:
-    """``output``, ``output[0]`` or ``output['logits']`` of each flat result.
+    """The name of each flat result: ``output``, ``output[0]`` or ``output['logits']``.
 
-    In training the first one is ``loss``.
+    In training the first is ``loss``.
     """
     spec = module.signature.out_spec
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
@@ -240,7 +241,7 @@ def result_names(module: TracedModule) -> list[str]:
 
 
 def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
-    """What the module itself gives; a copy runs, so that its buffers stay as they are."""
+    """Results, gradients and buffers of a copy of the module, which itself stays as it is."""
     try:
         copied = _copied(module.module)
     except Exception as error:
@@ -252,13 +253,16 @@ def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
         if training:
             flat[0].backward()
     names = zip(result_names(module), module.traced.results, flat, strict=True)
-    found = {name: result.detach() for name, value, result in names if value}
-    held = _tensors(copied)
+    values = {name: result.detach() for name, value, result in names if value}
+    tensors = {
+        **dict(copied.named_parameters(remove_duplicate=False)),
+        **dict(copied.named_buffers(remove_duplicate=False)),
+    }
     for name in sorted(module.traced.gradients):
-        gradient = held[name].grad
-        found[f"grad:{name}"] = torch.zeros_like(held[name]) if gradient is None else gradient
-    found |= {f"buffer:{name}": held[name] for name in sorted(module.traced.written)}
-    return found
+        gradient = tensors[name].grad
+        values[f"grad:{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
+    values |= {f"buffer:{name}": tensors[name] for name in sorted(module.traced.written)}
+    return values
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -283,30 +287,35 @@ def _copied(module: nn.Module) -> nn.Module:
     return copied
 
 
-def _own_rounding(
+def _rounding_allowances(
     module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], floor: float
 ) -> dict[str, float]:
-    """What the module's own rounding allows, by name: a multiple of how far it is from float64.
+    """The errors that the module's own rounding allows, by name (see `allowance`).
 
-    Measured without dropout. Empty where the module still draws numbers, or does not run in
-    float64: then nothing more is known of rounding.
+    They are measured without dropout. Empty if the module still draws numbers, or does not run in
+    float64: its rounding is then unknown.
     """
+
+    def seeded(module: TracedModule, seed: int) -> Values:
+        torch.manual_seed(seed)
+        return _eager(module, args, kwargs)
+
     try:
         calm = replace(module, module=_without_dropout(module.module))
         with torch.random.fork_rng(devices=[]):
-            whole, again = (_seeded(calm, args, kwargs, seed) for seed in range(2))
+            whole, again = (seeded(calm, seed) for seed in range(2))
         if any(not torch.equal(whole[name], again[name]) for name in whole):
             return {}
         args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
         with torch.autocast("cpu", enabled=False):
-            exact = _eager(replace(calm, module=_widened(calm.module)), args, kwargs)
-    except Exception:  # noqa: BLE001 - whatever it is, nothing more is known of rounding
+            exact = _eager(replace(calm, module=_copied(calm.module).double()), args, kwargs)
+    except Exception:  # noqa: BLE001 - after any error the rounding is unknown
         return {}
     wide = {name: _wide(tensor) for name, tensor in whole.items()}
     none = dict.fromkeys(wide, 0.0)
     return {
-        found.name: allowance(found.error, _array(wide[found.name]), _array(exact[found.name]))
-        for found in _compared(exact, wide, floor, none, TOLERANCE)
+        tensor.name: allowance(tensor.error, _array(wide[tensor.name]), _array(exact[tensor.name]))
+        for tensor in _compared(exact, wide, floor, none, TOLERANCE)
     }
 
 
@@ -314,26 +323,19 @@ def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
     """Relative error that ranks may have.
 
     Args:
-        error: Of float64, relative to what the module computes.
-        whole: What the module computes.
-        exact: The same in float64.
+        error: Error of the float64 tensor, relative to the module's.
+        whole: The module's tensor.
+        exact: The same tensor in float64.
 
     Returns:
-        A multiple of the error. No more than `MOST`, or a wrong rule would pass where a sort or a
-        threshold makes the module jump; but whatever it is where the tensor is zero but for
-        rounding. Nothing if the error is not finite.
+        A multiple of the error; 0 if the error is not finite. It is at most `MOST`, or a wrong rule
+        would pass where a sort or a threshold makes the module jump, but has no limit where the
+        tensor is zero but for rounding.
     """
     if not math.isfinite(error):
         return 0.0
-    nothing = largest(exact) <= NOTHING * largest(whole)
-    return ROUNDING * error if nothing else min(ROUNDING * error, MOST)
-
-
-def _seeded(
-    module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
-) -> Values:
-    torch.manual_seed(seed)
-    return _eager(module, args, kwargs)
+    is_zero = largest(exact) <= NOTHING * largest(whole)
+    return ROUNDING * error if is_zero else min(ROUNDING * error, MOST)
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:
@@ -348,30 +350,19 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _widened(module: nn.Module) -> nn.Module:
-    return _copied(module).double()
-
-
-def _tensors(module: nn.Module) -> Values:
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
 def _largest_gradient(whole: Values) -> float:
     gradients = (value for name, value in whole.items() if name.startswith("grad:"))
     return max((largest(_array(gradient)) for gradient in gradients), default=0.0)
 
 
 def _compared(
-    found: Values,
+    values: Values,
     whole: Values,
     floor: float,
     least: Mapping[str, float],
     table: Mapping[str, float],
 ) -> Iterator[Difference]:
-    for name, ours in found.items():
+    for name, ours in values.items():
         zero = floor if name.startswith("grad:") else 0.0
         yield compare(name, _array(ours), _array(whole[name]), zero, least[name], table)
 

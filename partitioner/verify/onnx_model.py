@@ -1,7 +1,7 @@
 """Proof that a partitioned model computes what the whole model does.
 
 All ranks run in this process over simulated communications and are compared with ONNX Runtime on
-the user's own model. If an output differs, the first value inside the graph that does is looked
+the user's own model. If an output differs, the first value of the graph that differs is searched
 for (`partitioner.verify.first_difference`).
 """
 
@@ -22,8 +22,8 @@ from partitioner.verify.first_difference import Run, Side, first_difference, unc
 if TYPE_CHECKING:
     import onnx
 
-#: Level of ONNX Runtime's graph optimizations: none, on both sides. Fusions (BatchNormalization
-#: into Conv) that a cut between two nodes breaks would change the last bits.
+#: Level of ONNX Runtime's graph optimizations: none, on both sides. A cut between two nodes would
+#: prevent their fusion (BatchNormalization into Conv) on one side and change the last bits.
 _EXACT = "disable"
 
 
@@ -32,17 +32,17 @@ def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -
 
     Args:
         traced: The whole model.
-        programs: What the ranks run (for the names of their values).
-        directory: The rank files.
-        seed: Of the random inputs, which are valid ones (indices within their tables).
+        programs: The ranks' programs, which name their values.
+        directory: Folder of the rank files.
+        seed: Seed of the random inputs, which are valid (indices within their tables).
 
     Raises:
         VerificationError: Both sides together would not fit this machine's free memory.
         BackendError: A rank fails.
     """
     from partitioner.backends.onnx.emit import emit_models
+    from partitioner.backends.onnx.simulator import run_lockstep
     from partitioner.backends.onnx.whole import run_whole
-    from partitioner.backends.simulator import run_lockstep
 
     check_memory(traced.graph)
     inputs = random_inputs(traced.graph, seed)
@@ -64,7 +64,7 @@ def verify(traced: Traced, programs: Programs, directory: Path, seed: int = 0) -
 
 
 def _run(source: Path | Sequence[onnx.ModelProto], inputs: Mapping[str, np.ndarray]) -> Run:
-    from partitioner.backends.simulator import Simulator
+    from partitioner.backends.onnx.simulator import Simulator
 
     def run(keep: Mapping[int, Collection[str]]) -> Mapping[int, Mapping[str, np.ndarray]]:
         return Simulator(source, keep=keep, optimization=_EXACT).run([inputs])[0].values

@@ -1,4 +1,4 @@
-"""Annotations say what the plan does, the annotated model computes the same, and is valid."""
+"""Annotations agree with the plan; the annotated model is valid and computes the same."""
 
 import itertools
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ import pytest
 from drawn_plans import GRID, PLANS, TP2, TP3, compiled, mlp
 from onnx import ModelProto, NodeProto, ShardingSpecProto, helper
 
+import partitioner
 from partitioner import examples
 from partitioner.annotations.report import check_annotations
 from partitioner.annotations.specs import NotInStandardError, sharding_spec
@@ -43,8 +44,8 @@ def written(result: Compiled, path: Path) -> Annotated:
     return annotated
 
 
-def said(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]]:
-    """Elements on each device by the proposal's loops: shards row-major over the cut dims."""
+def annotated_elements(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]]:
+    """The elements of each device by the proposal's loops: shards row-major over the cut dims."""
     groups = {entry.key: list(entry.value) for entry in spec.index_to_device_group_map}
     whole = np.arange(int(np.prod(shape))).reshape(shape)
     cut = {dim.axis: list(dim.simple_sharding) for dim in spec.sharded_dim}
@@ -66,8 +67,8 @@ def said(spec: ShardingSpecProto, shape: tuple[int, ...]) -> dict[int, list[int]
     return elements
 
 
-def placed(at: Placement) -> dict[int, list[int]]:
-    """The same from the plan's own layouts."""
+def planned_elements(at: Placement) -> dict[int, list[int]]:
+    """The elements of each device, from the plan's own layouts."""
     shape = at.sharding.shape
     whole = np.arange(int(np.prod(shape))).reshape(shape)
     return {
@@ -85,17 +86,22 @@ def specs(node: NodeProto) -> dict[str, ShardingSpecProto]:
     return {spec.tensor_name: spec for spec in config.sharding_spec}
 
 
-def said_and_meant(result: Compiled, model: ModelProto) -> Iterator[tuple[str, object, object]]:
+def elements(result: Compiled, model: ModelProto) -> Iterator[tuple[str, object, object]]:
+    """Annotated values, with the elements of each device by the annotation and by the plan."""
     nodes = {node.name: node for node in model.graph.node}
     for task in result.schedule.tasks:
         if task.placed is not None:
             written_specs = specs(nodes[task.placed.node.name])
             for value, at in (*task.placed.operands(), *task.placed.results()):
                 if value in written_specs:
-                    yield value, said(written_specs[value], at.sharding.shape), placed(at)
+                    yield (
+                        value,
+                        annotated_elements(written_specs[value], at.sharding.shape),
+                        planned_elements(at),
+                    )
 
 
-def runs_alike(result: Compiled, path: Path) -> None:
+def check_equal_outputs(result: Compiled, path: Path) -> None:
     feeds = random_inputs(result.graph, 0)
     whole = ort.InferenceSession(result.model.traced.whole.SerializeToString())
     for expected, output in zip(
@@ -110,12 +116,12 @@ def test_specs_say_what_the_plan_does(name: str, tmp_path: Path) -> None:
     annotations = written(result, tmp_path / "a.onnx")
     model = onnx.load(tmp_path / "a.onnx")
     assert (annotations.nodes, annotations.devices) == (3, len(result.cluster.devices))
-    triples = list(said_and_meant(result, model))
+    triples = list(elements(result, model))
     assert len(triples) == 10 - len(annotations.left_out)
-    for value, said, meant in triples:
-        assert said == meant, value
+    for value, annotated_parts, planned_parts in triples:
+        assert annotated_parts == planned_parts, value
     assert model.ir_version == 11
-    runs_alike(result, tmp_path / "a.onnx")
+    check_equal_outputs(result, tmp_path / "a.onnx")
 
 
 MODELS = {
@@ -127,8 +133,6 @@ MODELS = {
 @pytest.mark.parametrize("strategy", ["intra", "inter"])
 @pytest.mark.parametrize("name", MODELS)
 def test_real_plans(name: str, strategy: str, tmp_path: Path) -> None:
-    import partitioner
-
     model = examples.build(name, **MODELS[name])
     result = partitioner.compile(model, cluster="2xideal", strategy=strategy, time_limit_s=5)
     written(result, tmp_path / "a.onnx")
@@ -136,9 +140,11 @@ def test_real_plans(name: str, strategy: str, tmp_path: Path) -> None:
         str(check_annotations(tmp_path / "a.onnx"))
         == f"ok: {len(result.graph.nodes)} nodes annotated for 2 devices"
     )
-    for value, said, meant in said_and_meant(result, onnx.load(tmp_path / "a.onnx")):
-        assert said == meant, value
-    runs_alike(result, tmp_path / "a.onnx")
+    triples = list(elements(result, onnx.load(tmp_path / "a.onnx")))
+    assert triples
+    for value, annotated_parts, planned_parts in triples:
+        assert annotated_parts == planned_parts, value
+    check_equal_outputs(result, tmp_path / "a.onnx")
 
 
 def test_stages_are_those_of_the_schedule() -> None:
@@ -193,7 +199,7 @@ def test_left_out_lines_are_short() -> None:
 
 
 def test_nodes_behind_identities_are_found() -> None:
-    """Tracing removes Identity and gives its name to what it hands on."""
+    """Tracing removes Identity and gives the name of its result to its operand."""
     nodes = [
         helper.make_node("Relu", ["x"], ["r"], name="relu"),
         helper.make_node("Identity", ["r"], ["y"], name="same"),
@@ -281,7 +287,7 @@ def test_cuts_of_factors(layout: DimLayout, mesh: DeviceMesh, parts: list[tuple[
     spec = sharding_spec("t", TensorType.of("float32", (layout.size,)), at)
     (dim,) = spec.sharded_dim
     assert [(part.dim_value, part.num_shards) for part in dim.simple_sharding] == parts
-    assert said(spec, (layout.size,)) == placed(at)
+    assert annotated_elements(spec, (layout.size,)) == planned_elements(at)
 
 
 @pytest.mark.parametrize(
@@ -310,8 +316,6 @@ def test_symbols_of_inputs_are_kept() -> None:
 
 
 def test_a_model_with_symbols_keeps_them(tmp_path: Path) -> None:
-    import partitioner
-
     model = mlp()
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"

@@ -19,8 +19,8 @@ from torch_jobs import RunJob
 
 from partitioner.backends import launch
 from partitioner.backends.errors import BackendError
-from partitioner.backends.launch import run_local
 from partitioner.backends.onnx.emit import emit
+from partitioner.backends.onnx.local import run_local
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -175,7 +175,7 @@ def test_an_interrupted_caller_leaves_nothing(folder: Path, how: signal.Signals)
         "import signal, sys, numpy as np; from pathlib import Path\n"
         # a shell starts its background jobs, and CI may start the tests, with SIGINT ignored
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from partitioner.backends.launch import run_local\n"
+        "from partitioner.backends.onnx.local import run_local\n"
         "run_local(Path(sys.argv[1]), dict(np.load(sys.argv[1] + '/in.npz')), 1_000_000)\n"
     )
     caller = subprocess.Popen(

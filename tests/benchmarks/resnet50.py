@@ -23,8 +23,8 @@ import partitioner
 from partitioner import examples
 from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.onnx.sessions import SessionConfig
+from partitioner.backends.onnx.simulator import Simulator
 from partitioner.backends.onnx.whole import open_whole
-from partitioner.backends.simulator import Simulator
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.program import Compute, Programs, RankProgram

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one line an error, nothing where it is not asked for."""
+"""The command line: exit codes, errors of one line, no output that was not asked for."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from command_line import one_line
 from onnx import helper
 
 from partitioner import __version__, examples
-from partitioner.backends import launch
+from partitioner.backends.onnx import local
 from partitioner.cli.main import main
 
 
@@ -100,7 +100,7 @@ def test_wrong_usage_exits_2(
 def test_options_that_mean_nothing_together_exit_2(
     tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the model is read: it is none."""
+    """They are refused before the model is read: its file holds none."""
     (tmp_path / "m.onnx").write_bytes(b"junk")
     target = tmp_path / "x"
     assert main([str(tmp_path / "m.onnx"), *arguments, "-q", "-o", str(target)]) == 2
@@ -180,7 +180,7 @@ def test_a_folder_with_a_plan_only(
 def test_a_run_without_its_model(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Inputs cannot be drawn then, but may be given."""
+    """Inputs cannot be drawn without it, but may be given."""
     shutil.copytree(home / "m.partition", tmp_path / "p")
     assert main(["run", str(tmp_path / "p")]) == 1
     assert "; or give --inputs, which needs no model" in one_line(capsys.readouterr().err)
@@ -205,7 +205,7 @@ def test_outputs_that_cannot_be_written_are_found_before_the_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "run_local", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(local, "run_local", lambda *_: pytest.fail("it ran"))
     before = sorted(here.iterdir())
     assert main(["run", "m.partition", "--outputs", path]) == 1
     assert message in one_line(capsys.readouterr().err)
@@ -344,10 +344,10 @@ def test_outputs_that_no_node_makes(
     assert main(["run", str(folder), *files]) == 0
     relu = np.maximum(x, 0)
     expected = {"x_output": x, "w_output": w, "c": -w, "y": relu, "y_output": relu}
-    with np.load(tmp_path / "out.npz") as found:
-        assert sorted(found) == sorted(expected)
+    with np.load(tmp_path / "out.npz") as outputs:
+        assert sorted(outputs) == sorted(expected)
         for name, array in expected.items():
-            np.testing.assert_array_equal(found[name], array)
+            np.testing.assert_array_equal(outputs[name], array)
     out = capsys.readouterr().out
     assert "equal: 2 ranks" in out
     assert "predicted for the planned cluster 2xideal (2 devices): latency" in out

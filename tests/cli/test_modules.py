@@ -112,7 +112,7 @@ def test_the_summary_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_names_and_folders_by_default(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The current folder is looked in first, as by `python -m`, also from elsewhere later."""
+    """The current folder is searched first, as by `python -m`; plans load from elsewhere too."""
     text = Path(modules.__file__).read_text()
     (tmp_path / "own_models.py").write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -233,55 +233,71 @@ def test_a_request_that_was_spoilt(
 
 @pytest.mark.usefixtures("here")
 def test_the_problem_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It has the cost of the plan that `partition` finds; `solve` and `evaluate` agree on it."""
+    """Its cost is that of the plan of `partition`; `solve` and `evaluate` agree on it."""
     problem, solution = str(tmp_path / "p.json"), str(tmp_path / "s.json")
-    asked = ["modules:build_training", "--training", "--parallel", "zero3", "--devices", "2", "-q"]
+    arguments = [
+        "modules:build_training",
+        "--training",
+        "--parallel",
+        "zero3",
+        "--devices",
+        "2",
+        "-q",
+    ]
     target = ["--strategy", "intra", "--dump-problem", problem]
-    assert main([*asked, *target]) == 0
+    assert main([*arguments, *target]) == 0
     assert main(["solve", problem, "-o", solution, "--json"]) == 0
     cost = json.loads(capsys.readouterr().out)["cost"]
     assert main(["evaluate", problem, solution]) == 0
     assert re.search(rf"cost +{cost}\n(.*\n)*feasible", capsys.readouterr().out)
     planned = ["--gap", "0", "--plan-only", "--json", "-o", str(tmp_path / "x")]
-    assert main([*asked, *planned]) == 0
+    assert main([*arguments, *planned]) == 0
     assert json.loads(capsys.readouterr().out)["cost"] * 1e12 == pytest.approx(cost, rel=1e-6)
 
 
 @pytest.mark.usefixtures("here")
 def test_a_sweep_of_a_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A kind of parallelism that a number of devices cannot have is a point without a plan."""
-    asked = ["modules:build_training", "--training", "--parallel", "dp", "--memory", "1GB"]
+    arguments = ["modules:build_training", "--training", "--parallel", "dp", "--memory", "1GB"]
     page = str(tmp_path / "p.html")
-    assert main(["sweep", *asked, "--devices", "1,2,9", "-q", "--json", "-o", page]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["title"] == "build_training"
-    assert [point["strategy"] for point in found["points"]] == ["single", "intra", ""]
-    assert "parallel dp: batch of 'ids'" in found["points"][2]["why"]
+    assert main(["sweep", *arguments, "--devices", "1,2,9", "-q", "--json", "-o", page]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["title"] == "build_training"
+    assert [point["strategy"] for point in data["points"]] == ["single", "intra", ""]
+    assert "parallel dp: batch of 'ids'" in data["points"][2]["why"]
     assert "build_training" in Path(page).read_text()
 
 
 @pytest.mark.usefixtures("here")
 def test_meshes_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["sweep", "modules:build_training", "--training", "--parallel", "dp+tp", "-q", "--json"]
-    assert main([*asked, "--devices", "1,4", "--mesh", "dp=2,tp=2"]) == 0
+    arguments = [
+        "sweep",
+        "modules:build_training",
+        "--training",
+        "--parallel",
+        "dp+tp",
+        "-q",
+        "--json",
+    ]
+    assert main([*arguments, "--devices", "1,4", "--mesh", "dp=2,tp=2"]) == 0
     one, four = json.loads(capsys.readouterr().out)["points"]
     assert (one["strategy"], four["strategy"], four["devices_used"]) == ("single", "intra", 4)
-    for given, message in (
+    for meshes, message in (
         (["--mesh", "dp=2,tp=1"], "mesh dp=2,tp=1 has 2 devices; the points have 1, 4"),
         (["--mesh", "dp=4", "--mesh", "tp=4"], "meshes dp=4 and tp=4 both have 4 devices"),
         (["--mesh", "dp=4"], "parallel 'dp+tp' wants a mesh of axes dp and tp"),
         ([], "wants a mesh of axes dp and tp; the mesh given has none"),
     ):
-        assert main([*asked, "--devices", "1,4", *given]) == 2
+        assert main([*arguments, "--devices", "1,4", *meshes]) == 2
         assert message in capsys.readouterr().err
 
 
 def test_a_sweep_from_python() -> None:
-    found = partitioner.sweep(*modules.build(), [1], clusters=["cpu"], memory=["1kB", None])
-    short, planned = found.data["points"]
+    swept = partitioner.sweep(*modules.build(), [1], clusters=["cpu"], memory=["1kB", None])
+    short, planned = swept.data["points"]
     assert "bytes are short on device 0" in short["why"]
     assert planned["strategy"] == "single"
-    assert str(found).startswith("devices")
+    assert str(swept).startswith("devices")
     with pytest.raises(OptionError, match="give devices, or clusters with counts"):
         partitioner.sweep(*modules.build())
 

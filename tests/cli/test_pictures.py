@@ -1,4 +1,4 @@
-"""The options, `draw` and `check`: exit codes, one line an error, nothing half-written."""
+"""Picture options, `draw` and `check`: exit codes, errors of one line, no half-written file."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder beside them."""
+    """An empty folder, with a link to the partition and a copy of the model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").symlink_to(home / "m.partition")
     (tmp_path / "m.onnx").write_bytes((home / "m.onnx").read_bytes())

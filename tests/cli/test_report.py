@@ -1,4 +1,4 @@
-"""Where the commands write their pages, what they refuse to replace, what they warn of."""
+"""Pages of the commands: where they are written, what is never replaced, warnings."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from partitioner.files import FileError
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """m.onnx and its plan, m.partition; m.partition again as stale/, its certificate another's."""
-    folder = tmp_path_factory.mktemp("made")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """m.onnx, its plan m.partition, and stale/: the same plan with a certificate of another."""
+    folder = tmp_path_factory.mktemp("plans")
     onnx.save(examples.build("mlp", layers=2, hidden=8, batch=4), folder / "m.onnx")
     options = ["--devices", "2", "--plan-only", "-q", "-o", str(folder / "m.partition")]
     assert main([str(folder / "m.onnx"), *options]) == 0
@@ -31,8 +31,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def here(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(plans, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -29,9 +29,9 @@ from partitioner.verify.module import random_arguments, verify_module
 
 
 def compiled(module: nn.Module, example: object, **options: object) -> ModuleProgram:
-    found = partitioner.compile(module, example, cluster="2xideal", **options)
-    assert isinstance(found, ModuleProgram)
-    return found
+    program = partitioner.compile(module, example, cluster="2xideal", **options)
+    assert isinstance(program, ModuleProgram)
+    return program
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +56,18 @@ def saved_training(training: ModuleProgram, tmp_path_factory: pytest.TempPathFac
 
 def test_results_are_verified(inference: ModuleProgram) -> None:
     assert inference.summary["sharded_flops_share"] > 0.9
-    found = inference.verify(seed=3)
-    assert found
-    assert [output.name for output in found.outputs] == ["output['logits']"]
-    assert str(found).startswith("equal: 2 ranks against the whole module, seed 3\n")
+    verification = inference.verify(seed=3)
+    assert verification
+    assert [output.name for output in verification.outputs] == ["output['logits']"]
+    assert str(verification).startswith("equal: 2 ranks against the whole module, seed 3\n")
 
 
 def test_gradients_and_written_buffers_are_verified(training: ModuleProgram) -> None:
     before = {name: t.clone() for name, t in training.whole.state_dict().items()}
     drawn = torch.random.get_rng_state()
-    found = training.verify()
-    assert found
-    names = [output.name for output in found.outputs]
+    verification = training.verify()
+    assert verification
+    names = [output.name for output in verification.outputs]
     assert names[:2] == ["loss", "output[1]"]
     grads = {f"grad:{name}" for name, _ in training.whole.named_parameters()}
     assert grads == {name for name in names if name.startswith("grad:")}
@@ -86,10 +86,11 @@ def test_dropout_is_compared_with_the_program_on_one_device() -> None:
     program = compiled(
         modules.classifier(0.5, training=True), modules.batch(labels=True), training=True
     )
-    found = program.verify()
-    assert found
-    assert "against the same program on one device (its dropout is drawn otherwise" in str(found)
-    assert any(name.name.startswith("grad:") for name in found.outputs)
+    verification = program.verify()
+    assert verification
+    text = str(verification)
+    assert "against the same program on one device (its dropout is drawn otherwise" in text
+    assert any(output.name.startswith("grad:") for output in verification.outputs)
 
 
 def spoilt(part: PassGraph, operator: str, change: Callable[[fx.Node], None]) -> PassGraph:
@@ -141,24 +142,24 @@ def test_a_wrong_program_is_found_out(
     change: Callable[[fx.Node], None],
     where: str,
 ) -> None:
-    """One rank computes something else, in the graphs that were made or in those of the files."""
+    """Rank 1 computes something else, in the emitted graphs or in those of the files."""
     ranks = list(training.ranks.all_ranks.ranks)
     if written:
         ranks = list(with_written(saved_training, ranks))
     ranks[1] = replace(ranks[1], **{which: spoilt(getattr(ranks[1], which), operator, change)})
     changed = AllRanks(training.programs, training.graph, ranks)
-    found = verify_module(training.model.module, changed, 0)
-    assert not found
-    differ = [output.name for output in found.outputs if not output.equal]
+    verification = verify_module(training.model.module, changed, 0)
+    assert not verification
+    differ = [output.name for output in verification.outputs if not output.equal]
     assert ("loss" in differ) == (which == "forward")
     assert any(name.startswith("grad:") for name in differ)
-    assert str(found).startswith("DIFFERENT: ")
+    assert str(verification).startswith("DIFFERENT: ")
     name = operator.removesuffix(".default").replace("aten.", "aten::")
     (node,) = (node for node in training.graph.nodes if node.op == name)
     assert (
         f"first tensor that differs: {node.outputs[0]!r} of {node.name!r} ({name}), "
         f"{where}, relative error "
-    ) in str(found)
+    ) in str(verification)
 
 
 @pytest.mark.parametrize(("factor", "equal"), [(1.0, True), (0.94, False)])
@@ -174,28 +175,28 @@ def test_bfloat16_allows_what_rounding_does(factor: float, equal: bool) -> None:
         node.replace_all_uses_with(scaled, lambda user: user is not scaled)
 
     ranks = tuple(
-        replace(one, forward=spoilt(one.forward, "aten.relu.default", scale))
-        for one in program.ranks.all_ranks.ranks
+        replace(rank, forward=spoilt(rank.forward, "aten.relu.default", scale))
+        for rank in program.ranks.all_ranks.ranks
     )
     changed = AllRanks(program.programs, program.graph, ranks)
-    found = verify_module(program.model.module, changed, 0)
-    assert bool(found) == equal, str(found)
-    assert found.outputs[0].tolerance < 0.05
-    assert ("first tensor that differs: 'addmm_1'" in str(found)) != equal
+    verification = verify_module(program.model.module, changed, 0)
+    assert bool(verification) == equal, str(verification)
+    assert verification.outputs[0].tolerance < 0.05
+    assert ("first tensor that differs: 'addmm_1'" in str(verification)) != equal
 
 
 def test_what_a_device_holds_adds_up_to_its_peak(training: ModuleProgram) -> None:
-    found = Holdings.of(training.graph, training.plan, training.cluster)
+    holdings = Holdings.of(training.graph, training.plan, training.cluster)
     for device, peak in training.evaluation.peak.items():
-        parts = found.at_peak(device)
+        parts = holdings.at_peak(device)
         assert sum(parts.values()) == pytest.approx(peak.bytes, abs=len(parts))
         assert parts["parameters"] + parts["optimizer's state"] == peak.resident_bytes
         assert parts["gradients"] > 0
-        assert " gradients" in found.text(device)
+        assert " gradients" in holdings.text(device)
 
 
 def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> None:
-    (ids,), kwargs = random_arguments(inference, 5)
+    (ids,), kwargs = random_arguments(inference.model.module, 5)
     assert kwargs == {}
     (example,) = modules.batch()
     assert ids.shape == example.shape
@@ -204,7 +205,7 @@ def test_random_arguments_are_like_the_examples(inference: ModuleProgram) -> Non
 
 
 def test_what_random_arguments_keep() -> None:
-    """Classes, shares, signs, masks: what a loss may be given stays what it may be given."""
+    """Classes, shares, signs, masks: random inputs stay valid inputs of a loss."""
 
     class Losses(nn.Module):
         def __init__(self) -> None:
@@ -223,7 +224,7 @@ def test_what_random_arguments_keep() -> None:
             return torch.stack(losses).sum()
 
     torch.manual_seed(0)
-    given = {
+    examples = {
         "x": torch.randn(4, 8),
         "mask": torch.zeros(8, 8).fill_(-torch.inf).triu(1)[:4],
         "share": torch.rand(4, 8),
@@ -233,19 +234,19 @@ def test_what_random_arguments_keep() -> None:
         "scale": torch.tensor(300.0),
         "ones": torch.ones(4, 8),
     }
-    program = compiled(Losses(), given, training=True)
-    drawn, other = (random_arguments(program, seed)[1] for seed in range(2))
-    for name, example in given.items():
+    program = compiled(Losses(), examples, training=True)
+    drawn, other = (random_arguments(program.model.module, seed)[1] for seed in range(2))
+    for name, example in examples.items():
         assert drawn[name].dtype == example.dtype
         assert torch.equal(drawn[name], other[name]) == (name == "bounds")
         if name in ("x", "share", "classes", "signs"):
             assert torch.equal(drawn[name].flatten().sort()[0], example.flatten().sort()[0])
-    assert torch.equal(drawn["mask"].isinf(), given["mask"].isinf())
+    assert torch.equal(drawn["mask"].isinf(), examples["mask"].isinf())
     for name, least, most in (("mask", 0, 1), ("ones", 0.5, 1), ("scale", 150, 300)):
         finite = drawn[name][drawn[name].isfinite()]
         assert least <= finite.min() <= finite.max() <= most
-    found = program.verify()
-    assert found, str(found)
+    verification = program.verify()
+    assert verification, str(verification)
 
 
 def test_structured_results_and_element_types() -> None:
@@ -267,9 +268,9 @@ def test_structured_results_and_element_types() -> None:
             "on": torch.ones(4) > 0,
         },
     )
-    found = program.verify()
-    assert found, str(found)
-    assert [(output.name, output.tolerance > 0) for output in found.outputs] == [
+    verification = program.verify()
+    assert verification, str(verification)
+    assert [(output.name, output.tolerance > 0) for output in verification.outputs] == [
         ("output[0]", True),
         ("output[1]['k']", False),
         ("output[1]['on']", False),
@@ -278,7 +279,7 @@ def test_structured_results_and_element_types() -> None:
 
 @dataclass
 class Scored:
-    """What a module returns."""
+    """Results of a module: a tensor among other values."""
 
     loss: torch.Tensor
     words: dict[str, object]
@@ -305,15 +306,15 @@ def test_results_that_are_no_tensors_come_back(training: bool, tmp_path: Path) -
     whole, x = Scoring(), torch.randn(4, 8)
     program = compiled(whole, x, training=training)
     folder = program.save(tmp_path / "scoring.partition")
-    for one in (program, partitioner.load(folder, whole, x)):
-        assert isinstance(one, ModuleProgram)
-        loss, found, count = one(x)
+    for again in (program, partitioner.load(folder, whole, x)):
+        assert isinstance(again, ModuleProgram)
+        loss, scored, count = again(x)
         assert count == 3
-        assert isinstance(found, Scored)
-        assert found.words == {"name": "dense", "ready": True, "none": None}
-        assert found.sizes == (4, 0.5, None)
-        torch.testing.assert_close((loss, found.loss), (whole(x)[0], whole(x)[0]))
-        torch.testing.assert_close(found.scores, whole(x)[1].scores)
+        assert isinstance(scored, Scored)
+        assert scored.words == {"name": "dense", "ready": True, "none": None}
+        assert scored.sizes == (4, 0.5, None)
+        torch.testing.assert_close((loss, scored.loss), (whole(x)[0], whole(x)[0]))
+        torch.testing.assert_close(scored.scores, whole(x)[1].scores)
     assert program.verify()
 
 
@@ -342,11 +343,10 @@ def test_the_files_of_a_program(saved: Path, saved_training: Path) -> None:
     backward = {"rank0.backward.pt2", "rank1.backward.pt2"}
     both = common | {"rank0.pt2", "rank1.pt2"} | backward
     assert {p.name for p in saved_training.iterdir()} == both
-    held = sum(p.stat().st_size for p in saved.glob("rank*"))
     file = read_rank_file(saved_training / "rank1.backward.pt2")
     assert (file.header.rank, file.which, file.training) == (1, "backward", True)
     assert file.stored  # parameters are arguments: no weights are in the file
-    assert held > 0
+    assert all(path.stat().st_size > 0 for path in saved.glob("rank*"))
     assert json.loads((saved / "request.json").read_text())["kind"] == "module"
 
 
@@ -362,9 +362,9 @@ def test_a_saved_program_is_loaded_with_its_module(saved: Path, inference: Modul
 def test_backward_files_are_verified(saved_training: Path) -> None:
     module = modules.classifier(training=True)
     again = partitioner.load(saved_training, module, modules.batch(labels=True))
-    found = again.verify_written(saved_training, seed=4)
-    assert found, str(found)
-    assert any(output.name == "grad:table.weight" for output in found.outputs)
+    verification = again.verify_written(saved_training, seed=4)
+    assert verification, str(verification)
+    assert any(output.name == "grad:table.weight" for output in verification.outputs)
 
 
 @pytest.mark.parametrize(
@@ -457,9 +457,11 @@ def test_pytorch_loads_the_files_too(saved: Path, inference: ModuleProgram) -> N
         assert all(parts[name].region is None for name in file.arguments)
         feeds[file.header.rank] = [fed[parts[name].whole] for name in file.arguments]
     results = run_lockstep(loaded, feeds)
-    made = {o.whole: results[0][files[0].results.index(o.value)] for o in files[0].header.outputs}
+    outputs = {
+        o.whole: results[0][files[0].results.index(o.value)] for o in files[0].header.outputs
+    }
     whole = inference(*modules.batch())["logits"]
-    (logits,) = made.values()
+    (logits,) = outputs.values()
     assert torch.equal(logits, whole)
 
 
@@ -501,3 +503,27 @@ def test_a_failed_save_leaves_nothing(
 def test_verify_directory_needs_the_module(saved: Path) -> None:
     with pytest.raises(ResultError, match="was given in Python"):
         partitioner.load(saved).verify_written(saved)
+
+
+def test_a_program_runs_by_the_names_of_its_graph(inference: ModuleProgram) -> None:
+    (ids,) = modules.batch()
+    (name,), (result,) = inference.graph.inputs, inference.graph.outputs
+    outputs = inference.run({name: ids.numpy()})
+    assert [*outputs] == [result]
+    np.testing.assert_array_equal(outputs[result], inference(ids)["logits"].numpy())
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "inputs are none; the module's are ids"),
+        (["words"], "inputs are words; the module's are ids"),
+        (["ids", "words"], "inputs are ids, words; the module's are ids"),
+    ],
+)
+def test_a_run_with_other_inputs_is_refused(
+    inference: ModuleProgram, names: list[str], message: str
+) -> None:
+    (ids,) = modules.batch()
+    with pytest.raises(BackendError, match=message):
+        inference.run(dict.fromkeys(names, ids.numpy()))

@@ -1,4 +1,4 @@
-"""Results: saved and loaded again, moved or changed models, nothing left after a failure."""
+"""Compiled models: saved and loaded again; moved or changed models; failures leave nothing."""
 
 import json
 from collections.abc import Callable
@@ -72,20 +72,20 @@ def test_the_files(saved: Path) -> None:
 def test_the_seed_and_the_seconds_are_kept_and_shown(
     model: onnx.ModelProto, tmp_path: Path
 ) -> None:
-    made = partitioner.compile(model, devices=2, seed=7)
-    certificate = made.plan.certificate
+    result = partitioner.compile(model, devices=2, seed=7)
+    certificate = result.plan.certificate
     assert certificate is not None
-    assert (certificate.seed, certificate.folded, made.summary["seed"]) == (7, "", 7)
-    again = partitioner.load(made.save(tmp_path / "m"))
+    assert (certificate.seed, certificate.folded, result.summary["seed"]) == (7, "", 7)
+    again = partitioner.load(result.save(tmp_path / "m"))
     assert again.plan.certificate == certificate
-    assert again.seconds == made.seconds
+    assert again.seconds == result.seconds
     assert again.search_s is not None
     line = f", seed 7, {units.seconds(again.search_s)}"
     assert show(again).splitlines()[1].endswith(line)
     assert text(again.summary, again.search_s).splitlines()[-1].endswith(line)
-    assert repr(made).endswith(", seed 7>")
-    plan = replace(made.plan, certificate=replace(certificate, folded="2 layers as one"))
-    assert repr(replace(made, plan=plan)).endswith(", seed 7, folded: 2 layers as one>")
+    assert repr(result).endswith(", seed 7>")
+    plan = replace(result.plan, certificate=replace(certificate, folded="2 layers as one"))
+    assert repr(replace(result, plan=plan)).endswith(", seed 7, folded: 2 layers as one>")
 
 
 def test_a_plan_alone(compiled: Compiled, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_plan_alone(compiled: Compiled, tmp_path: Path) -> None:
 
 
 def test_a_saved_plan_is_saved_again_alike(saved: Path, tmp_path: Path) -> None:
-    """Its model is found where it is: in the first folder."""
+    """The copy refers to the model in the first folder."""
     copy = partitioner.load(saved).save(tmp_path / "copy")
     for name in ("plan.json", "rank0.onnx", "timeline.json"):
         assert (copy / name).read_bytes() == (saved / name).read_bytes()
@@ -103,11 +103,11 @@ def test_a_saved_plan_is_saved_again_alike(saved: Path, tmp_path: Path) -> None:
 
 
 def test_two_compilations_are_byte_equal(model: onnx.ModelProto, tmp_path: Path) -> None:
-    one, other = (
+    folder, other = (
         partitioner.compile(model, devices=3, time_limit_s=20).save(tmp_path / name)
         for name in "ab"
     )
-    for path in one.iterdir():
+    for path in folder.iterdir():
         if path.name != "summary.json":  # has the seconds
             assert path.read_bytes() == (other / path.name).read_bytes(), path.name
 
@@ -195,7 +195,7 @@ def test_rank_files_of_another_plan_are_refused(saved: Path) -> None:
 
 
 def test_a_certificate_is_not_of_the_decisions(saved: Path) -> None:
-    """What is proven of a plan changes no rank file."""
+    """Rank files stay up to date if only the certificate of their plan changes."""
     edit(saved, lambda data: data.update(certificate=None))
     assert partitioner.load(saved).verify_written(saved).equal
 
@@ -307,3 +307,30 @@ def test_a_failing_swap_puts_the_old_folder_back(
         replace_directory(target, lambda folder: (folder / "plan.json").touch(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (target / "plan.json").read_text() == "old"
+
+
+def test_ranks_that_were_emitted_before_are_written_the_same(
+    model: onnx.ModelProto, saved: Path, tmp_path: Path
+) -> None:
+    result = partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
+    result.run(feeds())  # emits the ranks
+    again = result.save(tmp_path / "again")
+    names = sorted(path.name for path in again.glob("rank*"))
+    assert names == sorted(path.name for path in saved.glob("rank*"))
+    for name in names:
+        assert (again / name).read_bytes() == (saved / name).read_bytes(), name
+    assert result.verify_written(again).equal
+
+
+def test_a_model_in_memory_is_saved_with_its_plan(compiled: Compiled, saved: Path) -> None:
+    assert compiled.model.path is None
+    request = json.loads((saved / "request.json").read_text())
+    assert request == {
+        "version": 1,
+        "model": "model.onnx",
+        "graph_digest": compiled.graph.digest,
+        "dims": {},
+        "shapes": {},
+    }
+    assert onnx.load(saved / "model.onnx").graph.name == "mlp"
+    assert partitioner.load(saved).model.path == (saved / "model.onnx").resolve()

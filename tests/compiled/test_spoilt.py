@@ -1,4 +1,4 @@
-"""Every field of a saved compilation's files, spoilt: one line and exit code 1, or it is used."""
+"""Every field of a saved compilation's files, spoilt: refused in one line, or used."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fields(data: Any, at: Key = ()) -> Iterator[Key]:
-    """Where every field is."""
+    """The path of every field."""
     yield at
     if isinstance(data, dict | list):
         keys = data if isinstance(data, dict) else range(len(data))
@@ -63,11 +63,11 @@ def ways(data: Any) -> Iterator[tuple[Key, object]]:
         yield from ((at, value) for value in (LESS, MORE) if at)
 
 
-def check(argv: list[str], what: object, capsys: pytest.CaptureFixture[str]) -> int:
+def check(argv: list[str], change: object, capsys: pytest.CaptureFixture[str]) -> int:
     code = main(argv)
     err = capsys.readouterr().err
-    assert code in (0, 1), what
-    assert err.count("\n") == 1 or (code == 0 and not err), (what, err)
+    assert code in (0, 1), change
+    assert err.count("\n") == 1 or (code == 0 and not err), (change, err)
     return code
 
 
@@ -88,7 +88,7 @@ def test_json_files(name: str, folder: Path, capsys: pytest.CaptureFixture[str])
 def test_headers_of_rank_files(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What passes the checks would be started."""
+    """Headers that pass the checks would start the ranks."""
 
     def start(*_: object) -> None:
         raise BackendError("started")

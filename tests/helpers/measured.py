@@ -17,8 +17,8 @@ import torch
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.executor import Action, Role
 from partitioner.backends.onnx.sessions import SessionConfig
+from partitioner.backends.onnx.simulator import Simulator
 from partitioner.backends.onnx.steps import Cut
-from partitioner.backends.simulator import Simulator
 from partitioner.ir.types import DTYPE_BITS
 
 

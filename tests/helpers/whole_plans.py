@@ -8,7 +8,7 @@ import numpy as np
 import onnx_models
 
 from partitioner.backends.onnx.emit import emit_models
-from partitioner.backends.simulator import run_lockstep
+from partitioner.backends.onnx.simulator import run_lockstep
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.frontends.inputs import random_inputs

@@ -1,4 +1,4 @@
-"""What another choice at one node would cost: as the referee says of the changed plan."""
+"""Costs of a plan with another strategy at one node, against the referee's of the changed plan."""
 
 import pytest
 
@@ -6,15 +6,9 @@ import partitioner
 from partitioner import examples
 from partitioner.compiled.base import Compiled
 from partitioner.cost_model.evaluate import evaluate
-from partitioner.ir.graph import Node
-from partitioner.report.alternatives import Alternative, Context
+from partitioner.report.alternatives import Neighbourhood, best_other
 
 SMALL = {"mlp": {"layers": 3, "hidden": 32}, "llama": {"layers": 1}}
-
-
-def _runner_up(context: Context, node: Node) -> Alternative | None:
-    own, *others = context.alternatives(node)
-    return context.best_of(own, others)
 
 
 @pytest.fixture(scope="module", params=["mlp inter", "mlp intra", "llama auto", "llama intra"])
@@ -25,24 +19,25 @@ def compiled(request: pytest.FixtureRequest) -> Compiled:
 
 
 def test_each_alternative_costs_what_the_referee_says(compiled: Compiled) -> None:
-    context = Context(compiled.graph, compiled.plan, compiled.cluster)
+    neighbourhood = Neighbourhood(compiled.graph, compiled.plan, compiled.cluster)
     tried = 0
     for node in compiled.graph.nodes:
-        own, *others = context.alternatives(node)
-        assert own.chosen
-        assert own.step_s == pytest.approx(compiled.evaluation.step_s)
+        first, *others = neighbourhood.alternatives(node)
+        assert first.chosen
+        assert first.step_s == pytest.approx(compiled.evaluation.step_s)
         for entry in others:
-            got = evaluate(compiled.graph, context.changed(entry.placed), compiled.cluster)
-            assert entry.step_s == pytest.approx(got.step_s)
-            assert entry.work_s == pytest.approx(sum(got.load_s.values()))
+            plan = neighbourhood.changed(entry.placed)
+            figures = evaluate(compiled.graph, plan, compiled.cluster)
+            assert entry.step_s == pytest.approx(figures.step_s)
+            assert entry.work_s == pytest.approx(sum(figures.load_s.values()))
             tried += 1
     assert tried >= 10
 
 
-def test_looking_changes_nothing(compiled: Compiled) -> None:
-    context = Context(compiled.graph, compiled.plan, compiled.cluster)
+def test_alternatives_are_the_same_when_listed_again(compiled: Compiled) -> None:
+    neighbourhood = Neighbourhood(compiled.graph, compiled.plan, compiled.cluster)
     node = compiled.graph.nodes[0]
-    once, again = context.alternatives(node), context.alternatives(node)
+    once, again = neighbourhood.alternatives(node), neighbourhood.alternatives(node)
     assert [entry.placed for entry in once] == [entry.placed for entry in again]
     assert [entry.step_s for entry in once] == pytest.approx([entry.step_s for entry in again])
 
@@ -52,21 +47,22 @@ def test_of_an_optimal_plan_no_single_change_is_better() -> None:
     result = partitioner.compile(model, devices=2, strategy="intra", gap=0.0, time_limit_s=10)
     assert result.plan.certificate is not None
     assert result.plan.certificate.status == "optimal"
-    context = Context(result.graph, result.plan, result.cluster)
+    neighbourhood = Neighbourhood(result.graph, result.plan, result.cluster)
     for node in result.graph.nodes:
-        best = _runner_up(context, node)
+        best = best_other(neighbourhood.alternatives(node))
         assert best is None or best.step_s >= result.evaluation.step_s * (1 - 2e-4)
 
 
 def test_the_runner_up_fits_if_any_does() -> None:
     model = examples.build("mlp", layers=4, hidden=64)
     result = partitioner.compile(model, devices=2, memory="48KiB", time_limit_s=5)
-    context = Context(result.graph, result.plan, result.cluster)
+    neighbourhood = Neighbourhood(result.graph, result.plan, result.cluster)
     over = 0
     for node in result.graph.nodes:
-        others = [a for a in context.alternatives(node) if not a.chosen]
+        alternatives = neighbourhood.alternatives(node)
+        others = [a for a in alternatives if not a.chosen]
         over += sum(a.over_bytes > 0 for a in others)
-        best = _runner_up(context, node)
+        best = best_other(alternatives)
         assert best is not None
         if any(a.over_bytes <= 0 for a in others):
             assert best.over_bytes <= 0

@@ -1,4 +1,4 @@
-"""What the sentences say, on plans whose answer is known."""
+"""The sentences of the head, on plans whose bottleneck is known."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -91,18 +91,17 @@ def test_of_unequal_devices_the_best_alone_is_compared_with(tmp_path: Path) -> N
 def test_a_plan_that_does_not_fit_says_so_first() -> None:
     result = _compiled(2, layers=4, hidden=64, strategy="inter")
     tight = replace(result.evaluation, limit_bytes=dict.fromkeys((0, 1), 1024))
-    found = bottleneck(result.graph, result.schedule, tight, result.cluster, "throughput")
+    limits = bottleneck(result.graph, result.schedule, tight, result.cluster, "throughput")
     for objective in ("throughput", "latency", "memory"):
-        sentence = limit_sentence(found, tight, objective)
+        sentence = limit_sentence(limits, tight, objective)
         assert sentence.startswith("Does not fit: device ")
         assert "over its limit" in sentence
 
 
 def test_waiting_is_not_communication() -> None:
-    found = Bottleneck(
-        "latency", None, 1.0, {"waiting": 0.6, "send": 0.1, "launches": 0.3}, {}, 1, ("", 0)
-    )
-    assert found.communication_s == 0.1
+    seconds = {"waiting": 0.6, "send": 0.1, "launches": 0.3}
+    limits = Bottleneck(None, 1.0, seconds, counts={}, balance=1.0, longest=("", 0.0))
+    assert limits.communication_s == {"send": 0.1}
 
 
 def test_nothing_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

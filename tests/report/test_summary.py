@@ -1,4 +1,4 @@
-"""What the summary says of a plan is what the plan does, whatever space it was found in."""
+"""The summary agrees with the plan, whatever space of the search it comes from."""
 
 import json
 from pathlib import Path
@@ -112,25 +112,25 @@ def test_a_replicated_model_is_called_so(model: onnx.ModelProto) -> None:
 
 
 def test_a_plan_far_from_its_bound_is_not_called_optimal(model: onnx.ModelProto) -> None:
-    found = {**partitioner.compile(model, devices=2).summary, "status": "optimal", "gap": 0.112}
-    assert "gap 11.2 %, within the gap asked for" in text(found)
-    assert "gap 0 %, optimal" in text({**found, "gap": 2.2e-16})
-    assert "stopped by the time limit" in text({**found, "status": "time_limit"})
+    summary = {**partitioner.compile(model, devices=2).summary, "status": "optimal", "gap": 0.112}
+    assert "gap 11.2 %, within the gap asked for" in text(summary)
+    assert "gap 0 %, optimal" in text({**summary, "gap": 2.2e-16})
+    assert "stopped by the time limit" in text({**summary, "status": "time_limit"})
 
 
 def test_equal_peaks_are_counted(model: onnx.ModelProto) -> None:
-    found = partitioner.compile(model, devices=2).summary
-    line = text({**found, "peak_bytes": [2048] * 63 + [1024]})
+    summary = partitioner.compile(model, devices=2).summary
+    line = text({**summary, "peak_bytes": [2048] * 63 + [1024]})
     assert "peak memory 63 x 2 KiB, 1 KiB (one device" in line
-    many = text({**found, "peak_bytes": [1024, 3072] * 32})
+    many = text({**summary, "peak_bytes": [1024, 3072] * 32})
     assert "peak memory 1 KiB to 3 KiB on 64 devices (one device" in many
 
 
 def test_fewer_devices_are_named(model: onnx.ModelProto) -> None:
-    found = partitioner.compile(model, devices=2).summary
+    summary = partitioner.compile(model, devices=2).summary
     for count, words in ((1, "note: one device would do better"), (2, "note: 2 devices would")):
         assert words in text(
-            {**found, "fewer_devices": {"devices": count, "cost": 1, "cost_here": 2}}
+            {**summary, "fewer_devices": {"devices": count, "cost": 1, "cost_here": 2}}
         )
 
 

@@ -13,7 +13,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import NodePlan, Plan
 from partitioner.ir.types import TensorType
-from partitioner.report.alternatives import Context
+from partitioner.report.alternatives import Neighbourhood
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
 from partitioner.solver import Infeasible, Objective
@@ -105,11 +105,11 @@ def test_the_refusal_stands_where_exact_liveness_does_not_fit_either() -> None:
 def test_whether_a_changed_plan_fits_is_told_exactly() -> None:
     """The safe formula calls the plan itself, and every change of it, too large."""
     outcome, graph, cluster = _search(2), _there_and_back(), _cluster(2)
-    context = Context(graph, outcome.plan, cluster)
+    neighbourhood = Neighbourhood(graph, outcome.plan, cluster)
     told = set()
     for node in graph.nodes:
-        for entry in context.alternatives(node):
-            exact = evaluate(graph, context.changed(entry.placed), cluster).fits_exactly
-            assert context.fits(entry) == (entry.over_bytes <= 0 or exact)
+        for entry in neighbourhood.alternatives(node):
+            exact = evaluate(graph, neighbourhood.changed(entry.placed), cluster).fits_exactly
+            assert neighbourhood.fits(entry) == (entry.over_bytes <= 0 or exact)
             told.add((entry.over_bytes > 0, exact))
     assert {(True, True), (True, False)} <= told

@@ -14,7 +14,7 @@ from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan, resolve
-from partitioner.report.alternatives import Context
+from partitioner.report.alternatives import Neighbourhood
 from partitioner.search.request import Request
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
@@ -158,7 +158,7 @@ def test_a_balanced_plan_is_told_of_the_cuts_by_speed(monkeypatch: pytest.Monkey
     with monkeypatch.context() as without:
         without.setattr("partitioner.search.explicit.device_speeds", lambda *_: None)
         plan = search(graph, MIXED, Request(strategy="intra", time_limit_s=10)).plan
-    offered = Context(graph, plan, MIXED).alternatives(graph.nodes[0])
+    offered = Neighbourhood(graph, plan, MIXED).alternatives(graph.nodes[0])
     sizes = {layout.sizes() for entry in offered[1:] for layout in entry.placed.layouts.values()}
     assert offered[0].chosen
     assert {layout.sizes() for layout in offered[0].placed.layouts.values()} == {(16,) * 4}

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import partitioner
 from partitioner import examples
 from partitioner.backends.errors import BackendError
-from partitioner.backends.launch import run_local
+from partitioner.backends.onnx.local import run_local
 from partitioner.cli.main import main
 from partitioner.verify.compare import VerificationError, compare
 
@@ -49,14 +49,14 @@ def test_a_wrong_weight_is_found_and_the_first_tensor_named(saved: Path, layer: 
     node = [node for node in result.graph.nodes if node.op in ("Gemm", "MatMul")][layer]
     weight = next(value for value in node.inputs if value in result.graph.constants)
     _spoil(_holder(saved, weight), weight)
-    found = partitioner.load(saved).verify_written(saved)
-    assert not found.equal
-    assert found.first is not None
-    assert found.first.tensor.name == node.outputs[0]
-    assert repr(node.name) in found.first.node
+    verification = partitioner.load(saved).verify_written(saved)
+    assert not verification.equal
+    assert verification.first is not None
+    assert verification.first.tensor.name == node.outputs[0]
+    assert repr(node.name) in verification.first.node
     home = result.programs.homes[node.outputs[0]]
-    assert found.first.ranks == home.placement.mesh.devices
-    assert found.first.placement == str(home.placement)
+    assert verification.first.ranks == home.placement.mesh.devices
+    assert verification.first.placement == str(home.placement)
 
 
 def test_the_command_says_so_and_exits_1(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,10 +72,10 @@ def test_the_command_says_so_and_exits_1(saved: Path, capsys: pytest.CaptureFixt
 
 
 def test_compare_by_type() -> None:
-    one = np.array([1.0, 100.0], np.float32)
-    assert compare("x", one, one.copy()).identical
-    assert compare("x", one + np.float32(1e-3), one).equal
-    assert not compare("x", one + np.float32(1), one).equal
+    floats = np.array([1.0, 100.0], np.float32)
+    assert compare("x", floats, floats.copy()).identical
+    assert compare("x", floats + np.float32(1e-3), floats).equal
+    assert not compare("x", floats + np.float32(1), floats).equal
     whole = np.array([1, 2], np.int64)
     assert not compare("i", whole + 1, whole).equal
     assert not compare("i", whole.astype(np.int32), whole).equal
@@ -84,7 +84,7 @@ def test_compare_by_type() -> None:
     nan = np.array([np.nan, 1], np.float32)
     assert compare("n", nan, nan.copy()).equal
     assert not compare("n", np.array([0, 1], np.float32), nan).equal
-    assert not compare("n", np.array([np.inf, 1], np.float32), one).equal
+    assert not compare("n", np.array([np.inf, 1], np.float32), floats).equal
 
 
 def test_too_little_memory_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

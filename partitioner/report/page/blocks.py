@@ -1,4 +1,4 @@
-"""Ranges of nodes that a picture shows as one: repeated blocks, then chunks that keep it small.
+"""Ranges of nodes that the graph shows as one: repeated blocks, then chunks that keep it small.
 
 A run of ranges that are equal node by node (`ir.repeats`) is a repeat: the layers of a transformer,
 the blocks of a ResNet stage. A range of the graph's order is convex, so folding it makes no cycle.
@@ -7,7 +7,7 @@ the blocks of a ResNet stage. A range of the graph's order is convex, so folding
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from partitioner.ir.graph import Graph, Node
@@ -21,35 +21,23 @@ from partitioner.ir.repeats import (
     signature,
 )
 
-#: Shorter blocks are not worth folding, nor are repeats that hide fewer nodes.
-MIN_BLOCK = 3
-MIN_HIDDEN = 8
-#: A level with more entries than this is folded into about as many chunks as their root: what
-#: fits a screen and can be read there.
+MIN_BLOCK = 3  #: Shorter blocks are not folded.
+MIN_HIDDEN = 8  #: Repeats that hide fewer nodes are not folded.
+#: A level with more entries, too many for a screen, is folded into about their root of chunks.
 MAX_ENTRIES = 40
-#: The same for what is inside a block, which somebody chose to open.
-MAX_INSIDE = 90
-#: Ranges up to this long are searched for repeats inside.
-MAX_NESTED = 400
+MAX_INSIDE = 90  #: The same inside a block, which the reader chose to open.
+MAX_NESTED = 400  #: Only ranges of at most this many nodes are searched for repeats inside.
 
 
 @dataclass(frozen=True)
 class Block:
-    """Nodes first .. last, folded.
-
-    Attributes:
-        first: Index of the first node in graph order.
-        last: Index of the last, inclusive.
-        kind: Equal for blocks of equal structure; -1 for chunks.
-        index: 0 .. count - 1 among consecutive repeats.
-        count: How many repeats stand in a row; 1 for chunks.
-    """
+    """The nodes first .. last in graph order, folded."""
 
     first: int
-    last: int
-    kind: int = -1
-    index: int = 0
-    count: int = 1
+    last: int  #: Inclusive.
+    kind: int = -1  #: Equal for blocks of equal structure; -1 for chunks.
+    index: int = 0  #: 0 .. count - 1 among the consecutive repeats.
+    count: int = 1  #: Consecutive repeats; 1 for chunks.
     inner: Sequence[Block] = ()
 
     def __len__(self) -> int:
@@ -71,18 +59,21 @@ def blocks(graph: Graph, groups: Sequence[int]) -> list[Block]:
 
 
 def repeats(kinds: Ints, crossing: Floats) -> list[Stretch]:
-    """Whole repeated blocks of a sequence, in order; those that hide most are taken first.
+    """The repeats of a sequence, in order; of repeats that overlap, those that hide most nodes.
 
     Args:
         kinds: Equal numbers where nodes are equal.
-        crossing: Values that cross the point before each node: where blocks may begin at several
-            places, they begin where fewest do.
+        crossing: Number of values that cross the point before each node: a block begins where
+            fewest do.
     """
-
-    def periods(part: Ints) -> Iterable[int]:
-        return range(MIN_BLOCK, len(part) // 2 + 1)
-
-    stretches = repetitions(kinds, periods, fewest=2, shown=1, hidden=MIN_HIDDEN, crossing=crossing)
+    stretches = repetitions(
+        kinds,
+        lambda part: range(MIN_BLOCK, len(part) // 2 + 1),
+        fewest=2,
+        shown=1,
+        hidden=MIN_HIDDEN,
+        crossing=crossing,
+    )
     return sorted(stretches, key=lambda stretch: stretch.start)
 
 
@@ -94,7 +85,7 @@ class _Folder:
     numbers: dict[tuple[int, ...], int] = field(default_factory=dict)  # of blocks, by their kinds
 
     def level(self, first: int, stop: int, most: int = MAX_ENTRIES) -> list[Block]:
-        """Blocks of one level: of the nodes first .. stop - 1, in at most so many entries."""
+        """The blocks of the nodes first .. stop - 1, so that these have at most `most` entries."""
         repeated = repeats(self.kinds[first:stop], self.crossing[first:stop])
         inside = [
             block
@@ -108,7 +99,7 @@ class _Folder:
         return inside
 
     def _between(self, first: int, stop: int, inside: Sequence[Block]) -> list[Block]:
-        """Fold the stretches of nodes between repeats."""
+        """The repeats, and the nodes between them folded."""
         folded: list[Block] = []
         at = first
         for block in [*inside, Block(stop, stop)]:
@@ -119,7 +110,7 @@ class _Folder:
         return folded[:-1]
 
     def _parts(self, stretch: Stretch) -> Iterator[Block]:
-        """The blocks of a repeat."""
+        """The blocks of one repeat."""
         key = tuple(self.kinds[stretch.start : stretch.start + stretch.period].tolist())
         number = self.numbers.setdefault(key, len(self.numbers))
         for index, first in enumerate(range(stretch.start, stretch.stop, stretch.period)):
@@ -131,7 +122,7 @@ class _Folder:
             yield Block(first, stop - 1, number, index, stretch.count, inner)
 
     def _chunks(self, first: int, stop: int, inside: Sequence[Block]) -> list[Block]:
-        """Fold a crowded level into ranges of about equal numbers of entries."""
+        """A crowded level, folded into ranges of about equal numbers of entries."""
         starts = _entries(first, stop, inside)
         size = math.ceil(len(starts) / min(math.sqrt(len(starts)), MAX_ENTRIES / 2))
         chunks: list[Block] = []
@@ -150,7 +141,7 @@ class _Folder:
         return chunks
 
     def _end(self, starts: Sequence[int], position: int, size: int) -> int:
-        """After about `size` entries: where the group changes, if it does nearby."""
+        """End of a chunk of about `size` entries: where the group changes, if it does nearby."""
         least, most = position + max(2, size // 2), min(len(starts), position + size * 3 // 2)
         changes = (
             end
@@ -162,7 +153,7 @@ class _Folder:
 
 
 def _entries(first: int, stop: int, inside: Sequence[Block]) -> list[int]:
-    """First node of each entry of a level: of its blocks, and the nodes outside them."""
+    """First node of each entry of a level; entries are its blocks and the nodes outside them."""
     lasts = {block.first: block.last for block in inside}
     starts = []
     at = first

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +19,14 @@ from partitioner.cost_model.schedule import Schedule
 from partitioner.report.page.schema import Live, Memory
 from partitioner.report.planned import Planned
 
-#: Entries of a live set that are listed.
-MAX_LIVE = 40
-
-Kind = Literal["weights", "activations", "buffers"]
+MAX_LIVE = 40  #: Entries of a live set that are listed.
 
 
 def memory(result: Planned) -> list[Memory]:
-    """One entry a device: by the safe formula or, where that is over the limit, the exact one."""
+    """Bytes of each device by the safe formula, or exactly where that exceeds the limit."""
     over = result.evaluation.over_bytes
-    safe, exact = _by_device(safe_lifetimes(result.schedule)), {}
-    if over:
-        exact = _by_device(exact_lifetimes(result.schedule))
+    safe = _by_device(safe_lifetimes(result.schedule))
+    exact = _by_device(exact_lifetimes(result.schedule)) if over else {}
     weights: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for (device, (value, _)), nbytes in result.schedule.residents.items():
         weights[device].append((value, nbytes))
@@ -47,10 +42,10 @@ def memory(result: Planned) -> list[Memory]:
 
 
 def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
-    found: dict[int, list[Lifetime]] = defaultdict(list)
+    by_device: dict[int, list[Lifetime]] = defaultdict(list)
     for life in lifetimes:
-        found[life.device].append(life)
-    return found
+        by_device[life.device].append(life)
+    return by_device
 
 
 def _device(
@@ -58,17 +53,17 @@ def _device(
 ) -> Memory:
     activations = _curve(schedule, [life for life in lives if not life.buffer])
     buffers = _curve(schedule, [life for life in lives if life.buffer])
-    held = with_headroom(activations + buffers)
+    total = with_headroom(activations + buffers)
     resident = sum(nbytes for _, nbytes in weights)
-    peak = int(np.argmax(held)) if held.size else 0
+    peak = int(np.argmax(total)) if total.size else 0
     changed = np.flatnonzero(np.diff(activations, prepend=-1) | np.diff(buffers, prepend=-1))
     return Memory(
         limit_bytes=limit,
         weights_bytes=resident,
         position=changed.tolist(),
-        activations=(held - with_headroom(buffers))[changed].tolist(),
+        activations=(total - with_headroom(buffers))[changed].tolist(),
         buffers=with_headroom(buffers)[changed].tolist(),
-        peak_bytes=resident + (int(held[peak]) if held.size else 0),
+        peak_bytes=resident + (int(total[peak]) if total.size else 0),
         peak_position=peak,
         live=_live(lives, weights, peak),
     )
@@ -81,7 +76,7 @@ def _curve(schedule: Schedule, lives: Sequence[Lifetime]) -> npt.NDArray[np.int6
 
 
 def _live(lives: Sequence[Lifetime], weights: Sequence[tuple[str, int]], at: int) -> Live:
-    rows: list[tuple[int, str, Kind]] = [(nbytes, name, "weights") for name, nbytes in weights]
+    rows = [(nbytes, name, "weights") for name, nbytes in weights]
     rows += [
         (with_headroom(life.nbytes), life.value, "buffers" if life.buffer else "activations")
         for life in lives
@@ -91,7 +86,7 @@ def _live(lives: Sequence[Lifetime], weights: Sequence[tuple[str, int]], at: int
     shown, rest = rows[:MAX_LIVE], rows[MAX_LIVE:]
     return Live(
         name=[name for _, name, _ in shown],
-        kind=[kind for _, _, kind in shown],
+        kind=[kind for _, _, kind in shown],  # type: ignore[misc]
         bytes=[nbytes for nbytes, _, _ in shown],
         more=len(rest),
         more_bytes=sum(nbytes for nbytes, _, _ in rest),

@@ -1,7 +1,8 @@
-"""The page: one HTML file out of the data, the libraries and the scripts of ``web``.
+"""The page: one HTML file made of the data, the libraries and the scripts of ``web``.
 
-Nothing in it can reach a network: its policy forbids every load and every script but its own,
-by their digests. The data is a JSON text in which no character can end the element around it.
+The page cannot reach a network: its content security policy forbids every load, and every script
+but its own, which it lists by digest. The JSON data escapes all characters that could end its
+script element.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from importlib import resources
 from partitioner.report.page.schema import Diff, Report, Sweep
 
 LIBRARIES = ("graph", "charts")
-#: In the order of their names' use at start; functions are hoisted, constants are not.
+#: In the order in which constants need each other at start; functions are hoisted.
 SCRIPTS = (
     "text",
     "colours",
@@ -49,7 +50,11 @@ _SLOT = re.compile(r"@([a-z]+)@")
 
 
 def render(data: Report | Diff | Sweep) -> str:
-    """The HTML of a report; a figure that is not finite is a ValueError."""
+    """The HTML of a report.
+
+    Raises:
+        ValueError: A figure is not finite.
+    """
     scripts = {name: _read(f"vendor/{name}.js").strip() for name in LIBRARIES} | {"app": _app()}
     slots = scripts | {
         "policy": _policy(scripts.values()),
@@ -61,13 +66,13 @@ def render(data: Report | Diff | Sweep) -> str:
 
 
 def embedded(data: Report | Diff | Sweep) -> str:
-    """JSON that may stand in a script element."""
+    """The data as JSON that is safe in a script element."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)
 
 
 def _app() -> str:
-    """The page's own scripts in one function, so that they leave no globals but `page`."""
+    """The page's scripts in one function, so that `page` is their only global."""
     body = "\n".join(_read(f"js/{name}.js") for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{body}}})();'
 

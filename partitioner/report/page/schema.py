@@ -1,22 +1,19 @@
-"""What the page of a report is given: plain JSON, written by Python, read by ``web/app.js``.
+"""The data of a report: plain JSON, written by Python and read by the scripts of ``web/js``.
 
 Units: seconds (`_s`), bytes (`bytes`), FLOPs. Large tables are columns of equal length. A *ref* is
-a task: node i is i, communication j is -1 - j. Strings out of the model are given as they are: the
-page must put them into text nodes only.
+a task: node i is i, communication j is -1 - j. Strings from the model are not escaped: the page
+must put them into text nodes only.
 """
 
 from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-VERSION = 1  #: Of this data; the page and Python are shipped together.
+VERSION = 1  #: Of this format.
 
 
 class Head(TypedDict):
-    """The verdict.
-
-    Figures `*_one` are one device's, null if the whole model does not fit it in memory.
-    """
+    """The plan's figures; `*_one` are one device's, null if the whole model does not fit it."""
 
     cluster: str
     strategy: str
@@ -26,7 +23,7 @@ class Head(TypedDict):
     searched: str
     seed: int | None  #: None without a certificate.
     folded: str
-    cost: float  #: Seconds or, for the objective "memory", bytes; likewise `bound`.
+    cost: float  #: Seconds or, for the objective "memory", bytes; as `bound`.
     bound: float
     gap: float  #: 0 .. 1
     step_s: float  #: Load of the busiest device: time between requests of a full stream.
@@ -39,8 +36,8 @@ class Head(TypedDict):
     headroom: float  #: Least free share of a device's memory, 0 .. 1.
     devices: int
     devices_used: int
-    limit: str  #: One sentence: what limits the plan.
-    worth: str  #: One sentence: whether splitting is worth it.
+    limit: str  #: Sentence on what limits the plan.
+    worth: str  #: Sentence on what splitting gains.
     notes: list[str]
 
 
@@ -75,14 +72,14 @@ class TensorRow(TypedDict):
 
 
 class RunnerUp(TypedDict):
-    """The best other strategy of a node if all other nodes keep theirs ("why not")."""
+    """The best other strategy of a node, all other nodes keeping theirs ("why not")."""
 
     group: str  #: Mesh, as of `GroupRow`.
     cut: str
     step_s: float  #: Step time that the plan would have.
-    step_change_s: float  #: Above the plan's; may be negative (memory or the objective forbids it).
+    step_change_s: float  #: Less the plan's; negative if memory or the objective rules it out.
     work_change_s: float  #: Change of all devices' busy seconds together.
-    fits: bool  #: Whether the changed plan fits the memory.
+    fits: bool  #: The changed plan fits in memory.
 
 
 class NodeRow(TypedDict):
@@ -114,7 +111,7 @@ class CommRow(TypedDict):
     seconds: float  #: Most on one device.
     algorithm: str
     producer: int  #: Node, -1 for a graph input.
-    consumer: int  #: First node that wants it, -1 for a graph output.
+    consumer: int  #: First node that reads it, -1 for a graph output.
 
 
 class EdgeRow(TypedDict):
@@ -140,7 +137,7 @@ class TerminalRow(TypedDict):
 class BlockRow(TypedDict):
     """A range of nodes, first .. last, that the graph shows as one until it is opened.
 
-    Blocks nest properly and never overlap otherwise. Repeats of one block have the same `kind`.
+    Two blocks are disjoint, or one is inside the other.
     """
 
     label: str
@@ -149,7 +146,7 @@ class BlockRow(TypedDict):
     parent: int  #: Index of the block around it, -1 for none.
     kind: int  #: Equal for blocks of equal structure.
     index: int  #: 0 .. count - 1 among the consecutive repeats.
-    count: int  #: 1: not a repeat, folded for legibility alone.
+    count: int  #: 1: not a repeat, folded for legibility only.
 
 
 class Timeline(TypedDict):
@@ -201,7 +198,7 @@ class Link(TypedDict):
     level: str
     bytes: int  #: Most that one device sends over this level.
     total_bytes: int  #: All devices together.
-    seconds: float  #: That the busiest device's bytes take at the level's bandwidth.
+    seconds: float  #: Of the bytes of the device that sends most, at the level's bandwidth.
     bandwidth_bytes_per_s: float | None  #: Null: free.
 
 
@@ -256,7 +253,7 @@ class DiffTraffic(TypedDict):
 
 
 class Figure(TypedDict):
-    """One figure of two plans."""
+    """A figure of two plans."""
 
     name: str
     unit: Literal["s", "bytes", "share", "per_s", "count"]
@@ -276,7 +273,7 @@ class Diff(TypedDict):
     moved: list[Moved]
     only_before: list[str]
     only_after: list[str]
-    same: int  #: Nodes that both treat alike.
+    same: int  #: Number of nodes with equal decisions.
     traffic: list[DiffTraffic]
     devices: list[tuple[DeviceRow | None, DeviceRow | None]]
 
@@ -286,7 +283,7 @@ class Point(TypedDict):
 
     devices: int
     cluster: str  #: Without its count: "h100"; points of one cluster and limit are a series.
-    memory_bytes: int | None  #: The limit asked for, null for the cluster's own.
+    memory_bytes: int | None  #: The requested limit, null for the cluster's own.
     strategy: str  #: "" if there is no plan.
     latency_s: float | None
     throughput_per_s: float | None
@@ -295,7 +292,7 @@ class Point(TypedDict):
     devices_used: int | None
     gap: float | None
     speedup: float | None  #: Of throughput over one device of the same cluster.
-    efficiency: float | None  #: speedup / devices, if these are alike.
+    efficiency: float | None  #: speedup / devices, if all devices are equal.
     gain: float | None  #: Of the objective, over the best single device of the same cluster.
     pareto: bool  #: No other point is as good in devices, latency, throughput and peak at once.
     why: str  #: Why there is no plan, "" if there is one.
@@ -308,5 +305,5 @@ class Sweep(TypedDict):
     kind: Literal["sweep"]
     title: str
     objective: str
-    answer: str  #: One or two sentences: is splitting worth it?
+    answer: str  #: One or two sentences on whether splitting is worth it.
     points: list[Point]

@@ -1,4 +1,4 @@
-"""The timelines of a report: one request, and a stream of them where stages overlap."""
+"""The timelines of a report: of one request, and of a stream whose stages overlap."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.simulate import simulate
 from partitioner.report.page.schema import Timeline
 
-#: Requests in flight in the second timeline, and the most events that it may have.
-STREAM = 4
-MAX_EVENTS = 40_000
+STREAM = 4  #: Requests in flight in the second timeline.
+MAX_EVENTS = 40_000  #: Of the second timeline.
 
 
 def timelines(tasks: Schedule, refs: Sequence[int]) -> list[Timeline]:
     """One request; and several in flight, if stages of different requests run at once.
 
     Args:
-        tasks: The schedule.
         refs: Ref (see `schema`) of each task.
     """
-    found = [_timeline(tasks, refs, 1)]
+    one = _timeline(tasks, refs, 1)
     staged = any(task.target_phase for task in tasks.tasks)
-    if staged and len(found[0]["ref"]) * STREAM <= MAX_EVENTS:
-        found.append(_timeline(tasks, refs, STREAM))
-    return found
+    if staged and len(one["ref"]) * STREAM <= MAX_EVENTS:
+        return [one, _timeline(tasks, refs, STREAM)]
+    return [one]
 
 
 def _timeline(tasks: Schedule, refs: Sequence[int], requests: int) -> Timeline:
@@ -39,12 +37,12 @@ def _timeline(tasks: Schedule, refs: Sequence[int], requests: int) -> Timeline:
         kind=[int(event.kind == "comm") for event in events],
         ref=[refs[event.task] for event in events],
         request=[event.request for event in events],
-        start_s=[digits(event.start_s) for event in events],
-        duration_s=[digits(event.end_s - event.start_s) for event in events],
+        start_s=[_rounded(event.start_s) for event in events],
+        duration_s=[_rounded(event.end_s - event.start_s) for event in events],
         critical=list(critical_path(timeline)),
     )
 
 
-def digits(value: float) -> float:
-    """Nine significant digits: enough to draw, and short as text."""
+def _rounded(value: float) -> float:
+    """To nine significant digits: enough to draw, and short as text."""
     return float(f"{value:.9g}")

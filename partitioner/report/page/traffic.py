@@ -1,4 +1,4 @@
-"""Bytes of communications for the report, by pair of devices and by level of the cluster."""
+"""The bytes of communications, by pair of devices and by level of the cluster."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ from partitioner.report.page.schema import Link, Traffic
 
 
 def traffic(tasks: Iterable[Task], cluster: Cluster) -> Traffic:
-    """Bytes by pair of devices, and by level of the cluster.
-
-    Args:
-        tasks: Communications.
-        cluster: Devices and links.
-    """
+    """Bytes that communications move, by pair of devices and by level of the cluster."""
     exact: dict[tuple[int, int], float] = defaultdict(float)
     for task in tasks:
         for source, target, nbytes in moves(task):
@@ -36,7 +31,7 @@ def traffic(tasks: Iterable[Task], cluster: Cluster) -> Traffic:
 
 
 def crossing_bytes(task: Task) -> int:
-    """Bytes that cross between devices."""
+    """Bytes that a communication moves between devices, its collectives as rings."""
     return round(sum(nbytes for _, _, nbytes in moves(task)))
 
 

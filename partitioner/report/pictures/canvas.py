@@ -1,4 +1,4 @@
-"""matplotlib, with everything set that would make two drawings of one plan differ."""
+"""Picture files by matplotlib, with settings that make two drawings of a plan byte-equal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PictureError(PartitionerError, ValueError):
 
 
 def require_matplotlib() -> None:
-    """Refuse early what drawing would refuse.
+    """Check that matplotlib is installed before work that drawing would lose.
 
     Raises:
         PictureError: matplotlib is not installed.
@@ -56,7 +56,7 @@ def require_matplotlib() -> None:
 
 
 def draw_file(path: str | Path, make: Callable[[], Figure]) -> None:
-    """Write what `make` draws, in the format of the path's suffix.
+    """Write the figure that `make` returns, in the format of the path's suffix.
 
     Raises:
         PictureError: The suffix is none of `FORMATS`, or matplotlib is not installed.
@@ -76,7 +76,7 @@ def draw_file(path: str | Path, make: Callable[[], Figure]) -> None:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Matplotlib's own defaults and ours, whatever the user's matplotlibrc says."""
+    """Matplotlib's defaults with `_STYLE`, whatever the user's matplotlibrc says."""
     from matplotlib import style
 
     with style.context(["default", _STYLE]):
@@ -84,7 +84,7 @@ def _style() -> Iterator[None]:
 
 
 def drawable(text: str, limit: int) -> str:
-    """Text of a model as `shown`, with escapes also for what the font has no glyph for."""
+    """Text as `shown`, with escapes also for characters that the font has no glyph for."""
     glyphs = _glyphs()
     line = shown(text, limit)
     return shown(
@@ -97,5 +97,5 @@ def drawable(text: str, limit: int) -> str:
 def _glyphs() -> frozenset[int]:
     from matplotlib import font_manager, ft2font
 
-    found = font_manager.findfont(_FONT, fallback_to_default=False)
-    return frozenset(ft2font.FT2Font(found).get_charmap())
+    path = font_manager.findfont(_FONT, fallback_to_default=False)
+    return frozenset(ft2font.FT2Font(path).get_charmap())

@@ -22,17 +22,11 @@ from partitioner.report.planned import Planned
 
 
 def dot(result: Planned) -> str:
-    """Graphviz source: a cluster a device group, communications on the edges.
+    """The text of a .dot file: a cluster for each device group, communications on the edges.
 
-    A cut node is strongly coloured and tells its cut, a replicated one is dashed. An edge that
-    needs communications is vermillion and tells their kind, bytes between devices and seconds;
-    an edge that shares them with an earlier one is dotted.
-
-    Args:
-        result: A compiled model.
-
-    Returns:
-        The text of a .dot file; the same plan gives the same text.
+    A cut node has a strong colour and its cut as text, a replicated one is dashed. An edge that
+    needs communications is vermillion, with their kind, bytes between devices and seconds; it is
+    dotted if an earlier edge carries them all. The same plan gives the same text.
     """
     ids = _ids(result)
     lines = ["digraph plan {", *_head(result), *_clusters(result, ids), *_terminals(result, ids)]
@@ -41,7 +35,7 @@ def dot(result: Planned) -> str:
 
 
 def _ids(result: Planned) -> dict[Terminal, str]:
-    """Identifiers that do not hang on the model's names."""
+    """Identifiers without the model's names."""
     ids: dict[Terminal, str] = {
         (NODE, placed.node.name): f"n{index}"
         for index, placed in enumerate(placed_nodes(result.schedule))

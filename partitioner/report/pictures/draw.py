@@ -1,4 +1,4 @@
-"""The partitioned graph as a picture of a page's size, by matplotlib."""
+"""The partitioned graph as a picture of a page's size."""
 
 from __future__ import annotations
 
@@ -44,26 +44,25 @@ MAX_BOXES = 60  #: Larger graphs are drawn folded.
 
 _BOX_INCHES = 1.45  #: Width of a box.
 _ROW_INCHES = 0.42  #: From layer to layer.
-_BOX_SHARE = 0.58  #: Of a layer's height, that a box fills.
+_BOX_SHARE = 0.58  #: Height of a box, of a layer's.
 _ASPECT = 1.25  #: Height over width that the picture aims at.
 _FONT, _SMALL = 6.0, 5.0  #: In points.
-_LABEL = 0.5  #: Room on the right for what edges tell, in boxes.
+_LABEL = 0.5  #: Room on the right for the labels of edges, in boxes.
 _MAX_LEGEND = 24  #: Device groups in the legend.
-_CORNER_INCHES = 0.25  #: From where on a corner of an edge is round.
+_CORNER_INCHES = 0.25  #: Distance from a corner within which an edge is curved.
 _MIN_INCHES = 3.5  #: Width of the smallest picture: a column of a page.
 
 
 def draw_graph(result: Planned, path: str | Path, *, boxes: int = MAX_BOXES) -> None:
     """Draw the partitioned graph.
 
-    A colour a device group; cut nodes strongly coloured with their cut, replicated ones dashed.
-    Edges that need communications are thick and vermillion, with kind, bytes between devices and
-    seconds where they are first needed. Graphs of more than `boxes` nodes are folded (`fold`).
+    Each device group has a colour; cut nodes have a strong one and their cut as text, replicated
+    ones are dashed. Edges that need communications are thick and vermillion, with kind, bytes
+    between devices and seconds where they are first needed.
 
     Args:
-        result: A compiled model.
-        path: Where to; its suffix is .svg, .png or .pdf.
-        boxes: Most boxes to draw, inputs and outputs not counted.
+        path: File to write; its suffix is .svg, .png or .pdf.
+        boxes: Graphs of more nodes are folded (`fold`) to at most this many boxes.
 
     Raises:
         PictureError: Another suffix, or matplotlib is not installed.
@@ -112,26 +111,25 @@ class _Picture:
     def _draw_box(self, axes: Axes, box: Box, at: Point) -> None:
         index = group_indices(self.result)[box.mesh]
         colour = group_colour(index)
-        dashed = box.cut == "replicated"
         _rectangle(
             axes,
             at,
             facecolor=tint(colour, STRONG if box.is_cut else LIGHT),
             edgecolor=tint(colour, 1.0),
-            linestyle="--" if dashed else "-",
+            linestyle="--" if box.cut == "replicated" else "-",
             linewidth=0.8,
         )
         _two_lines(axes, at, box_lines(box, f"group {index}" if self._many_groups else ""))
 
     @property
     def _many_groups(self) -> bool:
-        """Colours repeat, so that boxes tell their group."""
+        """Whether colours repeat, so that boxes must name their group."""
         return len(self.result.plan.groups) > len(GROUPS)
 
     def _draw_terminal(self, axes: Axes, values: Sequence[str], kind: str, at: Point) -> None:
         _rectangle(axes, at, facecolor=PAPER, edgecolor=QUIET, linewidth=0.6, rounding=0.08)
-        about = str(self.result.graph.types[values[0]])
-        _two_lines(axes, at, terminal_lines(values, kind, about))
+        first_type = str(self.result.graph.types[values[0]])
+        _two_lines(axes, at, terminal_lines(values, kind, first_type))
 
     def _draw_arc(self, axes: Axes, arc: Arc) -> None:
         from matplotlib.patches import FancyArrowPatch
@@ -211,7 +209,7 @@ class _Picture:
 
 
 def _downward(arc: Arc) -> tuple[End, End]:
-    """The arc as it is laid out: stretches of a plan (`fold`) may feed each other both ways."""
+    """The ends of the arc, the upper first: stretches (`fold`) may feed each other both ways."""
     if isinstance(arc.source, int) and isinstance(arc.target, int) and arc.source > arc.target:
         return arc.target, arc.source
     return arc.source, arc.target
@@ -255,18 +253,18 @@ def _clipped(points: Sequence[Point]) -> list[Point]:
 
 
 def _rounded(points: Sequence[Point]) -> tuple[list[Point], list[int]]:
-    """Vertices and codes of a line whose corners are round, and near the corners only."""
+    """Vertices and codes of a line with round corners that is straight elsewhere."""
     from matplotlib.path import Path as Outline
 
-    found, codes = [points[0]], [int(Outline.MOVETO)]
+    vertices, codes = [points[0]], [int(Outline.MOVETO)]
     for before, here, after in zip(points, points[1:], points[2:], strict=False):
-        found += [_toward(here, before), here, _toward(here, after)]
+        vertices += [_toward(here, before), here, _toward(here, after)]
         codes += [int(Outline.LINETO), int(Outline.CURVE3), int(Outline.CURVE3)]
-    return [*found, points[-1]], [*codes, int(Outline.LINETO)]
+    return [*vertices, points[-1]], [*codes, int(Outline.LINETO)]
 
 
 def _toward(corner: Point, other: Point) -> Point:
-    """A point from the corner towards another, at most half the way."""
+    """The point `_CORNER_INCHES` from the corner towards another, at most half way."""
     x, y = other[0] - corner[0], other[1] - corner[1]
     inches = math.hypot(x * _BOX_INCHES, y * _ROW_INCHES)
     share = min(0.5, _CORNER_INCHES / inches) if inches else 0.0

@@ -1,4 +1,4 @@
-"""Large graphs made small enough to draw: runs of nodes that the plan cuts alike become a box."""
+"""Folding of large graphs for pictures: runs of nodes with equal cuts become one box."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.report.edges import INPUT, NODE, OUTPUT, Edge, Terminal, edges, placed_nodes
 from partitioner.report.planned import Planned
 
-MAX_TERMINALS = 12  #: More inputs, or outputs, are joined where they go to the same boxes.
-MAX_JOINED = 60  #: If that leaves more, all are.
+MAX_TERMINALS = 12  #: More inputs, or outputs, are joined if they go to the same boxes.
+MAX_JOINED = 60  #: If that leaves more, all are joined.
 
 End = int | Terminal  #: Index of a box, or a terminal.
 Home = dict[Terminal, End]  #: Where nodes, inputs and outputs are drawn.
@@ -27,8 +27,8 @@ class Box:
 
     Attributes:
         nodes: At least one, in the plan's order.
-        cut: How they are cut, if they are cut alike (see `how_cut`).
-        is_cut: Whether any of them is cut.
+        cut: Their cut (`how_cut`), or "mixed cuts" if these differ.
+        is_cut: Any of them is cut.
     """
 
     nodes: tuple[PlacedNode, ...]
@@ -42,10 +42,8 @@ class Arc:
     """All values from one box, input or output to another.
 
     Attributes:
-        source: Index of a box, or a terminal that is drawn.
-        values: Their names, in order, each once.
         comms: Communications between devices that carry them and no earlier arc.
-        needs_comm: Whether any value needs communications, these or an earlier arc's.
+        needs_comm: Any of them needs communications, these or an earlier arc's.
     """
 
     source: End
@@ -57,18 +55,15 @@ class Arc:
 
 @dataclass(frozen=True)
 class Diagram:
-    """Boxes in the plan's order, and arcs between them and terminals.
-
-    Attributes:
-        terminals: Inputs and outputs that are drawn, with the values that each stands for.
-    """
+    """Boxes in the plan's order, and the arcs between them and the terminals."""
 
     boxes: tuple[Box, ...]
     arcs: tuple[Arc, ...]
+    #: Drawn inputs and outputs, with the values that each stands for.
     terminals: Mapping[Terminal, tuple[str, ...]]
 
 
-#: What must be equal for neighbours to share a box, from the gentlest folding to the hardest.
+#: Neighbours with an equal key share a box; from the finest folding to the coarsest.
 _LEVELS: tuple[Callable[[PlacedNode], Hashable], ...] = (
     lambda placed: (placed.mesh, how_cut(placed)),
     lambda placed: (placed.mesh, _axes(placed)),
@@ -84,12 +79,12 @@ def how_cut(placed: PlacedNode) -> str:
 
 
 def fold(result: Planned, limit: int) -> Diagram:
-    """The gentlest folding to at most `limit` boxes.
+    """The finest folding to at most `limit` boxes.
 
-    Short runs of consecutive nodes that are cut alike are joined first, then longer ones, then
-    those cut over the same axes, cut at all, and all of one group. If the plan changes between
-    groups too often for that, a box is all that a group does in a stretch of the plan; the
-    stretches are as short as the limit allows. Nodes of different groups never share a box.
+    Short runs of consecutive nodes with equal cuts are joined first, then longer ones, then those
+    cut over the same axes, cut at all, and all of one group. If the plan changes between groups
+    too often for that, a box holds all nodes of a group in a stretch of the plan; the stretches
+    are as short as the limit allows. Nodes of different groups never share a box.
     """
     placed = placed_nodes(result.schedule)
     small = next((runs for runs in _foldings(placed) if len(runs) <= limit), None)
@@ -134,10 +129,7 @@ def _box(run: Sequence[PlacedNode]) -> Box:
 def _joined(
     side: str, values: Sequence[str], drawn: Sequence[Edge], home: Home
 ) -> Sequence[tuple[str, ...]]:
-    """Runs of inputs, or outputs, that are drawn as one: each by itself if they are few.
-
-    Those of the same boxes are joined and, if that leaves too many, all.
-    """
+    """Groups of inputs, or outputs, that are drawn as one: see `MAX_TERMINALS`."""
     if len(values) <= MAX_TERMINALS:
         return [(value,) for value in values]
     near: dict[str, set[End]] = {value: set() for value in values}

@@ -21,35 +21,28 @@ def box_lines(box: Box, group: str) -> tuple[str, str]:
     """Op and cut, and the name; of several nodes the first and the last, and their number.
 
     Args:
-        box: The box.
-        group: Name of its device group, if that has to be told.
+        group: Name of its device group; "" to leave it out.
     """
     first, last, count = box.nodes[0].node, box.nodes[-1].node, len(box.nodes)
     cut = "" if box.cut == "replicated" else drawable(box.cut, 16)
     if count == 1:
         op = f"{_clipped(first.op, 18)} {cut}".strip()
-        return op, _told(group, lambda room: drawable(first.name, room))
+        return op, _named(group, lambda room: drawable(first.name, room))
     number = f" ({count} nodes)"
     ops = _pair(_clipped, first.op, last.op, _FIRST - len(number)) + number
     about = ", ".join(filter(None, (group, cut)))
-    return ops, _told(about, lambda room: _pair(drawable, first.name, last.name, room))
+    return ops, _named(about, lambda room: _pair(drawable, first.name, last.name, room))
 
 
-def terminal_lines(values: Sequence[str], kind: str, about: str) -> tuple[str, str]:
-    """Names, and the type or the number of them.
-
-    Args:
-        values: One input or output, or several that are drawn as one.
-        kind: "input" or "output".
-        about: Type of the first.
-    """
+def terminal_lines(values: Sequence[str], kind: str, first_type: str) -> tuple[str, str]:
+    """The name and type of one terminal, or the names and number of several drawn as one."""
     if len(values) == 1:
-        return drawable(values[0], _FIRST), about
+        return drawable(values[0], _FIRST), first_type
     return _pair(drawable, values[0], values[-1], _FIRST), f"{len(values)} {kind}s"
 
 
 def comm_lines(comms: Iterable[Task]) -> Iterator[str]:
-    """One line a kind of communication: kind, bytes between devices, seconds."""
+    """A line for each kind of communication: kind, bytes between devices, seconds."""
     kinds: dict[str, list[Task]] = defaultdict(list)
     for task in comms:
         assert task.comm is not None
@@ -57,16 +50,16 @@ def comm_lines(comms: Iterable[Task]) -> Iterator[str]:
     for kind, tasks in kinds.items():
         times = f"{len(tasks)}x " if len(tasks) > 1 else ""
         sent = sum(map(comm_bytes, tasks))
-        seconds = sum(max(task.devices.values(), default=0.0) for task in tasks)
+        seconds = sum(task.longest_s for task in tasks)
         yield f"{times}{kind} {units.size(sent)} {units.seconds(seconds)}"
 
 
 def group_indices(result: Planned) -> dict[DeviceMesh, int]:
-    """Number of each device group."""
+    """The number of each device group."""
     return {mesh: index for index, mesh in enumerate(result.plan.groups)}
 
 
-def _told(about: str, name: Callable[[int], str]) -> str:
+def _named(about: str, name: Callable[[int], str]) -> str:
     return f"{about}: {name(_SECOND - len(about) - 2)}" if about else name(_SECOND)
 
 
@@ -77,6 +70,6 @@ def _pair(shorten: Callable[[str, int], str], first: str, last: str, limit: int)
 
 
 def _clipped(op: str, limit: int) -> str:
-    """An op is known by its start, a name by its end."""
+    """The start of an op, which tells more than its end."""
     text = drawable(op, MAX_CHARACTERS)
     return text if len(text) <= limit else text[: limit - 1] + ELISION

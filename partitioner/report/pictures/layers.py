@@ -23,13 +23,13 @@ _SWEEPS = 12
 _WAYPOINT = 0.16  #: Width of a waypoint, in boxes.
 _GUTTER = 0.35  #: Between columns, in boxes.
 _MAX_COLUMNS = 8
-_CENTRE = 0.3  #: Pull of the middle line, against 2 of a neighbour.
+_CENTRE = 0.3  #: Weight of the middle line, against 2 of a neighbour.
 _MAX_WIDE = 6  #: Boxes side by side; wider generations take several layers.
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions: x to the right in boxes, y down in layers.
+    """Positions: x to the right, in boxes; y down, in layers.
 
     Attributes:
         at: Centre of each node.
@@ -49,14 +49,14 @@ def arrange(graph: nx.DiGraph, shape: float) -> Layout:
 
     Args:
         graph: Nodes in an order that settles ties.
-        shape: Rows for each box of width that the picture should have.
+        shape: Rows for each box of width that the picture aims at.
     """
     grid = _Grid.of(graph).swept()
     return _wrap(grid, grid.centres(), shape)
 
 
 def _layers(graph: nx.DiGraph) -> list[list[Item]]:
-    """Generations, each of at most `_MAX_WIDE` nodes; sources sink to their first reader."""
+    """Generations of at most `_MAX_WIDE` nodes; sources stand right above their first reader."""
     order = {node: index for index, node in enumerate(graph)}
     depth: dict[Item, int] = {}
     for index, generation in enumerate(nx.topological_generations(graph)):
@@ -137,7 +137,7 @@ class _Grid:
         return total
 
     def width(self, item: Item) -> float:
-        """In boxes."""
+        """Width of an item, in boxes."""
         return 1.0 if item in self.graph else _WAYPOINT
 
     def centres(self) -> dict[Item, float]:
@@ -159,7 +159,7 @@ class _Grid:
         return pull / (sum(weights) + _CENTRE)
 
     def _weight(self, item: Item, other: Item) -> float:
-        """Chains of boxes are to be straight, long edges too; where the two meet matters little."""
+        """Large between two boxes and within a long edge, to keep these straight; else small."""
         boxes = (item in self.graph) + (other in self.graph)
         return (4.0, 0.4, 2.0)[boxes]
 
@@ -228,7 +228,7 @@ class _Columns:
             if index and depth % self.rows == 0:
                 before = self.spot(*stops[index - 1])
                 left = self.lefts[depth // self.rows]
-                # Where it starts keeps it apart from others in the gutter.
+                # Its start gives it a place of its own in the gutter.
                 inside = (before[0] - self.lefts[depth // self.rows - 1]) / left
                 gutter = left - _GUTTER * (0.15 + 0.6 * inside)
                 low, high = self.rows - 0.5 + 0.25 * inside, -0.75 + 0.25 * inside
@@ -237,7 +237,7 @@ class _Columns:
 
 
 def _wrap(grid: _Grid, x: Mapping[Item, float], shape: float) -> Layout:
-    """The columns whose picture comes nearest to the shape."""
+    """The layout in the number of columns whose picture comes nearest to the shape."""
     counts = range(1, min(len(grid.layers), _MAX_COLUMNS) + 1)
     columns = min(
         (_Columns.of(grid, x, count) for count in counts),

@@ -1,19 +1,17 @@
-"""Names out of a model, made fit to be drawn."""
+"""Text from a model as printable text of limited length."""
 
 from __future__ import annotations
 
-#: Names are shortened to this many characters.
-MAX_CHARACTERS = 60
+MAX_CHARACTERS = 60  #: Names are shortened to this many.
 ELISION = "\u2026"
-_ROOM = 20  #: From this length on, the start is shown too.
+_ROOM = 20  #: From this limit on, the start is kept too.
 
 
 def shown(text: str, limit: int = MAX_CHARACTERS) -> str:
-    r"""Plain text on one line: control, bidi and other unseen characters appear as escapes.
+    r"""Text on one line, with escapes for control, bidi and other unprintable characters.
 
     Args:
-        text: Any text.
-        limit: Most characters of the result; the middle is left out.
+        limit: Most characters of the result; those in the middle are left out.
 
     >>> shown("a\nb\u202e")
     'a\\nb\\u202e'

@@ -1,4 +1,4 @@
-"""The timeline as a picture of a column's width: what each device does when."""
+"""The timeline of all devices as a picture of a column's width."""
 
 from __future__ import annotations
 
@@ -43,32 +43,22 @@ _MAX_HEIGHT_INCHES = 9.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: an event, or a run of short events that touch.
-
-    Attributes:
-        device: Its device.
-        kind: "compute" or "comm".
-        request: Its request.
-        start_s: Since all devices began.
-        end_s: Likewise.
-        names: Of the events.
-    """
+    """An event, or a run of short events that touch; times count from the start of all devices."""
 
     device: int
-    kind: str
+    kind: str  #: Lane: "compute" or "comm".
     request: int
     start_s: float
     end_s: float
-    names: tuple[str, ...]
+    names: tuple[str, ...]  #: Of the events.
 
 
 def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> None:
-    """Draw when each device computes, communicates and idles, as the simulator has it.
+    """Draw when each device computes, communicates and idles in the simulation.
 
     Args:
-        result: A compiled model.
-        path: Where to; its suffix is .svg, .png or .pdf.
-        requests: How many follow one another.
+        path: File to write; its suffix is .svg, .png or .pdf.
+        requests: Requests that follow one another, at least 1.
 
     Raises:
         PictureError: Another suffix, or matplotlib is not installed.
@@ -131,7 +121,7 @@ def _figure(result: Planned, timeline: Timeline) -> Figure:
 
 
 def _unit(span_s: float) -> tuple[str, float]:
-    """The largest unit of which the span has at least one."""
+    """The largest unit that is not longer than the span."""
     return next(((unit, scale) for unit, scale in _UNITS if span_s >= scale), _UNITS[-1])
 
 
@@ -141,7 +131,7 @@ def _top(device: int, kind: str) -> float:
 
 
 def _lanes(axes: Axes, devices: int, end: float) -> None:
-    """The empty lanes: idle time is what stays of them."""
+    """Draw the empty lanes, which show idle time where no bar covers them."""
     for device in range(devices):
         for kind in LANES:
             axes.broken_barh(

@@ -1,57 +1,49 @@
-"""`partition diff`: what moved between two plans, and what that changed."""
+"""`partition diff`: the nodes that two plans treat differently, and the change of the figures."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import operator
+from collections import defaultdict
 
 from partitioner import units
-from partitioner.ir.plan import PlacedNode, resolve
+from partitioner.cost_model.schedule import Task
 from partitioner.report.bottleneck import balance, tightest
 from partitioner.report.page.data import device_rows
-from partitioner.report.page.schema import (
-    VERSION,
-    DeviceRow,
-    Diff,
-    DiffTraffic,
-    Figure,
-    Moved,
-)
+from partitioner.report.page.schema import VERSION, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
 from partitioner.report.text.show import clean, table
 
-#: Runs of moved nodes that the text lists.
-MOST = 40
+MAX_RUNS = 40  #: Runs of moved nodes that the text lists.
 
 
 def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
-    """What changed from one plan to another.
+    """The changes from one plan to another, of the same model or of one that shares node names.
 
     Args:
-        before: The first.
-        after: The second; of the same model, or of one whose nodes share names.
-        names: What to call the two.
+        names: What the texts call the two plans.
     """
-    old, new = _nodes(before), _nodes(after)
+    old, new = _tasks(before), _tasks(after)
     both = [name for name in old if name in new]
-    seconds_old, seconds_new = _seconds(before), _seconds(after)
+    decisions = {name: (_decision(old[name]), _decision(new[name])) for name in both}
     moved = [
         Moved(
             name=name,
-            op=old[name].node.op,
-            before=_decision(old[name]),
-            after=_decision(new[name]),
-            seconds_before=seconds_old[name],
-            seconds_after=seconds_new[name],
+            op=before.graph.by_name[name].op,
+            before=first,
+            after=second,
+            seconds_before=old[name].longest_s,
+            seconds_after=new[name].longest_s,
         )
-        for name in both
-        if _decision(old[name]) != _decision(new[name])
+        for name, (first, second) in decisions.items()
+        if first != second
     ]
+    same = before.graph.digest == after.graph.digest
     return Diff(
         version=VERSION,
         kind="diff",
-        title=after.name if _same(before, after) else f"{before.name} and {after.name}",
+        title=after.name if same else f"{before.name} and {after.name}",
         before=names[0],
         after=names[1],
         figures=_figures(before, after),
@@ -60,16 +52,16 @@ def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
         only_after=[name for name in new if name not in old],
         same=len(both) - len(moved),
         traffic=_traffic(before, after),
-        devices=_devices(before, after),
+        devices=list(itertools.zip_longest(device_rows(before), device_rows(after))),
     )
 
 
-def diff_text(found: Diff) -> str:
-    """The same in lines for people."""
-    figures = [("", found["before"], found["after"], "change")]
-    for figure in found["figures"]:
-        one, two = figure["before"], figure["after"]
-        figures.append((figure["name"], _shown(figure, one), _shown(figure, two), _change(figure)))
+def diff_text(changes: Diff) -> str:
+    """The changes as lines for people."""
+    figures = [("", changes["before"], changes["after"], "change")]
+    for figure in changes["figures"]:
+        old, new = (_shown(figure, figure[side]) for side in ("before", "after"))
+        figures.append((figure["name"], old, new, _change(figure)))
     traffic = [("communication", "before", "", "after", "")]
     traffic += [
         (
@@ -79,32 +71,29 @@ def diff_text(found: Diff) -> str:
             f"{row['count_after']} x",
             units.size(row["bytes_after"]),
         )
-        for row in found["traffic"]
+        for row in changes["traffic"]
     ]
-    parts = [table([tuple(map(clean, row)) for row in figures]), _moved(found)]
-    if found["traffic"]:
+    parts = [table([tuple(map(clean, row)) for row in figures]), _moved(changes)]
+    if changes["traffic"]:
         parts.append(table(traffic))
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
-def _same(before: Planned, after: Planned) -> bool:
-    return before.graph.digest == after.graph.digest
-
-
-def _moved(found: Diff) -> list[str]:
-    moved = found["moved"]
-    lines = [f"{len(moved)} nodes moved, {found['same']} are as they were"]
-    if not moved and not found["same"]:
+def _moved(changes: Diff) -> list[str]:
+    moved = changes["moved"]
+    lines = [f"{len(moved)} nodes moved, {changes['same']} are as they were"]
+    if not moved and not changes["same"]:
         lines = ["the two plans are of different models: they share no node"]
     for key, which in (("only_before", "first"), ("only_after", "second")):
-        names: list[str] = found[key]  # type: ignore[literal-required]
+        names: list[str] = changes[key]  # type: ignore[literal-required]
         if names:
             more = ", ..." if len(names) > 3 else ""
             shown = ", ".join(map(clean, names[:3]))
             lines.append(f"{len(names)} nodes are in the {which} alone: {shown}{more}")
     rows = [("node", "before", "after", "seconds")]
-    runs = [list(run) for _, run in itertools.groupby(moved, key=_move)]
-    for run in runs[:MOST]:
+    decision = operator.itemgetter("before", "after")
+    runs = [list(run) for _, run in itertools.groupby(moved, key=decision)]
+    for run in runs[:MAX_RUNS]:
         delta = sum(entry["seconds_after"] - entry["seconds_before"] for entry in run)
         first = run[0]
         node = f"{clean(first['name'])} ({clean(first['op'])})"
@@ -113,88 +102,67 @@ def _moved(found: Diff) -> list[str]:
         rows.append((node, first["before"], first["after"], units.change(delta)))
     if len(rows) > 1:
         lines += table(rows)
-    if len(runs) > MOST:
-        lines.append(f"and {sum(map(len, runs[MOST:]))} more nodes (--json lists all)")
+    if len(runs) > MAX_RUNS:
+        lines.append(f"and {sum(map(len, runs[MAX_RUNS:]))} more nodes (--json lists all)")
     return lines
 
 
-def _move(entry: Moved) -> tuple[str, str]:
-    return entry["before"], entry["after"]
+def _tasks(result: Planned) -> dict[str, Task]:
+    """The task of each node."""
+    tasks = result.schedule.tasks
+    return {task.placed.node.name: task for task in tasks if task.placed is not None}
 
 
-def _nodes(result: Planned) -> dict[str, PlacedNode]:
-    return {placed.node.name: placed for placed in resolve(result.graph, result.plan)}
-
-
-def _decision(placed: PlacedNode) -> str:
-    return f"{placed.mesh}: {placed.cut_text or 'whole'}"
-
-
-def _seconds(result: Planned) -> dict[str, float]:
-    return {
-        task.placed.node.name: max(task.devices.values(), default=0.0)
-        for task in result.schedule.tasks
-        if task.placed is not None
-    }
+def _decision(task: Task) -> str:
+    assert task.placed is not None
+    return f"{task.placed.mesh}: {task.placed.cut_text or 'whole'}"
 
 
 def _figures(before: Planned, after: Planned) -> list[Figure]:
-    sides = [_measures(before), _measures(after)]
-    rows = [(name, unit, sides[0][name, unit], sides[1][name, unit]) for name, unit in sides[0]]
+    old, new = _measures(before), _measures(after)
     return [
-        Figure(name=name, unit=unit, before=one, after=two)  # type: ignore[typeddict-item]
-        for name, unit, one, two in rows
+        Figure(name=name, unit=unit, before=value, after=new[name, unit])  # type: ignore[typeddict-item]
+        for (name, unit), value in old.items()
     ]
 
 
 def _measures(result: Planned) -> dict[tuple[str, str], float | None]:
-    got = result.evaluation
-    rate = got.throughput_per_s
+    figures = result.evaluation
     return {
-        ("step", "s"): got.step_s,
-        ("latency", "s"): got.latency_s,
-        ("throughput", "per_s"): rate if rate < float("inf") else None,
-        ("busy seconds of all devices", "s"): sum(got.load_s.values()),
-        ("communication of them", "s"): sum(got.comm_s.values()),
-        ("bytes sent", "bytes"): float(sum(got.sent_bytes.values())),
-        ("fullest device", "bytes"): float(max(got.held_bytes.values())),
-        ("fullest device, of its memory", "share"): 1 - tightest(got)[1],
-        ("balance", "share"): balance(got),
-        ("devices used", "count"): float(got.devices_used),
+        ("step", "s"): figures.step_s,
+        ("latency", "s"): figures.latency_s,
+        ("throughput", "per_s"): units.finite(figures.throughput_per_s),
+        ("busy seconds of all devices", "s"): sum(figures.load_s.values()),
+        ("communication of them", "s"): sum(figures.comm_s.values()),
+        ("bytes sent", "bytes"): float(sum(figures.sent_bytes.values())),
+        ("fullest device", "bytes"): float(max(figures.held_bytes.values())),
+        ("fullest device, of its memory", "share"): 1 - tightest(figures)[1],
+        ("balance", "share"): balance(figures),
+        ("devices used", "count"): float(figures.devices_used),
     }
 
 
 def _traffic(before: Planned, after: Planned) -> list[DiffTraffic]:
-    counts: list[Counter[str]] = []
-    sizes: list[Counter[str]] = []
-    for result in (before, after):
-        count: Counter[str] = Counter()
-        size: Counter[str] = Counter()
-        for task in result.schedule.tasks:
-            if task.comm is not None:
-                kind = task.comm.kind.spelled
-                count[kind] += 1
-                size[kind] += crossing_bytes(task)
-        counts.append(count)
-        sizes.append(size)
+    old, new = _sizes(before), _sizes(after)
     return [
         DiffTraffic(
             kind=kind,
-            count_before=counts[0][kind],
-            count_after=counts[1][kind],
-            bytes_before=sizes[0][kind],
-            bytes_after=sizes[1][kind],
+            count_before=len(old[kind]),
+            count_after=len(new[kind]),
+            bytes_before=sum(old[kind]),
+            bytes_after=sum(new[kind]),
         )
-        for kind in sorted({*counts[0], *counts[1]})
+        for kind in sorted({*old, *new})
     ]
 
 
-def _devices(before: Planned, after: Planned) -> list[tuple[DeviceRow | None, DeviceRow | None]]:
-    old, new = device_rows(before), device_rows(after)
-    count = max(len(old), len(new))
-    return [
-        (old[d] if d < len(old) else None, new[d] if d < len(new) else None) for d in range(count)
-    ]
+def _sizes(result: Planned) -> dict[str, list[int]]:
+    """Bytes of each communication, by kind."""
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for task in result.schedule.tasks:
+        if task.comm is not None:
+            sizes[task.comm.kind.spelled].append(crossing_bytes(task))
+    return sizes
 
 
 def _shown(figure: Figure, value: float | None) -> str:
@@ -210,9 +178,9 @@ def _shown(figure: Figure, value: float | None) -> str:
 
 
 def _change(figure: Figure) -> str:
-    one, two = figure["before"], figure["after"]
-    if one is None or two is None or one == two:
+    old, new = figure["before"], figure["after"]
+    if old is None or new is None or old == new:
         return ""
     if figure["unit"] == "share":
-        return f"{100 * (two - one):+.3g} points"
-    return f"{100 * (two / one - 1):+.3g} %" if one else "from nothing"
+        return f"{100 * (new - old):+.3g} points"
+    return f"{100 * (new / old - 1):+.3g} %" if old else "from nothing"

@@ -1,19 +1,17 @@
-"""`partition explain`: what limits a plan and, for a node, what its other strategies would cost."""
+"""`partition explain`: a plan's bottleneck, and the costs of a node's other strategies."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
 
 from partitioner import units
 from partitioner.cost_model.compute import node_limit
-from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.plan import PlacedNode
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.report.alternatives import Alternative, Context
+from partitioner.report.alternatives import Neighbourhood
 from partitioner.report.bottleneck import COMPUTING, Bottleneck
 from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
@@ -21,10 +19,8 @@ from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
 from partitioner.report.text.show import clean, table
 
-#: Lines of each list.
-MOST = 10
-#: Strategies of one node whose latency and memory the referee works out.
-MAX_STRATEGIES = 40
+MAX_LINES = 10  #: Lines of each list.
+MAX_STRATEGIES = 40  #: Strategies of one node that the referee evaluates.
 
 
 class ExplainError(PartitionerError, ValueError):
@@ -32,9 +28,9 @@ class ExplainError(PartitionerError, ValueError):
 
 
 def explain(result: Planned) -> str:
-    """The bottleneck, where the time goes, and the tightest point of the memory."""
-    found = result_bottleneck(result)
-    parts = [_verdict(headline(result, found)), _time(found), _longest(result), _memory(result)]
+    """The plan's figures, the time of its bottleneck, and its tightest point of memory."""
+    limits = result_bottleneck(result)
+    parts = [_verdict(headline(result, limits)), _time(limits), _longest(result), _memory(result)]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -44,19 +40,23 @@ def explain_node(result: Planned, name: str) -> str:
     Raises:
         ExplainError: The model has no such node.
     """
-    node = _find(result, name)
-    context = Context(result.graph, result.plan, result.cluster)
-    placed = context.placed[node.name]
-    parts = [_about(result, placed), _tensors(result, placed), _choices(result, context, node)]
+    neighbourhood = Neighbourhood(result.graph, result.plan, result.cluster)
+    placed = neighbourhood.placed[_node(result, name).name]
+    parts = [
+        _about(result, placed),
+        _tensors(result, placed),
+        _choices(result, neighbourhood, placed.node),
+    ]
     return "\n\n".join("\n".join(lines) for lines in parts)
 
 
 def _verdict(head: Head) -> list[str]:
-    show = units.size if head["objective"] == "memory" else units.seconds
+    objective = head["objective"]
+    cost, bound = (units.cost(objective, head[key]) for key in ("cost", "bound"))
     speed = f", {head['speedup']:.3g} times one device" if head["speedup"] else ""
-    bound = f"bound {show(head['bound'])}, gap {units.share(head['gap'])}, {head['status']}"
+    certified = f"bound {bound}, gap {units.share(head['gap'])}, {head['status']}"
     rows = {
-        head["objective"]: f"{show(head['cost'])}, {bound if head['status'] else 'not certified'}",
+        objective: f"{cost}, {certified if head['status'] else 'not certified'}",
         "step": f"{units.seconds(head['step_s'])}{speed}",
         "latency": units.seconds(head["latency_s"]),
         "limit": head["limit"],
@@ -67,146 +67,119 @@ def _verdict(head: Head) -> list[str]:
     return [title, *(f"  {name:<12}{text}" for name, text in rows.items())]
 
 
-def _time(found: Bottleneck) -> list[str]:
-    where = f"device {found.device}" if found.device is not None else "the critical path"
-    title = f"time of {where}, {units.seconds(found.total_s)} a {found.turn}"
-    if not found.total_s:
+def _time(limits: Bottleneck) -> list[str]:
+    where = f"device {limits.device}" if limits.device is not None else "the critical path"
+    title = f"time of {where}, {units.seconds(limits.total_s)} a {limits.turn}"
+    if not limits.total_s:
         return [title]
     rows = [("of that", "seconds", "share", "tasks")]
-    for what, spent in sorted(found.seconds.items(), key=lambda entry: -entry[1]):
-        label = f"bound by {what}" if what in COMPUTING else what
-        count = found.counts.get(what, 0)
-        rows.append(
-            (
-                label,
-                units.seconds(spent),
-                units.share(spent / found.total_s),
-                str(count) if count else "",
-            )
-        )
+    for limit, spent_s in sorted(limits.seconds.items(), key=lambda entry: -entry[1]):
+        label = f"bound by {limit}" if limit in COMPUTING else limit
+        share = units.share(spent_s / limits.total_s)
+        rows.append((label, units.seconds(spent_s), share, str(limits.counts.get(limit, ""))))
     return [title, *table(rows)]
 
 
 def _longest(result: Planned) -> list[str]:
-    tasks = [task for task in result.schedule.tasks if any(task.devices.values())]
-    tasks.sort(key=lambda task: -max(task.devices.values()))
+    tasks = [task for task in result.schedule.tasks if task.longest_s]
+    tasks.sort(key=lambda task: -task.longest_s)
     rows = [("longest tasks", "seconds", "where", "bound by")]
-    for task in tasks[:MOST]:
+    for task in tasks[:MAX_LINES]:
         device = max(task.devices, key=task.devices.__getitem__)
         if task.placed is not None:
             name = f"{clean(task.placed.node.name)} ({clean(task.placed.node.op)})"
-            why = node_limit(result.graph, task.placed, device, result.cluster)
+            limit = node_limit(result.graph, task.placed, device, result.cluster)
             where = str(task.placed.mesh)
         else:
-            name, why = clean(task.name), "links"
+            name, limit = clean(task.name), "links"
             where = "devices " + numbers(sorted(task.devices))
-        rows.append((name, units.seconds(task.devices[device]), where, why))
+        rows.append((name, units.seconds(task.longest_s), where, limit))
     return table(rows) if len(rows) > 1 else []
 
 
 def _memory(result: Planned) -> list[str]:
-    found = memory(result)
-    device = max(range(len(found)), key=lambda d: found[d]["peak_bytes"] / found[d]["limit_bytes"])
-    entry = found[device]
-    peak, limit = entry["peak_bytes"], entry["limit_bytes"]
+    devices = memory(result)
+    shares = [entry["peak_bytes"] / entry["limit_bytes"] for entry in devices]
+    device = shares.index(max(shares))
+    tightest = devices[device]
+    peak, limit, live = tightest["peak_bytes"], tightest["limit_bytes"], tightest["live"]
     tasks = result.schedule.tasks
-    at = clean(tasks[entry["peak_position"]].name) if tasks else "-"
-    held = f"{units.size(peak)} of {units.size(limit)} ({units.share(peak / limit)})"
-    parts = Holdings(result.graph, result.schedule)
-    text = parts.text(device, exact=bool(result.evaluation.over_bytes.get(device)))
-    lines = [f"tightest memory: device {device} holds {held} at {at}: {text}"]
-    live = entry["live"]
-    rows = [("largest there", "kind", "bytes")]
-    rows += [
-        (clean(name), kind, units.size(nbytes))
-        for name, kind, nbytes in zip(
-            live["name"][:MOST], live["kind"], live["bytes"], strict=False
-        )
-    ]
-    return [*lines, *table(rows)] if len(rows) > 1 else lines
+    at = clean(tasks[tightest["peak_position"]].name) if tasks else "-"
+    share = f"{units.size(peak)} of {units.size(limit)} ({units.share(shares[device])})"
+    holdings = Holdings(result.graph, result.schedule)
+    text = holdings.text(device, exact=bool(result.evaluation.over_bytes.get(device)))
+    lines = [f"tightest memory: device {device} holds {share} at {at}: {text}"]
+    largest = list(zip(live["name"], live["kind"], live["bytes"], strict=True))[:MAX_LINES]
+    rows = [(clean(name), kind, units.size(nbytes)) for name, kind, nbytes in largest]
+    return [*lines, *table([("largest there", "kind", "bytes"), *rows])] if rows else lines
 
 
-def _find(result: Planned, name: str) -> Node:
-    found = result.graph.by_name.get(name)
-    if found is not None:
-        return found
-    producer = result.graph.producers.get(name)  # the name of a tensor will do
-    if producer is not None:
-        return producer
+def _node(result: Planned, name: str) -> Node:
+    """The node of this name, or the producer of the tensor of this name."""
+    node = result.graph.by_name.get(name) or result.graph.producers.get(name)
+    if node is not None:
+        return node
     near = difflib.get_close_matches(name, result.graph.by_name, n=3, cutoff=0.4)
     hint = f"; near to it: {', '.join(map(repr, near))}" if near else ""
     raise ExplainError(f"the model has no node or tensor {name!r}{hint}")
 
 
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
-    node = placed.node
-    seconds = next(
-        task.devices for task in result.schedule.tasks if task.placed and task.placed.node is node
-    )
-    flops = placed.rule.flops if placed.rule else 0.0
-    spent = units.seconds(max(seconds.values(), default=0.0))
-    where = f"on {placed.mesh}, {placed.cut_text or 'whole'}"
-    lines = [
-        f"{clean(node.name)} ({clean(node.op)}) {where}",
-        f"  {spent} on each device, {flops:.4g} FLOP as a whole",
+    node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
+    spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
+    flops = rule.flops if rule else 0.0
+    rule_text = "it has no rule, so it stays whole on one device"
+    if rule is not None:
+        sizes = (f"{name} = {factor.size}" for name, factor in rule.factors.items())
+        rule_text = f"factors: {', '.join(sizes)}"
+    return [
+        f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
+        f"  {units.seconds(spent_s)} on each device, {flops:.4g} FLOP as a whole",
+        f"  {rule_text}",
     ]
-    if placed.rule is None:
-        lines.append("  it has no rule, so it stays whole on one device")
-    else:
-        factors = ", ".join(f"{name} = {f.size}" for name, f in placed.rule.factors.items())
-        lines.append(f"  factors: {factors}")
-    return lines
 
 
 def _tensors(result: Planned, placed: PlacedNode) -> list[str]:
-    rows = [("tensor", "", "whole", "sharding")]
-    sides = [("in", placed.operands()), ("out", placed.results())]
-    for side, tensors in sides:
-        for value, at in tensors:
-            type_ = result.graph.types[value]
-            rows.append((clean(value), side, str(type_), str(at.sharding)))
-    return table(rows)
-
-
-def _choices(result: Planned, context: Context, node: Node) -> list[str]:
-    alternatives = context.alternatives(node)
-    shown = alternatives[:MAX_STRATEGIES]
-    own = shown[0]
-    rows: list[tuple[str, ...]] = [
-        ("", "strategy", "on", "step", "change", "latency", "fullest device")
+    rows = [
+        (clean(value), side, str(result.graph.types[value]), str(at.sharding))
+        for side, tensors in (("in", placed.operands()), ("out", placed.results()))
+        for value, at in tensors
     ]
-    evaluated = [(entry, context.evaluated(entry)) for entry in shown]
-    rows += [_choice(entry, own, got) for entry, got in evaluated]
+    return table([("tensor", "", "whole", "sharding"), *rows])
+
+
+def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[str]:
+    alternatives = neighbourhood.alternatives(node)
+    chosen_s = alternatives[0].step_s
+    rows = [("", "strategy", "on", "step", "change", "latency", "fullest device")]
+    shorter = False
+    for entry in alternatives[:MAX_STRATEGIES]:
+        figures = neighbourhood.evaluated(entry)
+        fullest = units.size(max(figures.held_bytes.values(), default=0))
+        rows.append(
+            (
+                "*" if entry.chosen else "",
+                entry.placed.cut_text or "whole",
+                str(entry.placed.mesh),
+                units.seconds(figures.step_s),
+                "" if entry.chosen else units.change(entry.step_s - chosen_s),
+                units.seconds(figures.latency_s),
+                fullest if figures.fits_exactly else f"{fullest}, does not fit",
+            )
+        )
+        shorter |= figures.fits_exactly and entry.step_s < chosen_s * (1 - 1e-9)
     lines = [
         f"{len(alternatives)} strategies, all other nodes keeping theirs (* the plan's)",
         *table(rows),
     ]
-    if len(alternatives) > len(shown):
-        lines.append(f"and {len(alternatives) - len(shown)} dearer ones")
-    return lines + list(_why(result, evaluated))
-
-
-def _choice(entry: Alternative, own: Alternative, got: Evaluation) -> tuple[str, ...]:
-    full = units.size(max(got.held_bytes.values(), default=0))
-    return (
-        "*" if entry.chosen else "",
-        entry.placed.cut_text or "whole",
-        str(entry.placed.mesh),
-        units.seconds(got.step_s),
-        "" if entry.chosen else units.change(entry.step_s - own.step_s),
-        units.seconds(got.latency_s),
-        full if got.fits_exactly else f"{full}, does not fit",
-    )
-
-
-def _why(result: Planned, shown: Sequence[tuple[Alternative, Evaluation]]) -> Iterator[str]:
-    """Why a strategy that looks better alone was not taken."""
-    (own, _), *others = shown
+    if len(alternatives) > MAX_STRATEGIES:
+        lines.append(f"and {len(alternatives) - MAX_STRATEGIES} dearer ones")
     cert = result.plan.certificate
-    kind = cert.objective if cert else "throughput"
-    better = [a for a, got in others if got.fits_exactly and a.step_s < own.step_s * (1 - 1e-9)]
-    if better and kind != "throughput":
-        yield f"a shorter step was not asked for: the plan's objective is {kind}"
-    elif better:
+    if shorter and result.objective != "throughput":
+        lines.append(
+            f"a shorter step was not asked for: the plan's objective is {result.objective}"
+        )
+    elif shorter:
         gap = f" (its gap is {units.share(cert.gap)})" if cert else ""
-        yield f"a strategy with a shorter step exists: the plan is not the best one{gap}"
+        lines.append(f"a strategy with a shorter step exists: the plan is not the best one{gap}")
+    return lines

@@ -1,4 +1,4 @@
-"""A plan as text: devices, what is sharded or placed where, what is sent."""
+"""`partition show`: a plan as text, its devices, nodes and communications."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partitioner.report.summary import certificate_line
 
 Row = tuple[str, str, str, str, str]
 _STEP_HEAD = ("devices", "step", "what", "seconds", "sent")
-#: Kinds of which every rank both gives and takes.
+#: Kinds in which every rank both sends and receives.
 _COLLECTIVE = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 
 _LEGEND = """\
@@ -34,12 +34,11 @@ def show(result: Planned, *, everything: bool = False) -> str:
     """The whole plan as text.
 
     Args:
-        result: The plan.
         everything: A line for each node, names in full, each operator's rule, and all tensors.
     """
     parts = [_head(result), _devices(result), _steps(result, everything=everything)]
     if everything:
-        parts += [_tensors(result.graph)]
+        parts.append(_tensors(result.graph))
     parts.append([_LEGEND])
     return "\n\n".join("\n".join(lines) for lines in parts)
 
@@ -54,16 +53,16 @@ def _head(result: Planned) -> list[str]:
 
 
 def _devices(result: Planned) -> list[str]:
-    got = result.evaluation
+    figures = result.evaluation
     rows = [("device", "load", "compute", "communication", "peak memory", "weights", "at")]
     for device in range(len(result.cluster.devices)):
-        peak = got.peak.get(device)
+        peak = figures.peak.get(device)
         rows.append(
             (
                 str(device),
-                units.seconds(got.load_s.get(device, 0.0)),
-                units.seconds(got.compute_s.get(device, 0.0)),
-                units.seconds(got.comm_s.get(device, 0.0)),
+                units.seconds(figures.load_s.get(device, 0.0)),
+                units.seconds(figures.compute_s.get(device, 0.0)),
+                units.seconds(figures.comm_s.get(device, 0.0)),
                 units.size(peak.bytes if peak else 0),
                 units.size(peak.resident_bytes if peak else 0),
                 clean(peak.at) if peak else "-",
@@ -75,27 +74,24 @@ def _devices(result: Planned) -> list[str]:
 def _steps(result: Planned, *, everything: bool) -> list[str]:
     """The tasks in order: each, or runs of uncut nodes on one group and of equal slices joined."""
     tasks = [task for task in result.schedule.tasks if task.placed or task.comm]
-    if everything:
-        rows = [_row(task, str) for task in tasks]
-        return table([(*_STEP_HEAD, "factors: operands -> results"), *_with_rules(rows, tasks)])
-    return table([_STEP_HEAD, *_joined(tasks)])
-
-
-def _with_rules(rows: Sequence[Row], tasks: Sequence[Task]) -> Iterator[tuple[str, ...]]:
-    for row, task in zip(rows, tasks, strict=True):
+    if not everything:
+        return table([_STEP_HEAD, *_joined(tasks)])
+    rows: list[tuple[str, ...]] = [(*_STEP_HEAD, "factors: operands -> results")]
+    for task in tasks:
         rule = task.placed.rule if task.placed is not None else None
-        yield (*row, "" if rule is None else str(rule))
+        rows.append((*_row(task, str), "" if rule is None else str(rule)))
+    return table(rows)
 
 
 def _joined(tasks: Sequence[Task]) -> Iterator[Row]:
     for key, run in itertools.groupby(tasks, key=_run_key):
         entries = list(run)
         first, last = entries[0], entries[-1]
-        busy = [max(task.devices.values(), default=0.0) for task in entries]
+        busy = [task.longest_s for task in entries]
         if isinstance(key, tuple):
             devices = sorted(rank for task in entries for rank in task.devices)
-            _, what, text, _, _ = _row(first, clean)
-            yield numbers(devices), what, text, units.seconds(max(busy)), ""
+            _, step, text, _, _ = _row(first, clean)
+            yield numbers(devices), step, text, units.seconds(max(busy)), ""
         elif key is None or len(entries) < 3:
             yield from (_row(task, clean) for task in entries)
         else:
@@ -107,7 +103,7 @@ def _joined(tasks: Sequence[Task]) -> Iterator[Row]:
 
 
 def _run_key(task: Task) -> object:
-    """What makes tasks one line: a group for uncut nodes, a tensor for slices; None for others."""
+    """Equal for tasks of one line: group of uncut nodes, tensor of slices; None for others."""
     if task.comm is not None:
         slices = task.comm.kind is CommKind.SLICE
         return (task.comm.source, task.comm.why) if slices else None
@@ -116,7 +112,7 @@ def _run_key(task: Task) -> object:
 
 
 def _row(task: Task, shown: Callable[[str], str]) -> Row:
-    busy = units.seconds(max(task.devices.values(), default=0.0))
+    busy = units.seconds(task.longest_s)
     if task.comm is not None:
         kind = task.comm.kind.spelled
         sent = units.size(comm_bytes(task)) if task.comm.kind is not CommKind.SLICE else ""
@@ -124,7 +120,9 @@ def _row(task: Task, shown: Callable[[str], str]) -> Row:
     placed = task.placed
     assert placed is not None
     step = f"{shown(placed.node.name)} ({shown(placed.node.op)})"
-    return _where(placed), step, _cuts(placed), busy, ""
+    shardings = ", ".join(str(at.sharding) for _, at in placed.results())
+    cuts = f"{placed.cut_text} -> {shardings}" if placed.layouts else _uncut(placed)
+    return _where(placed), step, cuts, busy, ""
 
 
 def _where(placed: PlacedNode) -> str:
@@ -143,15 +141,15 @@ def _direction(comm: Comm) -> str:
 
 
 def _tensors(graph: Graph) -> list[str]:
-    """Every value of the model with its type: what pins of tensors may name."""
+    """Every value of the model, which pins of tensors may name, with its type."""
     outputs = set(graph.outputs)
     rows = [("tensor", "what", "type")]
     rows += [(name, "input", str(graph.types[name])) for name in graph.inputs]
     rows += [(name, "constant", str(graph.types[name])) for name in graph.constants]
     for node in graph.nodes:
         for name in node.writes:
-            what = "output" if name in outputs else "result"
-            rows.append((name, f"{what} of {node.name}", str(graph.types[name])))
+            role = "output" if name in outputs else "result"
+            rows.append((name, f"{role} of {node.name}", str(graph.types[name])))
     return table(rows)
 
 
@@ -163,12 +161,6 @@ def comm_bytes(task: Task) -> int:
         return sum(size for _, _, size in task.writes)
     numel = sum(t.numel for t in comm.transfers if t.source != t.target)
     return (numel * DTYPE_BITS[comm.dtype] + 7) // 8
-
-
-def _cuts(placed: PlacedNode) -> str:
-    if not placed.layouts:
-        return _uncut(placed)
-    return f"{placed.cut_text} -> {', '.join(str(at.sharding) for _, at in placed.results())}"
 
 
 def _uncut(placed: PlacedNode) -> str:
@@ -184,7 +176,7 @@ def clean(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned columns, the first row as a header."""
+    """Lines of left-aligned columns; the first row is the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()

@@ -15,8 +15,8 @@ from rank_cases import check
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.emit import emit, emit_models
 from partitioner.backends.onnx.load import load_rank, read_directory
+from partitioner.backends.onnx.simulator import Simulator, run_lockstep
 from partitioner.backends.onnx.steps import Cut, Segment
-from partitioner.backends.simulator import Simulator, run_lockstep
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Opaque
 from partitioner.ir.program import (

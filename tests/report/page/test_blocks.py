@@ -1,4 +1,4 @@
-"""Folding: the repeats that people mean, proper nesting, and levels that stay small."""
+"""Folding of a graph: its repeats, blocks that nest, and levels that stay small."""
 
 from collections.abc import Sequence
 

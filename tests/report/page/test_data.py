@@ -1,4 +1,4 @@
-"""The report's data: of its schema, and in agreement with the referee."""
+"""The report's data fits its schema and agrees with the referee."""
 
 import json
 import math
@@ -9,8 +9,7 @@ import schema_check
 import partitioner
 from partitioner import examples
 from partitioner.compiled.base import Compiled
-from partitioner.report.bottleneck import bottleneck
-from partitioner.report.page.data import headline, report_data
+from partitioner.report.page.data import report_data, result_bottleneck
 from partitioner.report.page.schema import Report
 
 MODELS = {
@@ -42,15 +41,15 @@ def data(compiled: Compiled) -> Report:
     return report_data(compiled)
 
 
-def test_it_is_of_its_schema_and_json(data: Report) -> None:
+def test_data_fits_its_schema_and_json(data: Report) -> None:
     schema_check.check(data, Report)
     assert json.loads(json.dumps(data, allow_nan=False)) == data
 
 
 def test_the_head_is_what_the_referee_says(compiled: Compiled, data: Report) -> None:
-    head, got = data["head"], compiled.evaluation
-    assert head["step_s"] == got.step_s
-    assert head["latency_s"] == got.latency_s
+    head, figures = data["head"], compiled.evaluation
+    assert head["step_s"] == figures.step_s
+    assert head["latency_s"] == figures.latency_s
     assert head["cost"] == compiled.cost
     assert 0 < head["balance"] <= 1
     assert 0 <= head["communication"] <= 1
@@ -115,11 +114,11 @@ def test_events_refer_to_nodes_and_communications(data: Report) -> None:
 def test_memory_adds_up_to_the_peak(compiled: Compiled, data: Report) -> None:
     for device, entry in enumerate(data["memory"]):
         assert entry["peak_bytes"] == compiled.evaluation.held_bytes[device]
-        held = [
+        totals = [
             entry["weights_bytes"] + a + b
             for a, b in zip(entry["activations"], entry["buffers"], strict=True)
         ]
-        assert max(held, default=entry["weights_bytes"]) == entry["peak_bytes"]
+        assert max(totals, default=entry["weights_bytes"]) == entry["peak_bytes"]
         live = entry["live"]
         total = sum(live["bytes"]) + live["more_bytes"]
         assert total == pytest.approx(entry["peak_bytes"], abs=len(live["bytes"]) + live["more"])
@@ -130,18 +129,13 @@ def test_traffic_adds_up_to_what_is_sent(compiled: Compiled, data: Report) -> No
     traffic, sent = data["traffic"], compiled.evaluation.sent_bytes
     for device in range(len(compiled.cluster)):
         rows = zip(traffic["source"], traffic["bytes"], strict=True)
-        mine = sum(nbytes for source, nbytes in rows if source == device)
-        assert mine == pytest.approx(sent[device], abs=len(data["comms"]) + 1)
+        total = sum(nbytes for source, nbytes in rows if source == device)
+        assert total == pytest.approx(sent[device], abs=len(data["comms"]) + 1)
     assert sum(link["total_bytes"] for link in traffic["links"]) == sum(traffic["bytes"])
 
 
 def test_the_bottleneck_explains_all_of_its_time(compiled: Compiled) -> None:
-    objective = headline(compiled)["objective"]
-    found = bottleneck(
-        compiled.graph, compiled.schedule, compiled.evaluation, compiled.cluster, objective
-    )
-    assert math.fsum(found.seconds.values()) == pytest.approx(found.total_s)
-    expected = (
-        compiled.evaluation.latency_s if objective == "latency" else compiled.evaluation.step_s
-    )
-    assert found.total_s == pytest.approx(expected)
+    limits, figures = result_bottleneck(compiled), compiled.evaluation
+    assert math.fsum(limits.seconds.values()) == pytest.approx(limits.total_s)
+    expected = figures.latency_s if compiled.objective == "latency" else figures.step_s
+    assert limits.total_s == pytest.approx(expected)

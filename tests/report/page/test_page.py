@@ -1,4 +1,4 @@
-"""The report page in headless Chromium: what it shows, and what it never does."""
+"""The report page in headless Chromium: its views, and that it loads and runs nothing foreign."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pages")
-    made = {
+    reports = {
         "plan": synthetic.report(),
         "overlapping": synthetic.report(layers=2, overlapping=True),
         "hostile": synthetic.report(layers=2, names=HOSTILE),
@@ -75,7 +75,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "sweep": synthetic.sweep(),
         "many": many(),
     }
-    for name, data in made.items():
+    for name, data in reports.items():
         (folder / f"{name}.html").write_text(page.render(data), "utf-8")
     return folder
 
@@ -113,7 +113,7 @@ def empty() -> Report:
 
 @pytest.fixture
 def opened(chromium: Chrome, pages: Path) -> Iterator[Opener]:
-    """opened(name) shows a page; afterwards it must not have complained or asked a network."""
+    """opened(name) shows a page, which must log no complaint and make no request."""
     chromium.get("about:blank")
     headless.complaints(chromium)
     headless.requests(chromium)
@@ -125,8 +125,8 @@ def opened(chromium: Chrome, pages: Path) -> Iterator[Opener]:
 
     yield open_
     assert headless.complaints(chromium) == []
-    asked = [url for url in headless.requests(chromium) if not url.startswith(("data:", "blob:"))]
-    assert [url for url in asked if not url.startswith(pages.as_uri())] == []
+    urls = [url for url in headless.requests(chromium) if not url.startswith(("data:", "blob:"))]
+    assert [url for url in urls if not url.startswith(pages.as_uri())] == []
     assert chromium.execute_script("return window.hacked") is None
 
 

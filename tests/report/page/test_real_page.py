@@ -32,7 +32,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 
 def _hostile() -> onnx.ModelProto:
-    """Four MatMuls whose nodes, tensors, weights and graph have the worst names there are."""
+    """Four MatMuls with hostile names of nodes, tensors, weights and graph."""
     names = [SCRIPT, QUOTES, BIDI, LONG]
     rng = np.random.default_rng(0)
     weights = [
@@ -52,7 +52,7 @@ def _hostile() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
-def _look(driver: Chrome, page: Path) -> None:
+def _open_all_views(driver: Chrome, page: Path) -> None:
     driver.get("about:blank")
     headless.complaints(driver)
     headless.requests(driver)
@@ -62,8 +62,8 @@ def _look(driver: Chrome, page: Path) -> None:
         panel = driver.find_element(By.ID, f"panel-{view}")
         assert panel.is_displayed()
     assert headless.complaints(driver) == []
-    asked = [url for url in headless.requests(driver) if not url.startswith(("data:", "blob:"))]
-    assert set(asked) <= {page.as_uri(), "about:blank"}
+    urls = [url for url in headless.requests(driver) if not url.startswith(("data:", "blob:"))]
+    assert set(urls) <= {page.as_uri(), "about:blank"}
     assert driver.execute_script("return window.hacked") is None
 
 
@@ -73,7 +73,7 @@ def test_hostile_names_out_of_a_model_are_text(
 ) -> None:
     result = partitioner.compile(_hostile(), devices=2, strategy=strategy, cluster="2xideal")
     page = result.report(tmp_path / f"{strategy} <b>.html")
-    _look(chromium, page)
+    _open_all_views(chromium, page)
     assert SCRIPT in chromium.find_element(By.ID, "title").text
     box = chromium.find_element(By.ID, "search")
     for name, shown in ((SCRIPT, SCRIPT), (QUOTES, QUOTES), ("reversed", "\\u202e")):
@@ -103,7 +103,7 @@ def test_hostile_folder_names_of_a_diff(chromium: Chrome, tmp_path: Path) -> Non
 def test_a_real_plan(chromium: Chrome, tmp_path: Path, cluster: str) -> None:
     model = examples.build("llama", layers=3)
     result = partitioner.compile(model, cluster=cluster, strategy="auto", time_limit_s=2)
-    _look(chromium, result.report(tmp_path / "report.html"))
+    _open_all_views(chromium, result.report(tmp_path / "report.html"))
     limit = chromium.find_element(By.ID, "limit").text
     assert limit.endswith(".")
     rows = chromium.find_element(By.ID, "nodes-count").text

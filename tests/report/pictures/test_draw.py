@@ -1,4 +1,4 @@
-"""Graph and timeline as files: hostile names, equal bytes, folding, bars that are the events."""
+"""Pictures of graph and timeline: equal bytes, plain names, folding, a bar for each event."""
 
 import sys
 import xml.etree.ElementTree as ET
@@ -38,7 +38,9 @@ def tiny() -> Compiled:
 
 
 @pytest.mark.parametrize("suffix", MAGIC)
-def test_all_formats_come_out_alike_each_time(tiny: Compiled, tmp_path: Path, suffix: str) -> None:
+def test_every_format_has_the_same_bytes_each_time(
+    tiny: Compiled, tmp_path: Path, suffix: str
+) -> None:
     for name, draw in (("graph", draw_graph), ("time", draw_timeline)):
         paths = [tmp_path / f"{name}{turn}{suffix}" for turn in range(2)]
         for path in paths:
@@ -143,17 +145,17 @@ def test_boxes_never_overlap_and_routes_join_their_ends() -> None:
 @pytest.mark.parametrize("requests", [1, 3])
 def test_bars_are_the_events(tiny: Compiled, requests: int) -> None:
     timeline = simulate(tiny.schedule, requests)
-    every = bars(timeline)
+    all_bars = bars(timeline)
     events = [event for event in timeline.events if event.end_s > event.start_s]
-    assert sum(len(bar.names) for bar in every) == len(events)
+    assert sum(len(bar.names) for bar in all_bars) == len(events)
     for device in (0, 1):
         for kind in ("compute", "comm"):
-            mine = [e for e in events if (e.device, e.kind) == (device, kind)]
-            drawn = [bar for bar in every if (bar.device, bar.kind) == (device, kind)]
-            assert [n for bar in drawn for n in bar.names] == [e.name for e in mine]
-            assert {bar.start_s for bar in drawn} <= {e.start_s for e in mine}
-            assert {bar.end_s for bar in drawn} <= {e.end_s for e in mine}
-            busy = sum(e.end_s - e.start_s for e in mine)
+            lane = [e for e in events if (e.device, e.kind) == (device, kind)]
+            drawn = [bar for bar in all_bars if (bar.device, bar.kind) == (device, kind)]
+            assert [n for bar in drawn for n in bar.names] == [e.name for e in lane]
+            assert {bar.start_s for bar in drawn} <= {e.start_s for e in lane}
+            assert {bar.end_s for bar in drawn} <= {e.end_s for e in lane}
+            busy = sum(e.end_s - e.start_s for e in lane)
             assert sum(bar.end_s - bar.start_s for bar in drawn) == pytest.approx(busy, rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Names made fit to be drawn."""
+"""Text from a model as printable text of limited length."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`partition show`: what is where, what moves which way, and every name that a pin may use."""
+"""`partition show`: its lines for nodes and communications, and all names that a pin may use."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""explain, diff and sweep on the command line."""
+"""`partition explain`, `diff` and `sweep`."""
 
 import json
 import re
@@ -71,39 +71,39 @@ def test_diff(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _said(capsys, "diff", plans / "inter", plans / "intra")
     assert "nodes moved" in text
     assert "tp=2 on 0,1" in text
-    found = json.loads(_said(capsys, "diff", plans / "inter", plans / "intra", "--json"))
-    schema_check.check({**found, "devices": [tuple(pair) for pair in found["devices"]]}, Diff)
-    assert found["moved"]
-    assert found["same"] + len(found["moved"]) == _nodes(plans)
+    changes = json.loads(_said(capsys, "diff", plans / "inter", plans / "intra", "--json"))
+    schema_check.check({**changes, "devices": [tuple(pair) for pair in changes["devices"]]}, Diff)
+    assert changes["moved"]
+    assert changes["same"] + len(changes["moved"]) == _nodes(plans)
     back = json.loads(_said(capsys, "diff", plans / "intra", plans / "inter", "--json"))
-    assert {row["name"] for row in back["moved"]} == {row["name"] for row in found["moved"]}
-    for one, two in zip(found["figures"], back["figures"], strict=True):
+    assert {row["name"] for row in back["moved"]} == {row["name"] for row in changes["moved"]}
+    for one, two in zip(changes["figures"], back["figures"], strict=True):
         assert (one["before"], one["after"]) == (two["after"], two["before"])
 
 
 def test_a_plan_does_not_differ_from_itself(
     plans: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = json.loads(_said(capsys, "diff", plans / "inter", plans / "inter", "--json"))
-    assert found["moved"] == found["only_before"] == found["only_after"] == []
-    assert all(figure["before"] == figure["after"] for figure in found["figures"])
+    changes = json.loads(_said(capsys, "diff", plans / "inter", plans / "inter", "--json"))
+    assert changes["moved"] == changes["only_before"] == changes["only_after"] == []
+    assert all(figure["before"] == figure["after"] for figure in changes["figures"])
     text = _said(capsys, "diff", plans / "inter", plans / "inter")
     assert "0 nodes moved" in text
 
 
 def test_sweep(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ("sweep", plans / "m.onnx", "--devices", "1,2,4", "--memory", "30KiB,1GiB")
-    found = json.loads(_said(capsys, *args, "--time-limit", "3", "--json", "-q"))
-    schema_check.check(found, Sweep)
-    points = {(p["devices"], p["memory_bytes"]): p for p in found["points"]}
+    sweep = json.loads(_said(capsys, *args, "--time-limit", "3", "--json", "-q"))
+    schema_check.check(sweep, Sweep)
+    points = {(p["devices"], p["memory_bytes"]): p for p in sweep["points"]}
     assert sorted(points) == sorted((n, m) for n in (1, 2, 4) for m in (30 * 1024, 2**30))
     assert "bytes are short" in points[1, 30 * 1024]["why"]
     assert points[1, 30 * 1024]["latency_s"] is None
     assert points[1, 2**30]["speedup"] == pytest.approx(1.0)
-    front = [p for p in found["points"] if p["pareto"]]
+    front = [p for p in sweep["points"] if p["pareto"]]
     assert points[1, 2**30] in front
     for point in front:  # nothing dominates a point of the front
-        for other in found["points"]:
+        for other in sweep["points"]:
             if other["latency_s"] is None or other is point:
                 continue
             keys = ("devices", "latency_s", "step_s", "peak_bytes")
@@ -118,8 +118,8 @@ def test_sweep_over_clusters_with_their_own_counts(
     plans: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = ("sweep", plans / "m.onnx", "--clusters", "1xcpu,2xcpu", "--json", "-q")
-    found = json.loads(_said(capsys, *args, "--time-limit", "3"))
-    assert [(p["devices"], p["cluster"]) for p in found["points"]] == [(1, "cpu"), (2, "cpu")]
+    sweep = json.loads(_said(capsys, *args, "--time-limit", "3"))
+    assert [(p["devices"], p["cluster"]) for p in sweep["points"]] == [(1, "cpu"), (2, "cpu")]
 
 
 @pytest.mark.parametrize(
@@ -133,14 +133,14 @@ def test_sweep_over_clusters_with_their_own_counts(
         (["--devices", "2", "--mesh", "tp=2", "--strategy", "inter"], 2, "with --strategy inter"),
     ],
 )
-def test_sweeps_that_mean_nothing(
+def test_refused_sweeps(
     plans: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, message: str
 ) -> None:
     try:
-        got = main(["sweep", str(plans / "m.onnx"), "-q", *args])
+        status = main(["sweep", str(plans / "m.onnx"), "-q", *args])
     except SystemExit as left:
-        got = int(str(left.code))
-    assert got == code
+        status = int(str(left.code))
+    assert status == code
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
@@ -176,9 +176,9 @@ def _points(*rows: tuple[int, str, float | None, float | None]) -> list[Point]:
 def test_the_answer_compares_with_one_device_of_the_same_cluster(
     rows: list[tuple[int, str, float | None, float | None]], answer: str
 ) -> None:
-    found = sweeping._answer(_points(*rows), "throughput")
-    assert re.search(answer.replace("(", r"\(").replace(")", r"\)"), found), found
-    assert found.endswith(".")
+    sentence = sweeping.answer(_points(*rows), "throughput", "request")
+    assert re.search(answer.replace("(", r"\(").replace(")", r"\)"), sentence), sentence
+    assert sentence.endswith(".")
 
 
 def test_a_diff_of_different_models_says_so(

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from partitioner.backends.arrays import load_arrays
-from partitioner.backends.distributed import DistributedCommunicator, rank_sets
 from partitioner.backends.launch import save_results
+from partitioner.backends.onnx.distributed import DistributedCommunicator, rank_sets
 from partitioner.backends.onnx.executor import Done, Executor
 from partitioner.backends.onnx.load import load_rank
 from partitioner.backends.onnx.sessions import CPU, SessionConfig

@@ -1,0 +1,46 @@
+"""Runs a folder of rank files on this machine, one process a rank.
+
+>>> run_local(Path("model.partition"), {"x": x}).outputs  # doctest: +SKIP
+{'y': array(...)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from partitioner.backends.arrays import check_inputs
+from partitioner.backends.errors import BackendError
+from partitioner.backends.launch import LocalRun, run_ranks
+from partitioner.backends.onnx.load import read_directory
+
+
+def run_local(
+    directory: Path,
+    inputs: Mapping[str, np.ndarray],
+    requests: int = 1,
+    *,
+    optimization: str = "all",
+    timeout_s: float | None = None,
+) -> LocalRun:
+    """Run requests with the same whole inputs on a folder of rank files, several in flight.
+
+    Args:
+        directory: The folder.
+        inputs: By name.
+        requests: At least 1.
+        optimization: ONNX Runtime's level, see `SessionConfig`.
+        timeout_s: Seconds after which the run is given up; None waits for ever.
+
+    Raises:
+        BackendError: An input or a file is wrong, a rank raised or was killed, or the time is up.
+            No process and no temporary file is left, also on any other exception.
+    """
+    if requests < 1:
+        raise BackendError(f"requests is {requests}; it must be at least 1")
+    headers = read_directory(directory)
+    check_inputs(headers[0], inputs)
+    job = {"backend": "onnx", "directory": str(directory.resolve()), "optimization": optimization}
+    return run_ranks(headers, inputs, {**job, "requests": requests}, timeout_s)

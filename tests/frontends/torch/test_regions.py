@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from partitioner.frontends.torch.regions import Life, regions
-from partitioner.ir.sequence import Stretch
+from partitioner.ir.repeats import Stretch
 
 
 def chain(count: int) -> list[Life]:

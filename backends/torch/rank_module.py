@@ -45,6 +45,8 @@ Variants = Callable[[bool, tuple[Any, ...], Mapping[str, Any], Share], Whole]
 class RankModule(nn.Module):
     """A rank's module.
 
+    Attributes that the module has and its graphs have as constants cannot be set.
+
     Args:
         inputs: "global": every rank is called with the whole batch and takes its part; "local":
             each is called with its own part.
@@ -107,6 +109,12 @@ class RankModule(nn.Module):
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+        _note_constants(self, whole.attributes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is no constant of the graphs."""
+        _refuse_constant(self, name)
+        super().__setattr__(name, value)
 
     # Parameters ------------------------------------------------------------------------------
 
@@ -307,17 +315,35 @@ class _Step(torch.autograd.Function):
         names: Sequence[str],
         *_: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run the forward graph; only the loss, the first result, is differentiable."""
-        results, kept = passes.forward(values, shards)
+        """Run the forward graph; results require gradients as the module's do."""
+        computed, kept = passes.forward(values, shards)
+        results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         again = {id(value) for value in kept.values()}
         ctx.versions = module._versions(name for name in shards if id(shards[name]) in again)
-        ctx.mark_non_differentiable(*results[1:])
+        signature = passes.whole.signature
+        named = zip(signature.results, signature.differentiable, strict=True)
+        flags = [differentiable for name, differentiable in named if name]
+        cut = (result for result, flag in zip(results[1:], flags[1:], strict=True) if not flag)
+        ctx.mark_non_differentiable(*cut)
+        ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the backward graph, once: it frees the kept values."""
+        """Run the backward graph, once: it frees the kept values.
+
+        Only the loss, the first result, has a backward pass.
+        """
+        if any(grad is not None for grad in grads[1:]):
+            raise BackendError(
+                "a gradient reaches another result of the module than its loss, which comes first: "
+                "compute all of the loss in the module, or detach() the other results"
+            )
+        if torch.is_grad_enabled():
+            raise BackendError(
+                "backward with create_graph=True: a program has no gradients of gradients"
+            )
         if ctx.kept is None:
             raise BackendError("backward() was called a second time on one step: it is freed")
         kept, ctx.kept = ctx.kept, None
@@ -384,10 +410,37 @@ def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(shard).copy_(gradient)
 
 
+class _Part(nn.Module):
+    """A submodule, which holds parameters and buffers and does not run."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is no constant of the graphs."""
+        _refuse_constant(self, name)
+        super().__setattr__(name, value)
+
+
+def _note_constants(module: RankModule, names: Mapping[str, frozenset[str]]) -> None:
+    """Tell all parts of a rank's module which of their attributes are constants."""
+    for path, part in module.named_modules():
+        own = frozenset(vars(part)) | frozenset(dir(type(part)))
+        vars(part)[_CONSTANTS] = names.get(path, frozenset()) - own
+
+
+#: Where a part of a rank's module keeps the names of its constants.
+_CONSTANTS = "_constants_of_graphs"
+
+
+def _refuse_constant(part: nn.Module, name: str) -> None:
+    if name in vars(part).get(_CONSTANTS, ()):
+        raise BackendError(
+            f"{name} was traced as it was when the module was compiled: set it before compile"
+        )
+
+
 def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:
     for name in path:
         if name not in root._modules:
-            root.add_module(name, nn.Module())
+            root.add_module(name, _Part())
         child = root._modules[name]
         assert child is not None
         root = child

@@ -30,6 +30,8 @@ class Signature:
         seed: Graph input that seeds random draws; "" if there are none.
         tangent: Graph input for the gradient of the first result; "" for inference.
         autocast: Element type of the `torch.autocast` around the trace; "" if there was none.
+        differentiable: Whether each flat result depends on a trained parameter in the module; a
+            program differentiates the first alone. Empty for inference.
     """
 
     in_spec: pytree.TreeSpec
@@ -42,6 +44,7 @@ class Signature:
     seed: str
     tangent: str
     autocast: str = ""
+    differentiable: tuple[bool, ...] = ()
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Graph inputs of a call.

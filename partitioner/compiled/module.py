@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,10 +107,21 @@ class ModuleRanks(Ranks):
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
+    _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    @property
     def all_ranks(self) -> AllRanks:
-        """The ranks' graphs, which run in this process."""
+        """The ranks' graphs, which run in this process.
+
+        They hold constant weights as they are: made again where one was written to.
+        """
+        versions = self.module.constant_versions()
+        if versions not in self._made:
+            self._made.clear()
+            self._made[versions] = self._all_ranks()
+        return self._made[versions]
+
+    def _all_ranks(self) -> AllRanks:
         from partitioner.backends.torch.rank_files import with_written
 
         emitted = AllRanks(self.programs, self.module.graph)
@@ -213,6 +224,8 @@ class ModuleProgram(Compiled):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of all ranks in this process, in lock-step.
 
+        The module's buffers are written as by a call of the module itself.
+
         Args:
             args: Positional arguments of the module, with the example inputs' shapes and types.
             kwargs: Keyword arguments of the module, with the same.
@@ -222,8 +235,17 @@ class ModuleProgram(Compiled):
 
         Raises:
             BackendError: The inputs are not like the example inputs.
+            FrontendError: The module has changed since it was compiled.
         """
-        return self.signature.unflatten(self.ranks.step(args, kwargs, seed=0).results)
+        return self.signature.unflatten(self._step(args, kwargs, seed=0).results)
+
+    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
+        """A call of the module on all ranks, which writes its buffers."""
+        module = self.model.module
+        module.check_unchanged()
+        step = self.ranks.step(args, kwargs, seed)
+        module.keep(step.results)
+        return step
 
     def gradients(
         self, *args: Any, seed: int = 0, **kwargs: Any
@@ -241,10 +263,11 @@ class ModuleProgram(Compiled):
         Raises:
             BackendError: The program was not compiled for training, or the inputs are not like
                 the example inputs.
+            FrontendError: The module has changed since it was compiled.
         """
         if not self.training:
             raise BackendError("no gradients: compile with training=True")
-        step = self.ranks.step(args, kwargs, seed)
+        step = self._step(args, kwargs, seed)
         by_name = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
         return self.signature.unflatten(step.results), by_name
 
@@ -279,6 +302,7 @@ class ModuleProgram(Compiled):
         from partitioner.backends.torch.rank_module import RankModule
         from partitioner.compiled.variants import Variants
 
+        self.model.module.check_unchanged(modes=False)
         program = self._agreed()
         source = self._source(init_seed, init)
         variants = Variants(program, source)
@@ -306,7 +330,24 @@ class ModuleProgram(Compiled):
             for value, constant in self.graph.constants.items()
         }
         graph = replace(self.graph, constants=constants) if fake else self.graph
-        return Whole(self.programs, graph, self.signature, self.stored, self.training, self.spare)
+        return Whole(
+            self.programs,
+            graph,
+            self.signature,
+            self.stored,
+            self.training,
+            self.spare,
+            self._traced_attributes,
+        )
+
+    @property
+    def _traced_attributes(self) -> Mapping[str, frozenset[str]]:
+        """Names of the attributes of each submodule that are constants of the graph."""
+        names = {path: set(one) for path, one in self.model.module.snapshot.settings.items()}
+        for name in self.traced.fixed:
+            path, _, leaf = name.rpartition(".")
+            names.setdefault(path, set()).add(leaf)
+        return {path: frozenset(one) for path, one in names.items()}
 
     @cached_property
     def spare(self) -> DeviceMesh:

@@ -614,6 +614,8 @@ JOBS = {
     "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
     "heads": Job(2, side_modules.evaluates_what_is_not_trained),
     "turned": Job(2, side_modules.trains_what_lies_oddly),
+    "other gradients": Job(2, side_modules.refuses_other_gradients, [side_modules.program]),
+    "attributes": Job(2, side_modules.refuses_attributes_of_the_graphs),
     "zero3": Job(2, trains_by_zero3),
     "initialise": Job(2, initialises_from_a_seed, [program_of_fakes]),
     "placed_state": Job(2, placed_modules.holds_the_whole_state, [PLACED]),

@@ -126,7 +126,7 @@ def trace_module(
 
     Args:
         module: The module; its weights may be fake, or on the meta device.
-        example: Arguments to trace it with.
+        example: Arguments to trace it with; tensors may be on the meta device too.
         options: Options of the trace.
         keep: First names of parameters and buffers that are stored though they are only read.
 
@@ -136,7 +136,13 @@ def trace_module(
     seen: set[int] = set()
 
     def distinct(tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor from its second use on: it would be traced as one input."""
+        """Copy a tensor from its second use on: it would be traced as one input.
+
+        One on the meta device becomes one on the CPU, as weights do; its contents are not read.
+        """
+        if tensor.device.type == "meta":
+            sizes, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
+            return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
         repeated = id(tensor) in seen
         seen.add(id(tensor))
         return tensor.detach().clone() if repeated else tensor

@@ -279,6 +279,7 @@ class ModuleProgram(Compiled):
         seed: int = 0,
         init_seed: int | None = None,
         init: Init | None = None,
+        check_inputs: int | None = 3,
     ) -> RankModule:
         """This rank's part as an ordinary module, under torchrun.
 
@@ -294,10 +295,13 @@ class ModuleProgram(Compiled):
                 taking the module's: needed if those are fake.
             init: Initialises a submodule's own parameters and buffers; default: its
                 `reset_parameters()`, then `_init_weights` of the model that contains it.
+            check_inputs: Calls of each kind (training, evaluation) in which the ranks compare
+                checksums of their inputs, from the first one on; None compares in all calls.
 
         Raises:
             BackendError: torch.distributed is not up, or has another number of processes than the
-                program has ranks; the weights are fake, or cannot be initialised.
+                program has ranks; the weights are fake, or cannot be initialised; the ranks have
+                other options, weights or constants.
         """
         from partitioner.backends.torch.rank_module import RankModule
         from partitioner.compiled.variants import Variants
@@ -306,7 +310,8 @@ class ModuleProgram(Compiled):
         program = self._agreed()
         source = self._source(init_seed, init)
         variants = Variants(program, source)
-        return RankModule(program.on_ranks(source), source, _device(device), inputs, seed, variants)
+        whole = program.on_ranks(source)
+        return RankModule(whole, source, _device(device), inputs, seed, check_inputs, variants)
 
     def on_ranks(self, source: Source) -> Whole:
         """The program as every rank needs it.

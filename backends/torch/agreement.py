@@ -31,7 +31,7 @@ class Agreement:
 
     Args:
         words: Number of checksums that each `check` has room for. A check is one message of
-            8 * (1 + words) bytes from each rank.
+            8 * (2 + words) bytes from each rank.
     """
 
     def __init__(self, words: int = 0) -> None:
@@ -49,13 +49,19 @@ class Agreement:
                 self._device = torch.device("cuda", torch.cuda.current_device())
             self.roll = Roll(self._texts(own_process()))
 
-    def check(self, doing: str, problem: str = "", sums: Sums | None = None) -> None:
+    def check(
+        self, doing: str, problem: str = "", sums: Sums | None = None, *, asks: bool = False
+    ) -> bool:
         """Compare the activities that the ranks are about to begin, and the values that they take.
 
         Args:
             doing: In words; the same on all ranks if they may go on.
             problem: Why this rank cannot go on; "" if it can.
             sums: Checksums of the values, at most `words` of them; given by all ranks or none.
+            asks: Whether this rank has news that all are to `compare`.
+
+        Returns:
+            Whether any rank has.
 
         Raises:
             BackendError: A rank has a problem, or the ranks differ; the same text on every rank.
@@ -63,16 +69,16 @@ class Agreement:
         if not self._group:
             if problem:
                 raise BackendError(problem)
-            return
+            return False
         words = list(sums.words.values()) if sums is not None and not problem else []
         words += [0] * (self._words - len(words))
-        row = torch.tensor([-1 if problem else code(doing.encode()), *words])
+        row = torch.tensor([-1 if problem else code(doing.encode()), int(asks), *words])
         rows = self._gather(row, doing).reshape(self.ranks, -1)
         codes = rows[:, 0]
         if bool((codes == codes[0]).all()) and not problem:
             if sums is not None:
-                self._check_sums(sums, rows[:, 1:])
-            return
+                self._check_sums(sums, rows[:, 2:])
+            return bool(rows[:, 1].any())
         texts = self._texts(problem or doing)
         wrong = [text for text, mark in zip(texts, codes.tolist(), strict=True) if mark == -1]
         if wrong:

@@ -117,6 +117,8 @@ class RankModule(nn.Module):
                 _submodule(self, entry.names[0].split(".")[:-1])
         words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
         self._agreement.compare(_beginning(words | self._constant_words(source)))
+        self._loaded = {name: int(name in self._tensors) for name in words}  # checksums, or 1
+        self._is_loaded = False  # since the ranks compared them
         count_steps(self, self._tensors)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
@@ -280,7 +282,10 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
-        self._agreement.check(doing, problem, self._input_sums(word, args, kwargs, problem))
+        sums = self._input_sums(word, args, kwargs, problem)
+        if self._agreement.check(doing, problem, sums, asks=self._is_loaded):
+            self._agreement.compare(_loading(self._loaded))
+            self._is_loaded = False
         if self._local_inputs and word == "evaluation":
             inputs = base.joined(signature.flatten(args, kwargs), self._agreement)
             args, kwargs = signature.call(inputs)
@@ -379,6 +384,15 @@ def _beginning(words: Mapping[str, int]) -> Sums:
         "begin with the same weights and constants: call torch.manual_seed with the same seed on "
         "every rank before the model is made, load the same file, or send rank 0's with "
         "torch.distributed.broadcast before compile",
+    )
+
+
+def _loading(words: Mapping[str, int]) -> Sums:
+    """Checksums of the whole weights that a rank loaded."""
+    return Sums(
+        words,
+        "loaded other contents of",
+        "call load_state_dict() on every rank, with the same tensors",
     )
 
 
@@ -550,6 +564,10 @@ def _take_parts(
     if local.get("assign_to_params_buffers"):
         raise BackendError("load_state_dict(assign=True): load it without assign, into the shards")
     for entry in module._whole.stored:
+        for whole in (state.get(prefix + name) for name in entry.names):
+            if isinstance(whole, Tensor) and not isinstance(whole, DTensor):
+                module._loaded[entry.names[0]] = module._sum_of(whole)
+                module._is_loaded = True
         tensor = module._tensors.get(entry.names[0])
         if not isinstance(tensor, DTensor):
             continue

@@ -81,6 +81,28 @@ def begins_with_other_weights(rank: int) -> None:
         compiled.module()
 
 
+def loads_other_weights(rank: int) -> None:
+    module = program().module()
+    state = {name: tensor + rank for name, tensor in module.full_state_dict().items()}
+    match = (
+        r"^rank 1 has loaded other contents of 'up\.weight' and 3 more than rank 0: call "
+        r"load_state_dict\(\) on every rank, with the same tensors$"
+    )
+    module.load_state_dict(state)
+    for _ in range(2):
+        with pytest.raises(BackendError, match=match):
+            module(*batch(0))
+    module.load_state_dict(Net().state_dict())
+    training_step(module, *batch(0))
+    if rank == 0:
+        module.load_state_dict({"up.bias": torch.ones(32)}, strict=False)
+    module.eval()
+    with pytest.raises(BackendError, match=r"^rank 1 has loaded other contents of 'up\.bias' than"):
+        module(*batch(0))
+    module.load_state_dict({"up.bias": torch.ones(32)}, strict=False)
+    module(*batch(0))
+
+
 def begins_with_other_options(rank: int) -> None:
     match = r"do not do the same: rank 0: module\(.* seed=0, .*; rank 1: module\(.* seed=1, "
     with pytest.raises(BackendError, match=match):
@@ -167,6 +189,7 @@ def does_something_else(rank: int) -> None:
 
 JOBS = {
     "other weights": Job(2, begins_with_other_weights, [program, lambda: program(training=False)]),
+    "other loads": Job(2, loads_other_weights, [program]),
     "other options": Job(2, begins_with_other_options, [program]),
     "other data": Job(2, is_called_with_other_data, [program, lambda: program(training=False)]),
     "other parts": Job(4, is_called_with_other_parts, [lambda: program(4)]),

@@ -29,13 +29,13 @@ c10d = torch.ops._c10d_functional
 class Agreement:
     """Messages between all ranks; every rank must call the same methods in the same order.
 
-    Args:
-        words: Number of checksums that each `check` has room for. A check is one message of
-            8 * (2 + words) bytes from each rank.
+    Attributes:
+        words: Number of checksums that each `check` has room for; the same on all ranks. A check is
+            one message of 8 * (2 + words) bytes from each rank.
     """
 
-    def __init__(self, words: int = 0) -> None:
-        self._words = words
+    def __init__(self) -> None:
+        self.words = 0
         self.rank = dist.get_rank()
         self.ranks = dist.get_world_size()
         self._group = ""  # its name
@@ -71,7 +71,7 @@ class Agreement:
                 raise BackendError(problem)
             return False
         words = list(sums.words.values()) if sums is not None and not problem else []
-        words += [0] * (self._words - len(words))
+        words += [0] * (self.words - len(words))
         row = torch.tensor([-1 if problem else code(doing.encode()), int(asks), *words])
         rows = self._gather(row, doing).reshape(self.ranks, -1)
         codes = rows[:, 0]

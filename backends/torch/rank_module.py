@@ -57,6 +57,7 @@ class RankModule(nn.Module):
         compared: Calls of each kind (training, evaluation) whose inputs the ranks compare, from the
             first one on; None for all.
         variants: Makes programs for evaluation and for batches of other sizes.
+        agreement: Messages between the ranks, for this module alone.
 
     Attributes:
         steps: Training steps begun; set it when training goes on from a checkpoint, so that
@@ -77,6 +78,7 @@ class RankModule(nn.Module):
         seed: int,
         compared: int | None,
         variants: Variants,
+        agreement: Agreement,
     ) -> None:
         super().__init__()
         if inputs not in ("global", "local"):
@@ -95,8 +97,9 @@ class RankModule(nn.Module):
         self._seed = seed
         self._device = device
         self._variants = variants
-        self._agreement = Agreement(len(self._local_regions) if self._local_inputs else 1)
-        self._agreement.check(f"module(inputs={inputs!r}, seed={seed}, {_origin(source)})")
+        self._agreement = agreement
+        agreement.check(f"module(inputs={inputs!r}, seed={seed}, {_origin(source)})")
+        agreement.words = len(self._local_regions) if self._local_inputs else 1
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])

@@ -20,6 +20,8 @@ SOON_S = 30  # without the group's timeout of 60 s, however slow the machine is
 class Net(nn.Module):
     """Two layers and a table that is no parameter."""
 
+    squashes = False
+
     table: Tensor
 
     def __init__(self) -> None:
@@ -29,7 +31,14 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Loss."""
-        return (self.down(self.up(x).relu()) - y + self.table.sum()).square().mean()
+        hidden = self.up(x).tanh() if self.squashes else self.up(x).relu()
+        return (self.down(hidden) - y + self.table.sum()).square().mean()
+
+
+class Squashed(Net):
+    """Another graph of the same weights."""
+
+    squashes = True
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -38,7 +47,9 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def program(ranks: int = 2, *, training: bool = True) -> partitioner.ModuleProgram:
+def program(
+    ranks: int = 2, *, training: bool = True, kind: type[Net] = Net
+) -> partitioner.ModuleProgram:
     """On 4 ranks the batch is cut along dp alone: two ranks each take the same part."""
     torch.manual_seed(0)
     pins = (Pin("up", tensor="up.weight", dim=0),)
@@ -46,7 +57,7 @@ def program(ranks: int = 2, *, training: bool = True) -> partitioner.ModuleProgr
     if ranks == 4:
         cut = {"parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}}
     compiled = partitioner.compile(
-        Net(),
+        kind(),
         batch(0),
         devices=ranks,
         training=training,
@@ -101,6 +112,12 @@ def loads_other_weights(rank: int) -> None:
         module(*batch(0))
     module.load_state_dict({"up.bias": torch.ones(32)}, strict=False)
     module(*batch(0))
+
+
+def traces_another_graph(rank: int) -> None:
+    match = "^rank 1 traced another graph than rank 0: compile the same model$"
+    with pytest.raises(BackendError, match=match):
+        program(kind=Squashed if rank else Net).module()
 
 
 def begins_with_other_options(rank: int) -> None:
@@ -190,6 +207,7 @@ def does_something_else(rank: int) -> None:
 JOBS = {
     "other weights": Job(2, begins_with_other_weights, [program, lambda: program(training=False)]),
     "other loads": Job(2, loads_other_weights, [program]),
+    "other graph": Job(2, traces_another_graph, [program, lambda: program(kind=Squashed)]),
     "other options": Job(2, begins_with_other_options, [program]),
     "other data": Job(2, is_called_with_other_data, [program, lambda: program(training=False)]),
     "other parts": Job(4, is_called_with_other_parts, [lambda: program(4)]),

@@ -102,7 +102,7 @@ class Request:
         """The request with `parallel` as constraints on a graph; called after `over`."""
         if self.parallel is None or self.mesh is None:
             return self
-        batch = batch_inputs(graph, graph.inputs)
+        batch = batch_inputs(graph)
         pins = parallel_constraints(self.parallel, graph, batch, self.mesh)
         merged = Constraints((*self.constraints.pins, *pins.pins), self.constraints.plan, pins.busy)
         return replace(self, constraints=merged)

@@ -135,7 +135,7 @@ def recording(module: nn.Module, *, training: bool) -> Iterator[Recorded]:
 
 @contextmanager
 def _unwritten() -> Iterator[None]:
-    """What is computed within is not written to the exported graph."""
+    """Keep operators that run within out of the exported graph."""
     key = torch._C.DispatchKey.PreDispatch
     include = torch._C._dispatch_tls_local_include_set().remove(key)
     exclude = torch._C._dispatch_tls_local_exclude_set() | torch._C.DispatchKeySet(key)
@@ -229,7 +229,7 @@ def _recorded_tensor_hook(calls: Recorded) -> Callable[..., Any]:
 
 
 def _recorded_module_hook(calls: Recorded, name: str) -> Callable[..., Any]:
-    """What `nn.Module` calls where full backward hooks are set: on arguments, then on results."""
+    """The function that `nn.Module` applies for full backward hooks: to arguments, then results."""
     original = getattr(BackwardHook, name)
 
     def setup(hooks: BackwardHook, values: Any) -> Any:

@@ -32,7 +32,7 @@ from partitioner.frontends.torch.rewrite import graph_modules
 
 
 class Role(StrEnum):
-    """What a placeholder or an output of a captured graph stands for."""
+    """The meaning of a placeholder or an output of a captured graph."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"

@@ -1,4 +1,4 @@
-"""What an export for a trace replaces while it runs."""
+"""Replacements that hold while a module is exported for a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch says of a failed trace, in a line."""
+"""PyTorch's reason of a failed trace, in a line."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class TracedModule:
 
     @cached_property
     def signature(self) -> Signature:
-        """How the module is called."""
+        """The arguments and results of a call of the module."""
         traced, inputs = self.traced, self.graph.inputs
         return Signature(
             traced.captured.in_spec,

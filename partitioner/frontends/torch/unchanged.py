@@ -16,7 +16,7 @@ Settings = Mapping[str, Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a trace takes from a module beside its tensors' contents.
+    """The facts that a trace takes from a module beside its tensors' contents.
 
     Attributes:
         settings: Numbers, texts and the like that are attributes, but for those that the forward

@@ -89,6 +89,15 @@ class Signature:
         flat, _ = pytree.tree_flatten_with_path((tuple(args), self._ordered(kwargs)))
         return ", ".join(_word(path, value) for path, value in flat) or "nothing"
 
+    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a call by name: graph inputs, or places if it is another call."""
+        flat, spec = pytree.tree_flatten_with_path((tuple(args), self._ordered(kwargs)))
+        values = [value for _, value in flat]
+        names = [pytree.keystr(path) for path, _ in flat]
+        if spec == self.in_spec:
+            names = [known or name for known, name in zip(self.inputs, names, strict=True)]
+        return {n: x for n, x in zip(names, values, strict=True) if isinstance(x, Tensor)}
+
     def call(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) from graph inputs by name."""
         flat = [inputs[name] if name else value for name, value in self._slots()]

@@ -32,6 +32,7 @@ from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import check_contents, verify_module
 
 if TYPE_CHECKING:
+    from partitioner.backends.torch.agreement import Agreement
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.rank_module import RankModule, Source
     from partitioner.backends.torch.rank_passes import Stored, Whole
@@ -279,6 +280,7 @@ class ModuleProgram(Compiled):
         seed: int = 0,
         init_seed: int | None = None,
         init: Init | None = None,
+        check_inputs: int | None = 3,
     ) -> RankModule:
         """This rank's part as an ordinary module, under torchrun.
 
@@ -294,19 +296,29 @@ class ModuleProgram(Compiled):
                 taking the module's: needed if those are fake.
             init: Initialises a submodule's own parameters and buffers; default: its
                 `reset_parameters()`, then `_init_weights` of the model that contains it.
+            check_inputs: Calls of each kind (training, evaluation) in which the ranks compare
+                checksums of their inputs, from the first one on; None compares in all calls.
 
         Raises:
             BackendError: torch.distributed is not up, or has another number of processes than the
-                program has ranks; the weights are fake, or cannot be initialised.
+                program has ranks; the weights are fake, or cannot be initialised; the ranks have
+                other options, weights or constants.
         """
+        from partitioner.backends.torch.agreement import Agreement
+        from partitioner.backends.torch.groups import check_world
         from partitioner.backends.torch.rank_module import RankModule
         from partitioner.compiled.variants import Variants
 
         self.model.module.check_unchanged(modes=False)
-        program = self._agreed()
+        check_world(len(self.cluster))
+        agreement = Agreement()
+        program = self._agreed(agreement)
         source = self._source(init_seed, init)
         variants = Variants(program, source)
-        return RankModule(program.on_ranks(source), source, _device(device), inputs, seed, variants)
+        whole = program.on_ranks(source)
+        return RankModule(
+            whole, source, _device(device), inputs, seed, check_inputs, variants, agreement
+        )
 
     def on_ranks(self, source: Source) -> Whole:
         """The program as every rank needs it.
@@ -381,23 +393,25 @@ class ModuleProgram(Compiled):
             )
         return tensors.__getitem__
 
-    def _agreed(self) -> ModuleProgram:
+    def _agreed(self, agreement: Agreement) -> ModuleProgram:
         """The program with the plan of rank 0: plans of searches that a time limit ends may differ.
 
         Raises:
-            BackendError: The ranks traced different graphs, or there is no process group.
+            BackendError: The ranks traced different graphs; the same text on every rank.
         """
-        from partitioner.backends.torch.groups import check_world, first_ranks
+        from partitioner.backends.torch.groups import first_ranks
 
-        check_world(len(self.cluster))
         text = first_ranks(self.plan.to_json())
-        if text == self.plan.to_json():
-            return self
-        plan = Plan.from_json(text)
-        module = self.model.module.of(plan.nodes)
-        if module.graph.digest != plan.graph_digest:
-            raise BackendError("this rank traced another graph than rank 0: compile the same model")
-        return self.over(module, plan)
+        is_own = text == self.plan.to_json()
+        plan = self.plan if is_own else Plan.from_json(text)
+        module = self.model.module if is_own else self.model.module.of(plan.nodes)
+        problem = ""
+        if not is_own and module.graph.digest != plan.graph_digest:
+            problem = (
+                f"rank {agreement.rank} traced another graph than rank 0: compile the same model"
+            )
+        agreement.check("module()", problem)
+        return self if is_own else self.over(module, plan)
 
     def over(self, module: TracedModule, plan: Plan) -> ModuleProgram:
         """The program of another trace of the module with a plan on the same cluster."""

@@ -8,6 +8,7 @@ from functools import cache, partial
 from multiprocessing import Event, Semaphore
 from typing import Any
 
+import agreement_jobs
 import autocast_modules
 import placed_modules
 import pytest
@@ -598,6 +599,7 @@ JOBS = {
         2, a_batch_that_the_cuts_do_not_fit, [partial(program, Gpt, 2, parts=True)]
     ),
     "own_parts": Job(2, own_parts_are_the_whole_batch, [partial(program, Mlp, 2, parts=True)]),
+    **agreement_jobs.JOBS,
     "differ": Job(2, ranks_that_differ_say_so, [MLP]),
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
     "save_on_4_and_load_on_2": Job(

@@ -16,6 +16,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.contrib import correct_result_types
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
 
@@ -25,6 +26,8 @@ _MAX_TURNS = 64
 _MAX_OPERAND = 1024
 
 Shapes = Mapping[str, tuple[Declared, ...]]
+
+correct_result_types()
 
 
 def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) -> None:

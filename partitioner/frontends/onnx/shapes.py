@@ -19,6 +19,7 @@ from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.contrib import correct_result_types
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
+from partitioner.frontends.onnx.node_checks import check_nodes
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
 _MAX_TURNS = 64
@@ -59,6 +60,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
         for value in node.outputs:
             if value.name:
                 _check_static(node, value, where)
+    check_nodes(model.graph, where)
 
 
 def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:

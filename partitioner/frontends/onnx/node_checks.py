@@ -6,8 +6,6 @@ one line that names the node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import onnx
 import onnx_ir
 from onnx_ir import serde
@@ -172,7 +170,7 @@ def _types(values: list[onnx_ir.Value]) -> dict[str, onnx.TypeProto]:
     return types
 
 
-def _small_constants(values: list[onnx_ir.Value]) -> Mapping[str, onnx.TensorProto]:
+def _small_constants(values: list[onnx_ir.Value]) -> dict[str, onnx.TensorProto]:
     tensors = {value.name or "": value.const_value for value in values}
     return {
         name: serde.serialize_tensor(tensor)

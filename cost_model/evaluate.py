@@ -188,6 +188,6 @@ def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks.tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),
-        sharded_flops_share=sharded_flops_share(placed),
+        sharded_flops_share=sharded_flops_share(graph, placed),
         sequential=bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1,
     )

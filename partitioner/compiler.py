@@ -20,7 +20,7 @@ from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, rules_of
 from partitioner.no_gc import no_collection
 from partitioner.options import (
     CompileOptions,
@@ -279,7 +279,12 @@ def plan_graph(
     with no_collection():
         known_rules = rules.by_node if outcome.graph is planned.graph else None
         _, single = best_single(outcome.graph, cluster, request.objective, known_rules)
-    return outcome, facts(outcome, single, len(cluster), notes, pinned=request.constraints.bound)
+    summary = facts(
+        *(outcome, single, len(cluster), notes),
+        rules=rules_of(outcome.graph) if known_rules is None else known_rules,
+        pinned=request.constraints.bound,
+    )
+    return outcome, summary
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from onnxscript.optimizer import fold_constants_ir
 
 from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.names import fresh, last_present
+from partitioner.frontends.onnx.opset_forms import use_own_forms
 
 #: Largest constant made without data of its own (a repeated element, a reshaped weight), in bytes.
 MAX_VIEW_BYTES = 2**31
@@ -57,6 +58,7 @@ def fold(model: onnx_ir.Model) -> bool:
         output_size_limit=MAX_COMPUTED,
         should_fold=_may_fold,
     )
+    use_own_forms(model)
     _remove_unused(model)
     return bool(result.modified) or changed
 

@@ -16,8 +16,10 @@ from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.contrib import correct_result_types
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
+from partitioner.frontends.onnx.node_checks import check_nodes
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
 _MAX_TURNS = 64
@@ -25,6 +27,8 @@ _MAX_TURNS = 64
 _MAX_OPERAND = 1024
 
 Shapes = Mapping[str, tuple[Declared, ...]]
+
+correct_result_types()
 
 
 def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) -> None:
@@ -56,6 +60,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
         for value in node.outputs:
             if value.name:
                 _check_static(node, value, where)
+    check_nodes(model.graph, where)
 
 
 def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:

@@ -19,6 +19,7 @@ from partitioner.frontends.onnx.border import reason
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
+from partitioner.frontends.onnx.run_time_sizes import never_guess
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
 _MAX_TURNS = 64
@@ -37,6 +38,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
+    never_guess()
     declared = _forget_declared(model.graph)
     for _ in range(_MAX_TURNS):
         try:

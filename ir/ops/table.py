@@ -56,9 +56,27 @@ class OpView(Signature):
             raise OpaqueError(f"attribute {name!r} is {value!r}, not an integer")
         return value
 
+    def positive(self, name: str, default: int) -> int:
+        """An integer attribute of at least 1.
+
+        Raises:
+            IRError: It is less.
+        """
+        value = self.int_attr(name, default)
+        if value < 1:
+            raise IRError(f"attribute {name!r} is {value}; it must be at least 1")
+        return value
+
     def dim(self, name: str, default: int, rank: int | None = None) -> int:
-        """A dim given as an attribute, counted from the first of operand 0's or of `rank` dims."""
-        return self.int_attr(name, default) % max(self.rank() if rank is None else rank, 1)
+        """A dim given as an attribute, counted from the first of operand 0's or of `rank` dims.
+
+        Raises:
+            IRError: There is no such dim.
+        """
+        dim, count = self.int_attr(name, default), max(self.rank() if rank is None else rank, 1)
+        if not -count <= dim < count:
+            raise IRError(f"attribute {name!r} is {dim}, not in {-count}..{count - 1}")
+        return dim % count
 
     def ints(self, name: str, index: int | None = None) -> tuple[int, ...] | None:
         """Integers given as attribute `name` or, in newer opsets, as constant operand `index`.

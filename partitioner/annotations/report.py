@@ -12,6 +12,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 from partitioner.annotations.check import Problem, Shapes, annotated_nodes, annotation_problems
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.read import parse_file, read_source
+from partitioner.frontends.onnx.run_time_sizes import never_guess
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def _inferred_shapes(proto: ModelProto) -> Shapes:
     """
     for node in annotated_nodes(proto):  # onnx_ir would resolve their names, right or wrong
         node.ClearField("device_configurations")
+    never_guess()
     read = onnx_ir.from_proto(proto)
     try:
         infer_symbolic_shapes(read, warn_on_missing=False)

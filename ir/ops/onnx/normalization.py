@@ -43,7 +43,7 @@ def _from_dim(view: OpView, first: int, flops: float) -> Rule:
 
 def _group_norm(view: OpView) -> Rule:
     """Scale and bias are a group's before opset 21."""
-    return group_norm(view, view.int_attr("num_groups", 1), scale_a_group=view.opset < 21)
+    return group_norm(view, view.positive("num_groups", 1), scale_a_group=view.opset < 21)
 
 
 def _mean_variance_norm(view: OpView) -> Rule:

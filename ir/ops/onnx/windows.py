@@ -27,7 +27,7 @@ SIZES = 3  #: Index of Resize's operand "sizes".
 
 
 def _conv_dims(view: OpView, weights: int = 1, *, transposed: bool = False) -> ConvDims:
-    return ConvDims.of(view.shape(weights), view.int_attr("group", 1), transposed=transposed)
+    return ConvDims.of(view.shape(weights), view.positive("group", 1), transposed=transposed)
 
 
 def _conv(view: OpView, *, transposed: bool = False) -> Rule:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from partitioner.ir.errors import IRError
 from partitioner.ir.ops.rules.dims import broadcast, names
 from partitioner.ir.ops.signature import Shape, Signature
 from partitioner.ir.rule import Rule
@@ -95,6 +96,10 @@ def _divided(dims: Sized, end: int, size: int) -> Sized:
 def reshape(signature: Signature, sums: Iterable[int] = ()) -> Rule:
     """Factors of a dim of both shapes pass; those that cross dims of either are whole."""
     before, after = signature.shape(), signature.out_shape
+    if math.prod(before) != math.prod(after):
+        raise IRError(
+            f"shape {before} has {math.prod(before)} elements, {after} has {math.prod(after)}"
+        )
     pieces = {f"f{i}": piece for i, piece in enumerate(refine(before, after))}
     old = ([n for n, p in pieces.items() if p.before == dim] for dim in range(len(before)))
     new = ([n for n, p in pieces.items() if p.after == dim] for dim in range(len(after)))

@@ -116,7 +116,9 @@ def _attr(attribute: onnx_ir.Attr) -> Attr:
         case "FLOATS" | "INTS" | "STRINGS":
             return tuple(attribute.value)
         case "TENSOR":
-            return attribute.as_tensor().numpy()
+            tensor = attribute.as_tensor()
+            if tensor.dtype != onnx_ir.DataType.STRING:  # NumPy's strings are not ONNX's
+                return tensor.numpy()
         case "GRAPH":
             body = onnx_ir.serde.serialize_graph(attribute.as_graph())
             return Opaque("GraphProto", body.SerializeToString(deterministic=True))

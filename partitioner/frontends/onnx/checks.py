@@ -24,6 +24,7 @@ OLDEST_OPSET, NEWEST_OPSET = 7, 26
 #: Nodes after inlining: about a hundred times the largest real graph seen.
 MAX_EXPANDED_NODES = 1_000_000
 
+_ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
 _FunctionId = tuple[str, str, str]
 
@@ -45,7 +46,9 @@ def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
     if proto.graph.sparse_initializer:
         name = proto.graph.sparse_initializer[0].values.name
         raise FrontendError(f"{where}: initializer {name!r} is sparse; store it as a dense tensor")
+    _check_values(proto, where)
     _check_external_data(proto, where, None if path is None else path.parent)
+    _check_contents(proto, where)
     _check_calls(proto, where)
     try:
         _run_checker(proto, path)
@@ -98,6 +101,40 @@ def _check_opset(proto: ModelProto, where: str) -> None:
             )
     if len(versions) > 1:
         raise FrontendError(f"{where}: imports ai.onnx in opsets {sorted(versions)}; keep one")
+
+
+def _check_values(proto: ModelProto, where: str) -> None:
+    """Refuse declared element types that ONNX does not define, and negative sizes."""
+    nodes = [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+    for graph in (proto.graph, *nested_graphs(nodes)):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            tensor = value.type.tensor_type
+            what = f"{where}: value {value.name!r}"
+            _check_element_type(tensor.elem_type, what)
+            sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+            if any(size < 0 for size in sizes):
+                raise FrontendError(
+                    f"{what} has sizes {sizes}; each must be at least 0 (an unknown one has a name)"
+                )
+
+
+def _check_element_type(number: int, what: str) -> None:
+    if number not in _ELEMENT_TYPES:
+        raise FrontendError(f"{what} has element type {number}, which ONNX does not define")
+
+
+def _check_contents(proto: ModelProto, where: str) -> None:
+    """Refuse tensors in the file whose data is of another size than their dims say."""
+    for tensor in all_tensors(proto):
+        what = f"{where}: tensor {tensor.name!r}"
+        _check_element_type(tensor.data_type, what)
+        if tensor.HasField("raw_data") and tensor.data_location != TensorProto.EXTERNAL:
+            need = _tensor_bytes(tensor, what)
+            if len(tensor.raw_data) != need:
+                raise FrontendError(
+                    f"{what} of dims {tuple(tensor.dims)} needs {need} bytes, "
+                    f"its raw_data has {len(tensor.raw_data)}"
+                )
 
 
 def _check_external_data(proto: ModelProto, where: str, folder: Path | None) -> None:

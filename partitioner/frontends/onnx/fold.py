@@ -166,7 +166,7 @@ def _view(node: onnx_ir.Node) -> onnx_ir.LazyTensor | None:
     if any(value is None or value.const_value is None for value in node.inputs):
         return None
     dtype = tensor.dtype if node.op_type != "ConstantOfShape" else _fill(node).dtype
-    if numel * dtype.bitwidth > 8 * MAX_VIEW_BYTES or dtype == onnx_ir.DataType.STRING:
+    if dtype == onnx_ir.DataType.STRING or numel * dtype.bitwidth > 8 * MAX_VIEW_BYTES:
         return None
     if tensor.size > MAX_OPERAND and len(source.uses()) > 1:
         return None  # a second copy of a weight that others read as it is

@@ -17,10 +17,12 @@ from onnx import ModelProto
 from onnx_ir.passes.common import InlinePass
 
 from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.onnx.border import border
 from partitioner.frontends.onnx.build import build_graph
+from partitioner.frontends.onnx.check_nodes import check_rules
 from partitioner.frontends.onnx.dims import Binding, Declared, bind_dims, declared_dims
 from partitioner.frontends.onnx.fold import lift_constants, settle_outputs
-from partitioner.frontends.onnx.read import Source, read_source
+from partitioner.frontends.onnx.read import Source, name_of, read_source
 from partitioner.frontends.onnx.shapes import make_static
 from partitioner.ir.graph import Graph, Opaque
 
@@ -66,6 +68,15 @@ def load_onnx(
     Raises:
         FrontendError: The model is not valid or not supported, or an input dim has no size.
     """
+    with border(name_of(model)):
+        return _load(model, dims, shapes)
+
+
+def _load(
+    model: str | Path | ModelProto,
+    dims: Mapping[str, int],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Traced:
     source = read_source(model)
     where = source.where
     read = onnx_ir.from_proto(source.proto)
@@ -77,6 +88,7 @@ def load_onnx(
     settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
     lift_constants(read)
     graph = build_graph(read, source.name, declared, where)
+    check_rules(graph, where)
     return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
 
 
@@ -119,7 +131,8 @@ def _notes(source: Source, binding: Binding, graph: Graph) -> Iterator[str]:
     if binding.symbols:
         yield "dims: " + ", ".join(f"{name}={size}" for name, size in binding.symbols.items())
     for node in graph.nodes:
-        if any(isinstance(value, Opaque) for value in node.attrs.values()):
+        attrs = node.attrs.values()
+        if any(isinstance(value, Opaque) and value.kind == "GraphProto" for value in attrs):
             yield f"node {node.name!r} ({node.op}) holds subgraphs and is kept whole"
     custom: dict[str, str] = {}
     for node in graph.nodes:

@@ -55,12 +55,12 @@ def read_source(model: str | Path | ModelProto) -> Source:
             "(a PyTorch module goes through torch.onnx.export first)"
         )
     path: Path | None = None
+    where = name_of(model)
     if isinstance(model, ModelProto):
         proto = ModelProto()
         proto.CopyFrom(model)
-        where = f"model {model.graph.name!r}"
     else:
-        path, where = Path(model), str(model)
+        path = Path(model)
         proto = parse_file(path)
     _write_default_domain(proto)
     check_model(proto, where, path)
@@ -72,6 +72,11 @@ def read_source(model: str | Path | ModelProto) -> Source:
     notes += tuple(distinct_outputs(proto.graph))
     name = proto.graph.name or ("model" if path is None else path.stem)
     return Source(proto, where, None if path is None else path.parent, name, notes)
+
+
+def name_of(model: str | Path | ModelProto) -> str:
+    """A model's name in error messages: its path, or its graph's name."""
+    return f"model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
 
 
 def parse_file(path: Path) -> ModelProto:

@@ -10,21 +10,21 @@ from collections.abc import Iterable, Mapping
 
 import onnx
 import onnx_ir
-from onnx import TensorProto, TypeProto
+from onnx import TypeProto
 from onnx_ir import serde
 from onnx_shape_inference import infer_symbolic_shapes
 
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.border import reason
+from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
 from partitioner.frontends.onnx.contrib import correct_result_types
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
-from partitioner.frontends.onnx.node_checks import check_nodes
+from partitioner.frontends.onnx.operand_checks import check_operands
+from partitioner.frontends.onnx.run_time_sizes import never_guess
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
 _MAX_TURNS = 64
-#: Largest constant operand handed to ONNX's own inference, in elements: sizes, axes, scales.
-_MAX_OPERAND = 1024
 
 Shapes = Mapping[str, tuple[Declared, ...]]
 
@@ -42,12 +42,14 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     Raises:
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
+    never_guess()
     declared = _forget_declared(model.graph)
     for _ in range(_MAX_TURNS):
         try:
             infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
         except ValueError as error:  # also ShapeInferenceError and OpUsageError
-            raise FrontendError(f"{where}: shapes do not fit: {one_line(error)}") from error
+            what = one_line(error) + ("" if error.__cause__ is None else f": {reason(error)}")
+            raise FrontendError(f"{where}: shapes do not fit: {what}") from error
         changed = _infer_by_schema(model.graph)
         changed = _apply_declared(model.graph, declared, symbols, where) or changed
         if not fold(model) and not changed:
@@ -57,10 +59,12 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     merge_equal(model)
     _check_loops(model.graph, where)
     for node in model.graph:
+        opset = model.graph.opset_imports.get(node.domain)
+        check_operands(node, opset, where)
+        check_by_schema(node, opset, where)
         for value in node.outputs:
             if value.name:
                 _check_static(node, value, where)
-    check_nodes(model.graph, where)
 
 
 def _forget_declared(graph: onnx_ir.Graph) -> dict[str, tuple[Declared, ...]]:
@@ -79,47 +83,21 @@ def _infer_by_schema(graph: onnx_ir.Graph) -> bool:
     """Fill in missing result types, in place and in order; True if any was inferred."""
     inferred = False
     for node in graph:
-        if any(value.name and not _is_static(value) for value in node.outputs):
+        if any(value.name and not is_static(value) for value in node.outputs):
             inferred = _infer_node(node, graph.opset_imports.get(node.domain)) or inferred
     return inferred
 
 
-def _is_static(value: onnx_ir.Value) -> bool:
-    """Whether element type and all sizes are known."""
-    return value.dtype is not None and value.shape is not None and value.shape.is_static()
-
-
 def _infer_node(node: onnx_ir.Node, opset: int | None) -> bool:
-    inputs = [value for value in node.inputs if value is not None]
-    if opset is None or not all(map(_is_static, inputs)) or next(bodies(node), None) is not None:
-        return False
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
-        types = onnx.shape_inference.infer_node_outputs(
-            schema,
-            serde.serialize_node(node),
-            {value.name or "": _type(value) for value in inputs},
-            {value.name or "": data for value in inputs if (data := _data(value)) is not None},
-        )
-    except (onnx.defs.SchemaError, onnx.shape_inference.InferenceError):
+        types = infer_by_schema(node, opset)
+    except onnx.shape_inference.InferenceError:
         return False  # stays dynamic, and is then refused by name
     return sum(_set_type(value, types.get(value.name or "")) for value in node.outputs) > 0
 
 
-def _type(value: onnx_ir.Value) -> TypeProto:
-    assert value.dtype is not None and value.shape is not None  # noqa: PT018
-    return onnx.helper.make_tensor_type_proto(value.dtype.value, value.shape.numpy())
-
-
-def _data(value: onnx_ir.Value) -> TensorProto | None:
-    tensor = value.const_value
-    if tensor is None or tensor.size > _MAX_OPERAND:
-        return None
-    return serde.serialize_tensor(tensor)
-
-
 def _set_type(value: onnx_ir.Value, proto: TypeProto | None) -> bool:
-    if proto is None or _is_static(value) or not proto.HasField("tensor_type"):
+    if proto is None or is_static(value) or not proto.HasField("tensor_type"):
         return False
     shape = serde.deserialize_type_proto_for_shape(proto)
     if shape is None or not shape.is_static():

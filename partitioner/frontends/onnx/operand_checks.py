@@ -1,4 +1,4 @@
-"""Checks of each node against its operator's schema, once all types are known.
+"""Checks of a node's operands whose faults deserve a sentence of their own.
 
 ONNX Runtime finds these faults too, when it opens or runs the model; here they come at planning, in
 one line that names the node.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import onnx
 import onnx_ir
-from onnx_ir import serde
 
-from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.onnx.check_nodes import is_static
 from partitioner.ir.errors import IRError
 from partitioner.ir.onnx_types import from_onnx_dtype
 
-#: Largest constant operand handed to ONNX's own inference, in elements: sizes, axes, scales.
-_MAX_OPERAND = 1024
 #: Ops with indices: the operand that holds them; they count along `axis` of operand 0.
 _INDICES = {"Gather": 1, "GatherElements": 1, "Scatter": 1, "ScatterElements": 1}
 #: Convolutions, which have no kernel for windows that fit nowhere: the operand of the weight.
@@ -25,32 +22,29 @@ _WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 
 
-def check_nodes(graph: onnx_ir.Graph, where: str) -> None:
-    """Refuse a node whose operands do not suit its operator.
+def check_operands(node: onnx_ir.Node, opset: int | None, where: str) -> None:
+    """Refuse a node whose operands, of static types, do not suit its operator.
 
     Args:
-        graph: Its values have static types.
+        node: The node.
+        opset: Version of its domain that the model imports; None for none.
         where: The model's name in error messages.
 
     Raises:
         FrontendError: Element types, sizes or attributes do not fit, an index is out of range, or a
             window is larger than its input.
     """
-    opset = graph.opset_imports.get("")
-    for node in graph:
-        if node.domain or opset is None:
-            continue
-        what = f"{where}: node {node.name!r} ({node.op_type})"
-        try:
-            schema = onnx.defs.get_schema(node.op_type, opset, "")
-        except onnx.defs.SchemaError:
-            continue
-        _check_types(node, schema, what)
-        _check_indices(node, what)
-        _check_convolution(node, what)
-        _check_norm(node, what)
-        if next(bodies(node), None) is None:
-            _check_by_inference(node, schema, what)
+    if node.domain or opset is None or not all(v is None or is_static(v) for v in node.inputs):
+        return
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return
+    what = f"{where}: node {node.name!r} ({node.op_type})"
+    _check_types(node, schema, what)
+    _check_indices(node, what)
+    _check_convolution(node, what)
+    _check_norm(node, what)
 
 
 def _check_types(node: onnx_ir.Node, schema: onnx.defs.OpSchema, what: str) -> None:
@@ -113,7 +107,7 @@ def _check_convolution(node: onnx_ir.Node, what: str) -> None:
     shapes = [() if v is None or v.shape is None else v.shape.numpy() for v in node.inputs]
     x, weight = shapes[0], shapes[_WEIGHTS[node.op_type]]
     group = node.attributes["group"].as_int() if "group" in node.attributes else 1
-    if len(x) < 3 or len(weight) != len(x) or 0 in (*x, *weight):
+    if group < 1 or len(x) < 3 or len(weight) != len(x) or 0 in (*x, *weight):
         return  # found by inference, or nothing to compute
     if x[1] != weight[1] * group:
         raise FrontendError(
@@ -145,35 +139,3 @@ def _check_norm(node: onnx_ir.Node, what: str) -> None:
                 f"{what}: operand {value.name!r} of shape {list(sizes)} does not broadcast to the "
                 f"normalised dims {list(normalised)}"
             )
-
-
-def _check_by_inference(node: onnx_ir.Node, schema: onnx.defs.OpSchema, what: str) -> None:
-    inputs = [value for value in node.inputs if value is not None]
-    if any(value.dtype is None or value.shape is None for value in inputs):
-        return
-    try:
-        onnx.shape_inference.infer_node_outputs(
-            schema, serde.serialize_node(node), _types(inputs), _small_constants(inputs)
-        )
-    except onnx.shape_inference.InferenceError as error:
-        reason = one_line(error).replace("[ShapeInferenceError] ", "")
-        raise FrontendError(f"{what}: {reason}") from error
-
-
-def _types(values: list[onnx_ir.Value]) -> dict[str, onnx.TypeProto]:
-    types = {}
-    for value in values:
-        assert value.dtype is not None and value.shape is not None  # noqa: PT018
-        types[value.name or ""] = onnx.helper.make_tensor_type_proto(
-            value.dtype.value, value.shape.numpy()
-        )
-    return types
-
-
-def _small_constants(values: list[onnx_ir.Value]) -> dict[str, onnx.TensorProto]:
-    tensors = {value.name or "": value.const_value for value in values}
-    return {
-        name: serde.serialize_tensor(tensor)
-        for name, tensor in tensors.items()
-        if tensor is not None and tensor.size <= _MAX_OPERAND
-    }

@@ -1,0 +1,106 @@
+"""Checks of single nodes of a model whose shapes are static: ONNX's own, and the op table's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir
+from onnx import TensorProto, TypeProto
+from onnx_ir import serde
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.onnx.bodies import bodies
+from partitioner.frontends.onnx.border import border, reason
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import rule_of
+
+#: Largest constant operand handed to ONNX's own inference, in elements: sizes, axes, scales.
+_MAX_OPERAND = 1024
+#: Bytes of all tensors of a graph. Sums of them, over many devices, must fit 64 bits.
+_MAX_BYTES = 2**56
+#: Most dims of a tensor: NumPy's limit.
+_MAX_RANK = 64
+
+
+def is_static(value: onnx_ir.Value) -> bool:
+    """Whether element type and all sizes are known."""
+    return value.dtype is not None and value.shape is not None and value.shape.is_static()
+
+
+def infer_by_schema(node: onnx_ir.Node, opset: int | None) -> Mapping[str, TypeProto]:
+    """Types of a node's results by ONNX's own inference; none where it cannot tell.
+
+    Args:
+        node: The node.
+        opset: Version of its domain that the model imports; None for none.
+
+    Raises:
+        onnx.shape_inference.InferenceError: The node is not valid on its operands.
+    """
+    inputs = [value for value in node.inputs if value is not None]
+    if opset is None or not all(map(is_static, inputs)) or next(bodies(node), None) is not None:
+        return {}
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    try:
+        types: Mapping[str, TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema,
+            serde.serialize_node(node),
+            {value.name or "": _type(value) for value in inputs},
+            {value.name or "": data for value in inputs if (data := _data(value)) is not None},
+        )
+    except onnx.checker.ValidationError:  # folding wrote a form of another opset
+        return {}
+    return types
+
+
+def check_by_schema(node: onnx_ir.Node, opset: int | None, where: str) -> None:
+    """Refuse a node that ONNX's own inference, and so ONNX Runtime, refuses.
+
+    Raises:
+        FrontendError: Names model and node.
+    """
+    try:
+        infer_by_schema(node, opset)
+    except onnx.shape_inference.InferenceError as error:
+        raise FrontendError(
+            f"{where}: node {node.name!r} ({node.op_type}) is not valid: {reason(error)}"
+        ) from error
+
+
+def _type(value: onnx_ir.Value) -> TypeProto:
+    assert value.dtype is not None and value.shape is not None  # noqa: PT018
+    return onnx.helper.make_tensor_type_proto(value.dtype.value, value.shape.numpy())
+
+
+def _data(value: onnx_ir.Value) -> TensorProto | None:
+    tensor = value.const_value
+    if tensor is None or tensor.size > _MAX_OPERAND:
+        return None
+    return serde.serialize_tensor(tensor)
+
+
+def check_rules(graph: Graph, where: str) -> None:
+    """Refuse a graph with a node whose types its row of the op table cannot be, or that is huge.
+
+    Raises:
+        FrontendError: Names model and node, or the tensor.
+    """
+    total = 0
+    for name, type_ in graph.types.items():
+        if type_.rank > _MAX_RANK:
+            raise FrontendError(
+                f"{where}: tensor {name!r} has {type_.rank} dims; at most {_MAX_RANK} are supported"
+            )
+        total += type_.nbytes
+        if total > _MAX_BYTES:
+            raise FrontendError(
+                f"{where}: tensor {name!r} ({type_}) brings the model's tensors to {total:,} bytes,"
+                f" over {_MAX_BYTES:,}; give smaller sizes"
+            )
+    for node in graph.nodes:
+        with border(f"{where}: node {node.name!r} ({node.op})"):
+            rule_of(graph, node)

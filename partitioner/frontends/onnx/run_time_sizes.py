@@ -1,0 +1,82 @@
+"""Shapes of results whose sizes or axes are operands that are computed at run time: unknown.
+
+onnx_shape_inference reads such an operand as an absent one: it takes Split's parts to be equal,
+Squeeze's axes to be all dims of size 1, and fails on Pad's axes. A guess is worse than no shape,
+because it contradicts what the model declares. Here the unknown stays unknown, so that the model's
+declaration decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir
+from onnx_shape_inference import ShapeInferenceContext, registry
+
+_Infer = Callable[[ShapeInferenceContext, onnx_ir.Node], None]
+
+
+def never_guess() -> None:
+    """Register these rules in the registry of onnx_shape_inference, once a process."""
+    registry.collect()
+    for op_type, since, operand, unknown in _RULES:
+        known = registry.get("", op_type, since)
+        if known is not None and not hasattr(known, "unknown"):
+            registry.register("", op_type, since)(_Rule(known, operand, unknown))
+
+
+class _Rule:
+    """A registered rule, which is asked only where an operand is absent or constant.
+
+    Attributes:
+        known: The registered rule.
+        operand: Index of the operand.
+        unknown: The rule where that operand is computed at run time.
+    """
+
+    def __init__(self, known: _Infer, operand: int, unknown: _Infer) -> None:
+        self.known, self.operand, self.unknown = known, operand, unknown
+
+    def __call__(self, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+        value = node.inputs[self.operand] if len(node.inputs) > self.operand else None
+        computed = value is not None and onnx_ir.convenience.get_const_tensor(value) is None
+        (self.unknown if computed else self.known)(context, node)
+
+
+def _split(context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+    """All sizes are the operand's but those along the axis."""
+    data = node.inputs[0]
+    assert data is not None
+    axis = node.attributes.get_int("axis", 0) or 0
+    for value in node.outputs:
+        shape = None
+        if data.shape is not None and -len(data.shape) <= axis < len(data.shape):
+            dims = list(data.shape.dims)
+            dims[axis] = context.new_symbolic_dim()
+            shape = onnx_ir.Shape(dims)
+        context.set_shape_and_dtype(value, shape, data.dtype)
+
+
+def _squeeze(context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+    """Not even the rank is known: axes may be listed twice, counted from both ends."""
+    data = node.inputs[0]
+    assert data is not None
+    context.set_shape_and_dtype(node.outputs[0], None, data.dtype)
+
+
+def _pad(context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+    """The rank is the operand's."""
+    data = node.inputs[0]
+    assert data is not None
+    shape = None
+    if data.shape is not None:
+        shape = onnx_ir.Shape([context.new_symbolic_dim() for _ in data.shape])
+    context.set_shape_and_dtype(node.outputs[0], shape, data.dtype)
+
+
+#: Operator, first opset with the operand, the operand's index, the rule where it is computed.
+_RULES: tuple[tuple[str, int, int, _Infer], ...] = (
+    ("Pad", 18, 3, _pad),
+    ("Split", 13, 1, _split),
+    ("Squeeze", 13, 1, _squeeze),
+)

@@ -1,7 +1,8 @@
-"""Element types of results of ONNX Runtime's own operators that onnx_shape_inference gets wrong.
+"""Corrections of onnx_shape_inference: results that it gets wrong.
 
-A comparison of every operator of com.microsoft with ONNX Runtime's schemas finds these
-(tests/frontends/onnx/test_contrib.py).
+Element types of ONNX Runtime's own operators: a comparison of every operator of com.microsoft with
+ONNX Runtime's schemas finds these (tests/frontends/onnx/test_corrections.py). Pad whose axes are
+known only at run time: it is taken for one that pads all dims.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from onnx_ir import DataType
 from onnx_shape_inference import registry
 
 _DOMAIN = "com.microsoft"
+#: First opset in which Pad has axes.
+_PAD_AXES = 18
 
 
 def _zero_point(index: int) -> Callable[[onnx_ir.Node], DataType | None]:
@@ -33,11 +36,12 @@ _RESULTS: dict[str, Callable[[onnx_ir.Node], DataType | None]] = {
 }
 
 
-def correct_result_types() -> None:
-    """Put these types before the library's own inference, which keeps a type that it finds."""
+def correct_inference() -> None:
+    """Put the corrections before the library's own inference, which keeps a type that it finds."""
     registry.collect()
     for op, dtype in _RESULTS.items():
         _register(op, dtype)
+    _register_pad()
 
 
 def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None:
@@ -51,3 +55,19 @@ def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None
         infer(context, node)
 
     registry.register(_DOMAIN, op)(typed)
+
+
+def _register_pad() -> None:
+    infer = registry.get("", "Pad", _PAD_AXES)
+    assert infer is not None
+
+    def padded(context: object, node: onnx_ir.Node) -> None:
+        axes = node.inputs[3] if len(node.inputs) > 3 else None
+        if axes is None or axes.const_value is not None:
+            infer(context, node)
+            return
+        dtype = None if node.inputs[0] is None else node.inputs[0].dtype
+        if dtype is not None and node.outputs[0].dtype is None:
+            node.outputs[0].dtype = dtype
+
+    registry.register("", "Pad", _PAD_AXES)(padded)

@@ -103,3 +103,32 @@ def test_a_qgemm_has_the_type_of_its_zero_point(quantised: bool) -> None:
     assert compiled.verify().equal
     assert isinstance(compiled.ranks, OnnxRanks)
     assert_rank_files_load(compiled.ranks.folder)
+
+
+def test_a_pad_with_axes_of_run_time_has_its_declared_shape() -> None:
+    """Axes [1, 0] swap the pads: inference that takes them for all dims says [5, 4]."""
+    node = helper.make_node("Pad", ["x", "p", "", "axes"], ["y"])
+    inputs = {"x": ("float32", [3, 4]), "axes": ("int64", [2])}
+    pads = {"p": np.array([1, 0, 1, 0])}
+    proto = om.model([node], inputs, {"y": ("float32", [3, 6])}, pads, opset=18)
+    x = np.ones((3, 4), np.float32)
+    om.assert_same(load_onnx(proto), {"x": x, "axes": np.array([1, 0])})
+    proto = om.model(
+        [node],
+        {**inputs, "axes": ("int64", [1])},
+        {"y": ("float32", [3, 6])},
+        {"p": np.array([1, 1])},
+        opset=18,
+    )
+    om.assert_same(load_onnx(proto), {"x": x, "axes": np.array([1])})
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean"])
+def test_a_reduction_over_axes_of_run_time_has_the_shape_of_its_declared_result(op: str) -> None:
+    nodes = [helper.make_node(op, ["x", "axes"], ["h"]), helper.make_node("Sqrt", ["h"], ["y"])]
+    inputs = {"x": ("float32", [3, 4]), "axes": ("int64", [1])}
+    proto = om.model(nodes, inputs, {"y": ("float32", [3, 1])}, opset=18)
+    traced = load_onnx(proto)
+    assert traced.graph.types["h"].shape == (3, 1)
+    om.assert_same(traced, {"x": np.ones((3, 4), np.float32), "axes": np.array([1])})
+    assert partitioner.compile(proto, devices=2).graph.types["h"].shape == (3, 1)

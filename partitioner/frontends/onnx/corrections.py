@@ -1,8 +1,7 @@
-"""Corrections of onnx_shape_inference: results that it gets wrong.
+"""Corrections of onnx_shape_inference: element types of ONNX Runtime's operators that it gets wrong.
 
-Element types of ONNX Runtime's own operators: a comparison of every operator of com.microsoft with
-ONNX Runtime's schemas finds these (tests/frontends/onnx/test_corrections.py). Pad whose axes are
-known only at run time: it is taken for one that pads all dims.
+A comparison of every operator of com.microsoft with ONNX Runtime's schemas finds these
+(tests/frontends/onnx/test_corrections.py).
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from onnx_ir import DataType
 from onnx_shape_inference import registry
 
 _DOMAIN = "com.microsoft"
-#: First opset in which Pad has axes.
-_PAD_AXES = 18
 
 
 def _zero_point(index: int) -> Callable[[onnx_ir.Node], DataType | None]:
@@ -41,7 +38,6 @@ def correct_inference() -> None:
     registry.collect()
     for op, dtype in _RESULTS.items():
         _register(op, dtype)
-    _register_pad()
 
 
 def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None:
@@ -55,19 +51,3 @@ def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None
         infer(context, node)
 
     registry.register(_DOMAIN, op)(typed)
-
-
-def _register_pad() -> None:
-    infer = registry.get("", "Pad", _PAD_AXES)
-    assert infer is not None
-
-    def padded(context: object, node: onnx_ir.Node) -> None:
-        axes = node.inputs[3] if len(node.inputs) > 3 else None
-        if axes is None or axes.const_value is not None:
-            infer(context, node)
-            return
-        dtype = None if node.inputs[0] is None else node.inputs[0].dtype
-        if dtype is not None and node.outputs[0].dtype is None:
-            node.outputs[0].dtype = dtype
-
-    registry.register("", "Pad", _PAD_AXES)(padded)

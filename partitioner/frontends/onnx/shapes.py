@@ -18,7 +18,13 @@ from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.border import reason
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
-from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
+from partitioner.frontends.onnx.fold import (
+    Growth,
+    fold,
+    lift_constants,
+    merge_equal,
+    remove_identities,
+)
 from partitioner.frontends.onnx.run_time_sizes import never_guess
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
@@ -39,7 +45,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     never_guess()
-    declared = _forget_declared(model.graph)
+    declared, growth = _forget_declared(model.graph), Growth()
     for _ in range(_MAX_TURNS):
         try:
             infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
@@ -48,7 +54,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
             raise FrontendError(f"{where}: shapes do not fit: {what}") from error
         changed = _infer_by_schema(model.graph)
         changed = _apply_declared(model.graph, declared, symbols, where) or changed
-        if not fold(model) and not changed:
+        if not fold(model, growth) and not changed:
             break
     lift_constants(model)
     remove_identities(model)

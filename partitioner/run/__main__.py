@@ -105,7 +105,7 @@ def _whole_inputs(args: argparse.Namespace, header: Header) -> Mapping[str, np.n
     if args.requests < 1:
         raise BackendError(f"--requests is {args.requests}; it must be at least 1")
     if args.outputs is not None:
-        check_outputs(args.outputs)
+        check_outputs(args.outputs, args.directory)
     if args.inputs is None:
         inputs = draw_inputs(args.directory, args.seed)
     else:

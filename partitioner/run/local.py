@@ -17,13 +17,17 @@ from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.cluster import Cluster
 from partitioner.files import ResultError
 from partitioner.ir.errors import PartitionerError
-from partitioner.ir.types import numpy_dtype
+from partitioner.ir.types import TensorType, numpy_dtype
 
 
 class RunError(PartitionerError, ValueError):
     """Inputs or outputs of a run that cannot be read or written."""
 
 
+#: Bytes of the largest element type that a model has, complex128.
+_MAX_ITEM_BYTES = 16
+#: Most bytes of an array's header.
+_MAX_HEADER_BYTES = 2**16
 #: Errors that NumPy raises for a file that is no .npz file, or a broken one.
 _NO_NPZ = (
     *(OSError, ValueError, AttributeError, TypeError, KeyError, EOFError, MemoryError),
@@ -58,7 +62,7 @@ def run_directory(
     files.check(load_plan(directory))
     expected = prediction(directory)
     if outputs is not None:
-        check_outputs(outputs)
+        check_outputs(outputs, directory)
     if inputs is None:
         arrays = draw_inputs(directory, seed)
     else:
@@ -107,22 +111,50 @@ def read_inputs(path: Path, header: Header) -> dict[str, np.ndarray]:
     types = header.whole_inputs
     return {
         name: _from_file(array, numpy_dtype(types[name].dtype)) if name in types else array
-        for name, array in _read_arrays(path).items()
+        for name, array in _read_arrays(path, types).items()
     }
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file:
             data = np.load(file, allow_pickle=False)
             if isinstance(data, np.lib.npyio.NpzFile):
+                _check_headers(path, data.zip, types)
                 return {name: data[name] for name in data.files}
+    except RunError:
+        raise
     except OSError as error:
         raise RunError(f"inputs {path}: {error.strerror or one_line(error)}") from None
     except _NO_NPZ as error:
         if _is_zip(path):
             raise RunError(f"inputs {path}: {one_line(error)}") from None
     raise RunError(f"inputs {path}: not an .npz file (numpy.savez of arrays by input name)")
+
+
+def _check_headers(path: Path, file: zipfile.ZipFile, types: Mapping[str, TensorType]) -> None:
+    """Refuse arrays that are not inputs, by the headers alone: a small file may hold huge arrays.
+
+    Raises:
+        RunError: An array's name or sizes are not those of an input.
+    """
+    for entry in file.infolist():
+        name = entry.filename.removesuffix(".npy")
+        if name not in types:
+            names = ", ".join(map(repr, types)) or "none"
+            raise RunError(f"inputs {path}: input {name!r} is not one of the model's: {names}")
+        type_ = types[name]
+        if entry.file_size > type_.numel * _MAX_ITEM_BYTES + _MAX_HEADER_BYTES:
+            raise RunError(
+                f"inputs {path}: input {name!r} has {entry.file_size} bytes, not {type_}"
+            )
+        with file.open(entry) as array:
+            old = np.lib.format.read_magic(array) == (1, 0)
+            form = np.lib.format
+            read = form.read_array_header_1_0 if old else form.read_array_header_2_0
+            shape, _, dtype = read(array)
+        if shape != type_.shape and not dtype.hasobject:  # NumPy refuses objects unread
+            raise RunError(f"inputs {path}: input {name!r} has shape {shape}, not {type_.shape}")
 
 
 def _is_zip(path: Path) -> bool:
@@ -159,22 +191,39 @@ def draw_inputs(directory: Path, seed: int) -> Mapping[str, np.ndarray]:
         raise RunError(f"{error}; or give --inputs, which needs no model") from None
 
 
-def check_outputs(path: Path) -> None:
-    """Refuse, before a run, a file that `write_outputs` could not write after it.
+def check_outputs(path: Path, directory: Path) -> None:
+    """Refuse, before a run, a file that `write_outputs` could not or must not write after it.
+
+    Args:
+        path: The file.
+        directory: Folder of the saved compilation, in which no outputs lie.
 
     Raises:
-        RunError: The path is a folder, or no file can be written there.
+        RunError: The path does not end in .npz, it is a folder, it is in `directory`, a file that
+            is no .npz file lies there, or no file can be written there.
     """
     try:
-        if path.is_dir():
-            raise RunError(f"outputs {path}: it is a folder; name an .npz file")
-        if path.exists() and not path.is_file():
-            raise RunError(f"outputs {path}: it is not a regular file")
+        _check_outputs_place(path, directory)
         part = _part(path)
         part.touch()
         part.unlink()
+    except RunError:
+        raise
     except (OSError, ValueError) as error:
         raise RunError(f"outputs {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _check_outputs_place(path: Path, directory: Path) -> None:
+    if path.is_dir():
+        raise RunError(f"outputs {path}: it is a folder; name an .npz file")
+    if path.exists() and not path.is_file():
+        raise RunError(f"outputs {path}: it is not a regular file")
+    if path.suffix.lower() != ".npz":
+        raise RunError(f"outputs {path}: name a file that ends in .npz")
+    if directory.resolve() in path.resolve().parents:
+        raise RunError(f"outputs {path}: it is in {directory}, the saved plan; name another place")
+    if path.is_file() and not zipfile.is_zipfile(path):
+        raise RunError(f"outputs {path}: not an .npz file, so it is not replaced")
 
 
 def _part(path: Path) -> Path:

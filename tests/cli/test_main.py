@@ -1,10 +1,12 @@
 """The command line: exit codes, errors of one line, no output that was not asked for."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +198,9 @@ def test_a_run_without_its_model(
         ("m.onnx/out.npz", "outputs m.onnx/out.npz: Not a directory"),
         ("n" * 300, ": File name too long"),
         ("/dev/null", "outputs /dev/null: it is not a regular file"),
+        ("m.onnx", "outputs m.onnx: name a file that ends in .npz"),
+        ("m.partition/rank_0.onnx", "rank_0.onnx: name a file that ends in .npz"),
+        ("m.partition/o.npz", "o.npz: it is in m.partition, the saved plan; name another place"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_found_before_the_run(
@@ -210,6 +215,48 @@ def test_outputs_that_cannot_be_written_are_found_before_the_run(
     assert main(["run", "m.partition", "--outputs", path]) == 1
     assert message in one_line(capsys.readouterr().err)
     assert sorted(here.iterdir()) == before
+
+
+def test_outputs_do_not_replace_what_is_no_npz(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "kept.npz").write_text("notes")
+    assert main(["run", "m.partition", "--outputs", "kept.npz"]) == 1
+    message = "outputs kept.npz: not an .npz file, so it is not replaced"
+    assert message in one_line(capsys.readouterr().err)
+    assert (here / "kept.npz").read_text() == "notes"
+    (here / "kept.npz").unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "message"),
+    [
+        ("x", (2**12, 2**12), "input 'x' has 67108992 bytes, not float32[4,8]"),
+        ("x", (8, 4), "input 'x' has shape (8, 4), not (4, 8)"),
+        ("q", (2**12, 2**12), "input 'q' is not one of the model's: 'x'"),
+    ],
+)
+def test_inputs_are_refused_by_their_headers(
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    dims: tuple[int, ...],
+    message: str,
+) -> None:
+    """Of an array of 64 MiB, which takes 64 KiB in the file, no data is read."""
+    size, path = 4 * math.prod(dims), tmp_path / "in.npz"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file,
+        file.open(f"{name}.npy", "w", force_zip64=True) as array,
+    ):
+        header = {"descr": "<f4", "fortran_order": False, "shape": dims}
+        np.lib.format.write_array_header_1_0(array, header)
+        chunk = bytes(min(size, 2**24))
+        for _ in range(size // len(chunk)):
+            array.write(chunk)
+    assert main(["run", str(home / "m.partition"), "--inputs", str(path)]) == 1
+    assert message in one_line(capsys.readouterr().err)
 
 
 def test_infeasible_exits_3(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ _MAX_OPERAND = 1024
 #: Bytes of all tensors of a graph. Sums of them, over many devices, must fit 64 bits.
 _MAX_BYTES = 2**56
 #: Most dims of a tensor: NumPy's limit.
-_MAX_RANK = 64
+MAX_RANK = 64
 
 
 def is_static(value: onnx_ir.Value) -> bool:
@@ -91,9 +91,9 @@ def check_rules(graph: Graph, where: str) -> None:
     """
     total = 0
     for name, type_ in graph.types.items():
-        if type_.rank > _MAX_RANK:
+        if type_.rank > MAX_RANK:
             raise FrontendError(
-                f"{where}: tensor {name!r} has {type_.rank} dims; at most {_MAX_RANK} are supported"
+                f"{where}: tensor {name!r} has {type_.rank} dims; at most {MAX_RANK} are supported"
             )
         total += type_.nbytes
         if total > _MAX_BYTES:

@@ -21,8 +21,9 @@ from partitioner.ir.types import TensorType
 
 #: The opsets that ONNX Runtime 1.31 runs; older models are converted to the first of them.
 OLDEST_OPSET, NEWEST_OPSET = 7, 26
-#: Nodes after inlining: about a hundred times the largest real graph seen.
-MAX_EXPANDED_NODES = 1_000_000
+#: Nodes after inlining functions, or so many times the nodes in the file if that is more. The
+#: largest real graph seen has about 10,000 nodes.
+MAX_EXPANDED_NODES, MAX_EXPANSION = 40_000, 8
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
@@ -50,6 +51,7 @@ def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
     _check_external_data(proto, where, None if path is None else path.parent)
     _check_contents(proto, where)
     _check_calls(proto, where)
+    _check_counts(proto, where)
     try:
         _run_checker(proto, path)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -234,11 +236,21 @@ def _check_calls(proto: ModelProto, where: str) -> None:
     for key in order:
         sizes[key] = len(bodies[key]) + sum(sizes[callee] for callee in calls[key])
     total = sum(sizes.get(_called(node), 1) for node in _flat(proto.graph.node))
-    if total > MAX_EXPANDED_NODES:
+    limit = max(MAX_EXPANDED_NODES, MAX_EXPANSION * sum(map(len, node_lists(proto))))
+    if total > limit:
         shown = f"{total:,}" if math.log10(total) < 15 else f"10^{math.log10(total):.0f}"
-        raise FrontendError(
-            f"{where}: inlining its functions gives {shown} nodes, over {MAX_EXPANDED_NODES:,}"
-        )
+        raise FrontendError(f"{where}: inlining its functions gives {shown} nodes, over {limit:,}")
+
+
+def _check_counts(proto: ModelProto, where: str) -> None:
+    """Refuse a Split with another number of parts than results, which readers would allocate."""
+    for node in (node for nodes in node_lists(proto) for node in nodes):
+        counts = [a.i for a in node.attribute if a.name == "num_outputs" and not a.ref_attr_name]
+        if node.op_type == "Split" and not node.domain and counts not in ([], [len(node.output)]):
+            raise FrontendError(
+                f"{where}: node {node.name!r} (Split) has num_outputs {counts[0]} and "
+                f"{len(node.output)} results; they must be as many"
+            )
 
 
 def _called(node: NodeProto) -> _FunctionId:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir
@@ -21,8 +22,8 @@ from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.names import fresh, last_present
 from partitioner.frontends.onnx.opset_forms import use_own_forms
 
-#: Largest constant made without data of its own (a repeated element, a reshaped weight), in bytes.
-MAX_VIEW_BYTES = 2**31
+#: Most bytes by which folding may make the constants of a model larger, all together.
+MAX_GROWN_BYTES = 2**28
 #: Largest constant computed element by element, and the largest operand read for it, in elements.
 MAX_COMPUTED = 512 * 512
 MAX_OPERAND = 8192
@@ -47,16 +48,30 @@ _INDEPENDENT = frozenset((
 _NORM_MODE = 14
 
 
-def fold(model: onnx_ir.Model) -> bool:
+@dataclass
+class Growth:
+    """The bytes by which folding may still make the constants of a model larger."""
+
+    left: int = MAX_GROWN_BYTES
+
+    def takes(self, grown: int) -> bool:
+        """Whether a constant may grow by so many bytes, which are then taken."""
+        if grown > self.left:
+            return False
+        self.left -= max(grown, 0)
+        return True
+
+
+def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_known(model.graph)
-    changed = _fold_views(model.graph) or changed
+    changed = _fold_views(model.graph, growth) or changed
     result = fold_constants_ir(
         model,
         onnx_shape_inference=False,
         input_size_limit=MAX_OPERAND,
         output_size_limit=MAX_COMPUTED,
-        should_fold=_may_fold,
+        should_fold=lambda node: _may_fold(node, growth),
     )
     use_own_forms(model)
     _remove_unused(model)
@@ -116,14 +131,20 @@ def _is(node: onnx_ir.Node, op_type: str) -> bool:
     return node.op_type == op_type and node.domain == ""
 
 
-def _may_fold(node: onnx_ir.Node) -> bool | None:
+def _may_fold(node: onnx_ir.Node, growth: Growth) -> bool | None:
     """False where folding is refused, None where the default limits decide."""
     if node.domain or node.op_type in _RANDOM or node.outputs[0].is_graph_output():
         return False
     if node.op_type in _BOUNDED:
         return None
     sizes = [_numel(value) for value in node.outputs]
-    return False if any(size is None or size > MAX_COMPUTED for size in sizes) else None
+    if any(size is None or size > MAX_COMPUTED for size in sizes):
+        return False
+    operands = [value.const_value for value in node.inputs if value is not None]
+    if any(tensor is not None and tensor.size > MAX_OPERAND for tensor in operands):
+        return None
+    grown = 8 * sum(size or 0 for size in sizes)  # of at most 8 bytes an element
+    return None if grown <= 8 * MAX_OPERAND or growth.takes(grown) else False
 
 
 def _numel(value: onnx_ir.Value) -> int | None:
@@ -145,17 +166,18 @@ def _fold_known(graph: onnx_ir.Graph) -> bool:
     return changed
 
 
-def _fold_views(graph: onnx_ir.Graph) -> bool:
+def _fold_views(graph: onnx_ir.Graph, growth: Growth) -> bool:
     changed = False
     for node in list(graph):
-        tensor = _view(node) if node.domain == "" and node.op_type in _VIEWS else None
+        is_view = node.domain == "" and node.op_type in _VIEWS
+        tensor = _view(node, growth) if is_view else None
         if tensor is not None:
             _replace(graph, node, tensor)
             changed = True
     return changed
 
 
-def _view(node: onnx_ir.Node) -> onnx_ir.LazyTensor | None:
+def _view(node: onnx_ir.Node, growth: Growth) -> onnx_ir.LazyTensor | None:
     """The result of a re-arranging op as a view of its constant operand; None if it must stay."""
     result, source = node.outputs[0], node.inputs[0]
     if source is None or result.shape is None or result.is_graph_output():
@@ -166,10 +188,12 @@ def _view(node: onnx_ir.Node) -> onnx_ir.LazyTensor | None:
     if any(value is None or value.const_value is None for value in node.inputs):
         return None
     dtype = tensor.dtype if node.op_type != "ConstantOfShape" else _fill(node).dtype
-    if dtype == onnx_ir.DataType.STRING or numel * dtype.bitwidth > 8 * MAX_VIEW_BYTES:
+    if dtype == onnx_ir.DataType.STRING:
         return None
     if tensor.size > MAX_OPERAND and len(source.uses()) > 1:
         return None  # a second copy of a weight that others read as it is
+    if not growth.takes((numel - tensor.size) * dtype.bitwidth // 8):
+        return None
     shape = result.shape.numpy()
     arrange = _arranger(node, tensor, shape)
     return onnx_ir.LazyTensor(

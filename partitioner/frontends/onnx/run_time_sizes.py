@@ -4,6 +4,9 @@ onnx_shape_inference reads such an operand as an absent one: it takes Split's pa
 Squeeze's axes to be all dims of size 1, and fails on Pad's axes. A guess is worse than no shape,
 because it contradicts what the model declares. Here the unknown stays unknown, so that the model's
 declaration decides.
+
+It also follows the elements of every vector that Concat makes, as sizes, one symbol each. Here it
+does so up to a number that a shape can have.
 """
 
 from __future__ import annotations
@@ -13,7 +16,14 @@ from collections.abc import Callable
 import onnx_ir
 from onnx_shape_inference import ShapeInferenceContext, registry
 
+from partitioner.frontends.onnx.check_nodes import MAX_RANK
+
 _Infer = Callable[[ShapeInferenceContext, onnx_ir.Node], None]
+
+#: Operators whose last operand is a shape (Tile's: repeats), and their first opset with it.
+_SHAPED = (("ConstantOfShape", 9), ("Expand", 8), ("Reshape", 5), ("Tile", 6))
+#: Longest vector whose elements are followed as sizes.
+_MAX_FOLLOWED = 256
 
 
 def never_guess() -> None:
@@ -23,6 +33,13 @@ def never_guess() -> None:
         known = registry.get("", op_type, since)
         if known is not None and not hasattr(known, "unknown"):
             registry.register("", op_type, since)(_Rule(known, operand, unknown))
+    for op_type, since in _SHAPED:
+        known = registry.get("", op_type, since)
+        if known is not None and not hasattr(known, "known"):
+            registry.register("", op_type, since)(_Shaped(known))
+    concat = registry.get("", "Concat", 4)
+    if concat is not None and not hasattr(concat, "known"):
+        registry.register("", "Concat", 4)(_Concat(concat))
 
 
 class _Rule:
@@ -41,6 +58,44 @@ class _Rule:
         value = node.inputs[self.operand] if len(node.inputs) > self.operand else None
         computed = value is not None and onnx_ir.convenience.get_const_tensor(value) is None
         (self.unknown if computed else self.known)(context, node)
+
+
+class _Concat:
+    """The registered rule of Concat, which is asked only where it follows few elements."""
+
+    def __init__(self, known: _Infer) -> None:
+        self.known = known
+
+    def __call__(self, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+        lengths = [_length(value) for value in node.inputs]
+        total = sum(length for length in lengths if length is not None)
+        if total <= _MAX_FOLLOWED or None in lengths:
+            self.known(context, node)
+            return
+        first = node.inputs[0]
+        assert first is not None  # it has a length
+        context.set_shape_and_dtype(node.outputs[0], onnx_ir.Shape([total]), first.dtype)
+
+
+class _Shaped:
+    """The registered rule of an operator whose last operand is a shape, of at most NumPy's dims."""
+
+    def __init__(self, known: _Infer) -> None:
+        self.known = known
+
+    def __call__(self, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+        rank = _length(node.inputs[-1]) if node.inputs else None
+        if rank is not None and rank > MAX_RANK:
+            raise ValueError(f"its shape has {rank} dims; at most {MAX_RANK} are supported")
+        self.known(context, node)
+
+
+def _length(value: onnx_ir.Value | None) -> int | None:
+    """Elements of a vector; None if that is not known, or the value is no vector."""
+    if value is None or value.shape is None or len(value.shape) != 1:
+        return None
+    size = value.shape[0]
+    return size if isinstance(size, int) else None
 
 
 def _split(context: ShapeInferenceContext, node: onnx_ir.Node) -> None:

@@ -19,7 +19,13 @@ from partitioner.frontends.onnx.border import reason
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
 from partitioner.frontends.onnx.corrections import correct_inference
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
-from partitioner.frontends.onnx.fold import fold, lift_constants, merge_equal, remove_identities
+from partitioner.frontends.onnx.fold import (
+    Growth,
+    fold,
+    lift_constants,
+    merge_equal,
+    remove_identities,
+)
 from partitioner.frontends.onnx.operand_checks import check_operands
 from partitioner.frontends.onnx.run_time_sizes import never_guess
 from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
@@ -47,7 +53,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
         FrontendError: A contradiction in the shapes, or a tensor whose shape stays dynamic.
     """
     never_guess()
-    declared = _forget_declared(model.graph)
+    declared, growth = _forget_declared(model.graph), Growth()
     for _ in range(_MAX_TURNS):
         try:
             infer_symbolic_shapes(model, warn_on_missing=False, adopt_declared_symbols=False)
@@ -57,7 +63,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
         changed = _infer_by_schema(model.graph)
         changed = _apply_declared(model.graph, declared, symbols, where) or changed
         changed = _infer_operands(model.graph) or changed
-        if not fold(model) and not changed:
+        if not fold(model, growth) and not changed:
             break
     lift_constants(model)
     remove_identities(model)

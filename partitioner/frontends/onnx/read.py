@@ -8,10 +8,16 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, version_converter
+from onnx import ModelProto, TensorProto, version_converter
 
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx.checks import OLDEST_OPSET, check_model, nested_graphs, node_lists
+from partitioner.frontends.onnx.checks import (
+    OLDEST_OPSET,
+    all_tensors,
+    check_model,
+    nested_graphs,
+    node_lists,
+)
 from partitioner.frontends.onnx.names import distinct_outputs, name_nodes, name_results
 from partitioner.ir.checks import is_a
 
@@ -115,6 +121,11 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
     version = max((opset.version for opset in proto.opset_import if not opset.domain), default=0)
     if version >= OLDEST_OPSET:
         return proto, ()
+    if any(tensor.data_location == TensorProto.EXTERNAL for tensor in all_tensors(proto)):
+        raise FrontendError(
+            f"{where}: opset {version} is older than {OLDEST_OPSET}, and ONNX's version converter "
+            "does not keep external data; save it with its weights inside"
+        )
     try:
         shaped = onnx.shape_inference.infer_shapes(proto)  # adapters of `broadcast` read shapes
         converted = version_converter.convert_version(shaped, OLDEST_OPSET)

@@ -51,6 +51,13 @@ def test_what_the_converter_does_not_take_is_refused() -> None:
         load_onnx(layer(5))
 
 
+def test_weights_outside_an_old_model_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "old.onnx"
+    onnx.save(layer(6), path, save_as_external_data=True, location="w", size_threshold=0)
+    with pytest.raises(FrontendError, match="opset 6 is older than 7, .* not keep external data"):
+        load_onnx(path)
+
+
 @pytest.mark.slow
 def test_onnx_s_own_models_of_opset_6() -> None:
     loaded = 0

@@ -1,4 +1,4 @@
-"""Corrections of onnx_shape_inference: element types of ONNX Runtime's operators that it gets wrong.
+"""Corrections of onnx_shape_inference: element types of ONNX Runtime's own operators.
 
 A comparison of every operator of com.microsoft with ONNX Runtime's schemas finds these
 (tests/frontends/onnx/test_corrections.py).

@@ -1,4 +1,4 @@
-"""Element types of ONNX Runtime's operators that onnx_shape_inference gets wrong, corrected.
+"""Corrections of onnx_shape_inference: element types of ONNX Runtime's own operators.
 
 A comparison of every operator of com.microsoft with ONNX Runtime's schemas finds these
 (tests/frontends/onnx/test_corrections.py).

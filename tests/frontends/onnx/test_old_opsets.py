@@ -54,7 +54,7 @@ def test_what_the_converter_does_not_take_is_refused() -> None:
 def test_weights_outside_an_old_model_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "old.onnx"
     onnx.save(layer(6), path, save_as_external_data=True, location="w", size_threshold=0)
-    with pytest.raises(FrontendError, match="opset 6 is older than 7, .* not keep external data"):
+    with pytest.raises(FrontendError, match=r"opset 6 is older than 7, .* not keep external data"):
         load_onnx(path)
 
 

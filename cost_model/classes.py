@@ -39,7 +39,7 @@ def representatives(
 
 
 def _refined(classes: Sequence[int], labels: Mapping[int, Hashable]) -> list[int]:
-    """Classes of the devices that had one class and one label."""
+    """The classes, each split by the label of its devices."""
     numbers: dict[Hashable, int] = {}
     pairs = ((label, labels.get(device)) for device, label in enumerate(classes))
     return [numbers.setdefault(pair, len(numbers)) for pair in pairs]

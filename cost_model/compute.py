@@ -19,6 +19,7 @@ from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
+from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, dense_bytes
@@ -31,7 +32,7 @@ def node_seconds(
 ) -> Mapping[int, float]:
     """Seconds that each device of the node's group, or of `devices`, spends on its part.
 
-    A node without a rule is priced by its bytes alone.
+    A node without a rule is priced by its bytes and by `estimated_flops`.
     """
     if is_free(placed):
         return dict.fromkeys(placed.mesh.devices if devices is None else devices, 0.0)
@@ -43,7 +44,7 @@ def node_seconds(
             continue
         spec = cluster.devices[device]
         if (sizes, spec) not in known:
-            flops = local_flops(placed, point)
+            flops = local_flops(graph, placed, point)
             moved = local_moved_bytes(graph, placed, point)
             known[sizes, spec] = kernel_seconds(flops, moved, dtype, spec)
         seconds[device] = known[sizes, spec]
@@ -67,7 +68,8 @@ def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) 
     spec, point = cluster.devices[device], placed.mesh.coord(device)
     terms = {
         "launches": spec.launch_s,
-        "arithmetic": local_flops(placed, point) / spec.flops_per_s(compute_dtype(graph, placed)),
+        "arithmetic": local_flops(graph, placed, point)
+        / spec.flops_per_s(compute_dtype(graph, placed)),
         "memory bandwidth": local_moved_bytes(graph, placed, point) / spec.memory_bytes_per_s,
     }
     return max(terms, key=terms.__getitem__)
@@ -82,10 +84,12 @@ def kernel_seconds(flops: float, moved_bytes: int, dtype: str, device: DeviceSpe
     )
 
 
-def local_flops(placed: PlacedNode, point: _Point) -> float:
-    """FLOPs at a mesh coordinate; 0 for nodes without a rule."""
+def local_flops(graph: Graph, placed: PlacedNode, point: _Point) -> float:
+    """FLOPs at a mesh coordinate; those of nodes without a rule are estimated."""
     rule = placed.rule
-    return rule.local_flops(placed.layouts, placed.mesh, point) if rule is not None else 0.0
+    if rule is None:
+        return estimated_flops(graph, placed.node)
+    return rule.local_flops(placed.layouts, placed.mesh, point)
 
 
 def local_moved_bytes(graph: Graph, placed: PlacedNode, point: _Point) -> int:
@@ -125,20 +129,23 @@ def stored_bytes(node: Node, dtype: str, nbytes: float) -> int:
     return int(nbytes + nbytes * 8 // DTYPE_BITS[dtype] * state_bytes)
 
 
-def sharded_flops_share(placed: Sequence[PlacedNode]) -> float:
+def sharded_flops_share(graph: Graph, placed: Sequence[PlacedNode]) -> float:
     """Share of the FLOPs of splittable nodes whose node is cut over all axes of its group.
 
     A node is splittable if its rule has link classes that the axes of the plan's largest group
-    could cut into parts of at least one element. 0 if that group is one device, or no node is
-    splittable.
+    could cut into parts of at least one element. A node without a rule, which might be cut if it
+    had one, counts as splittable and not cut, with estimated FLOPs. 0 if the largest group is one
+    device, or no node is splittable.
     """
     mesh = max((node.mesh for node in placed), key=DeviceMesh.size, default=None)
     if mesh is None or mesh.size() == 1:
         return 0.0
     splittable = [
-        (node.rule.flops, _is_cut(node))
+        (estimated_flops(graph, node.node), False)
+        if node.rule is None
+        else (node.rule.flops, _is_cut(node))
         for node in placed
-        if node.rule is not None and _can_cut(node.rule, mesh)
+        if not is_free(node) and (node.rule is None or _can_cut(node.rule, mesh))
     ]
     whole = sum(flops for flops, _ in splittable)
     return sum(flops for flops, is_cut in splittable if is_cut) / whole if whole else 0.0

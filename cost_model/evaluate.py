@@ -41,6 +41,10 @@ class Evaluation:
     sent_bytes: Mapping[int, int]  #: Bytes that leave each device, one request.
     devices_used: int  #: Devices that run at least one node.
     sharded_flops_share: float  #: See `compute.sharded_flops_share`.
+    #: Whether a request begins only when the one before it has ended, as training steps do: the
+    #: forward pass of a step waits for the update of the step before. Where one group of devices
+    #: runs all nodes, nobody waits, and its load is the time of a step as well.
+    sequential: bool = False
 
     @cached_property
     def load_s(self) -> Mapping[int, float]:
@@ -49,8 +53,11 @@ class Evaluation:
 
     @property
     def step_s(self) -> float:
-        """Seconds between requests of a full stream: the load of the busiest device."""
-        return max(self.load_s.values())
+        """Seconds between requests of a full stream.
+
+        The load of the busiest device, or the latency of requests that run in sequence.
+        """
+        return self.latency_s if self.sequential else max(self.load_s.values())
 
     @property
     def throughput_per_s(self) -> float:
@@ -181,5 +188,6 @@ def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
         sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks.tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),
-        sharded_flops_share=sharded_flops_share(placed),
+        sharded_flops_share=sharded_flops_share(graph, placed),
+        sequential=bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1,
     )

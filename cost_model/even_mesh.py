@@ -31,6 +31,7 @@ from partitioner.ir.exchange import intersect
 from partitioner.ir.graph import Graph
 from partitioner.ir.layout import DimLayout, Placement
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import dense_bytes, item_bytes
@@ -95,8 +96,10 @@ class EvenMesh:
         """Seconds that each device spends on its part; see `compute.node_seconds`."""
         if is_free(placed):
             return 0.0
-        rule, flops = placed.rule, 0.0
-        if rule is not None:
+        rule = placed.rule
+        if rule is None:
+            flops = estimated_flops(graph, placed.node)
+        else:
             sizes = {name: self.local_size(layout) for name, layout in placed.layouts.items()}
             loops = (sizes.get(name, rule.factors[name].size) for name in rule.points)
             flops = rule.flops_per_point * math.prod(loops)

@@ -20,7 +20,7 @@ from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, rules_of
 from partitioner.no_gc import no_collection
 from partitioner.options import (
     CompileOptions,
@@ -154,7 +154,7 @@ def _compile_module(
 ) -> ModuleProgram:
     from partitioner.compiled.module import ModuleModel, ModuleProgram
 
-    spaces = request.over(len(cluster), training=opened.training)
+    spaces = request.over(len(cluster))
     with clock("tracing the module"):
         traced = _first_graph(opened.traced, request)
 
@@ -229,7 +229,7 @@ def dump_problem(
     opened = open_model(model, options.get("example_inputs"), **opening(options))
     if opened.path is not None:
         refuse_to_replace(opened.path, target)
-    spaces = request.over(len(cluster), training=opened.training)
+    spaces = request.over(len(cluster))
     say("reading the model")
     graph = opened.graph
     say("building the problem")
@@ -273,11 +273,18 @@ def plan_graph(
         if planned is None:
             planned = _plan_without_offers(graph, rules, cluster, request, clock.say)
     outcome, rules = planned.outcome, planned.rules
+    if offers is not None and planned.graph is graph:
+        outcome = outcome.limited_to("plans that keep all values for the backward pass")
     notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
         known_rules = rules.by_node if outcome.graph is planned.graph else None
         _, single = best_single(outcome.graph, cluster, request.objective, known_rules)
-    return outcome, facts(outcome, single, len(cluster), notes, pinned=request.constraints.bound)
+    summary = facts(
+        *(outcome, single, len(cluster), notes),
+        rules=rules_of(outcome.graph) if known_rules is None else known_rules,
+        pinned=request.constraints.bound,
+    )
+    return outcome, summary
 
 
 @dataclass(frozen=True)

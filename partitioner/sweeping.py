@@ -131,7 +131,7 @@ def sweep(
     request = request_of(options)
     opened = open_model(model, example_inputs, **opening(options))
     say = options.get("progress") or silent
-    targets = _targets(grid, request, training=opened.training)
+    targets = _targets(grid, request)
     say("reading the model")
     graph = opened.graph
     rules = Rules.of(graph)
@@ -181,7 +181,7 @@ class _Target:
         return _in_words(len(self.cluster), self.name, self.limit)
 
 
-def _targets(grid: Grid, request: Request, *, training: bool) -> list[_Target]:
+def _targets(grid: Grid, request: Request) -> list[_Target]:
     """All points, in the order in which they are planned.
 
     Raises:
@@ -200,7 +200,7 @@ def _targets(grid: Grid, request: Request, *, training: bool) -> list[_Target]:
         count = len(cluster)
         check_space(request.strategy, count, meshes.get(count))
         with_mesh = replace(request, mesh=meshes.get(count))
-        targets.append(_Target(cluster, limit, with_mesh.over(count, training=training)))
+        targets.append(_Target(cluster, limit, with_mesh.over(count)))
     return targets
 
 
@@ -313,7 +313,9 @@ def _dominates(goals: tuple[float, ...], others: tuple[float, ...]) -> bool:
 
 
 def answer(points: Sequence[Point], objective: str, turn: str) -> str:
-    """A sentence on whether splitting pays: each point beside one device of its own cluster.
+    """The best point by the objective, and whether splitting pays, in a sentence or two.
+
+    Each point is compared with one device of its own cluster.
 
     Args:
         points: Points with their gains.
@@ -339,20 +341,29 @@ def answer(points: Sequence[Point], objective: str, turn: str) -> str:
             f"Splitting is needed: one device does not hold the model; {_title(least)} do. "
             f"Best {_figure(best, objective, turn)}: {_title(best)}."
         )
-    best = max(gains, key=lambda point: (point["gain"] or 0.0, -point["devices"]))
-    gain = best["gain"] or 0.0
-    times = f"{gain:.3g} times as good as one device of that cluster"
+
+    def rank(point: Point) -> tuple[float, int]:
+        return _value(point, objective), point["devices"]
+
+    def compared(point: Point) -> str:
+        times = f"{point['gain']:.3g} times as good as one device of that cluster"
+        return f"has a {_figure(point, objective, turn)}, {times}"
+
+    first, best = min(planned, key=rank), min(gains, key=rank)
+    lead = "" if first is best else f"Best is {_title(first)}: {_figure(first, objective, turn)}. "
+    gain, most = best["gain"] or 0.0, max(gains, key=lambda point: point["gain"] or 0.0)
     if gain < WORTH:
+        more = f"; it pays on {_title(most)}, which {compared(most)}"
         return (
-            f"Splitting is not worth it: the best split, {_title(best)}, has a "
-            f"{_figure(best, objective, turn)}, {times}."
+            f"{lead}Splitting is not worth it at the best split: {_title(best)} {compared(best)}"
+            f"{more if (most['gain'] or 0.0) >= WORTH else ''}."
         )
     ideal = ""
     if objective == "throughput" and best["efficiency"] is not None:
         ideal = f", {units.share(best['efficiency'])} of the ideal {best['devices']} times"
     elif objective == "memory" and best["speedup"] is not None:
         ideal = f", at {best['speedup']:.3g} times its throughput"
-    return f"Splitting pays: {_title(best)} has a {_figure(best, objective, turn)}, {times}{ideal}."
+    return f"{lead}Splitting pays: {_title(best)} {compared(best)}{ideal}."
 
 
 def _value(point: Point, objective: str) -> float:

@@ -46,6 +46,15 @@ def test_python_snippets_run(home: Path, page: str, monkeypatch: pytest.MonkeyPa
     exec(compile(snippet, page, "exec"), {})
 
 
+def test_the_first_example_of_the_readme_cuts(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    snippet = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0]
+    exec(compile(snippet, "README.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert re.search(r"[1-9]\d* of \d+ operators cut over", printed)
+    assert "_c10d_functional.all_gather" in printed
+
+
 @pytest.mark.parametrize(
     "page", ["concepts/levels.md", "how-to/hand-written.md", "how-to/training.md"]
 )

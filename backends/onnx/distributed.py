@@ -116,7 +116,7 @@ class DistributedCommunicator:
             self._exchange(cut, request, source, target)
 
     def finish(self) -> None:
-        """Wait until everything has left."""
+        """Wait until all sends have completed."""
         while self._sent:
             self._sent.popleft().work.wait()
 
@@ -133,7 +133,7 @@ class DistributedCommunicator:
                 self._sent.append(_Sent(work, data, due))
 
     def _reap(self, round_: int) -> None:
-        """Drop what has left; wait for what receivers took in earlier rounds at the latest."""
+        """Drop completed sends; wait for those that receivers took in earlier rounds."""
         waiting: deque[_Sent] = deque()
         for sent in self._sent:
             if sent.due < round_:

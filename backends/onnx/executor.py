@@ -32,7 +32,7 @@ Values = dict[str, torch.Tensor]
 
 
 class Communicator(Protocol):
-    """How ranks exchange data. A rank calls `send` and `receive` in the order of its steps."""
+    """Exchange of data between ranks, which call `send` and `receive` in order of steps."""
 
     def begin(self, requests: int) -> None:
         """Announce how many requests the next run has."""

@@ -2,12 +2,14 @@
 
 Ranks that are not (a batch of other sizes on one of them, evaluation on another) would wait in
 different collectives for ever, or abort in one of them; here every rank says who differs instead.
+Ranks that do the same with other weights or data would compute with pieces of different models or
+batches; they send checksums along.
 Gloo carries the messages, so that no rank waits for its accelerator.
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,15 +20,22 @@ from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.eager import gathered
 from partitioner.backends.torch.faults import Roll, cause, named, own_process
 from partitioner.backends.torch.groups import new_group
+from partitioner.backends.torch.sums import Sums, code
 from partitioner.ir.errors import PartitionerError
 
 c10d = torch.ops._c10d_functional
 
 
 class Agreement:
-    """Messages between all ranks; every rank must call the same methods in the same order."""
+    """Messages between all ranks; every rank must call the same methods in the same order.
+
+    Attributes:
+        words: Number of checksums that each `check` has room for; the same on all ranks. A check is
+            one message of 8 * (2 + words) bytes from each rank.
+    """
 
     def __init__(self) -> None:
+        self.words = 0
         self.rank = dist.get_rank()
         self.ranks = dist.get_world_size()
         self._group = ""  # its name
@@ -40,12 +49,19 @@ class Agreement:
                 self._device = torch.device("cuda", torch.cuda.current_device())
             self.roll = Roll(self._texts(own_process()))
 
-    def check(self, doing: str, problem: str = "") -> None:
-        """Compare the activities that the ranks are about to begin.
+    def check(
+        self, doing: str, problem: str = "", sums: Sums | None = None, *, asks: bool = False
+    ) -> bool:
+        """Compare the activities that the ranks are about to begin, and the values that they take.
 
         Args:
             doing: In words; the same on all ranks if they may go on.
             problem: Why this rank cannot go on; "" if it can.
+            sums: Checksums of the values, at most `words` of them; given by all ranks or none.
+            asks: Whether this rank has news that all are to `compare`.
+
+        Returns:
+            Whether any rank has.
 
         Raises:
             BackendError: A rank has a problem, or the ranks differ; the same text on every rank.
@@ -53,11 +69,16 @@ class Agreement:
         if not self._group:
             if problem:
                 raise BackendError(problem)
-            return
-        code = int.from_bytes(hashlib.sha256(doing.encode()).digest()[:7])
-        codes = self._gather(torch.tensor([-1 if problem else code]), doing)
-        if bool((codes == code).all()):
-            return
+            return False
+        words = list(sums.words.values()) if sums is not None and not problem else []
+        words += [0] * (self.words - len(words))
+        row = torch.tensor([-1 if problem else code(doing.encode()), int(asks), *words])
+        rows = self._gather(row, doing).reshape(self.ranks, -1)
+        codes = rows[:, 0]
+        if bool((codes == codes[0]).all()) and not problem:
+            if sums is not None:
+                self._check_sums(sums, rows[:, 2:])
+            return bool(rows[:, 1].any())
         texts = self._texts(problem or doing)
         wrong = [text for text, mark in zip(texts, codes.tolist(), strict=True) if mark == -1]
         if wrong:
@@ -67,6 +88,38 @@ class Agreement:
             by_text.setdefault(text, []).append(rank)
         said = "; ".join(f"{named(ranks)}: {text}" for text, ranks in by_text.items())
         raise BackendError(f"the ranks do not do the same: {said}")
+
+    def compare(self, sums: Sums) -> None:
+        """Compare values of the ranks, any number of them.
+
+        Raises:
+            BackendError: The ranks differ, or have other names; the same text on every rank.
+        """
+        if not self._group:
+            return
+        names = code("\n".join(sums.words).encode())
+        heads = self._gather(torch.tensor([names, len(sums.words)]), "comparing weights")
+        if not bool((heads.reshape(self.ranks, 2) == heads[:2]).all()):
+            raise BackendError("the ranks have weights or constants of other names")
+        if sums.words:
+            words = self._gather(torch.tensor(list(sums.words.values())), "comparing weights")
+            self._check_sums(sums, words.reshape(self.ranks, -1))
+
+    def _check_sums(self, sums: Sums, rows: Tensor) -> None:
+        """Refuse other values; `rows` has the ranks' checksums."""
+        if bool((rows == rows[0]).all()):
+            return
+        differing = sums.differing(rows.tolist())
+        if not differing:
+            return
+        tables = [json.loads(text) for text in self._texts(json.dumps(dict(sums.inner)))]
+        inner = {
+            (first, name): [rank for rank in ranks if tables[rank].get(name) != word]
+            for (first, _), ranks in differing.items()
+            for name, word in tables[first].items()
+        }
+        differing = {key: ranks for key, ranks in inner.items() if ranks} or differing
+        raise BackendError(sums.problem(differing))
 
     def first(self, make: Callable[[], str]) -> str:
         """A text that rank 0 makes, on every rank.

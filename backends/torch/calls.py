@@ -18,6 +18,26 @@ from partitioner.ir.ops.aten.branches import BRANCHES, COND
 
 #: A rank's part of a tensor may have other strides than the whole tensor in the trace.
 RESHAPES = {"aten::view": "aten::reshape", "aten::_unsafe_view": "aten::reshape"}
+#: PyTorch's operators whose kernels read operands as if they were contiguous, refuse others, or
+#: give results that depend on strides (2.13): they get contiguous ones (see `test_strides.py`).
+DENSE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_embedding_bag", "_embedding_bag_backward", "_embedding_bag_dense_backward"),
+        *("_embedding_bag_forward_only", "_embedding_bag_per_sample_weights_backward"),
+        *("_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "_pdist_backward"),
+        *("_pdist_forward", "adaptive_max_pool3d_backward"),
+        *("fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
+        *("native_group_norm", "nll_loss2d_backward"),
+    )
+)
+#: These look at the offset in memory, or at strides of dims of size 1, which may be any in a
+#: contiguous tensor: they get copies.
+COPIED = frozenset(
+    f"aten::{name}"
+    for name in ("as_strided", "as_strided_copy", "as_strided_scatter", "view_as_complex")
+)
+_CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 ALIAS = "partitioner::alias"
 
 #: Names that every graph module has already.
@@ -149,7 +169,15 @@ def add_call(
         branched: tuple[Any, ...] = (predicate, *bodies, tuple(operands))
         return _items(graph, node, graph.create_node("call_function", cond, branched, {}, name))
     target = overload(RESHAPES.get(node.op, node.op))
-    args, kwargs = arguments(node, tensor, device)
+
+    def operand(name: str) -> fx.Node:
+        if node.op in COPIED:
+            return graph.call_function(torch.ops.aten.clone.default, (tensor(name),), _CONTIGUOUS)
+        return (
+            graph.call_method("contiguous", (tensor(name),)) if node.op in DENSE else tensor(name)
+        )
+
+    args, kwargs = arguments(node, operand, device)
     call = graph.create_node("call_function", target, args, kwargs, name)
     returns = target._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
@@ -185,11 +213,17 @@ def branch_module(branch: Attr, device: torch.device) -> fx.GraphModule:
 def run_node(
     node: Node, values: Mapping[str, Tensor], device: torch.device
 ) -> Sequence[Tensor | None]:
-    """Run a node on tensors by value name; one entry a result."""
+    """Run a node on tensors by value name, as a graph does (`add_call`); one entry a result."""
     if node.op == COND:
         bodies = [branch_module(node.attrs[which], device) for which in BRANCHES]
         predicate, *operands = map(values.__getitem__, node.inputs)
         return list(torch.ops.higher_order.cond(predicate, *bodies, tuple(operands)))
-    args, kwargs = arguments(node, values.__getitem__, device)
-    results = overload(node.op)(*args, **kwargs)
+
+    def operand(name: str) -> Tensor:
+        if node.op in COPIED:
+            return values[name].clone(**_CONTIGUOUS)
+        return values[name].contiguous() if node.op in DENSE else values[name]
+
+    args, kwargs = arguments(node, operand, device)
+    results = overload(RESHAPES.get(node.op, node.op))(*args, **kwargs)
     return list(results) if isinstance(results, tuple | list) else [results]

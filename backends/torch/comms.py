@@ -249,7 +249,11 @@ class RankComm:
             return self._cast(tensor, torch.uint8)
         if self.comm.dtype not in _AS_BYTES:
             return tensor
-        return self._call(aten.view.dtype, self._flat(tensor), torch.uint8)
+        # a view of bytes needs a stride of one, which one element alone need not have
+        dense = self.graph.call_function(
+            aten.clone.default, (tensor,), {"memory_format": torch.contiguous_format}
+        )
+        return self._call(aten.view.dtype, self._flat(dense), torch.uint8)
 
     def _decoded(self, tensor: fx.Node) -> fx.Node:
         """The result of a communication in its type."""

@@ -82,7 +82,7 @@ def _start(pid: int) -> str:
 
 
 def cause(error: BaseException, roll: Roll) -> str:
-    """Why a communication failed: PyTorch's text, and its most probable meaning."""
+    """The cause of a failed communication: PyTorch's text, and its most probable meaning."""
     text = one_line(error).partition(" This is typically caused")[0]
     text = re.sub(r"^\[\S+:\d+\] ", "", text)
     if _GONE.search(text):

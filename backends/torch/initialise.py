@@ -42,7 +42,7 @@ class Initialiser:
     """
 
     def __init__(self, module: nn.Module, seed: int, init: Init | None = None) -> None:
-        self._seed = seed
+        self.seed = seed
         self._init = init
         tensors = [*module.parameters(), *module.buffers()]
         self._contents = {
@@ -91,7 +91,7 @@ class Initialiser:
         blank = {name: self._blank(_joined(path, name), meta) for name, meta in before.items()}
         _replace(owner, blank)
         starts = {name: tensor._version for name, tensor in blank.items()}
-        digest = hashlib.sha256(f"{self._seed}/{path}".encode()).digest()
+        digest = hashlib.sha256(f"{self.seed}/{path}".encode()).digest()
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(int.from_bytes(digest[:8]) >> 1)

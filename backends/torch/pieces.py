@@ -20,7 +20,7 @@ def take(graph: fx.Graph, tensor: fx.Node, region: Region, shape: tuple[int, ...
             continue
         slices = [
             graph.call_function(aten.slice.Tensor, (tensor, dim, start, start + length))
-            for start, length in intervals
+            for start, length in intervals or ((0, 0),)
         ]
         tensor = (
             slices[0] if len(slices) == 1 else graph.call_function(aten.cat.default, (slices, dim))

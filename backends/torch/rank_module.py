@@ -9,17 +9,21 @@ are other programs over the same shards, made when they are first called for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import check_world, torch_meshes
+from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
 from partitioner.backends.torch.shards import (
     gathered_value,
@@ -28,6 +32,7 @@ from partitioner.backends.torch.shards import (
     region_on,
     total_norm,
 )
+from partitioner.backends.torch.sums import Sums, checksum, code
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.layout import Placement, Sharding
 
@@ -43,11 +48,16 @@ Variants = Callable[[bool, tuple[Any, ...], Mapping[str, Any], Share], Whole]
 class RankModule(nn.Module):
     """A rank's module.
 
+    Attributes that the module has and its graphs have as constants cannot be set.
+
     Args:
         inputs: "global": every rank is called with the whole batch and takes its part; "local":
             each is called with its own part.
         seed: Seed of dropout: a step's draws follow from ``(seed << 32) + steps``.
+        compared: Calls of each kind (training, evaluation) whose inputs the ranks compare, from the
+            first one on; None for all.
         variants: Makes programs for evaluation and for batches of other sizes.
+        agreement: Messages between the ranks, for this module alone.
 
     Attributes:
         steps: Training steps begun; set it when training goes on from a checkpoint, so that
@@ -55,7 +65,8 @@ class RankModule(nn.Module):
 
     Raises:
         BackendError: torch.distributed is not up or has another number of processes, `inputs`
-            is neither, or with "local" a rank reads an input in two different parts.
+            is neither, with "local" a rank reads an input in two different parts, `compared` is
+            negative, or the ranks have other options, weights or constants.
     """
 
     def __init__(
@@ -65,21 +76,30 @@ class RankModule(nn.Module):
         device: torch.device,
         inputs: str,
         seed: int,
+        compared: int | None,
         variants: Variants,
+        agreement: Agreement,
     ) -> None:
         super().__init__()
         if inputs not in ("global", "local"):
             raise BackendError(f"inputs is {inputs!r}, not 'global' or 'local'")
+        if compared is not None and compared < 0:
+            raise BackendError(
+                f"check_inputs is {compared}, not a number of calls, or None for all"
+            )
         ranks = len(whole.programs.ranks)
         self.rank = check_world(ranks)
         self.steps = 0
         self._local_inputs = inputs == "local"
-        if self._local_inputs:
-            local_regions(whole)
+        self._local_regions = local_regions(whole) if self._local_inputs else {}
+        self._compared = compared
+        self._calls = {"training": 0, "inference": 0, "evaluation": 0}
         self._seed = seed
         self._device = device
         self._variants = variants
-        self._agreement = Agreement()
+        self._agreement = agreement
+        agreement.check(f"module(inputs={inputs!r}, seed={seed}, {_origin(source)})")
+        agreement.words = len(self._local_regions) if self._local_inputs else 1
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])
@@ -92,27 +112,41 @@ class RankModule(nn.Module):
         self._passes = {"": self._passes_of(whole)}
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
+        _allow_anomaly_detection()
         meshes = torch_meshes([place.mesh for place in self._places.values()], device)
         self._tensors: dict[str, Tensor] = {}
         for entry in whole.stored:  # first names first: PyTorch lists those
             if self.rank in self._places[entry.names[0]].mesh.devices:
                 _submodule(self, entry.names[0].split(".")[:-1])
-        for entry in whole.stored:
-            self._hold(entry, source, meshes)
+        words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
+        self._agreement.compare(_beginning(words | self._constant_words(source)))
+        self._loaded = {name: int(name in self._tensors) for name in words}  # checksums, or 1
+        self._is_loaded = False  # since the ranks compared them
         count_steps(self, self._tensors)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
             self.register_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
+        _note_constants(self, whole.attributes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is no constant of the graphs."""
+        _refuse_constant(self, name)
+        super().__setattr__(name, value)
 
     # Parameters ------------------------------------------------------------------------------
 
-    def _hold(self, entry: Stored, source: Source, meshes: Mapping[Any, Any]) -> None:
-        """Register a parameter or buffer under its names, if this rank has a shard of it."""
+    def _hold(self, entry: Stored, source: Source, meshes: Mapping[Any, Any]) -> int:
+        """Register a parameter or buffer under its names, if this rank has a shard of it.
+
+        Returns:
+            Checksum of the whole value; 0 if it would have to be initialised for that alone.
+        """
         place = self._places[entry.names[0]]
         if self.rank not in place.mesh.devices:
-            return
+            return 0 if isinstance(source, Initialiser) else self._sum_of(source(entry.names[0]))
         whole = source(entry.names[0])
+        word = self._sum_of(whole)
         part = part_of(whole.detach(), region_on(place, self.rank)).to(self._device)
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             part = part.clone()
@@ -134,6 +168,23 @@ class RankModule(nn.Module):
                 owner.register_parameter(leaf, tensor)
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
+        return word
+
+    def _sum_of(self, tensor: Tensor) -> int:
+        """Checksum of a tensor; 0 where there is no other rank."""
+        return checksum(tensor) if self._agreement.ranks > 1 else 0
+
+    def _constant_words(self, source: Source) -> dict[str, int]:
+        """Checksums of the graph's constants; 0 for those that would be initialised for others."""
+        constants = self._whole.graph.constants
+        read = {part.whole for part in self._whole.programs.ranks[self.rank].constants.values()}
+        known = read if isinstance(source, Initialiser) else constants.keys()
+        return {
+            name: self._sum_of(from_numpy(constant.load(), constant.type.dtype))
+            if name in known and self._agreement.ranks > 1
+            else 0
+            for name, constant in sorted(constants.items())
+        }
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model's state on every rank, under its names; all ranks must call it.
@@ -144,6 +195,7 @@ class RankModule(nn.Module):
         """
         if not self._whole.training:
             _refuse(self)
+        self._agreement.check("full_state_dict()")
         state: dict[str, Tensor] = {}
         for entry in self._whole.stored:
             first = entry.names[0]
@@ -172,8 +224,9 @@ class RankModule(nn.Module):
             BackendError: `norm_type` is below 1, or the norm is not finite.
             CommunicationError: A rank is gone, or does not call it in time.
         """
-        if not norm_type >= 1:
-            raise BackendError(f"norm_type is {norm_type}, not from 1 to infinity")
+        is_norm = norm_type >= 1
+        problem = "" if is_norm else f"norm_type is {norm_type}, not from 1 to infinity"
+        self._agreement.check("clip_grad_norm_()", problem)
         grads = {name: tensor.grad for name, tensor in self._tensors.items()}
         local = {name: _local(grad) for name, grad in grads.items() if grad is not None}
         counted = [g for name, g in local.items() if is_first_holder(self._places[name], self.rank)]
@@ -232,7 +285,10 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
-        self._agreement.check(doing, problem)
+        sums = self._input_sums(word, args, kwargs, problem)
+        if self._agreement.check(doing, problem, sums, asks=self._is_loaded):
+            self._agreement.compare(_loading(self._loaded))
+            self._is_loaded = False
         if self._local_inputs and word == "evaluation":
             inputs = base.joined(signature.flatten(args, kwargs), self._agreement)
             args, kwargs = signature.call(inputs)
@@ -245,6 +301,26 @@ class RankModule(nn.Module):
         if self._local_inputs and passes is base:
             return passes, base.local(inputs) | base.parts(seed)
         return passes, passes.parts(inputs | seed)
+
+    def _input_sums(
+        self, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], problem: str
+    ) -> Sums:
+        """Checksums of a call's inputs; 0 if they are not to be compared."""
+        is_compared = self._compared is None or self._calls[word] < self._compared
+        self._calls[word] += 1
+        known: dict[str, int] = {}
+        if is_compared and not problem and self._agreement.ranks > 1:
+            tensors = self._whole.signature.tensors(args, kwargs)
+            known = {name: checksum(tensor) for name, tensor in tensors.items()}
+        if not self._local_inputs:
+            words = {"": code(repr(known).encode()) if known else 0}
+            return Sums(words, "other data in input", _GLOBAL_ADVICE, inner=known)
+        regions = sorted(self._local_regions.items())
+        words = {
+            name: known.get(name, 0) if self.rank in by_rank else 0 for name, by_rank in regions
+        }
+        keys = {name: {r: repr(x) for r, x in by_rank.items()} for name, by_rank in regions}
+        return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
 
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -291,6 +367,43 @@ class RankModule(nn.Module):
             passes.compile(*args, **kwargs)
 
 
+#: What ranks should do that are called with other data.
+_GLOBAL_ADVICE = (
+    "with inputs='global' every rank is called with the same whole batch: seed the loaders alike, "
+    "without a DistributedSampler, or use module(inputs='local') for own parts "
+    "(module(check_inputs=0) compares no inputs)"
+)
+_LOCAL_ADVICE = (
+    "the plan gives them the same part: with inputs='local' seed the loaders of such ranks alike "
+    "(module(check_inputs=0) compares no inputs)"
+)
+
+
+def _beginning(words: Mapping[str, int]) -> Sums:
+    """Checksums of the weights and constants that a rank begins with."""
+    return Sums(
+        words,
+        "other contents of",
+        "begin with the same weights and constants: call torch.manual_seed with the same seed on "
+        "every rank before the model is made, load the same file, or send rank 0's with "
+        "torch.distributed.broadcast before compile",
+    )
+
+
+def _loading(words: Mapping[str, int]) -> Sums:
+    """Checksums of the whole weights that a rank loaded."""
+    return Sums(
+        words,
+        "loaded other contents of",
+        "call load_state_dict() on every rank, with the same tensors",
+    )
+
+
+def _origin(source: Source) -> str:
+    """Where weights come from, in words."""
+    return f"init_seed={source.seed}" if isinstance(source, Initialiser) else "the model's weights"
+
+
 class _Step(torch.autograd.Function):
     """The forward graph, and in backward the backward graph."""
 
@@ -304,26 +417,57 @@ class _Step(torch.autograd.Function):
         names: Sequence[str],
         *_: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Run the forward graph; only the loss, the first result, is differentiable."""
-        results, kept = passes.forward(values, shards)
+        """Run the forward graph; results require gradients as the module's do."""
+        computed, kept = passes.forward(values, shards)
+        results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
+        ctx.step = module.steps - 1
         again = {id(value) for value in kept.values()}
         ctx.versions = module._versions(name for name in shards if id(shards[name]) in again)
-        ctx.mark_non_differentiable(*results[1:])
+        signature = passes.whole.signature
+        named = zip(signature.results, signature.differentiable, strict=True)
+        flags = [differentiable for name, differentiable in named if name]
+        cut = (result for result, flag in zip(results[1:], flags[1:], strict=True) if not flag)
+        ctx.mark_non_differentiable(*cut)
+        ctx.set_materialize_grads(False)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Run the backward graph, once: it frees the kept values."""
-        if ctx.kept is None:
-            raise BackendError("backward() was called a second time on one step: it is freed")
-        kept, ctx.kept = ctx.kept, None
-        if ctx.module._versions(ctx.versions) != ctx.versions:
-            raise BackendError(
+        """Run the backward graph, once: it frees the kept values; the ranks agree on it first.
+
+        Only the loss, the first result, has a backward pass.
+        """
+        module, kept, problem = ctx.module, ctx.kept, ""
+        if any(grad is not None for grad in grads[1:]):
+            problem = (
+                "a gradient reaches another result of the module than its loss, which comes first: "
+                "compute all of the loss in the module, or detach() the other results"
+            )
+        elif torch.is_grad_enabled():
+            problem = "backward with create_graph=True: a program has no gradients of gradients"
+        elif kept is None:
+            problem = "backward() was called a second time on one step: it is freed"
+        elif module._versions(ctx.versions) != ctx.versions:
+            problem = (
                 "backward() after a parameter that it needs was written to, as by "
                 "optimizer.step(): call backward() before that, or the module again"
             )
-        return *[None] * 6, *ctx.module._gradients(ctx.passes, kept, grads[0], ctx.names)
+        problem = problem and f"rank {module.rank}: {problem}"
+        module._agreement.check(f"backward() of training step {ctx.step}", problem)
+        ctx.kept = None
+        return *[None] * 6, *module._gradients(ctx.passes, kept, grads[0], ctx.names)
+
+
+@cache
+def _allow_anomaly_detection() -> None:
+    """Give DTensor a rule for the check that `torch.autograd.set_detect_anomaly` makes.
+
+    It asks of every gradient whether any element is NaN; with this rule each rank asks it of the
+    whole gradient, so that all of them raise.
+    """
+    whole = [([Replicate()], [Replicate()])]
+    register_sharding(torch.ops.aten._is_any_true.default)(lambda _: whole)
 
 
 def _compiling() -> Any:
@@ -370,10 +514,37 @@ def _strided_as(shard: Tensor, gradient: Tensor) -> Tensor:
     return torch.empty_like(shard).copy_(gradient)
 
 
+class _Part(nn.Module):
+    """A submodule, which holds parameters and buffers and does not run."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that is no constant of the graphs."""
+        _refuse_constant(self, name)
+        super().__setattr__(name, value)
+
+
+def _note_constants(module: RankModule, names: Mapping[str, frozenset[str]]) -> None:
+    """Tell all parts of a rank's module which of their attributes are constants."""
+    for path, part in module.named_modules():
+        own = frozenset(vars(part)) | frozenset(dir(type(part)))
+        vars(part)[_CONSTANTS] = names.get(path, frozenset()) - own
+
+
+#: Where a part of a rank's module keeps the names of its constants.
+_CONSTANTS = "_constants_of_graphs"
+
+
+def _refuse_constant(part: nn.Module, name: str) -> None:
+    if name in vars(part).get(_CONSTANTS, ()):
+        raise BackendError(
+            f"{name} was traced as it was when the module was compiled: set it before compile"
+        )
+
+
 def _submodule(root: nn.Module, path: Sequence[str]) -> nn.Module:
     for name in path:
         if name not in root._modules:
-            root.add_module(name, nn.Module())
+            root.add_module(name, _Part())
         child = root._modules[name]
         assert child is not None
         root = child
@@ -396,6 +567,10 @@ def _take_parts(
     if local.get("assign_to_params_buffers"):
         raise BackendError("load_state_dict(assign=True): load it without assign, into the shards")
     for entry in module._whole.stored:
+        for whole in (state.get(prefix + name) for name in entry.names):
+            if isinstance(whole, Tensor) and not isinstance(whole, DTensor):
+                module._loaded[entry.names[0]] = module._sum_of(whole)
+                module._is_loaded = True
         tensor = module._tensors.get(entry.names[0])
         if not isinstance(tensor, DTensor):
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -64,6 +64,7 @@ class Whole:
     Attributes:
         training: Whether it has a backward pass.
         spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
+        attributes: Names of the attributes of each submodule that are constants of the graph.
     """
 
     programs: Programs
@@ -72,6 +73,7 @@ class Whole:
     stored: tuple[Stored, ...]
     training: bool
     spare: DeviceMesh
+    attributes: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def places(self) -> Mapping[str, Placement]:

@@ -23,7 +23,7 @@ def part_of(whole: Tensor, region: Region | None) -> Tensor:
     for dim, intervals in enumerate(region):
         if intervals == ((0, whole.shape[dim]),):
             continue
-        pieces = [part.narrow(dim, start, length) for start, length in intervals]
+        pieces = [part.narrow(dim, start, length) for start, length in intervals or ((0, 0),)]
         part = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
     return part.contiguous()
 

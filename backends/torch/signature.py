@@ -30,6 +30,8 @@ class Signature:
         seed: Graph input that seeds random draws; "" if there are none.
         tangent: Graph input for the gradient of the first result; "" for inference.
         autocast: Element type of the `torch.autocast` around the trace; "" if there was none.
+        differentiable: Whether each flat result depends on a trained parameter in the module; a
+            program differentiates the first alone. Empty for inference.
     """
 
     in_spec: pytree.TreeSpec
@@ -42,6 +44,7 @@ class Signature:
     seed: str
     tangent: str
     autocast: str = ""
+    differentiable: tuple[bool, ...] = ()
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Graph inputs of a call.
@@ -85,6 +88,15 @@ class Signature:
         """A call in words, ``float32[8,16], labels int64[8]``; equal if one trace fits both."""
         flat, _ = pytree.tree_flatten_with_path((tuple(args), self._ordered(kwargs)))
         return ", ".join(_word(path, value) for path, value in flat) or "nothing"
+
+    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a call by name: graph inputs, or places if it is another call."""
+        flat, spec = pytree.tree_flatten_with_path((tuple(args), self._ordered(kwargs)))
+        values = [value for _, value in flat]
+        names = [pytree.keystr(path) for path, _ in flat]
+        if spec == self.in_spec:
+            names = [known or name for known, name in zip(self.inputs, names, strict=True)]
+        return {n: x for n, x in zip(names, values, strict=True) if isinstance(x, Tensor)}
 
     def call(self, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) from graph inputs by name."""

@@ -22,11 +22,11 @@ from partitioner.cost_model.schedule import schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.no_gc import no_collection
-from partitioner.report.planned import Planned
+from partitioner.report.planned import Planned, check_explicit
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
 
@@ -136,12 +136,15 @@ class Compiled(Planned):
         Raises:
             ResultError: As `schedule`.
         """
-        count, tasks = len(self.cluster), self.schedule
-        if self.model.delivered:
-            # A plan's cost leaves out the sends of results to ranks that do not compute them.
-            with no_collection():
-                placed = resolve(self.graph, self.plan)
-                tasks = schedule(self.graph, placed, self.cluster, everywhere=self.model.delivered)
+        check_explicit(self.cluster)
+        count, results = len(self.cluster), self.model.delivered
+        # A plan's cost leaves out the sends of results to ranks that do not compute them.
+        with no_collection():
+            tasks = (
+                schedule(self.graph, self.placed, self.cluster, everywhere=results)
+                if results
+                else self.schedule
+            )
         return lower(self.graph, tasks, count, deliver_all=self.model.delivers_all)
 
     @cached_property

@@ -245,6 +245,8 @@ _SUMMARY: Mapping[str, Check] = {
     "seed": _is_size,
     "seconds": _table_of(_is_figure),
     **dict.fromkeys(("cost", "bound", "gap", "sharded_flops_share"), _is_figure),
+    "kept_whole": _table_of(_is_size),
+    "kept_whole_flops_share": _is_figure,
     **dict.fromkeys(("latency_s", "latency_s_one_device"), _is_figure),
     **dict.fromkeys(("throughput_per_s", "throughput_per_s_one_device"), _is_rate),
     **dict.fromkeys(("devices", "devices_used", "peak_bytes_one_device"), _is_size),

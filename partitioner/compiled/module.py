@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import check_contents, verify_module
 
 if TYPE_CHECKING:
+    from partitioner.backends.torch.agreement import Agreement
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.rank_module import RankModule, Source
     from partitioner.backends.torch.rank_passes import Stored, Whole
@@ -107,10 +108,21 @@ class ModuleRanks(Ranks):
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
+    _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
 
-    @cached_property
+    @property
     def all_ranks(self) -> AllRanks:
-        """The ranks' graphs, which run in this process."""
+        """The ranks' graphs, which run in this process.
+
+        They hold constant weights as they are: made again where one was written to.
+        """
+        versions = self.module.constant_versions()
+        if versions not in self._made:
+            self._made.clear()
+            self._made[versions] = self._all_ranks()
+        return self._made[versions]
+
+    def _all_ranks(self) -> AllRanks:
         from partitioner.backends.torch.rank_files import with_written
 
         emitted = AllRanks(self.programs, self.module.graph)
@@ -213,6 +225,8 @@ class ModuleProgram(Compiled):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of all ranks in this process, in lock-step.
 
+        The module's buffers are written as by a call of the module itself.
+
         Args:
             args: Positional arguments of the module, with the example inputs' shapes and types.
             kwargs: Keyword arguments of the module, with the same.
@@ -222,8 +236,17 @@ class ModuleProgram(Compiled):
 
         Raises:
             BackendError: The inputs are not like the example inputs.
+            FrontendError: The module has changed since it was compiled.
         """
-        return self.signature.unflatten(self.ranks.step(args, kwargs, seed=0).results)
+        return self.signature.unflatten(self._step(args, kwargs, seed=0).results)
+
+    def _step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
+        """A call of the module on all ranks, which writes its buffers."""
+        module = self.model.module
+        module.check_unchanged()
+        step = self.ranks.step(args, kwargs, seed)
+        module.keep(step.results)
+        return step
 
     def gradients(
         self, *args: Any, seed: int = 0, **kwargs: Any
@@ -241,10 +264,11 @@ class ModuleProgram(Compiled):
         Raises:
             BackendError: The program was not compiled for training, or the inputs are not like
                 the example inputs.
+            FrontendError: The module has changed since it was compiled.
         """
         if not self.training:
             raise BackendError("no gradients: compile with training=True")
-        step = self.ranks.step(args, kwargs, seed)
+        step = self._step(args, kwargs, seed)
         by_name = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
         return self.signature.unflatten(step.results), by_name
 
@@ -256,6 +280,7 @@ class ModuleProgram(Compiled):
         seed: int = 0,
         init_seed: int | None = None,
         init: Init | None = None,
+        check_inputs: int | None = 3,
     ) -> RankModule:
         """This rank's part as an ordinary module, under torchrun.
 
@@ -271,18 +296,29 @@ class ModuleProgram(Compiled):
                 taking the module's: needed if those are fake.
             init: Initialises a submodule's own parameters and buffers; default: its
                 `reset_parameters()`, then `_init_weights` of the model that contains it.
+            check_inputs: Calls of each kind (training, evaluation) in which the ranks compare
+                checksums of their inputs, from the first one on; None compares in all calls.
 
         Raises:
             BackendError: torch.distributed is not up, or has another number of processes than the
-                program has ranks; the weights are fake, or cannot be initialised.
+                program has ranks; the weights are fake, or cannot be initialised; the ranks have
+                other options, weights or constants.
         """
+        from partitioner.backends.torch.agreement import Agreement
+        from partitioner.backends.torch.groups import check_world
         from partitioner.backends.torch.rank_module import RankModule
         from partitioner.compiled.variants import Variants
 
-        program = self._agreed()
+        self.model.module.check_unchanged(modes=False)
+        check_world(len(self.cluster))
+        agreement = Agreement()
+        program = self._agreed(agreement)
         source = self._source(init_seed, init)
         variants = Variants(program, source)
-        return RankModule(program.on_ranks(source), source, _device(device), inputs, seed, variants)
+        whole = program.on_ranks(source)
+        return RankModule(
+            whole, source, _device(device), inputs, seed, check_inputs, variants, agreement
+        )
 
     def on_ranks(self, source: Source) -> Whole:
         """The program as every rank needs it.
@@ -306,7 +342,24 @@ class ModuleProgram(Compiled):
             for value, constant in self.graph.constants.items()
         }
         graph = replace(self.graph, constants=constants) if fake else self.graph
-        return Whole(self.programs, graph, self.signature, self.stored, self.training, self.spare)
+        return Whole(
+            self.programs,
+            graph,
+            self.signature,
+            self.stored,
+            self.training,
+            self.spare,
+            self._traced_attributes,
+        )
+
+    @property
+    def _traced_attributes(self) -> Mapping[str, frozenset[str]]:
+        """Names of the attributes of each submodule that are constants of the graph."""
+        names = {path: set(one) for path, one in self.model.module.snapshot.settings.items()}
+        for name in self.traced.fixed:
+            path, _, leaf = name.rpartition(".")
+            names.setdefault(path, set()).add(leaf)
+        return {path: frozenset(one) for path, one in names.items()}
 
     @cached_property
     def spare(self) -> DeviceMesh:
@@ -340,23 +393,25 @@ class ModuleProgram(Compiled):
             )
         return tensors.__getitem__
 
-    def _agreed(self) -> ModuleProgram:
+    def _agreed(self, agreement: Agreement) -> ModuleProgram:
         """The program with the plan of rank 0: plans of searches that a time limit ends may differ.
 
         Raises:
-            BackendError: The ranks traced different graphs, or there is no process group.
+            BackendError: The ranks traced different graphs; the same text on every rank.
         """
-        from partitioner.backends.torch.groups import check_world, first_ranks
+        from partitioner.backends.torch.groups import first_ranks
 
-        check_world(len(self.cluster))
         text = first_ranks(self.plan.to_json())
-        if text == self.plan.to_json():
-            return self
-        plan = Plan.from_json(text)
-        module = self.model.module.of(plan.nodes)
-        if module.graph.digest != plan.graph_digest:
-            raise BackendError("this rank traced another graph than rank 0: compile the same model")
-        return self.over(module, plan)
+        is_own = text == self.plan.to_json()
+        plan = self.plan if is_own else Plan.from_json(text)
+        module = self.model.module if is_own else self.model.module.of(plan.nodes)
+        problem = ""
+        if not is_own and module.graph.digest != plan.graph_digest:
+            problem = (
+                f"rank {agreement.rank} traced another graph than rank 0: compile the same model"
+            )
+        agreement.check("module()", problem)
+        return self if is_own else self.over(module, plan)
 
     def over(self, module: TracedModule, plan: Plan) -> ModuleProgram:
         """The program of another trace of the module with a plan on the same cluster."""

@@ -132,9 +132,11 @@ class OnnxRanks(Ranks):
 
     def _emit(self, folder: Path) -> None:
         from partitioner.backends.onnx.emit import emit
+        from partitioner.backends.onnx.loadable import check_loadable
 
         assert self.plan is not None
         emit(self.programs, self.traced.graph, folder, origin(self.plan, self.traced.graph))
+        check_loadable(folder, len(self.programs.ranks), self.traced.whole)
 
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; files that were emitted before are copied."""

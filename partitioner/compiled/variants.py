@@ -79,12 +79,13 @@ def variant(
             has other nodes than the program's, or the plan's cuts do not fit it.
     """
     compiled = program.model.module
+    compiled.check_unchanged(modes=False)
     options = ModuleOptions(training, compiled.options.optimizer)
     evaluation = program.training and not training
     keep = frozenset(entry.names[0] for entry in program.stored)
     with program.traced.captured.autocast.region(), _mode(compiled, evaluation=evaluation):
         traced = trace_module(compiled.module, Example(args, kwargs), options, keep)
-    module = replace(traced, modes=compiled.modes)
+    module = replace(traced, snapshot=compiled.snapshot)
     _check_stored(program, module)
     if training:
         module = module.of(program.plan.nodes)
@@ -204,7 +205,7 @@ def _mode(compiled: TracedModule, *, evaluation: bool) -> Iterator[None]:
     before = {name: module.training for name, module in modules.items()}
     try:
         for name, module in modules.items():
-            module.training = compiled.modes.get(name, True) and not evaluation
+            module.training = compiled.snapshot.modes.get(name, True) and not evaluation
         yield
     finally:
         for name, module in modules.items():

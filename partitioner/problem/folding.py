@@ -58,7 +58,7 @@ class Folded:
     places: tuple[int, ...]
 
     def __str__(self) -> str:
-        """What was folded: ``"94 of 96 blocks of 46 nodes alike"``; ``""`` if nothing."""
+        """The folded blocks: ``"94 of 96 blocks of 46 nodes alike"``; ``""`` if nothing."""
         if not self.runs:
             return ""
         count = self.runs[0].count
@@ -172,7 +172,7 @@ def _scaled(values: Sequence[float], times: float) -> tuple[float, ...]:
 
 
 def _choice(placed: PlacedNode) -> Hashable:
-    """Equal for nodes that are cut alike, are both there, and read the same operands."""
+    """A key: the mesh and cuts of a node, its presence, and the operands that it reads."""
     read = tuple(at is not None for at in placed.ins)
     return placed.mesh, tuple(sorted(placed.layouts.items())), placed.absent, read
 

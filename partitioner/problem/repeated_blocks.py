@@ -100,7 +100,7 @@ def find_runs(graph: Graph, rules: Rules, kept: Callable[[int], int]) -> tuple[R
 
 
 def _kind(graph: Graph, rules: Rules, node: Node) -> Hashable:
-    """Equal for nodes with one signature and rule, in the same pass, that are outputs alike."""
+    """A key: signature, rule, pass, and the results that are outputs of the graph."""
     rule = rules.rule(node)
     loops = (
         (str(rule), rule.flops_per_point, tuple(sorted(rule.addends)), rule.points)

@@ -12,8 +12,9 @@ from partitioner.cost_model.evaluate import Evaluation
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.files import ResultError
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Plan, resolve
-from partitioner.report.summary import certificate_line
+from partitioner.ir.plan import PlacedNode, Plan, resolve
+from partitioner.no_gc import no_collection
+from partitioner.report.summary import certificate_line, text
 from partitioner.search.limits import MOST_EXPLICIT
 
 
@@ -37,6 +38,12 @@ class Planned:
         how = certificate_line(certificate) if certificate else "plan without a certificate"
         return f"<{type(self).__name__} {self.graph.name!r} on {self.cluster.name}: {how}>"
 
+    def __str__(self) -> str:
+        """The summary in lines, as the command prints it."""
+        if not self.summary:  # a plan written by hand
+            return repr(self)
+        return f"{self.graph.name} on {self.cluster.name}: {text(self.summary, self.search_s)}"
+
     @property
     def objective(self) -> str:
         """The objective of the search; "throughput" for a plan written by hand."""
@@ -54,6 +61,12 @@ class Planned:
         return self.evaluation.cost(self.objective)
 
     @cached_property
+    def placed(self) -> tuple[PlacedNode, ...]:
+        """The plan's decisions on the nodes, in graph order."""
+        with no_collection():
+            return resolve(self.graph, self.plan)
+
+    @cached_property
     def schedule(self) -> Schedule:
         """The tasks whose seconds the plan's cost counts, in the global order.
 
@@ -61,7 +74,8 @@ class Planned:
             ResultError: The cluster has more devices than schedules are made for.
         """
         check_explicit(self.cluster)
-        return schedule(self.graph, resolve(self.graph, self.plan), self.cluster)
+        with no_collection():
+            return schedule(self.graph, self.placed, self.cluster)
 
 
 def check_explicit(cluster: Cluster) -> None:

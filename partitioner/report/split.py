@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from partitioner import units
+from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
+from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import Plan
+from partitioner.ir.rule import Rule
+
+#: Least share of all FLOPs at which operators without a rule are named.
+WORTH_NAMING = 0.01
 
 
 def facts(plan: Plan) -> dict[str, Any]:
@@ -26,12 +34,53 @@ def facts(plan: Plan) -> dict[str, Any]:
     }
 
 
+def kept_whole(graph: Graph, rules: Mapping[str, Rule | str]) -> dict[str, Any]:
+    """The operators without a rule, by number, most FLOPs first, and their share of all FLOPs.
+
+    FLOPs of nodes without a rule are estimated.
+
+    Args:
+        graph: The graph.
+        rules: The rule of each node, or the reason why it has none.
+    """
+    counts, flops, known = Counter[str](), Counter[str](), 0.0
+    for node in graph.nodes:
+        rule = rules.get(node.name)
+        if isinstance(rule, Rule):
+            known += rule.flops
+        elif (row := row_of(node)) is None or not (row.view or row.stored):
+            counts[node.op] += 1
+            flops[node.op] += int(estimated_flops(graph, node))
+    whole = flops.total()
+    return {
+        "kept_whole": {op: counts[op] for op in sorted(counts, key=lambda op: (-flops[op], op))},
+        "kept_whole_flops_share": whole / (whole + known) if whole else 0.0,
+    }
+
+
 def _names(groups: list[DeviceMesh]) -> list[str]:
     return [str(group) for group in dict.fromkeys(groups)]
 
 
 def sentence(summary: Mapping[str, Any]) -> str:
     """The split of a plan, without a full stop, from the facts of its summary."""
+    return _split(summary) + _without_rule(summary)
+
+
+def _without_rule(summary: Mapping[str, Any]) -> str:
+    """The clause on operators without a rule, where they are worth one."""
+    share, counts = summary["kept_whole_flops_share"], summary["kept_whole"]
+    if summary["devices"] == 1 or share < WORTH_NAMING:
+        return ""
+    named = ", ".join(f"{count} x {op}" for op, count in list(counts.items())[:3])
+    more = f" and {len(counts) - 3} more operators" if len(counts) > 3 else ""
+    return (
+        f"; {named}{more} cannot be cut for want of a rule: {units.share(share)} of all FLOPs "
+        "(estimated)"
+    )
+
+
+def _split(summary: Mapping[str, Any]) -> str:
     used, nodes, cut = summary["devices_used"], summary["nodes"], summary["cut_nodes"]
     if summary["devices"] == 1:
         return "there is one device: nothing to split"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from partitioner import units
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Certificate
+from partitioner.ir.rule import Rule
 from partitioner.report import split
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ MAX_PEAKS = 8
 
 
 def facts(
-    outcome: Outcome, single: Evaluation, devices: int, notes: tuple[str, ...], *, pinned: bool
+    outcome: Outcome,
+    single: Evaluation,
+    devices: int,
+    notes: tuple[str, ...],
+    *,
+    rules: Mapping[str, Rule | str],
+    pinned: bool,
 ) -> dict[str, Any]:
     """The facts of a plan, each figure beside that of one device.
 
@@ -33,6 +40,7 @@ def facts(
         single: Figures of the whole model on one device.
         devices: Devices of the cluster.
         notes: Further sentences for the user.
+        rules: The rule of each node, or the reason why it has none.
         pinned: Whether the search had constraints.
     """
     plan, figures = outcome.plan, outcome.evaluation
@@ -57,6 +65,7 @@ def facts(
         "devices_used": figures.devices_used,
         "sharded_flops_share": figures.sharded_flops_share,
         **split.facts(plan),
+        **split.kept_whole(outcome.graph, rules),
         "pinned": pinned,
         "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
         "peak_bytes": [figures.held_bytes.get(device, 0) for device in range(devices)],

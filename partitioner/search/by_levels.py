@@ -104,7 +104,11 @@ class StagesSpace:
         sizes = sorted({layout.mesh.size() for layout in staged.searched})
         return SpaceResult(
             (Candidate(family, best.graph, best.plan, best.evaluation, solution),),
-            searched=f"stages of {', '.join(map(str, sizes))} devices, even cuts",
+            searched=(
+                "one group of all devices, even cuts"
+                if self.graph.backward
+                else f"stages of {', '.join(map(str, sizes))} devices, even cuts"
+            ),
             failed=tuple(
                 (Family("stages", (layout.mesh,), (), symmetric=False), OutOfTime(why))
                 for layout, why in staged.failed.items()

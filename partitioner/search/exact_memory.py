@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from partitioner.ir.plan import Plan
 from partitioner.problem.build import Built
 from partitioner.search.outcome import Candidate, Refused
 from partitioner.search.request import Request
@@ -39,7 +38,7 @@ def second_look(
     request: Request,
     time_limit_s: float,
     evaluated: Evaluate,
-    holdings: Callable[[Plan, int], str],
+    holdings: Callable[[Candidate, int], str],
     *,
     complete: bool,
 ) -> Candidate:
@@ -81,8 +80,8 @@ def second_look(
         parts = ""
         if error.closest is not None and error.device is not None:
             closest = Solution(error.closest, math.inf, 0.0, "feasible", None, "")
-            plan = evaluated(first.space, first.built, closest).plan
-            parts = f"; there it holds {holdings(plan, error.device)}"
+            nearest_plan = evaluated(first.space, first.built, closest)
+            parts = f"; there it holds {holdings(nearest_plan, error.device)}"
         alone = len(nearest) == 1
         raise _verdict(first.space, error, parts, certain=certain, alone=alone) from None
     return evaluated(first.space, first.built, solution)

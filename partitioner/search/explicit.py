@@ -13,14 +13,14 @@ from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import alternatives
-from partitioner.ir.plan import PlacedNode, Plan, place
+from partitioner.ir.plan import PlacedNode, place
 from partitioner.problem.build import Built, build
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import LEAST_S, Budget, Request
-from partitioner.solver import Infeasible, Solution, solve
+from partitioner.solver import Infeasible, Objective, Solution, solve
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import Family, families
@@ -42,23 +42,43 @@ class JointSearch:
         """The speed of every device on this graph; None if all are equal."""
         return device_speeds(self.graph, self.rules, self.cluster)
 
+    def goal(self, family: Family) -> Objective:
+        """The objective of the joint problem.
+
+        Training steps on several groups run in sequence, so their latency is what they cost.
+        """
+        several = len(family.groups) > 1 and bool(self.graph.backward)
+        objective = self.request.objective
+        return "latency" if several and objective == "throughput" else objective
+
     def candidate(self, family: Family, built: Built, solution: Solution) -> Candidate:
         """A solution as a plan, with its evaluation."""
         graph, plan = decided(self.graph, self.cluster, built, solution)
         rules = self.rules.by_node if graph is self.graph else None
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster, rules), solution)
 
-    def holdings(self, plan: Plan, device: int) -> str:
+    def holdings(self, candidate: Candidate, device: int) -> str:
         """In words, the bytes by kind that a device holds at its peak."""
-        return Holdings.of(self.graph, plan, self.cluster).text(device)
+        return Holdings.of(candidate.graph, candidate.plan, self.cluster).text(device)
 
-    def least_load_s(self, options: Mapping[str, Sequence[PlacedNode]]) -> float:
-        """A bound on the busiest device's load: each node's least device-seconds, shared evenly."""
-        least = (
-            min(sum(node_seconds(self.graph, p, self.cluster).values()) for p in placed)
-            for placed in options.values()
-        )
-        return sum(least) / len(self.cluster)
+    def least_cost(self, goal: Objective, options: Mapping[str, Sequence[PlacedNode]]) -> float:
+        """A bound on the cost of all plans, by the work alone; 0 for memory.
+
+        The busiest device's load is at least each node's least device-seconds, shared evenly. The
+        latency is at least that, and at least the longest path of the nodes' least seconds.
+        """
+        if goal == "memory":
+            return 0.0
+        device_s = 0.0
+        done: dict[str, float] = {}
+        for node in self.graph.nodes:
+            seconds = [node_seconds(self.graph, p, self.cluster) for p in options[node.name]]
+            device_s += min(sum(of_device.values()) for of_device in seconds)
+            least_s = min(max(of_device.values(), default=0.0) for of_device in seconds)
+            end = max((done.get(value, 0.0) for value in node.reads), default=0.0) + least_s
+            done.update(dict.fromkeys(node.writes, end))
+        path_s = max(done.values(), default=0.0) if goal == "latency" else 0.0
+        return max(device_s / len(self.cluster), path_s)
 
     def options(self, family: Family) -> dict[str, tuple[PlacedNode, ...]]:
         """The strategies of each node that honour the constraints, on all groups.
@@ -111,7 +131,8 @@ class JointSpace:
     def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The best plan and, if that leaves devices idle, the nearest that does not.
 
-        No plan if the work alone shows that none of the space beats `budget.best_s`.
+        No plan if the work alone shows that none of the space costs less than `budget.best_s` by
+        more than the gap.
         """
         request, name = self.shared.request, str(self.family)
         if budget.left_s <= 0 and any(result.plans or result.refused for result in others):
@@ -122,14 +143,15 @@ class JointSpace:
             options = self.shared.options(self.family)
         except ConstraintError as error:
             return SpaceResult(failed=((self.family, error),))
-        throughput = request.objective == "throughput"
-        if throughput and self.shared.least_load_s(options) >= budget.best_s:
-            return SpaceResult(searched=name)
+        goal = self.shared.goal(self.family)
+        least = self.shared.least_cost(goal, options)
+        if least >= (1 - budget.gap) * budget.best_s:
+            return SpaceResult(searched=name, bound=least)
         built = self.shared.problem(self.family, options)
         try:
             solution = solve(
                 built.problem,
-                request.objective,
+                goal,
                 time_limit_s=max(LEAST_S, budget.left_s),
                 gap=budget.gap,
                 seed=budget.seed,
@@ -140,7 +162,7 @@ class JointSpace:
         except Infeasible as error:
             return SpaceResult(searched=name, refused=Refused(self.family, built, error))
         plans = [self.shared.candidate(self.family, built, solution)]
-        if throughput and plans[0].evaluation.devices_used < len(self.shared.cluster):
+        if goal == "throughput" and plans[0].evaluation.devices_used < len(self.shared.cluster):
             chosen = cover(built.problem, solution.chosen)
             if chosen is not None:
                 busy = replace(solution, chosen=chosen)

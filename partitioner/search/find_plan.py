@@ -90,6 +90,8 @@ def _explicit(
             f"{MOST_EXPLICIT} devices"
         )
     joint = families(request.strategy, len(cluster), request.mesh)
+    if graph.backward:  # the plans of one group are found sooner, and rule out most others
+        joint = tuple(sorted(joint, key=lambda family: len(family.groups) > 1))
     axes = {axis for family in joint for group in family.groups for axis in group.names}
     request.constraints.check_axes(sorted(axes))
     search = JointSearch(graph, cluster, request, rules, Resharder(cluster))

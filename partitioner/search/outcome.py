@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -61,6 +62,7 @@ class SpaceResult:
         plans: Its best plan and, where that leaves devices idle, the best that does not; empty
             where no plan of the space is as good as a known one.
         searched: In words, the space that the plans' bound covers; "" if it was not searched.
+        bound: No plan of the space costs less; for a space without plans.
         refused: The space as the solver refused it, for a second look.
         failed: Reasons why spaces, or parts of this one, have no plan or were not searched.
         folded: In words, the repeated blocks that were planned once.
@@ -69,6 +71,7 @@ class SpaceResult:
 
     plans: tuple[Candidate, ...] = ()
     searched: str = ""
+    bound: float = math.inf
     refused: Refused | None = None
     failed: tuple[tuple[Family, PartitionerError], ...] = ()
     folded: str = ""
@@ -96,6 +99,13 @@ class Outcome:
     failed: tuple[tuple[Family, PartitionerError], ...]
     memory_binds: bool = False
 
+    def limited_to(self, plans: str) -> Outcome:
+        """The outcome with a certificate that says that only such plans were searched."""
+        certificate = self.plan.certificate
+        assert certificate is not None
+        limited = replace(certificate, space=f"{certificate.space}: {plans}")
+        return replace(self, plan=replace(self.plan, certificate=limited))
+
 
 def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Outcome:
     """The best plan of all spaces, with a certificate over those that its bound covers.
@@ -112,7 +122,8 @@ def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Ou
     if not best.bounds_space:
         spaces.append(str(best.space))
     cost = best.cost(request.objective)
-    bound = min([cost, *(candidate.solution.bound for candidate in covered)])
+    bounds = (result.bound for result in results)
+    bound = min([cost, *bounds, *(candidate.solution.bound for candidate in covered)])
     out_of_time = any(candidate.solution.status == "time_limit" for candidate in covered)
     unproven = "time_limit" if out_of_time else "feasible"
     certificate = Certificate(

@@ -86,24 +86,23 @@ class Request:
         """The MILP solver."""
         return find(self.solver)
 
-    def over(self, devices: int, *, training: bool) -> Request:
-        """The request with the strategy and mesh that training and `parallel` ask for.
+    def over(self, devices: int) -> Request:
+        """The request with the mesh that `parallel` asks for.
 
         Raises:
             SearchError: `parallel` contradicts the mesh or the strategy.
         """
         if self.parallel is not None and self.strategy == "inter":
             raise SearchError("parallel shards operators; leave it out with strategy 'inter'")
-        request = replace(self, strategy="intra") if training and self.strategy == "auto" else self
         if self.parallel is None or devices == 1:
-            return request
-        return replace(request, mesh=parallel_mesh(self.parallel, devices, self.mesh))
+            return self
+        return replace(self, mesh=parallel_mesh(self.parallel, devices, self.mesh))
 
     def on(self, graph: Graph) -> Request:
         """The request with `parallel` as constraints on a graph; called after `over`."""
         if self.parallel is None or self.mesh is None:
             return self
-        batch = batch_inputs(graph, graph.inputs)
+        batch = batch_inputs(graph)
         pins = parallel_constraints(self.parallel, graph, batch, self.mesh)
         merged = Constraints((*self.constraints.pins, *pins.pins), self.constraints.plan, pins.busy)
         return replace(self, constraints=merged)

@@ -116,7 +116,7 @@ def _partners(edge: Edge) -> Mapping[int, int] | None:
 def _common_choices(
     problem: Problem, leader: Sequence[int], stands: Sequence[Sequence[int | None]]
 ) -> list[list[int]]:
-    """`stands` less what some member lacks, and what an edge between members forbids."""
+    """The choices of `stands` that every member has and no edge between members forbids."""
     dead: list[set[int]] = [set() for _ in problem.nodes]  # of leaders
     for first, choices in zip(leader, stands, strict=True):
         dead[first].update(index for index, choice in enumerate(choices) if choice is None)

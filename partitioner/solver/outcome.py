@@ -1,4 +1,4 @@
-"""What the solver returns: a solution with its certificate, or the reason why there is none."""
+"""Results of the solver: a solution with its certificate, or a refusal with its reason."""
 
 from __future__ import annotations
 

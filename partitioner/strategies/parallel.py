@@ -15,7 +15,7 @@ Inputs, parameters and uses of parameters are bound; the rest is solved. The bat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rule_of
@@ -79,9 +79,9 @@ def axis_constraints(
     return Constraints(tuple(_data(word, graph, batch, axis, size)), busy=busy)
 
 
-def batch_inputs(graph: Graph, inputs: Sequence[str]) -> tuple[str, ...]:
+def batch_inputs(graph: Graph) -> tuple[str, ...]:
     """The inputs whose first dim is the batch's: of the size that most of them have."""
-    sizes = {name: graph.types[name].shape[0] for name in inputs if graph.types[name].rank}
+    sizes = {name: graph.types[name].shape[0] for name in graph.inputs if graph.types[name].rank}
     all_sizes = list(sizes.values())
     batch_size = max(set(all_sizes), key=all_sizes.count, default=0)
     return tuple(name for name, size in sizes.items() if size == batch_size)

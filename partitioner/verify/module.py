@@ -58,6 +58,12 @@ DROPOUTS = (
     *(nn.AlphaDropout, nn.FeatureAlphaDropout),
 )
 
+#: How hooks of a parameter are set, and where it keeps them.
+_PARAMETER_HOOKS = {
+    "register_hook": "_backward_hooks",
+    "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks",
+}
+
 Values = dict[str, torch.Tensor]
 
 
@@ -237,13 +243,10 @@ def result_names(module: TracedModule) -> list[str]:
 def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Values:
     """Results, gradients and buffers of a copy of the module, which itself stays as it is."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
-            copied = copy.deepcopy(module.module)
+        copied = _copied(module.module)
     except Exception as error:
         why = " ".join(str(error).split())
         raise VerificationError(f"the module cannot be copied: {why}") from error
-    copied.zero_grad(set_to_none=True)
     training = module.options.training
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
         flat = pytree.tree_leaves(copied(*args, **kwargs))
@@ -260,6 +263,28 @@ def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
         values[f"grad:{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
     values |= {f"buffer:{name}": tensors[name] for name in sorted(module.traced.written)}
     return values
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A copy, with the hooks of its parameters, which PyTorch does not copy.
+
+    Tensors that it computed in an earlier call, which PyTorch cannot copy, are constants of it.
+    """
+    held = (value for part in module.modules() for value in vars(part).values())
+    computed = {
+        id(value): value.detach().clone()
+        for value in held
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, about its own exported programs
+        copied = copy.deepcopy(module, dict[int, Any](computed))
+    copied.zero_grad(set_to_none=True)
+    for name, parameter in module.named_parameters():
+        for setter, kind in _PARAMETER_HOOKS.items():
+            for hook in (getattr(parameter, kind) or {}).values():
+                getattr(copied.get_parameter(name), setter)(hook)
+    return copied
 
 
 def _rounding_allowances(
@@ -283,7 +308,7 @@ def _rounding_allowances(
             return {}
         args, kwargs = pytree.tree_map_only(torch.Tensor, _wide, (args, dict(kwargs)))
         with torch.autocast("cpu", enabled=False):
-            exact = _eager(replace(calm, module=copy.deepcopy(calm.module).double()), args, kwargs)
+            exact = _eager(replace(calm, module=_copied(calm.module).double()), args, kwargs)
     except Exception:  # noqa: BLE001 - after any error the rounding is unknown
         return {}
     wide = {name: _wide(tensor) for name, tensor in whole.items()}
@@ -314,7 +339,7 @@ def allowance(error: float, whole: np.ndarray, exact: np.ndarray) -> float:
 
 
 def _without_dropout(module: nn.Module) -> nn.Module:
-    calm = copy.deepcopy(module)
+    calm = _copied(module)
     for part in calm.modules():
         if isinstance(part, DROPOUTS):
             part.p = 0.0

@@ -329,6 +329,17 @@ def test_fake_weights_are_planned_and_not_verified(tmp_path: Path) -> None:
     assert partitioner.load(folder, module, modules.batch()).plan == program.plan
 
 
+def test_example_inputs_on_the_meta_device_are_planned_as_others() -> None:
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+        x = torch.randn(16, 64)
+    plans = [
+        partitioner.compile(module, like, cluster="2xideal").plan
+        for like in (x, torch.zeros(16, 64))
+    ]
+    assert plans[0] == plans[1]
+
+
 def test_what_would_not_fit_is_refused(
     inference: ModuleProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:

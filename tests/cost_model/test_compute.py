@@ -61,7 +61,7 @@ def test_an_op_without_a_row_costs_its_bytes() -> None:
     opaque = graph([Node("odd", "my::Odd", ("x",), ("y",))], types, ("x",), ("y",))
     node = placed(opaque, "odd", DeviceMesh.single(0))
     assert compute.node_seconds(opaque, node, flat(1)) == {0: pytest.approx(6000e-9)}
-    assert compute.local_flops(node, {}) == 0
+    assert compute.local_flops(opaque, node, {}) == 1500  # one an element
 
 
 def test_absent_operands_cost_nothing() -> None:
@@ -122,7 +122,7 @@ def test_a_part_never_takes_longer_than_the_whole(
     cut = placed(whole, "mm", LINE, {factor: ("tp",)})
     parts = compute.node_seconds(whole, cut, devices)
     assert max(parts.values()) <= alone
-    flops = [compute.local_flops(cut, {"tp": index}) for index in range(4)]
+    flops = [compute.local_flops(whole, cut, {"tp": index}) for index in range(4)]
     assert sum(flops) == 2 * 64**3 * m * k * n
     if cluster == "4xideal":
         assert parts[0] == pytest.approx(alone / 4)
@@ -157,13 +157,18 @@ def two_matmuls() -> Graph:
 def test_sharded_share_counts_flops() -> None:
     owner = two_matmuls()  # b has three times the FLOPs of a
     cut = placed(owner, "b", LINE, {"n": ("tp",)})
-    assert compute.sharded_flops_share([placed(owner, "a", LINE), cut]) == pytest.approx(0.75)
+    assert compute.sharded_flops_share(owner, [placed(owner, "a", LINE), cut]) == pytest.approx(
+        0.75
+    )
     both = [placed(owner, "a", LINE, {"m": ("tp",)}), cut]
-    assert compute.sharded_flops_share(both) == 1
-    assert compute.sharded_flops_share([placed(owner, "a", LINE), placed(owner, "b", LINE)]) == 0
+    assert compute.sharded_flops_share(owner, both) == 1
+    assert (
+        compute.sharded_flops_share(owner, [placed(owner, "a", LINE), placed(owner, "b", LINE)])
+        == 0
+    )
     single = DeviceMesh.single(0)
-    assert compute.sharded_flops_share([placed(owner, n, single) for n in ("a", "b")]) == 0
-    assert compute.sharded_flops_share([]) == 0
+    assert compute.sharded_flops_share(owner, [placed(owner, n, single) for n in ("a", "b")]) == 0
+    assert compute.sharded_flops_share(owner, []) == 0
 
 
 def test_sharded_share_on_two_axes_and_groups() -> None:
@@ -171,10 +176,10 @@ def test_sharded_share_on_two_axes_and_groups() -> None:
     square = DeviceMesh.of({"dp": 2, "tp": 2})
     half = placed(owner, "a", square, {"m": ("dp",)})
     full = placed(owner, "b", square, {"m": ("dp",), "n": ("tp",)})
-    assert compute.sharded_flops_share([half, full]) == pytest.approx(0.75)
+    assert compute.sharded_flops_share(owner, [half, full]) == pytest.approx(0.75)
     pair = DeviceMesh.of({"tp": 2}, (2, 3))
     hybrid = [placed(owner, "a", pair, {"m": ("tp",)}), placed(owner, "b", square)]
-    assert compute.sharded_flops_share(hybrid) == pytest.approx(0.25)
+    assert compute.sharded_flops_share(owner, hybrid) == pytest.approx(0.25)
 
 
 def test_what_no_axis_can_cut_is_not_counted() -> None:
@@ -186,9 +191,25 @@ def test_what_no_axis_can_cut_is_not_counted() -> None:
     small = graph([Node("a", "MatMul", ("x", "w"), ("y",))], types, ("x",), ("y",), ("w",))
     large = matmul_graph()
     cut = placed(large, "mm", LINE, {"n": ("tp",)})
-    assert compute.sharded_flops_share([placed(small, "a", LINE), cut]) == 1
+    assert compute.sharded_flops_share(small, [placed(small, "a", LINE), cut]) == 1
     # On 2 x 2, m and n can take an axis each.
     square = DeviceMesh.of({"dp": 2, "tp": 2})
-    assert compute.sharded_flops_share([placed(small, "a", square)]) == 0
+    assert compute.sharded_flops_share(small, [placed(small, "a", square)]) == 0
     both = placed(small, "a", square, {"m": ("dp",), "n": ("tp",)})
-    assert compute.sharded_flops_share([both]) == 1
+    assert compute.sharded_flops_share(small, [both]) == 1
+
+
+def test_work_without_a_rule_counts_as_not_cut() -> None:
+    """Its FLOPs are estimated: those of a product by its weights, others by their elements."""
+    types = {
+        "x": TensorType.of("float32", (8, 8)),
+        "w": TensorType.of("float32", (8, 8)),
+        "y": TensorType.of("float32", (8, 8)),
+        "z": TensorType.of("float32", (8, 8)),
+    }
+    nodes = [Node("a", "MatMul", ("x", "w"), ("y",)), Node("b", "my::MatMulX", ("y", "w"), ("z",))]
+    owner = graph(nodes, types, ("x",), ("z",), ("w",))
+    cut = placed(owner, "a", DeviceMesh.line(2), {"n": ("tp",)})
+    alone = placed(owner, "b", DeviceMesh.single(0))
+    assert compute.local_flops(owner, alone, {}) == 2 * 8 * 8 * 8
+    assert compute.sharded_flops_share(owner, [cut, alone]) == pytest.approx(0.5)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,10 +56,18 @@ def aten(
     )
 
 
-def run_torch(local: LocalOp, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run local nodes one by one; every value that they make comes back."""
+def run_torch(
+    local: LocalOp,
+    values: Mapping[str, np.ndarray],
+    lay: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+) -> dict[str, np.ndarray]:
+    """Run local nodes one by one; every value that they make comes back.
+
+    Args:
+        lay: Gives operands other strides.
+    """
     values_by_name = {
-        name: from_numpy(np.array(x), x.dtype.name)
+        name: lay(from_numpy(np.array(x), x.dtype.name))
         for name, x in {**values, **local.constants}.items()
     }
     written = {}

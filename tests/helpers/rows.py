@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -142,13 +142,13 @@ class Trial:
         return self.graph.nodes[0]
 
 
-def check_row(case: Case) -> None:
+def check_row(case: Case, meshes: Sequence[DeviceMesh] = MESHES) -> None:
     """Run every cut that the row's rule gives; fail on the first difference or too few cuts."""
     trial = make_trial(case)
     rule = rule_of(trial.graph, trial.node)
     assert isinstance(rule, Rule), f"{case} has no rule: {rule}"
     seen: set[str] = set()
-    for mesh in MESHES:
+    for mesh in meshes:
         for cuts in enumerate_cuts(rule, mesh):
             if _check_cut(trial, rule, mesh, cuts):
                 seen.update(cuts)

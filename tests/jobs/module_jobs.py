@@ -8,6 +8,7 @@ from functools import cache, partial
 from multiprocessing import Event, Semaphore
 from typing import Any
 
+import agreement_jobs
 import autocast_modules
 import placed_modules
 import pytest
@@ -137,6 +138,17 @@ def trains_gpt(_: int) -> None:
 def other_optimizers(_: int) -> None:
     check_training(Mlp, 2, sgd)
     check_training(Gpt, 2, lambda p: torch.optim.Adam(p, lr=1e-2, foreach=False))
+
+
+def finds_anomalies(_: int) -> None:
+    with torch.autograd.set_detect_anomaly(True):
+        check_training(Gpt, 2, sgd)
+        module = program(Gpt, 2).module()
+        with torch.no_grad():
+            next(module.parameters()).fill_(torch.nan)
+        loss = module(*Gpt.batch(0))
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            loss.backward()
 
 
 def dropout_is_that_of_one_device(_: int) -> None:
@@ -572,6 +584,7 @@ JOBS = {
     "mlp_on_4": Job(4, trains_mlp, [MLP_ON_4]),
     "gpt_on_4": Job(4, trains_gpt, [GPT_ON_4]),
     "optimizers": Job(2, other_optimizers, [MLP, GPT]),
+    "anomalies": Job(2, finds_anomalies, [GPT]),
     "dropout": Job(
         2,
         dropout_is_that_of_one_device,
@@ -586,6 +599,7 @@ JOBS = {
         2, a_batch_that_the_cuts_do_not_fit, [partial(program, Gpt, 2, parts=True)]
     ),
     "own_parts": Job(2, own_parts_are_the_whole_batch, [partial(program, Mlp, 2, parts=True)]),
+    **agreement_jobs.JOBS,
     "differ": Job(2, ranks_that_differ_say_so, [MLP]),
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
     "save_on_4_and_load_on_2": Job(
@@ -602,6 +616,8 @@ JOBS = {
     "unused": Job(2, side_modules.has_unused_parameters, [side_modules.program]),
     "heads": Job(2, side_modules.evaluates_what_is_not_trained),
     "turned": Job(2, side_modules.trains_what_lies_oddly),
+    "other gradients": Job(2, side_modules.refuses_other_gradients, [side_modules.program]),
+    "attributes": Job(2, side_modules.refuses_attributes_of_the_graphs),
     "zero3": Job(2, trains_by_zero3),
     "initialise": Job(2, initialises_from_a_seed, [program_of_fakes]),
     "placed_state": Job(2, placed_modules.holds_the_whole_state, [PLACED]),

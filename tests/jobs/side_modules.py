@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.rank_module import RankModule
+from partitioner.frontends.errors import FrontendError
 from partitioner.strategies.constraints import Constraints, Pin
 
 #: A result uses the first one, nothing the second.
@@ -146,3 +147,58 @@ def evaluates_what_is_not_trained(_: int) -> None:
             torch.testing.assert_close(module(x), other(x))
         module.train()
         module(x).backward()
+
+
+def refuses_other_gradients(_: int) -> None:
+    """Results require gradients as the module's do; only the loss leads to them."""
+    module, x = program().module(), torch.randn(4, 8)
+    for other in (lambda loss, side: loss + side.mean(), lambda _, side: side.mean()):
+        loss, side, _ = module(x)
+        assert side.requires_grad
+        with pytest.raises(BackendError, match="a gradient reaches another result of the module"):
+            other(loss, side).backward()
+    loss, side, _ = module(x)
+    with pytest.raises(BackendError, match="create_graph=True: a program has no gradients of grad"):
+        loss.backward(create_graph=True)
+    loss, side, _ = module(x)
+    (loss + side.detach().mean()).backward()
+    whole = Side()
+    whole.load_state_dict(module.full_state_dict())
+    whole(x)[0].backward()
+    grad = module.get_parameter("layer.weight").grad
+    torch.testing.assert_close(grad.full_tensor(), whole.layer.weight.grad)  # type: ignore[union-attr]
+
+
+class Scaled(nn.Module):
+    """Computes with numbers that are attributes, and with a tensor that no state has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.BatchNorm1d(8), 2.0
+        self.register_buffer("ones", torch.ones(8), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Loss."""
+        loss: Tensor = (self.layer(x) * self.factor * self.ones).square().mean()
+        return loss
+
+
+def refuses_attributes_of_the_graphs(_: int) -> None:
+    """Those of the whole module, and of a part; others may be set."""
+    options = {"training": True, "cluster": "ideal", "mesh": {"dp": 2}}
+    whole, x = Scaled(), torch.randn(4, 8)
+    program = partitioner.compile(whole, x, devices=2, **options)
+    module = program.module()
+    for part, name in ((module, "factor"), (module, "ones"), (module.layer, "momentum")):
+        with pytest.raises(BackendError, match=f"{name} was traced as it was when the module was"):
+            setattr(part, name, 0.5)
+    module.note = "kept"
+    module.train()
+    whole.factor = 3.0
+    module.eval()
+    with pytest.raises(
+        BackendError, match=r"factor is 3\.0 now and was 2\.0 when the module was t"
+    ):
+        module(x)
+    with pytest.raises(FrontendError, match=r"factor is 3\.0 now and was 2\.0"):
+        program.module()

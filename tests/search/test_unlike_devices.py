@@ -44,7 +44,7 @@ def flops(graph: Graph, plan: Plan) -> np.ndarray:
     done = np.zeros(4)
     for placed in resolve(graph, plan):
         for device, point in placed.mesh.coords():
-            done[device] += local_flops(placed, point)
+            done[device] += local_flops(graph, placed, point)
     return done
 
 

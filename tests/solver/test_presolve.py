@@ -15,6 +15,12 @@ from partitioner.solver.sites import clique_positions
 
 
 @pytest.mark.parametrize("limit", [math.inf, 22])
+def test_some_problems_have_plans(limit: float) -> None:
+    problems = (spmd(seed, 5, 4, classes=2, limit=limit, forbid=0.2) for seed in range(10))
+    assert sum(brute_force(problem, "throughput") is not None for problem in problems) >= 3
+
+
+@pytest.mark.parametrize("limit", [math.inf, 22])
 @pytest.mark.parametrize("seed", range(10))
 def test_presolve_keeps_the_optimum(seed: int, limit: float) -> None:
     problem = spmd(seed, 5, 4, classes=2, limit=limit, forbid=0.2)

@@ -135,7 +135,7 @@ def is_sendable(tensor: torch.Tensor) -> bool:
 
 
 def conflict(labels: Sequence[Label], wanted: int) -> str | None:
-    """Why the labels of all ranks are not those of one call; None if they are.
+    """The reason why the labels of all ranks are not those of one call; None if they are.
 
     Args:
         wanted: Number of tensors from each rank that passes any.

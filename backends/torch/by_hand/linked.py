@@ -17,7 +17,7 @@ Transposed = Callable[[Tensors], Tensors]
 
 
 def tie(x: Tensor, others: Tensors) -> Tensor:
-    """`x`, whose backward also runs through the others, with gradients of 0."""
+    """`x`; its backward pass also reaches the others, with gradients of 0."""
 
     def transposed(gradients: Tensors) -> Tensors:
         return [gradients[0], *(torch.zeros_like(other) for other in others)]

@@ -166,10 +166,10 @@ def attention_backward(
     call = _Attention(query, key, value, mask, is_causal, scale)
     if call.is_fused:
         # the kernel reads channels that lie side by side
-        dense = grad if grad.stride(-1) == 1 else grad.contiguous()
+        grad, out = (x if x.stride(-1) == 1 else x.contiguous() for x in (grad, out))
         fused: tuple[Tensor, ...] = (
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(dense, query, key, value, out, logsumexp, 0.0, is_causal),
+                *(grad, query, key, value, out, logsumexp, 0.0, is_causal),
                 attn_mask=call.added_mask,
                 scale=scale,
             )

@@ -6,10 +6,10 @@ normalization itself. Its gradient is two: sums, and the gradient of the data. F
 float64: a variance is the small difference of two large ones. They are derived from means and
 variances of PyTorch's own kernels, so nothing is lost before.
 
-PyTorch's kernels for gradients of layer and group norm read statistics as if they were contiguous,
-which a shard of them need not be. PyTorch decomposes `rms_norm` when a step is traced on a CPU, and
-its fused gradient exists on accelerators only: here it is plain tensor operations, the same on
-every device.
+PyTorch's kernels for gradients read statistics as if they were contiguous, and those of group norm
+every operand, which a shard of them need not be. PyTorch decomposes `rms_norm` when a step is
+traced on a CPU, and its fused gradient exists on accelerators only: here it is plain tensor
+operations, the same on every device.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def group_norm_grad_weight(
     """Gradients of weight and bias, whose element type is `dtype`."""
     scale = grad_out.new_empty(x.shape[1], dtype=dtype)  # only its type is read
     _, weight, bias = aten.native_group_norm_backward(
-        *(grad_out.contiguous(), x, mean.contiguous(), rstd.contiguous(), scale),
+        *(grad_out.contiguous(), x.contiguous(), mean.contiguous(), rstd.contiguous(), scale),
         *(*_sizes(x), group, [False, True, True]),
     )
     return weight, bias
@@ -248,8 +248,9 @@ def group_norm_grad_input(
     grad_out: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, group: int
 ) -> Tensor:
     """Gradient of the data."""
+    scale = None if weight is None else weight.contiguous()
     data: Tensor = aten.native_group_norm_backward(
-        *(grad_out.contiguous(), x, mean.contiguous(), rstd.contiguous(), weight),
+        *(grad_out.contiguous(), x.contiguous(), mean.contiguous(), rstd.contiguous(), scale),
         *(*_sizes(x), group, [True, False, False]),
     )[0]
     return data

@@ -1,4 +1,4 @@
-"""Operators without a row of their own: the front end hangs a rule, derived elsewhere, on the node.
+"""Operators without a row: the front end attaches the rule that it derived to the node.
 
 Attribute `RULE` is the rule as text: ``"p0 w0, p0 1 -> p0 w1"``, dims of the operands and results
 that are there. Factors that start with p pass, with s are summed, with w are whole.

@@ -33,7 +33,7 @@ def _update_bytes(ins: tuple[int, ...], _: tuple[int, ...]) -> int:
 
 
 def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
-    """A part is told where it lies in the whole."""
+    """Give the local operator the offset of its part in the whole tensor."""
     whole = view.shape()
     if local.shapes[0] == whole:
         return LocalOp((view.node,))
@@ -42,7 +42,7 @@ def _local_dropout(view: OpView, local: LocalView) -> LocalOp:
 
 
 def _local_uniform(view: OpView, local: LocalView) -> LocalOp:
-    """A part is told where it lies in the whole."""
+    """Give the local operator the offset of its part in the whole tensor."""
     if local.out_shapes[0] == view.out_shape:
         return LocalOp((view.node,))
     attrs = {**view.node.attrs, **_where(local.out_regions[0])}

@@ -12,6 +12,7 @@ from partitioner.ir.ops.onnx import (
     indexing,
     movement,
     normalization,
+    packed,
     reduction,
     windows,
 )
@@ -19,5 +20,5 @@ from partitioner.ir.ops.table import OpRow, merged
 
 ROWS: Mapping[str, OpRow] = merged(
     *(attention, contraction, elementwise, factories, indexing),
-    *(movement, normalization, reduction, windows),
+    *(movement, normalization, packed, reduction, windows),
 )

@@ -49,14 +49,27 @@ def _quantize(view: OpView) -> Rule:
     dims = broadcast(shape, names("d", len(shape)))
     dim = view.int_attr("axis", 1) % max(len(shape), 1)
     if not (len(scale) == len(shape) > 1 and view.int_attr("block_size", 0)):
-        setting = ["1" if scale[0] == 1 else dims[dim]] if scale else []
-        return view.rule([dims, setting, setting], [dims], flops=3)
+        settings = [_along(view, index, dims[dim : dim + 1]) for index in (1, 2)]
+        return view.rule([dims, *settings], [dims], flops=3)
     setting = replaced(dims, dim, "blocks")
     if shape[dim] % scale[dim]:  # The last block is short: its boundaries are not a factor's.
         whole = {dims[dim], "blocks"}
         return view.rule([dims, setting, setting], [dims], whole=whole, flops=3)
     dims, sizes = replaced(dims, dim, "(blocks block)"), {"block": shape[dim] // scale[dim]}
     return view.rule([dims, setting, setting], [dims], sizes=sizes, whole=["block"], flops=3)
+
+
+def _along(view: OpView, index: int, line: list[str]) -> list[str] | None:
+    """Dims of a scale or zero point: one for all, of shape [] or [1], or one along a dim.
+
+    A scale and its zero point may differ in that form.
+    """
+    setting = view.type(index)
+    if setting is None:
+        return None
+    if setting.rank > 1:
+        raise OpaqueError(f"operand {index} of shape {setting.shape} is not along one dim")
+    return broadcast(setting.shape, line or ["1"])
 
 
 ROWS: Mapping[str, OpRow] = {

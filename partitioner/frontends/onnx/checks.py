@@ -19,7 +19,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.types import TensorType
 
-#: The opsets that ONNX Runtime 1.31 runs; the op rows know the forms from 7 on.
+#: The opsets that ONNX Runtime 1.31 runs; older models are converted to the first of them.
 OLDEST_OPSET, NEWEST_OPSET = 7, 26
 #: Nodes after inlining functions, or so many times the nodes in the file if that is more. The
 #: largest real graph seen has about 10,000 nodes.
@@ -96,9 +96,9 @@ def _run_checker(proto: ModelProto, path: Path | None) -> None:
 def _check_opset(proto: ModelProto, where: str) -> None:
     versions = {opset.version for opset in proto.opset_import if not opset.domain}
     for version in sorted(versions):
-        if not OLDEST_OPSET <= version <= NEWEST_OPSET:
+        if not 1 <= version <= NEWEST_OPSET:
             raise FrontendError(
-                f"{where}: opset {version} is not in {OLDEST_OPSET}..{NEWEST_OPSET}; "
+                f"{where}: opset {version} is not in 1..{NEWEST_OPSET}; "
                 f"convert it with onnx.version_converter or export for opset {NEWEST_OPSET - 1}"
             )
     if len(versions) > 1:

@@ -20,6 +20,7 @@ from onnxscript.optimizer import fold_constants_ir
 
 from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.names import fresh, last_present
+from partitioner.frontends.onnx.opset_forms import use_own_forms
 
 #: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
 #: models, which leave weights out, need up to 548 MiB.
@@ -73,6 +74,7 @@ def fold(model: onnx_ir.Model, growth: Growth) -> bool:
         output_size_limit=MAX_COMPUTED,
         should_fold=lambda node: _may_fold(node, growth),
     )
+    use_own_forms(model)
     _remove_unused(model)
     return bool(result.modified) or changed
 

@@ -103,5 +103,5 @@ def _needs(node: NodeProto, schema: onnx.defs.OpSchema, index: int) -> bool:
 
 
 def last_present(present: Iterable[bool]) -> int:
-    """How many places there are up to the last one that is present."""
+    """The number of places up to the last one that is present."""
     return max((index + 1 for index, there in enumerate(present) if there), default=0)

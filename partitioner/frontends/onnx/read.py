@@ -8,10 +8,16 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, version_converter
 
 from partitioner.frontends.errors import FrontendError, one_line
-from partitioner.frontends.onnx.checks import check_model, nested_graphs, node_lists
+from partitioner.frontends.onnx.checks import (
+    OLDEST_OPSET,
+    all_tensors,
+    check_model,
+    nested_graphs,
+    node_lists,
+)
 from partitioner.frontends.onnx.names import distinct_outputs, name_nodes, name_results
 from partitioner.ir.checks import is_a
 
@@ -64,11 +70,12 @@ def read_source(model: str | Path | ModelProto) -> Source:
         proto = parse_file(path)
     _write_default_domain(proto)
     check_model(proto, where, path)
+    proto, notes = _newer(proto, where)
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
     for holder in (proto.graph, *nested_graphs(proto.graph.node), *proto.functions):
         name_nodes(holder.node)
     name_results(proto)
-    notes = tuple(distinct_outputs(proto.graph))
+    notes += tuple(distinct_outputs(proto.graph))
     name = proto.graph.name or ("model" if path is None else path.stem)
     return Source(proto, where, None if path is None else path.parent, name, notes)
 
@@ -103,6 +110,32 @@ def parse_file(path: Path) -> ModelProto:
     except DecodeError as error:
         raise FrontendError(f"{path}: not an ONNX model ({one_line(error)})") from error
     return proto
+
+
+def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
+    """A checked model in an opset that ONNX Runtime runs, and a note if it was converted.
+
+    Raises:
+        FrontendError: Its opset is older, and ONNX's version converter does not take it.
+    """
+    version = max((opset.version for opset in proto.opset_import if not opset.domain), default=0)
+    if version >= OLDEST_OPSET:
+        return proto, ()
+    if any(tensor.data_location == TensorProto.EXTERNAL for tensor in all_tensors(proto)):
+        raise FrontendError(
+            f"{where}: opset {version} is older than {OLDEST_OPSET}, and ONNX's version converter "
+            "does not keep external data; save it with its weights inside"
+        )
+    try:
+        shaped = onnx.shape_inference.infer_shapes(proto)  # adapters of `broadcast` read shapes
+        converted = version_converter.convert_version(shaped, OLDEST_OPSET)
+        check_model(converted, where, None)
+    except (RuntimeError, version_converter.ConvertError, FrontendError) as error:
+        raise FrontendError(
+            f"{where}: opset {version} is older than {OLDEST_OPSET}, and ONNX's version converter "
+            f"does not convert it: {one_line(error)}; export it anew"
+        ) from error
+    return converted, (f"opset {version} was converted to {OLDEST_OPSET}",)
 
 
 def _write_default_domain(proto: ModelProto) -> None:

@@ -17,6 +17,7 @@ from onnx_shape_inference import infer_symbolic_shapes
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.border import reason
 from partitioner.frontends.onnx.check_nodes import check_by_schema, infer_by_schema, is_static
+from partitioner.frontends.onnx.corrections import correct_inference
 from partitioner.frontends.onnx.dims import Declared, agree, declared_dims, evaluate, text
 from partitioner.frontends.onnx.fold import (
     Growth,
@@ -25,12 +26,19 @@ from partitioner.frontends.onnx.fold import (
     merge_equal,
     remove_identities,
 )
+from partitioner.frontends.onnx.operand_checks import check_operands
 from partitioner.frontends.onnx.run_time_sizes import never_guess
+from partitioner.ir.ops.onnx.elementwise import FUNCTIONS
 
 #: Turns of inference and folding; each must find something. Real exports take two or three.
 _MAX_TURNS = 64
 
+#: Ops whose result has the shape of the operand, where they have one operand.
+_UNARY = frozenset(FUNCTIONS) - {"BitCast"}
+
 Shapes = Mapping[str, tuple[Declared, ...]]
+
+correct_inference()
 
 
 def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) -> None:
@@ -54,6 +62,7 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
             raise FrontendError(f"{where}: shapes do not fit: {what}") from error
         changed = _infer_by_schema(model.graph)
         changed = _apply_declared(model.graph, declared, symbols, where) or changed
+        changed = _infer_operands(model.graph) or changed
         if not fold(model, growth) and not changed:
             break
     lift_constants(model)
@@ -61,7 +70,9 @@ def make_static(model: onnx_ir.Model, symbols: Mapping[str, int], where: str) ->
     merge_equal(model)
     _check_loops(model.graph, where)
     for node in model.graph:
-        check_by_schema(node, model.graph.opset_imports.get(node.domain), where)
+        opset = model.graph.opset_imports.get(node.domain)
+        check_operands(node, opset, where)
+        check_by_schema(node, opset, where)
         for value in node.outputs:
             if value.name:
                 _check_static(node, value, where)
@@ -135,6 +146,28 @@ def _apply_declared(
             if dims != list(inferred):
                 value.shape = onnx_ir.Shape(dims)
                 changed = True
+    return changed
+
+
+def _infer_operands(graph: onnx_ir.Graph) -> bool:
+    """Give operands of elementwise ops of one operand their result's shape; True if any got one.
+
+    A result that the model declares tells so of a reduction over axes computed at run time.
+    """
+    changed = False
+    for node in reversed(graph):
+        operand = node.inputs[0] if len(node.inputs) == 1 else None
+        if (
+            node.domain
+            or node.op_type not in _UNARY
+            or operand is None
+            or operand.shape is not None
+        ):
+            continue
+        result = node.outputs[0].shape
+        if result is not None and result.is_static():
+            operand.shape = onnx_ir.Shape(result.numpy())
+            changed = True
     return changed
 
 

@@ -31,16 +31,17 @@ _DROPPED = frozenset(
 _NORMS = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
 #: Operators that become our own, which draw from a seed that all ranks share.
 _SEEDED = frozenset({"aten::native_dropout", "aten::rand"})
-#: Operators that draw random numbers in a way that ranks cannot share.
-_RANDOM = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("rand_like", "randn", "randn_like", "randint", "randint_like", "randperm"),
-        *("bernoulli", "bernoulli.p", "multinomial", "normal_functional", "uniform", "exponential"),
-    )
-)
+#: Random, though PyTorch (2.13) has no tag for it.
+_RANDOM = frozenset({"aten::normal_functional"})
 
 OpCall = tuple[str, tuple[str, ...], dict[str, Attr]]  #: An op, its inputs, its attributes.
+
+
+def _draws(operator: torch._ops.OpOverload, op: str, attrs: Mapping[str, Attr]) -> bool:
+    """Whether a call draws numbers; attention without dropout does not."""
+    if attrs.get("dropout_p") == 0.0:
+        return False
+    return op in _RANDOM or torch.Tag.nondeterministic_seeded in operator.tags
 
 
 @dataclass
@@ -161,7 +162,7 @@ class Calls(Scope):
         if op in _SAME:
             self.values[node.name] = inputs[0]
             return
-        if op in _RANDOM:
+        if op not in _SEEDED and _draws(node.target, op, attrs):
             raise FrontendError(f"{path or '/'}: random operator {op} is not supported")
         if op in _SEEDED:
             op, inputs, attrs = self.seeded(node, inputs, attrs)

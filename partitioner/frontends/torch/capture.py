@@ -17,23 +17,22 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.utils import _pytree as pytree
 
-from partitioner.frontends.errors import FrontendError, one_line
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.backward_calls import keep_parameter_hooks, recording
+from partitioner.frontends.torch.forward_effects import refusing_effects
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
 from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.frontends.torch.reasons import reason
 from partitioner.frontends.torch.rewrite import graph_modules
 
 
 class Role(StrEnum):
-    """What a placeholder or an output of a captured graph stands for."""
+    """The meaning of a placeholder or an output of a captured graph."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -103,6 +102,8 @@ class Captured:
         names: Names of the inputs, in order.
         arguments: The example inputs, flat, in the order of the INPUT placeholders.
         others: Flat results that are no tensors; None in the place of tensors.
+        differentiable: Whether each flat result depends on a trained parameter; all of them but the
+            loss are cut off from differentiation. Empty for inference.
         autocast: The state around the trace; the graph has its casts.
     """
 
@@ -118,6 +119,7 @@ class Captured:
     arguments: tuple[Any, ...]
     others: tuple[Any, ...]
     autocast: Autocast = Autocast()
+    differentiable: tuple[bool, ...] = ()
 
     @cached_property
     def training(self) -> bool:
@@ -125,21 +127,43 @@ class Captured:
         return any(slot.role is Role.TANGENT for slot in self.inputs)
 
 
+#: Key of an exported graph's `meta`.
+ASSIGNED = "assigned attributes"
+
+
 def export_module(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, training: bool = False
 ) -> ExportedProgram:
     """Trace a module with `torch.export`.
+
+    For training, its graph has calls of the module's own code for the backward pass, which
+    `capture` traces: it is not to be saved. Its `meta[ASSIGNED]` are the attributes that the
+    forward pass assigns, by the submodule's `id` and name.
 
     Raises:
         FrontendError: It cannot be traced; the message has PyTorch's reason.
     """
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:
-            return torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+            effects, backward = refusing_effects(module), recording(module, training=training)
+            with effects as assigned, backward as calls:
+                program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
+            calls.repeated_in(program.graph_module)
+            if training:
+                keep_parameter_hooks(module, program)
+            program.graph_module.meta[ASSIGNED] = frozenset(assigned)
+            return program
+        except FrontendError as error:
+            raise _one_line(error) from error.__cause__
         except Exception as error:
             graphs.append(f"{getattr(error, 'partial_fx_graph', '')}\n")
             name = type(module).__name__
-            raise FrontendError(f"{name}: torch.export cannot trace it: {_short(error)}") from error
+            raise FrontendError(f"{name}: torch.export cannot trace it: {reason(error)}") from error
+
+
+def _one_line(error: FrontendError) -> FrontendError:
+    """An error of ours without what PyTorch adds to its message: where it ran its graph."""
+    return FrontendError(str(error).partition("\n")[0])
 
 
 @contextmanager
@@ -188,15 +212,19 @@ def capture(
     """
     autocast = Autocast.here(module)
     _check_regions(program, autocast)
+    differentiable: tuple[bool, ...] = ()
     if training:
         _check_loss(program)
+        differentiable = _differentiable_results(module, program)
         _detach_outputs(program)
         _separate_gradients(program)
     try:
         joint, attributes = joint_trace(program, table, training=training)
+    except FrontendError as error:
+        raise _one_line(error) from error.__cause__
     except Exception as error:
         passes = "forward and backward passes" if training else "forward pass"
-        raise FrontendError(f"the {passes} cannot be traced: {_short(error)}") from error
+        raise FrontendError(f"the {passes} cannot be traced: {reason(error)}") from error
     tensors: dict[str, torch.Tensor] = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -229,6 +257,33 @@ def capture(
         tuple(pytree.tree_flatten(program.example_inputs)[0]),
         tuple(arg.value if isinstance(arg, ConstantArgument) else None for arg in results),
         autocast,
+        differentiable,
+    )
+
+
+def _differentiable_results(module: nn.Module, program: ExportedProgram) -> tuple[bool, ...]:
+    """Whether each flat result is a floating tensor that depends on a trained parameter."""
+    parameters = program.graph_signature.inputs_to_parameters
+    without_grad = torch.ops.higher_order.wrap_with_set_grad_enabled
+    reached: set[fx.Node] = set()
+    for node in program.graph_module.graph.nodes:
+        if node.op == "placeholder":
+            name = parameters.get(node.name)
+            depends = name is not None and module.get_parameter(name).requires_grad
+        elif node.target is without_grad and not node.args[0]:
+            depends = False
+        else:
+            detaches = node.target is torch.ops.aten.detach.default
+            depends = not detaches and not reached.isdisjoint(node.all_input_nodes)
+        if depends:
+            reached.add(node)
+    results = list(program.graph_module.graph.output_node().args[0])
+    return tuple(
+        isinstance(node, fx.Node)
+        and node in reached
+        and isinstance(val := node.meta.get("val"), torch.Tensor)
+        and (val.is_floating_point() or val.is_complex())
+        for node in results[len(results) - len(program.graph_signature.user_outputs) :]
     )
 
 
@@ -346,13 +401,3 @@ def _output_slot(desc: Any, *, training: bool) -> Slot:
             )
         return Slot(Role.BUFFER, target)
     raise FrontendError(f"an output of kind {name} ({desc}) is not supported")
-
-
-def _short(error: BaseException) -> str:
-    """The first line of PyTorch's message, or the two that it introduces; the rest is advice."""
-    if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-        return f"sizes or values that {error.func} gives depend on data"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 2 and lines[0].endswith(":"):
-        lines = [f"{lines[1]} ({lines[2]})"]
-    return one_line(lines[0])[:300] if lines else type(error).__name__

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers our own operators
 from partitioner.frontends.torch import random as torch_random
+from partitioner.frontends.torch.strides import as_strided, as_strided_scatter
 
 aten = torch.ops.aten
 own = torch.ops.partitioner
@@ -174,6 +175,8 @@ def native_batch_norm_backward(
 
 #: Functions that compute operators from others, by overload.
 DECOMPOSITIONS: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.as_strided.default: as_strided,
+    aten.as_strided_scatter.default: as_strided_scatter,
     aten.convolution_backward.default: convolution_backward,
     aten.native_batch_norm_backward.default: native_batch_norm_backward,
     aten._native_batch_norm_legit_functional.default: native_batch_norm_functional,

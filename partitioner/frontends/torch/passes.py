@@ -16,7 +16,7 @@ AHEAD = 2
 
 
 class Access(Enum):
-    """How the backward pass reads a value of the forward pass."""
+    """The ways in which the backward pass reads a value of the forward pass."""
 
     ALIAS = auto()  #: Through an alias.
     REPEATED = auto()  #: From a repetition of the node that makes it.

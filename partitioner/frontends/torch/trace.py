@@ -12,13 +12,21 @@ from torch.utils import _pytree as pytree
 
 from partitioner.backends.torch.signature import Signature
 from partitioner.frontends.torch.attention import replace_attention
-from partitioner.frontends.torch.capture import capture, export_module, materialised
+from partitioner.frontends.torch.capture import (
+    ASSIGNED,
+    capture,
+    export_module,
+    materialised,
+)
 from partitioner.frontends.torch.composites import keep_composites
 from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
+from partitioner.frontends.torch.dtypes import state_dtypes
 from partitioner.frontends.torch.graph import SEED, ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import OPTIMIZERS, ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.frontends.torch.strides import make_contiguous
+from partitioner.frontends.torch.unchanged import Snapshot
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 
@@ -31,13 +39,13 @@ class TracedModule:
         module: The module itself.
         traced: The graph, and the parameters, buffers and results that its values stand for.
         options: Options of the trace.
-        modes: Whether each submodule, by name, was in training mode.
+        snapshot: What the trace has of the module beside its tensors' contents.
     """
 
     module: nn.Module
     traced: ModuleGraph
     options: ModuleOptions = field(default_factory=ModuleOptions)
-    modes: Mapping[str, bool] = field(default_factory=dict)
+    snapshot: Snapshot = field(default_factory=Snapshot)
 
     @property
     def graph(self) -> Graph:
@@ -54,7 +62,7 @@ class TracedModule:
 
     @cached_property
     def signature(self) -> Signature:
-        """How the module is called."""
+        """The arguments and results of a call of the module."""
         traced, inputs = self.traced, self.graph.inputs
         return Signature(
             traced.captured.in_spec,
@@ -67,12 +75,44 @@ class TracedModule:
             SEED if SEED in inputs else "",
             traced.tangent if traced.tangent in inputs else "",
             traced.captured.autocast.dtype,
+            traced.captured.differentiable,
         )
 
     def stored_values(self) -> dict[str, torch.Tensor]:
-        """Whole parameters and buffers of the module, by value of the graph."""
-        tensors = self.traced.captured.tensors
-        return {value: tensors[name].detach() for name, value in self.traced.stored.items()}
+        """Whole parameters and buffers of the module, by value of the graph, as they are now."""
+        return {value: self.tensor(name).detach() for name, value in self.traced.stored.items()}
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A parameter, or a buffer that the module may have replaced since, by its first name."""
+        path, _, leaf = name.rpartition(".")
+        buffer = self.module.get_submodule(path)._buffers.get(leaf)
+        return self.traced.captured.tensors[name] if buffer is None else buffer
+
+    def constant_versions(self) -> tuple[int, ...]:
+        """PyTorch's counts of writes to the weights that are constants of the graph."""
+        tensors = (self.traced.captured.tensors[name] for name in self.traced.fixed)
+        return tuple(0 if one.is_inference() else one._version for one in tensors)
+
+    def keep(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Write what a call gives to the module's buffers, as a call of the module does.
+
+        Args:
+            values: Whole values of the graph, by name.
+        """
+        with torch.no_grad():
+            for name, value in self.traced.written.items():
+                self.tensor(name).copy_(values[value])
+
+    def check_unchanged(self, *, modes: bool = True) -> None:
+        """Refuse a module that has changed since its trace, in more than its tensors' contents.
+
+        Args:
+            modes: Whether training and evaluation mode count.
+
+        Raises:
+            FrontendError: It has changed.
+        """
+        self.snapshot.check(self.module, training=self.options.training, modes=modes)
 
 
 @no_collection()
@@ -86,7 +126,7 @@ def trace_module(
 
     Args:
         module: The module; its weights may be fake, or on the meta device.
-        example: Arguments to trace it with.
+        example: Arguments to trace it with; tensors may be on the meta device too.
         options: Options of the trace.
         keep: First names of parameters and buffers that are stored though they are only read.
 
@@ -96,17 +136,24 @@ def trace_module(
     seen: set[int] = set()
 
     def distinct(tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor from its second use on: it would be traced as one input."""
+        """Copy a tensor from its second use on: it would be traced as one input.
+
+        One on the meta device becomes one on the CPU, as weights do; its contents are not read.
+        """
+        if tensor.device.type == "meta":
+            sizes, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
+            return torch.empty_strided(sizes, strides, dtype=dtype, device="cpu")
         repeated = id(tensor) in seen
         seen.add(id(tensor))
         return tensor.detach().clone() if repeated else tensor
 
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
     traceable = materialised(module)
-    program = export_module(traceable, *arguments)
-    for rewrite in (replace_attention, replace_losses, keep_composites):
+    program = export_module(traceable, *arguments, training=options.training)
+    rewrites = state_dtypes, replace_attention, replace_losses, keep_composites, make_contiguous
+    for rewrite in rewrites:
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     graph = module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)
-    modes = {name: part.training for name, part in module.named_modules()}
-    return TracedModule(module, graph, options, modes)
+    assigned = program.graph_module.meta[ASSIGNED]
+    return TracedModule(module, graph, options, Snapshot.of(module, assigned, graph.fixed))

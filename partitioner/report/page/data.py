@@ -157,8 +157,10 @@ class _Builder:
             kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
             cut=placed.cut_text,
             opaque=self.neighbourhood.rules.why_opaque(node),
-            flops=local_flops(alone, {}),
-            local_flops=max(local_flops(placed, point) for _, point in placed.mesh.coords()),
+            flops=local_flops(self.graph, alone, {}),
+            local_flops=max(
+                local_flops(self.graph, placed, point) for _, point in placed.mesh.coords()
+            ),
             bytes=local_moved_bytes(self.graph, alone, {}),
             seconds=self._seconds[node.name],
             inputs=[self._tensor(v, at) for v, at in placed.operands()],

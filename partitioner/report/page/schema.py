@@ -165,7 +165,7 @@ class Timeline(TypedDict):
 
 
 class Live(TypedDict):
-    """What a device holds at its peak, largest first, as columns."""
+    """Values that a device holds at its peak, largest first, as columns."""
 
     name: list[str]
     kind: list[Literal["weights", "activations", "buffers"]]
@@ -262,7 +262,7 @@ class Figure(TypedDict):
 
 
 class Diff(TypedDict):
-    """What changed between two plans of one model, or of models that share node names."""
+    """Differences between two plans of one model, or of models that share node names."""
 
     version: int
     kind: Literal["diff"]

@@ -1,1 +1,1 @@
-"""What people read of a plan in a terminal."""
+"""Plans as text for a terminal."""

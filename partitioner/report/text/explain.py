@@ -9,6 +9,7 @@ from partitioner.cost_model.compute import node_limit
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
+from partitioner.ir.ops.estimate import estimated_flops
 from partitioner.ir.plan import PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.alternatives import Neighbourhood
@@ -127,14 +128,15 @@ def _node(result: Planned, name: str) -> Node:
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
     spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
-    flops = rule.flops if rule else 0.0
+    flops = rule.flops if rule else estimated_flops(result.graph, node)
+    about = "as a whole" if rule else "as a whole, estimated"
     rule_text = "it has no rule, so it stays whole on one device"
     if rule is not None:
         sizes = (f"{name} = {factor.size}" for name, factor in rule.factors.items())
         rule_text = f"factors: {', '.join(sizes)}"
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
-        f"  {units.seconds(spent_s)} on each device, {flops:.4g} FLOP as a whole",
+        f"  {units.seconds(spent_s)} on each device, {flops:.4g} FLOP {about}",
         f"  {rule_text}",
     ]
 

@@ -129,7 +129,7 @@ class AxisSharder:
     def _follow(self, plan: MeshPlan, kinds: Sequence[str], *, tight: bool) -> None:
         """Plan by kinds of parallelism, one for each axis; see `MeshPlan.step`."""
         pins = Constraints()
-        axes, batch = plan.even.mesh.axes, batch_inputs(self.graph, self.graph.inputs)
+        axes, batch = plan.even.mesh.axes, batch_inputs(self.graph)
         words = (*("dp" for _ in axes[2:]), *kinds)
         for word, (axis, size) in zip(words, axes, strict=False):
             more = axis_constraints(word, self.graph, batch, axis, size)
@@ -328,7 +328,7 @@ class MeshPlan:
         return self.free_s < (1 - self.gap) * (self.sharded.cost_s if self.sharded else math.inf)
 
     def room(self, axis: str) -> float:
-        """Bytes that a device counts as having while the axes after this one have had no turn."""
+        """Memory limit of a device in bytes, if later axes cut all evenly."""
         device = self.owner.sharder.cluster.devices[self.even.device]
         limit = device.memory_bytes * self.owner.groups
         after = self.even.mesh.names.index(axis) + 1
@@ -356,7 +356,7 @@ class MeshPlan:
             self._searched[axis] = room, self.picks
 
     def offer(self) -> None:
-        """Choose anew what is computed again, if anything may be; all is cut as it is."""
+        """Search which offered values are computed again; all cuts stay."""
         if not self.graph.optional:
             return
         options = {node.name: self._offered(node) for node in self.graph.nodes}

@@ -61,7 +61,7 @@ def evaluation(staged: Staged, meshes: Sequence[DeviceMesh], cluster: Cluster) -
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
         sent_bytes=sent,
         devices_used=sum(mesh.size() for mesh in meshes),
-        sharded_flops_share=sharded_flops_share(stages.picks),
+        sharded_flops_share=sharded_flops_share(staged.folded.whole, stages.picks),
     )
 
 

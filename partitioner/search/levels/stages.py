@@ -25,7 +25,7 @@ from partitioner.strategies.derive import Rules
 
 #: Meshes of more axes are sharded one axis at a time.
 JOINT_AXES = 2
-#: So much longer a layout takes than one with an axis less, as long as none is known.
+#: Assumed ratio of search times of a layout and one with an axis less, before one is measured.
 MORE_AXES = 12.0
 #: Cuts of least estimated load that are counted anew.
 RIVALS = 3

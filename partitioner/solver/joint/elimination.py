@@ -130,7 +130,7 @@ class Eliminator:
         return answer
 
     def _converted(self, weights: Floats, prices: Floats) -> Answer:
-        """Shared items as nodes of their own: dearer to lay out, and often far narrower.
+        """Eliminate with shared items as extra nodes: larger tables, often of much smaller width.
 
         Only where one device stands for all: other problems lose more by the time than they gain by
         the bound.

@@ -94,7 +94,6 @@ def _occupy(
 def propose(search: Search) -> None:
     """Offer plans of short latency."""
     problem = search.problem
-    search.prove(critical_path_s(problem), "critical path")
     plans = [list_schedule(tables(problem)), *starts(search)]
     if search.best is not None:
         plans.append(search.best)

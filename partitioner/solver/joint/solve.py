@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from partitioner.solver.joint.incumbents import refute, relax, relax_memory, seek
-from partitioner.solver.joint.latency import propose
+from partitioner.solver.joint.latency import critical_path_s, propose
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
 from partitioner.solver.joint.shortage import forbidden, refused, seek_least
@@ -154,10 +154,21 @@ def minimise_memory(search: Search) -> None:
 
 
 def minimise_latency(search: Search) -> None:
-    """The latency objective: throughput bounds it and often finds the best plan too."""
+    """The latency objective: throughput bounds it and often finds the best plan too.
+
+    On one group of devices the least load is the least latency, so the MILP closes the gap. On
+    several, waiting is most of what is left of the gap, and the MILP knows nothing of it.
+    """
+    search.prove(critical_path_s(search.problem), "critical path")
+    if search.done:
+        return
     inner = replace(search, objective="throughput")
     inner.eliminator = search.eliminator
-    minimise_load(inner)
+    if len(search.problem.groups) == 1:
+        minimise_load(inner)
+    else:
+        relax(inner)
+        seek(inner)
     search.prove(inner.bound, inner.proved_by)
     if inner.best is not None:
         search.offer(inner.best, inner.found_by)

@@ -39,7 +39,7 @@ PER_SECOND = 10**12
 
 @dataclass(frozen=True)
 class Follower:
-    """How an auxiliary node's strategy follows from a plan.
+    """The rule by which an auxiliary node's strategy follows from a plan.
 
     Attributes:
         hub: The node whose choice decides; None if nothing does.

@@ -1,4 +1,4 @@
-"""Read a choice off the dual by decimation: fix a node, let the others hear of it, go on.
+"""Read a choice off the dual by decimation: fix a node, pass messages, repeat.
 
 Where many nodes of equal layers share a neighbour, its strategies are often as good as each other
 in the messages, but only if all layers follow. So nodes with most neighbours are fixed first, each

@@ -73,7 +73,7 @@ class Messages:
         return costs
 
     def surplus(self, unary: Floats) -> Floats:
-        """How far above the last sweep's bound every choice with a strategy is; (strategies,).
+        """Excess of every choice with a strategy over the last sweep's bound; (strategies,).
 
         After the backward sweep the problem is the bound plus terms that are not negative; these
         are the terms that a strategy alone makes certain.

@@ -90,7 +90,7 @@ class PairwiseOutcome:
 
     @property
     def fault(self) -> str:
-        """Why the choice is infeasible; empty if it is feasible."""
+        """The reason why the choice is infeasible; empty if it is feasible."""
         if self.limit is not None and self.peak_usage > self.limit:
             return f"usage {self.peak_usage} at time {self.peak_time} > limit {self.limit}"
         return self.forbidden

@@ -42,7 +42,7 @@ class PairwiseSolution:
 
     @property
     def gap(self) -> float:
-        """How far the cost may be above the best, relative to the cost; infinite without one."""
+        """The relative gap between cost and bound; infinite without a cost."""
         if self.cost is None:
             return math.inf
         return max(0.0, self.cost - self.bound) / self.cost if self.cost else 0.0

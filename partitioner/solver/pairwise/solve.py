@@ -92,7 +92,7 @@ def _presolved(progress: Progress) -> Model | None:
 
 
 def _shortage(problem: Pairwise) -> str:
-    """Why the allowed strategies alone make all choices infeasible; empty if they do not."""
+    """The reason why the strategies alone make all choices infeasible; empty if they do not."""
     first, allowed = problem.offsets[:-1], problem.costs < FORBIDDEN
     for node in np.flatnonzero(~np.logical_or.reduceat(allowed, first))[:1]:
         return f"every strategy of node {node} is forbidden"

@@ -160,7 +160,7 @@ def _grow_frontier(near: Sequence[set[int]], first: int) -> tuple[Order, int]:
     waiting: set[int] = set()
 
     def rank(node: int) -> tuple[int, int, int]:
-        """How many wait once the node has come; how long ago a neighbour came; the node."""
+        """Open nodes once this one is placed, age of its latest placed neighbour, and its index."""
         closed = sum(other in waiting and unplaced[other] == 1 for other in near[node])
         latest = max((place[n] for n in near[node] if n in place), default=-1)
         return len(waiting) + (unplaced[node] > 0) - closed, -latest, node

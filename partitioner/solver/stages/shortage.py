@@ -1,4 +1,4 @@
-"""Why no cut fits: the shortage of memory, devices or degrees, and by how much."""
+"""Refusals of stage problems: the resource that is short, and by how much."""
 
 from __future__ import annotations
 

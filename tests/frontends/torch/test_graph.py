@@ -117,6 +117,11 @@ class Lambda(nn.Module):
         (lambda _, x: (x > 0).sum(), r"a floating scalar, not int64\[\]"),
         (lambda _, x: x.sum(), "no parameter that requires a gradient gets one"),
         (lambda m, _: (m.weight * torch.randperm(3)).sum(), "random operator aten::randperm"),
+        (lambda m, _: torch.poisson(m.weight.abs()).sum(), "random operator aten::poisson"),
+        (
+            lambda m, _: (m.weight * torch.empty(3).log_normal_()).sum(),
+            "random operator aten::log_normal",
+        ),
         (lambda _, x: x.sum() if x.sum() > 0 else x, "torch.export cannot trace it"),
     ],
 )

@@ -111,7 +111,8 @@ def test_sweep(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = _said(capsys, *args, "--time-limit", "3", "-q")
     assert "Pareto" in text
     assert "bytes are short" in text
-    assert text.splitlines()[-1].startswith(("Splitting pays", "Splitting is not worth it"))
+    last = text.splitlines()[-1]
+    assert re.match(r"(Best is .*\. )?Splitting (pays|is not worth it)", last), last
 
 
 def test_sweep_over_clusters_with_their_own_counts(
@@ -164,12 +165,21 @@ def _points(*rows: tuple[int, str, float | None, float | None]) -> list[Point]:
     [
         ([(1, "cpu", 160.0, 1.0), (4, "h100", 1.0, 3.6)], "4 devices (h100) .* 3.6 times as good"),
         ([(1, "h100", 1.0, 1.0)], "No split was tried"),
-        ([(1, "h100", 1.0, 1.0), (2, "h100", 1.0, 1.02)], "not worth it: the best split, 2"),
+        ([(1, "h100", 1.0, 1.0), (2, "h100", 1.0, 1.02)], "not worth it at the best split: 2"),
         (
             [(2, "h100", 1.0, None), (4, "h100", 0.5, None)],
             "needed: .* 2 devices .* Best .*: 4",
         ),
         ([(65, "h100", 1.0, 1.0)], "not worth it"),
+        (
+            [(4, "a100", 2.7, 1.9), (4, "h100", 1.9, 1.4)],
+            "^Splitting pays: 4 .*h100",
+        ),
+        (
+            [(4, "a100", 2.7, 1.9), (4, "h100", 1.9, 1.01)],
+            "not worth it at the best split: 4 devices (h100) .*; it pays on 4 devices (a100)",
+        ),
+        ([(4, "cpu", 40.0, 3.0), (1, "h100", 1.0, 1.0)], "^Best is 1 device (h100): .*pays: 4"),
         ([(2, "h100", None, None)], "No point of the sweep has a plan"),
     ],
 )

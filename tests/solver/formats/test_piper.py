@@ -27,6 +27,12 @@ from partitioner.solver.formats.piper_referee import (
 from partitioner.solver.stages import Stage, cut_stages
 
 
+def test_some_models_have_plans() -> None:
+    models = [piper(seed) for seed in range(24)]
+    feasible = [any(map(math.isfinite, (price(m, p) for p in all_plans(m)))) for m in models]
+    assert feasible.count(True) >= 12
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_a_plan_is_as_good_as_any(seed: int) -> None:
     data = piper(seed)

@@ -57,6 +57,12 @@ def test_every_plan_costs_and_holds_the_same(draw: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
+def test_some_draws_have_plans(draw: str) -> None:
+    plans = [brute_force(DRAWS[draw](seed), "throughput") for seed in range(12)]
+    assert sum(plan is not None for plan in plans) >= 3
+
+
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_best_is_the_best(draw: str, seed: int) -> None:
     problem = DRAWS[draw](seed)

@@ -119,6 +119,11 @@ CASES = (
     case("Dropout", f32(4, 5), None, None, outputs=("out", ""), opset=22, min_cuts=2),
     case("QuantizeLinear", f32(4, 5), scalar(0.05, "float32"), opset=10, min_cuts=2),
     case("QuantizeLinear", f32(4, 5), vec(0.05, dtype="float32"), ints(1, dtype="uint8", low=0)),
+    # A static QDQ model has the scale and the zero point in different forms of one for all.
+    case("QuantizeLinear", f32(4, 5), vec(0.05, dtype="float32"), ints(dtype="uint8", low=0)),
+    case("QuantizeLinear", f32(4, 5), scalar(0.05, "float32"), ints(1, dtype="uint8", low=0)),
+    case("DequantizeLinear", i8(4, 5), vec(0.05, dtype="float32"), i8(), min_cuts=2),
+    case("DequantizeLinear", i8(4, 5), scalar(0.05, "float32"), i8(1), min_cuts=2),
     case(
         "QuantizeLinear",
         f32(2, 5, 3),

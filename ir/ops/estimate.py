@@ -1,0 +1,66 @@
+"""FLOPs of nodes without a rule, estimated: what is unknown is not free.
+
+A product of weights, by the family that the op's name tells, multiplies each weight once for every
+position of its first operand; anything else computes once for each element that it reads or writes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.types import TensorType
+
+#: Ops that multiply weights: projections inside attention, recurrent and expert layers too.
+_PRODUCTS = re.compile("MatMul|Gemm|Conv(?!ert)|Attention|MoE|LSTM|GRU|RNN")
+#: Ops whose channels are dim 1 of the first operand; those of others are the last.
+_CHANNELS_FIRST = re.compile("(?<!Nhwc)(?<!NhwcFused)Conv")
+#: Ops of which each position meets `k` of the experts.
+_EXPERTS = re.compile("MoE")
+
+
+def estimated_flops(graph: Graph, node: Node) -> float:
+    """FLOPs of a node, by the sizes of its operands and results.
+
+    A weight is a constant operand of two dims or more, of elements of the compute type. Attributes
+    `K` and `N`, and `bits` or `expert_weight_bits`, tell the elements of packed ones.
+    """
+    operands = [graph.types[name] for name in (*node.inputs, *node.captures) if name]
+    results = [graph.types[name] for name in node.outputs if name]
+    touched = float(sum(math.prod(type_.shape) for type_ in (*operands, *results)))
+    if not _PRODUCTS.search(node.op) or not operands or not results:
+        return touched
+    return max(touched, 2.0 * _positions(node, results[0]) * _weights(graph, node))
+
+
+def _positions(node: Node, result: TensorType) -> float:
+    """Elements of the result for each of its channels."""
+    if result.rank < 2:
+        return 1
+    channels = result.shape[1 if _CHANNELS_FIRST.search(node.op) else -1]
+    return math.prod(result.shape) / max(channels, 1)
+
+
+def _weights(graph: Graph, node: Node) -> float:
+    """Elements of the weights that one position meets."""
+    depth, columns = node.attrs.get("K"), node.attrs.get("N")
+    if isinstance(depth, int) and isinstance(columns, int):
+        return float(depth * columns)
+    constants = {name for name in node.inputs if name in graph.constants}
+    types = [graph.types[name] for name in sorted(constants)]
+    weights = sum(
+        math.prod(type_.shape) * _packed(node, type_) for type_ in types if type_.rank > 1
+    )
+    experts = max((type_.shape[0] for type_ in types if type_.rank == 3), default=1)
+    chosen = node.attrs.get("k", experts)
+    if _EXPERTS.search(node.op) and isinstance(chosen, int):
+        return weights * min(chosen, experts) / max(experts, 1)
+    return float(weights)
+
+
+def _packed(node: Node, type_: TensorType) -> int:
+    """Elements in one of a packed tensor of bytes."""
+    bits = node.attrs.get("bits", node.attrs.get("expert_weight_bits", 8))
+    packed = type_.dtype == "uint8" and isinstance(bits, int) and 0 < bits < 8
+    return 8 // bits if packed and isinstance(bits, int) else 1

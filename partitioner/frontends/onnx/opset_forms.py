@@ -1,0 +1,66 @@
+"""Folded nodes in the forms of the model's own opset.
+
+onnxscript's folding writes Squeeze, Unsqueeze, Split and Constant as the newest opsets have them,
+in a model of any opset, and names their results after operands, so that two may have one name.
+"""
+
+from __future__ import annotations
+
+import onnx_ir
+from onnx_ir.traversal import RecursiveGraphIterator
+
+from partitioner.frontends.onnx.names import fresh
+
+#: First opset in which these take an operand instead of the attribute of this name.
+_OPERANDS = {"Split": (13, "split"), "Squeeze": (13, "axes"), "Unsqueeze": (13, "axes")}
+#: First opset of Split's `num_outputs`; without it, there is an equal part for each result.
+_NUM_OUTPUTS = 18
+#: First opset of Constant's `value_int` and its likes.
+_PLAIN_CONSTANTS = 12
+_PLAIN = {"value_int", "value_ints", "value_float", "value_floats"}
+
+
+def use_own_forms(model: onnx_ir.Model) -> None:
+    """Rewrite, in place, nodes of newer forms than the model's opset has, and repeated names."""
+    opset = model.graph.opset_imports.get("", 0)
+    for node in RecursiveGraphIterator(model.graph):
+        if not node.domain:
+            _use_attribute(node, opset)
+            if node.op_type == "Split" and opset < _NUM_OUTPUTS:
+                node.attributes.pop("num_outputs", None)
+            if node.op_type == "Constant" and opset < _PLAIN_CONSTANTS:
+                _use_tensor(node)
+    _rename_repeated(model.graph)
+
+
+def _use_attribute(node: onnx_ir.Node, opset: int) -> None:
+    first, name = _OPERANDS.get(node.op_type, (0, ""))
+    if opset >= first or len(node.inputs) < 2 or node.inputs[1] is None:
+        return
+    tensor = onnx_ir.convenience.get_const_tensor(node.inputs[1])
+    if tensor is None:
+        return  # no valid model has it, and folding writes constants only
+    values = [int(value) for value in tensor.numpy().reshape(-1)]
+    node.attributes[name] = onnx_ir.AttrInt64s(name, values)
+    node.resize_inputs(1)
+
+
+def _use_tensor(node: onnx_ir.Node) -> None:
+    for name in _PLAIN & set(node.attributes):
+        tensor = onnx_ir.convenience.get_const_tensor(node.outputs[0])
+        assert tensor is not None
+        del node.attributes[name]
+        node.attributes["value"] = onnx_ir.AttrTensor("value", tensor)
+
+
+def _rename_repeated(graph: onnx_ir.Graph) -> None:
+    """Give each result a name of its own; the first keeps the name."""
+    taken: set[str | None] = {*graph.initializers, *(value.name for value in graph.inputs)}
+    repeated = []
+    for node in graph:
+        for value in node.outputs:
+            if value.name and value.name in taken:
+                repeated.append(value)
+            taken.add(value.name)
+    for value in repeated:
+        value.name = fresh(value.name or "", taken)

@@ -1,0 +1,149 @@
+"""Refuses what a module's forward pass does in Python that a trace would do once, for all calls.
+
+A graph has what PyTorch computes. Numbers that Python or NumPy draw would be constants of it, a
+generator that is seeded in the forward pass would not be, and a number that a call counts up would
+stay as it is.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.exporting import replaced, writing
+
+#: Where PyTorch keeps the hooks that all modules have.
+_GLOBAL_HOOKS = (
+    *("_global_forward_hooks", "_global_forward_pre_hooks"),
+    *("_global_backward_hooks", "_global_backward_pre_hooks"),
+)
+
+
+@contextmanager
+def refusing_effects(module: nn.Module) -> Iterator[set[tuple[int, str]]]:
+    """Within, an export refuses effects of the module's forward pass.
+
+    Yields:
+        The attributes that the forward pass assigns, by the submodule's `id` and name.
+
+    Raises:
+        FrontendError: All modules have a hook; or the forward pass draws from Python's or NumPy's
+            random numbers, seeds PyTorch's, or changes a number that is an attribute.
+    """
+    for name in _GLOBAL_HOOKS:
+        for hook in vars(nn.modules.module)[name].values():
+            if not str(getattr(hook, "__module__", "")).startswith("torch."):
+                raise FrontendError(
+                    f"{getattr(hook, '__qualname__', hook)} is a hook of all modules, also of "
+                    "PyTorch's own: set it on parts of this module"
+                )
+    assigned: set[tuple[int, str]] = set()
+    replacements: Mapping[tuple[Any, str], Any] = {
+        (torch, "manual_seed"): _refused_seed(),
+        (torch.random, "manual_seed"): _refused_seed(),
+        (nn.Module, "__setattr__"): _refused_count(assigned),
+        (Tensor, "data"): _detached(),
+    }
+    before = _generators(module)
+    with replaced(replacements):
+        yield assigned
+    after = _generators(module)
+    for name, state in before.items():
+        if after.get(name) != state:
+            raise FrontendError(
+                f"forward draws numbers from {name}: they would be the same in every call; draw "
+                "with PyTorch, as torch.rand or dropout do"
+            )
+
+
+def _generators(module: nn.Module) -> dict[str, str]:
+    """The states of Python's and NumPy's generators, and of those that parts of the module hold."""
+    states = {"Python's random": repr(random.getstate()), "NumPy's random": _numpy_state(np.random)}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            where = f"{path}.{name}".lstrip(".")
+            if isinstance(value, random.Random):
+                states[where] = repr(value.getstate())
+            elif isinstance(value, np.random.RandomState):
+                states[where] = _numpy_state(value)
+            elif isinstance(value, np.random.Generator):
+                states[where] = _text(value.bit_generator.state)
+    return states
+
+
+def _numpy_state(generator: Any) -> str:
+    return _text(generator.get_state(legacy=False))
+
+
+def _text(state: Any) -> str:
+    """A state in full: NumPy shortens arrays."""
+    if isinstance(state, dict):
+        return repr({key: _text(value) for key, value in state.items()})
+    return repr(state.tolist() if isinstance(state, np.ndarray) else state)
+
+
+def _refused_seed() -> Callable[[Any], Any]:
+    original = torch.random.manual_seed
+
+    def manual_seed(seed: Any) -> Any:
+        if writing() is None:
+            return original(seed)
+        raise FrontendError(
+            "forward calls torch.manual_seed: a program's draws follow from the seed of "
+            "program.module() and the step; make fixed random tensors buffers"
+        )
+
+    return manual_seed
+
+
+def _refused_count(assigned: set[tuple[int, str]]) -> Callable[..., None]:
+    original = nn.Module.__setattr__
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        before = vars(module).get(name)
+        if writing() is not None and _is_number(before) and _is_number(value) and before != value:
+            raise FrontendError(
+                f"forward changes {type(module).__name__}.{name} from {before} to {value}: it "
+                "would happen once, while it is traced; make it a buffer"
+            )
+        if writing() is not None:
+            assigned.add((id(module), name))
+        original(module, name, value)
+
+    return set_attribute
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _detached() -> property:
+    """`tensor.data` in a forward pass: the tensor without its gradient, which can be traced."""
+    original: Any = Tensor.data
+
+    def read(tensor: Tensor) -> Any:
+        return tensor.detach() if _of_user() else original.__get__(tensor)
+
+    def write(tensor: Tensor, value: Tensor) -> None:
+        if _of_user():
+            raise FrontendError(
+                "forward assigns to tensor.data, which cannot be traced: write in place under "
+                "torch.no_grad()"
+            )
+        original.__set__(tensor, value)
+
+    return property(read, write)
+
+
+def _of_user() -> bool:
+    """Whether code that is not PyTorch's uses an attribute of a tensor in a forward pass."""
+    name = str(sys._getframe(2).f_globals.get("__name__", ""))
+    return writing() is not None and not name.startswith("torch.")

@@ -1,0 +1,106 @@
+"""What a forward pass does in Python, once while it is traced: refused by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+import partitioner
+from partitioner.frontends.errors import FrontendError
+
+
+class Counting(nn.Module):
+    """Two layers, generators and a number, and a function that computes a loss with them."""
+
+    def __init__(self, step: Callable[[Counting, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.own, self.dice = np.random.default_rng(0), random.Random(0)
+        self.calls, self.sizes = 0, None
+        self.step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(self, x)
+
+
+def loss(y: Tensor) -> Tensor:
+    return y.square().mean()
+
+
+def counts(m: Counting, x: Tensor) -> Tensor:
+    m.calls += 1
+    return loss(m.a(x)) * m.calls
+
+
+def seeds(m: Counting, x: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return loss(m.a(x) + torch.rand(4, 8))
+
+
+def assigns_data(m: Counting, x: Tensor) -> Tensor:
+    y = m.a(x).clone()
+    y.data = y.round()
+    return loss(y)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (lambda m, x: loss(m.a(x)) * random.random(), r"draws numbers from Python's random: they"),
+        (lambda m, x: loss(m.a(x)) * np.random.rand(), r"draws numbers from NumPy's random"),  # noqa: NPY002
+        (lambda m, x: loss(m.a(x)) * m.own.random(), r"draws numbers from own: .* with PyTorch"),
+        (lambda m, x: loss(m.a(x)) * m.dice.random(), r"draws numbers from dice"),
+        (seeds, r"forward calls torch\.manual_seed"),
+        (counts, r"forward changes Counting\.calls from 0 to 1: .* make it a buffer"),
+        (assigns_data, r"forward assigns to tensor\.data"),
+    ],
+    ids=["random", "NumPy", "NumPy's generator", "Random", "seed", "count", "data"],
+)
+def test_effects_are_refused(
+    step: Callable[[Counting, Tensor], Tensor], message: str, training: bool
+) -> None:
+    options = {"cluster": "2xideal", "training": training}
+    with pytest.raises(FrontendError, match=message) as caught:
+        partitioner.compile(Counting(step), torch.randn(4, 8), **options)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_hooks_of_all_modules_are_refused() -> None:
+    handle = register_module_forward_hook(lambda _, __, y: y)
+    try:
+        with pytest.raises(FrontendError, match=r"<lambda> is a hook of all modules, also of PyT"):
+            partitioner.compile(nn.Linear(8, 8), torch.randn(4, 8), cluster="2xideal")
+    finally:
+        handle.remove()
+
+
+def reads_data(m: Counting, x: Tensor) -> Tensor:
+    """Stops gradients, of a value and of a weight; notes sizes."""
+    m.sizes = x.shape
+    return loss(m.b(m.a(x).data) + m.a(x) @ m.b.weight.data)
+
+
+def other_type(m: Counting, x: Tensor) -> Tensor:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        ones = torch.ones(8)
+    finally:
+        torch.set_default_dtype(before)
+    return loss(m.b(m.a(x)) * ones)
+
+
+@pytest.mark.parametrize("step", [reads_data, other_type])
+def test_effects_that_are_traced(step: Callable[[Counting, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    module, x = Counting(step), torch.randn(4, 8)
+    program = partitioner.compile(module, x, cluster="2xideal", training=True)
+    assert program.verify()
+    assert program(x).dtype == module(x).dtype

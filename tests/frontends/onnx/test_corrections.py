@@ -1,0 +1,134 @@
+"""Element types of ONNX Runtime's own operators, compared with its schemas."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import onnx_models as om
+import pytest
+from onnx import helper
+from onnx_ir import DataType
+from onnx_shape_inference import infer_symbolic_shapes
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+from rank_files import assert_rank_files_load
+
+import partitioner
+from partitioner.compiled.onnx_model import OnnxRanks
+from partitioner.frontends.onnx.load import load_onnx
+
+#: ONNX's names of element types where they are not those of `DataType` in small letters.
+_NAMES = {"float": "FLOAT", "double": "DOUBLE", "bool": "BOOL", "string": "STRING"}
+#: Typed by an attribute; CUDA only.
+_BY_ATTRIBUTE = {"GemmFloat8"}
+
+
+def _dtypes(names: Any) -> list[DataType]:
+    plain = [name[7:-1] for name in names if name.startswith("tensor(")]
+    known = [_NAMES.get(name, name.upper()) for name in plain]
+    return [DataType[name] for name in known if name in DataType.__members__]
+
+
+def _bindings(schema: Any) -> Iterator[Mapping[str, DataType]]:
+    allowed = {c.type_param_str: _dtypes(c.allowed_type_strs) for c in schema.type_constraints}
+    names = sorted({value.typeStr for value in schema.inputs})
+    choices = [allowed.get(name, _dtypes([name])) for name in names]
+    for dtypes in itertools.islice(itertools.product(*choices), 100):
+        yield dict(zip(names, dtypes, strict=True))
+
+
+def _inferred(schema: Any, types: Mapping[str, DataType], rank: int) -> list[DataType | None]:
+    inputs = [
+        onnx_ir.Value(
+            name=f"x{index}",
+            type=onnx_ir.TensorType(types[value.typeStr]),
+            shape=onnx_ir.Shape([4] * rank),
+        )
+        for index, value in enumerate(schema.inputs)
+    ]
+    node = onnx_ir.Node("com.microsoft", schema.name, inputs, num_outputs=len(schema.outputs))
+    for index, value in enumerate(node.outputs):
+        value.name = f"y{index}"
+    opsets = {"": 17, "com.microsoft": 1}
+    graph = onnx_ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=opsets)
+    try:
+        infer_symbolic_shapes(onnx_ir.Model(graph, ir_version=10), warn_on_missing=False)
+    except ValueError:  # these operands do not make this operator
+        return []
+    return [value.dtype for value in node.outputs]
+
+
+def test_result_types_are_those_of_onnx_runtime() -> None:
+    wrong, compared = [], 0
+    for schema in get_all_operator_schema():
+        if schema.domain != "com.microsoft" or schema.name in _BY_ATTRIBUTE:
+            continue
+        allowed = {c.type_param_str: _dtypes(c.allowed_type_strs) for c in schema.type_constraints}
+        for types, rank in itertools.product(_bindings(schema), (2, 3, 4)):
+            for value, dtype in zip(schema.outputs, _inferred(schema, types, rank), strict=False):
+                name = value.typeStr
+                right = [types[name]] if name in types else allowed.get(name, _dtypes([name]))
+                compared += dtype is not None
+                if dtype is not None and dtype not in right:
+                    wrong.append((schema.name, value.name, types, dtype))
+    assert not wrong
+    assert compared > 500
+
+
+def quantised_gemm(*, quantised: bool, rows: int = 4) -> om.onnx.ModelProto:
+    """Two QGemm, the first with a result in uint8 or in float."""
+    rng = np.random.default_rng(0)
+    scale, zero = np.array(0.05, np.float32), np.array(120, np.uint8)
+    weights: dict[str, om.Array] = {"s": scale, "z": zero, "zw": np.array(3, np.int8)}
+    weights |= {"w": rng.integers(-9, 9, (8, 6), np.int8), "c": np.arange(6, dtype=np.int32)}
+    ends = ["s", "z"] if quantised else []
+    node = helper.make_node(
+        "QGemm", ["x", "s", "z", "w", "s", "zw", "c", *ends], ["y"], domain="com.microsoft"
+    )
+    dtype = "uint8" if quantised else "float32"
+    last = helper.make_node("Identity", ["y"], ["out"])
+    inputs, outputs = {"x": ("uint8", [rows, 8])}, {"out": (dtype, [rows, 6])}
+    return om.model([node, last], inputs, outputs, weights, domains=["com.microsoft"])
+
+
+@pytest.mark.parametrize("quantised", [True, False])
+def test_a_qgemm_has_the_type_of_its_zero_point(quantised: bool) -> None:
+    proto = quantised_gemm(quantised=quantised)
+    traced = load_onnx(proto)
+    assert traced.graph.types["out"].dtype == ("uint8" if quantised else "float32")
+    x = np.random.default_rng(1).integers(0, 255, (4, 8)).astype(np.uint8)
+    om.assert_same(traced, {"x": x})
+    compiled = partitioner.compile(proto, devices=2, strategy="inter")
+    assert compiled.verify().equal
+    assert isinstance(compiled.ranks, OnnxRanks)
+    assert_rank_files_load(compiled.ranks.folder)
+
+
+def test_a_pad_with_axes_of_run_time_has_its_declared_shape() -> None:
+    """Axes [1, 0] swap the pads: inference that takes them for all dims says [5, 4]."""
+    node = helper.make_node("Pad", ["x", "p", "", "axes"], ["y"])
+    inputs = {"x": ("float32", [3, 4]), "axes": ("int64", [2])}
+    pads = {"p": np.array([1, 0, 1, 0])}
+    proto = om.model([node], inputs, {"y": ("float32", [3, 6])}, pads, opset=18)
+    x = np.ones((3, 4), np.float32)
+    om.assert_same(load_onnx(proto), {"x": x, "axes": np.array([1, 0])})
+    proto = om.model(
+        [node],
+        {**inputs, "axes": ("int64", [1])},
+        {"y": ("float32", [3, 6])},
+        {"p": np.array([1, 1])},
+        opset=18,
+    )
+    om.assert_same(load_onnx(proto), {"x": x, "axes": np.array([1])})
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean"])
+def test_a_reduction_over_axes_of_run_time_has_the_shape_of_its_declared_result(op: str) -> None:
+    nodes = [helper.make_node(op, ["x", "axes"], ["h"]), helper.make_node("Sqrt", ["h"], ["y"])]
+    inputs = {"x": ("float32", [3, 4]), "axes": ("int64", [1])}
+    proto = om.model(nodes, inputs, {"y": ("float32", [3, 1])}, opset=18)
+    traced = load_onnx(proto)
+    assert traced.graph.types["h"].shape == (3, 1)
+    om.assert_same(traced, {"x": np.ones((3, 4), np.float32), "axes": np.array([1])})
+    assert partitioner.compile(proto, devices=2).graph.types["h"].shape == (3, 1)

@@ -137,13 +137,20 @@ def refuse_to_replace(source: Path, path: Path) -> None:
         raise FileError(f"cannot write {path}: it is the model itself; name another file")
 
 
-def replace_directory(target: Path, write: Callable[[Path], None], *, force: bool) -> None:
+def replace_directory(
+    target: Path,
+    write: Callable[[Path], None],
+    *,
+    force: bool,
+    ours: Callable[[str], bool] = lambda _: True,
+) -> None:
     """Let `write` fill a new folder beside `target`, then put it in place.
 
     Args:
         target: Folder to make.
         write: Fills the folder that it is given; if it raises, nothing is left behind.
         force: Replace an existing folder.
+        ours: Whether this program writes files of that name; others are kept in the folder.
 
     Raises:
         DirectoryError: `target` exists (without `force`), is a file, or cannot be made.
@@ -154,7 +161,7 @@ def replace_directory(target: Path, write: Callable[[Path], None], *, force: boo
     try:
         draft.chmod(0o755)
         write(draft)
-        _swap(draft, target)
+        _swap(draft, target, ours)
     except OSError as error:
         raise DirectoryError(f"cannot write {target}: {error.strerror or error}") from None
     finally:
@@ -184,17 +191,31 @@ def check_target(target: Path, *, force: bool) -> None:
             raise DirectoryError(f"{target} holds something else than a plan; it is not replaced")
 
 
-def _swap(draft: Path, target: Path) -> None:
+def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
     if not target.exists():
         draft.rename(target)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+    was = old / "was"
     try:
-        target.rename(old / "was")
+        target.rename(was)
         draft.rename(target)
+        _keep(was, target, ours)
     except OSError:
-        if not target.exists() and (old / "was").exists():
-            (old / "was").rename(target)
+        if not target.exists() and was.exists():
+            was.rename(target)
+        if was.exists():
+            raise DirectoryError(
+                f"{target} is written, but files of the old one could not be moved there; "
+                f"they are in {was}"
+            ) from None
+        old.rmdir()
         raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _keep(was: Path, target: Path, ours: Callable[[str], bool]) -> None:
+    """Move what this program did not write from the old folder into the new one."""
+    for entry in sorted(was.iterdir()):
+        if not ours(entry.name) and not os.path.lexists(target / entry.name):
+            entry.rename(target / entry.name)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from partitioner.backends.header import Origin
+from partitioner.compiled.folder import is_written
 from partitioner.compiled.rank_files import RankFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
@@ -220,7 +221,7 @@ class Compiled(Planned):
 
         Args:
             directory: Folder to make.
-            force: Replace the folder if it exists.
+            force: Replace the folder if it exists; files that no compilation writes are kept.
             plan_only: Leave the rank files out.
             progress: Called with a line of text before a stage that may take long.
 
@@ -247,7 +248,7 @@ class Compiled(Planned):
             if not plan_only:
                 self.ranks.write(folder)
 
-        replace_directory(target, write, force=force)
+        replace_directory(target, write, force=force, ours=is_written)
         return target
 
     def report(self, path: str | Path) -> Path:

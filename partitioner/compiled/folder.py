@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,15 @@ from partitioner.files import ResultError
 from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan
 
 SOURCE_VERSION = 1
+_WRITTEN = re.compile(
+    r"(plan|summary|request|timeline)\.json|report\.html|model\.onnx"
+    r"|rank\d+\.(onnx|weights|pt2|[a-z_]+\.pt2)"
+)
+
+
+def is_written(name: str) -> bool:
+    """Whether a saved compilation writes a file of this name."""
+    return _WRITTEN.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ def _read_arrays(path: Path, types: Mapping[str, TensorType]) -> dict[str, np.nd
     try:
         with path.open("rb") as file:
             data = np.load(file, allow_pickle=False)
-            if isinstance(data, np.lib.npyio.NpzFile):
+            if isinstance(data, np.lib.npyio.NpzFile) and data.zip is not None:
                 _check_headers(path, data.zip, types)
                 return {name: data[name] for name in data.files}
     except RunError:

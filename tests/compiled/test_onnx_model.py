@@ -14,6 +14,7 @@ import partitioner
 from partitioner import examples, units
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
+from partitioner.compiled.folder import is_written
 from partitioner.cost_model.errors import CostError
 from partitioner.files import DirectoryError, ResultError, replace_directory
 from partitioner.ir.plan import PlanError
@@ -249,9 +250,9 @@ def test_a_plan_edited_onto_a_device_that_is_not_there(saved: Path) -> None:
 def test_a_folder_is_replaced_with_force_only(compiled: Compiled, saved: Path) -> None:
     with pytest.raises(DirectoryError, match="is there already; pass --force"):
         compiled.save(saved)
-    (saved / "stale").touch()
+    (saved / "rank9.onnx").touch()
     compiled.save(saved, force=True)
-    assert not (saved / "stale").exists()
+    assert not (saved / "rank9.onnx").exists()
 
 
 def test_what_is_not_ours_is_never_replaced(compiled: Compiled, tmp_path: Path) -> None:
@@ -307,6 +308,43 @@ def test_a_failing_swap_puts_the_old_folder_back(
         replace_directory(target, lambda folder: (folder / "plan.json").touch(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert (target / "plan.json").read_text() == "old"
+
+
+def test_a_replaced_folder_keeps_what_no_compilation_writes(tmp_path: Path) -> None:
+    target = tmp_path / "t"
+    (target / "data").mkdir(parents=True)
+    for name in ("plan.json", "rank7.onnx", "rank7.weights", "notes.txt", "data/x.npz"):
+        (target / name).write_text("old")
+    replace_directory(
+        target, lambda folder: (folder / "plan.json").touch(), force=True, ours=is_written
+    )
+    assert sorted(path.name for path in target.iterdir()) == ["data", "notes.txt", "plan.json"]
+    assert (target / "data" / "x.npz").read_text() == "old"
+    assert (target / "plan.json").read_text() == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_kept_files_that_cannot_be_moved_are_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "t"
+    target.mkdir()
+    for name in ("plan.json", "notes.txt"):
+        (target / name).write_text("old")
+    rename = Path.rename
+
+    def fail(self: Path, to: Path) -> Path:
+        if self.name == "notes.txt":
+            raise OSError(5, "Input/output error")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(DirectoryError, match=r"is written, but files .* they are in .*/was$"):
+        replace_directory(
+            target, lambda folder: (folder / "plan.json").touch(), force=True, ours=is_written
+        )
+    kept = next(path for path in tmp_path.iterdir() if path != target)
+    assert (kept / "was" / "notes.txt").read_text() == "old"
 
 
 def test_ranks_that_were_emitted_before_are_written_the_same(

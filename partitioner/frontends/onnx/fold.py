@@ -22,8 +22,9 @@ from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.names import fresh, last_present
 from partitioner.frontends.onnx.opset_forms import use_own_forms
 
-#: Most bytes by which folding may make the constants of a model larger, all together.
-MAX_GROWN_BYTES = 2**28
+#: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
+#: models, which leave weights out, need up to 548 MiB.
+MAX_GROWN_BYTES = 2**30
 #: Largest constant computed element by element, and the largest operand read for it, in elements.
 MAX_COMPUTED = 512 * 512
 MAX_OPERAND = 8192

@@ -206,10 +206,12 @@ def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_torchrun(tmp_path: Path) -> None:
     case = hand.tensor_parallel()
-    emit(case.programs, case.graph, tmp_path)
+    folder = tmp_path / "plan"
+    folder.mkdir()
+    emit(case.programs, case.graph, folder)
     np.savez(tmp_path / "in.npz", **case.inputs)
     paths = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
-    done = torchrun(2, str(tmp_path), *paths, "--requests", "3")
+    done = torchrun(2, str(folder), *paths, "--requests", "3")
     assert done.returncode == 0, done.stderr[-2000:]
     assert "measured on this machine: 3 requests in" in done.stdout
     with np.load(tmp_path / "out.npz") as outputs:

@@ -60,10 +60,16 @@ def test_weights_outside_an_old_model_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_onnx_s_own_models_of_opset_6() -> None:
-    loaded = 0
+    """All load but PRelu with a slope a channel, which the converter leaves without its dims."""
+    loaded, refused = 0, {}
     for path in sorted(DATA.glob("*/*/model.onnx")):
         opsets = [o.version for o in onnx.load(path).opset_import if not o.domain]
         if max(opsets, default=7) < 7:
-            load_onnx(path)
-            loaded += 1
+            try:
+                load_onnx(path)
+                loaded += 1
+            except FrontendError as error:
+                refused[path.parent.name] = str(error)
     assert loaded > 100
+    assert {name.split("_")[1] for name in refused} <= {"PReLU"}
+    assert all("(PRelu): factor" in error for error in refused.values())

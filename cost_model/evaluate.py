@@ -107,47 +107,34 @@ class Evaluation:
         raise CostError(f"objective {objective!r} is not one of {', '.join(OBJECTIVES)}")
 
 
-def evaluate(
-    graph: Graph, plan: Plan, cluster: Cluster, rules: Mapping[str, Rule | str] | None = None
-) -> Evaluation:
-    """Cost of a plan; `rules` are the graph's `rules_of`, computed if None.
+def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
+    """Cost of a plan.
 
     Raises:
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    return evaluate_placed(graph, resolve(graph, plan, rules), cluster)
+    return evaluate_placed(graph, resolve(graph, plan), cluster)
 
 
-def one_device(
-    graph: Graph,
-    cluster: Cluster,
-    device: int = 0,
-    rules: Mapping[str, Rule | str] | None = None,
-) -> Evaluation:
+def one_device(graph: Graph, cluster: Cluster, device: int = 0) -> Evaluation:
     """Cost of the whole graph on one device, whether or not it fits; see `evaluate`."""
     mesh = DeviceMesh.single(device)
-    known = rules_of(graph) if rules is None else rules
+    rules = rules_of(graph)
     placed = []
     for node in graph.nodes:
-        rule = known[node.name]
+        rule = rules[node.name]
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
     return evaluate_placed(graph, placed, cluster)
 
 
-def best_single(
-    graph: Graph,
-    cluster: Cluster,
-    objective: str,
-    rules: Mapping[str, Rule | str] | None = None,
-) -> tuple[int, Evaluation]:
+def best_single(graph: Graph, cluster: Cluster, objective: str) -> tuple[int, Evaluation]:
     """The best device for the whole graph, and its cost there; see `evaluate`.
 
     Devices that hold the graph go before those that do not, then the least cost decides.
     """
-    known = rules_of(graph) if rules is None else rules
     first = cluster.first_of_spec.values()
-    alone = {device: one_device(graph, cluster, device, known) for device in first}
+    alone = {device: one_device(graph, cluster, device) for device in first}
     best = min(alone, key=lambda d: (not alone[d].fits_exactly, alone[d].cost(objective)))
     return best, alone[best]
 

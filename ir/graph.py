@@ -86,7 +86,7 @@ class Node:
         return tuple(name for name in self.outputs if name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A model."""
 

@@ -251,12 +251,8 @@ def place(
     return PlacedNode(node, mesh, rule, dict(layouts), tuple(operands), tuple(results))
 
 
-def resolve(
-    graph: Graph, plan: Plan, rules: Mapping[str, Rule | str] | None = None
-) -> tuple[PlacedNode, ...]:
+def resolve(graph: Graph, plan: Plan) -> tuple[PlacedNode, ...]:
     """Every node with its placements, in the plan's global order.
-
-    `rules` are the graph's `rules_of`, computed if None.
 
     Raises:
         PlanError: The plan is for another graph, misses or invents a node or factor, breaks the
@@ -268,7 +264,7 @@ def resolve(
     if missing or unknown:
         raise PlanError(f"plan misses nodes {missing[:3]} and has unknown nodes {unknown[:3]}")
     known = set(graph.inputs) | set(graph.constants)
-    by_name = rules_of(graph) if rules is None else rules
+    rules = rules_of(graph)
     placed = []
     for name in plan.nodes:
         node = graph.by_name[name]
@@ -276,7 +272,7 @@ def resolve(
         if late:
             raise PlanError(f"plan runs {name!r} before {late[0]!r} is made")
         known.update(node.writes)
-        placed.append(resolve_node(graph, plan, node, by_name[name]))
+        placed.append(resolve_node(graph, plan, node, rules[name]))
     return tuple(placed)
 
 

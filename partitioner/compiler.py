@@ -277,11 +277,10 @@ def plan_graph(
         outcome = outcome.limited_to("plans that keep all values for the backward pass")
     notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
-        known_rules = rules.by_node if outcome.graph is planned.graph else None
-        _, single = best_single(outcome.graph, cluster, request.objective, known_rules)
+        _, single = best_single(outcome.graph, cluster, request.objective)
     summary = facts(
         *(outcome, single, len(cluster), notes),
-        rules=rules_of(outcome.graph) if known_rules is None else known_rules,
+        rules=rules_of(outcome.graph),
         pinned=request.constraints.bound,
     )
     return outcome, summary

@@ -254,7 +254,7 @@ def _row(point: Point) -> tuple[str, ...]:
 
 def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     cluster, request = target.cluster, target.request.on(graph)
-    _, single = best_single(graph, cluster, request.objective, rules.by_node)
+    _, single = best_single(graph, cluster, request.objective)
     outcome, why = None, ""
     try:
         outcome = find_plan(graph, cluster, request, Budget.of(request), rules)

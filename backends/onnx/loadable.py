@@ -15,7 +15,6 @@ from onnx import ModelProto, TensorProto, helper
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.header import DOMAIN
-from partitioner.backends.onnx.sessions import SessionConfig, session_options
 
 #: Largest constant that stays one, in elements: sizes, axes and scales, which inference reads.
 _MAX_OPERAND = 1024
@@ -75,7 +74,9 @@ def _refusal(model: ModelProto) -> str:
 
 
 def _open(model: ModelProto) -> None:
-    options = session_options(SessionConfig(optimization="disable"), None)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
     options.log_severity_level = 4
     try:
         ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import aten, onnx
@@ -31,8 +33,32 @@ def row_of(node: Node) -> OpRow | None:
     return DERIVED if row is None and node.op.startswith("aten::") and RULE in node.attrs else row
 
 
+@dataclass(frozen=True)
+class _Known:
+    """The rules of a graph that were asked for; equal ones are one object."""
+
+    by_node: dict[str, Rule | str] = field(default_factory=dict)
+    distinct: dict[Hashable, Rule] = field(default_factory=dict)
+
+
+_KNOWN: WeakKeyDictionary[Graph, _Known] = WeakKeyDictionary()
+
+
 def rule_of(graph: Graph, node: Node) -> Rule | str:
-    """The node's rule, or why it has none (the clause goes into the report)."""
+    """The rule of a node of the graph, or why it has none (the clause goes into the report).
+
+    Each is computed once and kept while the graph lives; equal rules are one object.
+    """
+    known = _KNOWN.setdefault(graph, _Known())
+    if node.name not in known.by_node:
+        rule = _rule_from_row(graph, node)
+        known.by_node[node.name] = (
+            known.distinct.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
+        )
+    return known.by_node[node.name]
+
+
+def _rule_from_row(graph: Graph, node: Node) -> Rule | str:
     row = row_of(node)
     if row is None:
         return f"op {node.op!r} has no row in the op table"
@@ -43,13 +69,8 @@ def rule_of(graph: Graph, node: Node) -> Rule | str:
 
 
 def rules_of(graph: Graph) -> Mapping[str, Rule | str]:
-    """`rule_of` every node, by name; equal rules are one object."""
-    distinct: dict[Hashable, Rule] = {}
-    rules = ((node.name, rule_of(graph, node)) for node in graph.nodes)
-    return {
-        name: distinct.setdefault(rule.key, rule) if isinstance(rule, Rule) else rule
-        for name, rule in rules
-    }
+    """`rule_of` every node, by name."""
+    return {node.name: rule_of(graph, node) for node in graph.nodes}
 
 
 #: Every row, by the op key of `Node.op`.

@@ -145,5 +145,5 @@ def cheapest_staged(
     staged, groups, evaluation = cheapest(rivals, cluster)
     planned, plan = planned_on(graph, cluster, *decisions(staged, groups))
     if len(cluster) <= MOST_EXPLICIT:
-        evaluation = evaluate(planned, plan, cluster, rules.by_node if planned is graph else None)
+        evaluation = evaluate(planned, plan, cluster)
     return StagedPlan(staged, groups, planned, plan, evaluation)

@@ -54,8 +54,7 @@ class JointSearch:
     def candidate(self, family: Family, built: Built, solution: Solution) -> Candidate:
         """A solution as a plan, with its evaluation."""
         graph, plan = decided(self.graph, self.cluster, built, solution)
-        rules = self.rules.by_node if graph is self.graph else None
-        return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster, rules), solution)
+        return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
 
     def holdings(self, candidate: Candidate, device: int) -> str:
         """In words, the bytes by kind that a device holds at its peak."""

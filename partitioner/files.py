@@ -6,10 +6,11 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from partitioner.drafts import draft_file, draft_folder
 from partitioner.ir.errors import PartitionerError
 
 _COPY_BYTES = 2**24  #: Copied at a time.
@@ -48,21 +49,17 @@ def write_files(contents: Mapping[Path, bytes | Path]) -> None:
     drafts: dict[Path, Path] = {}
     path = Path()
     try:
-        for path, content in contents.items():
-            check_file(path)
-            folder = _final(path).parent
-            handle, draft = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=folder)
-            drafts[path] = Path(draft)
-            with os.fdopen(handle, "wb") as file:
-                _fill(file, content)
-        for path, draft_path in drafts.items():
-            draft_path.chmod(0o666 & ~_umask())
-            draft_path.replace(_final(path))
+        with ExitStack() as stack:
+            for path, content in contents.items():
+                check_file(path)
+                drafts[path] = stack.enter_context(draft_file(_final(path)))
+                with drafts[path].open("wb") as file:
+                    _fill(file, content)
+            for path, draft in drafts.items():
+                draft.chmod(0o666 & ~_umask())
+                draft.replace(_final(path))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        for draft_path in drafts.values():
-            draft_path.unlink(missing_ok=True)
 
 
 def _fill(file: BinaryIO, content: bytes | Path) -> None:
@@ -156,16 +153,15 @@ def replace_directory(
         DirectoryError: `target` exists (without `force`), is a file, or cannot be made.
     """
     check_target(target, force=force)
-    with _refusing(DirectoryError, target):
-        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        draft.chmod(0o755)
-        write(draft)
-        _swap(draft, target, ours)
-    except OSError as error:
-        raise DirectoryError(f"cannot write {target}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with ExitStack() as stack:
+        with _refusing(DirectoryError, target):
+            draft = stack.enter_context(draft_folder(target))
+        try:
+            draft.chmod(0o755)
+            write(draft)
+            _swap(draft, target, ours)
+        except OSError as error:
+            raise DirectoryError(f"cannot write {target}: {error.strerror or error}") from None
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -211,7 +207,9 @@ def _swap(draft: Path, target: Path, ours: Callable[[str], bool]) -> None:
             ) from None
         old.rmdir()
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    with draft_folder(target) as trash:
+        was.rename(trash / "was")
+    old.rmdir()
 
 
 def _keep(was: Path, target: Path, ours: Callable[[str], bool]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import onnx_ir
 
 from partitioner.frontends.errors import FrontendError
@@ -90,7 +91,24 @@ def _constant(value: onnx_ir.Value | None, where: str) -> Constant:
     if tensor is None:
         raise FrontendError(f"{where}: value {value.name!r} is read but nothing makes it")
     dtype = _dtype(tensor.dtype, f"{where}: constant {value.name!r}")
-    return Constant(TensorType.of(dtype, tensor.shape.numpy()), tensor.numpy)
+    return Constant(TensorType.of(dtype, tensor.shape.numpy()), _loader(tensor))
+
+
+def _loader(tensor: onnx_ir.TensorProtocol) -> Callable[[], np.ndarray]:
+    """A function that reads a tensor; a mapping of its file lasts as long as the array."""
+    if not isinstance(tensor, onnx_ir.ExternalTensor):
+        return tensor.numpy
+
+    def load() -> np.ndarray:
+        mapped = onnx_ir.ExternalTensor(
+            *(tensor.location, tensor.offset, tensor.length, tensor.dtype),
+            shape=tensor.shape,
+            name=tensor.name or "",
+            base_dir=tensor.base_dir,
+        )
+        return mapped.numpy()
+
+    return load
 
 
 def _type(value: onnx_ir.Value, where: str) -> TensorType:

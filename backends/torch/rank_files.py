@@ -68,10 +68,8 @@ def file_name(rank: int, which: str = "forward") -> str:
     return f"rank{rank}.pt2" if which == "forward" else f"rank{rank}.{which}.pt2"
 
 
-def write_ranks(
-    folder: Path, programs: Programs, ranks: Sequence[RankGraphs], origin: Origin
-) -> None:
-    """Write the files of all ranks.
+def write_rank(folder: Path, programs: Programs, graphs: RankGraphs, origin: Origin) -> None:
+    """Write the files of a rank.
 
     Args:
         origin: Digests of the plan and weights that they were made from.
@@ -79,15 +77,15 @@ def write_ranks(
     Raises:
         BackendError: PyTorch cannot export a graph.
     """
-    for program, graphs in zip(programs.ranks, ranks, strict=True):
-        common = header_data(program, programs, len(program.comms), origin)
-        common["groups"] = group_ranks(programs)
-        common["stored"] = graphs.stored
-        common["training"] = graphs.backward is not None
-        for which, graph, examples in _passes(graphs):
-            data = {"version": FORMAT_VERSION, **common, "pass": which}
-            data |= {"arguments": graph.arguments, "results": graph.results}
-            _write(folder / file_name(graphs.rank, which), graph.module, examples, data)
+    program = programs.ranks[graphs.rank]
+    common = header_data(program, programs, len(program.comms), origin)
+    common["groups"] = group_ranks(programs)
+    common["stored"] = graphs.stored
+    common["training"] = graphs.backward is not None
+    for which, graph, examples in _passes(graphs):
+        data = {"version": FORMAT_VERSION, **common, "pass": which}
+        data |= {"arguments": graph.arguments, "results": graph.results}
+        _write(folder / file_name(graphs.rank, which), graph.module, examples, data)
 
 
 def _passes(graphs: RankGraphs) -> Iterator[tuple[str, PassGraph, tuple[Tensor, ...]]]:

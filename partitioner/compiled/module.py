@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -15,6 +16,7 @@ from torch import fx, nn
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
+from partitioner.backends.torch.emit import emit_rank
 from partitioner.backends.torch.signature import Signature
 from partitioner.compiled.base import Compiled, Model, Ranks, origin
 from partitioner.compiled.folder import ModuleRequest
@@ -165,12 +167,17 @@ class ModuleRanks(Ranks):
         return verify_module(self.module, self.all_ranks, seed)
 
     def write(self, folder: Path) -> None:
-        """See `Ranks.write`."""
-        from partitioner.backends.torch.rank_files import write_ranks
+        """See `Ranks.write`; ranks are made one at a time, as each has its part of the weights."""
+        from partitioner.backends.torch.rank_files import write_rank
 
         assert self.plan is not None
-        mark = origin(self.plan, self.module.graph)
-        write_ranks(folder, self.programs, self.all_ranks.ranks, mark)
+        graph = self.module.graph
+        mark = origin(self.plan, graph)
+        for rank in range(len(self.programs.ranks)):
+            graphs = emit_rank(self.programs, rank, graph, torch.device("cpu"))
+            write_rank(folder, self.programs, graphs, mark)
+            del graphs
+            gc.collect()  # graphs refer to themselves
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

@@ -55,7 +55,8 @@ class Rules:
 
     def why_opaque(self, node: Node) -> str:
         """The reason why the node has no rule, "" if it has one."""
-        return self.opaque.get(node.name, "")
+        rule = self.by_node[node.name]
+        return rule if isinstance(rule, str) else ""
 
     @property
     def opaque(self) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch.nn import functional
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.all_ranks import AllRanks, run_lockstep
-from partitioner.backends.torch.emit import PassGraph
+from partitioner.backends.torch.emit import PassGraph, RankGraphs, emit_rank
 from partitioner.backends.torch.local import run_module_files
 from partitioner.backends.torch.rank_files import read_rank_file, read_rank_files, with_written
 from partitioner.compiled.module import ModuleProgram
@@ -538,3 +539,22 @@ def test_a_run_with_other_inputs_is_refused(
     (ids,) = modules.batch()
     with pytest.raises(BackendError, match=message):
         inference.run(dict.fromkeys(names, ids.numpy()))
+
+
+def test_ranks_are_written_one_at_a_time(
+    inference: ModuleProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank's graph has its part of the weights: together they are as large as the model."""
+    alive: list[weakref.ref[fx.GraphModule]] = []
+
+    def emit_and_count(*args: object) -> RankGraphs:
+        assert not [reference for reference in alive if reference() is not None]
+        graphs = emit_rank(*args)  # type: ignore[arg-type]
+        alive.append(weakref.ref(graphs.forward.module))
+        return graphs
+
+    monkeypatch.setattr(partitioner.compiled.module, "emit_rank", emit_and_count)
+    fresh = inference.model.emit(inference.programs, inference.plan)
+    fresh.write(tmp_path)
+    assert len(alive) == 2
+    assert [file.header.rank for file in read_rank_files(tmp_path)] == [0, 1]

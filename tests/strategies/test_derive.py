@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -308,3 +309,15 @@ def test_a_linked_factor_is_cut_as_the_first_one(
     assert {name: layout.sizes() for name, layout in complete.items()} == {"f0": cut, "f1": linked}
     assert choice.is_by_speed(layouts.values()) == (linked == (6, 2))
     assert not ClassCuts(PAIR, None).is_by_speed(layouts.values())
+
+
+class _NoIteration(dict[str, Rule | str]):
+    def items(self) -> Any:
+        raise AssertionError("asked for all nodes")
+
+
+def test_why_a_node_is_opaque_is_one_look() -> None:
+    """A report asks it of every node: of 20,000 in a chain too."""
+    node = Node("n", "Relu", ("x",), ("y",))
+    assert Rules(_NoIteration(n="because")).why_opaque(node) == "because"
+    assert not Rules(_NoIteration(n=Rule({}, (), (), (), ()))).why_opaque(node)

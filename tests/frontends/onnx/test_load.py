@@ -438,3 +438,21 @@ def test_the_light_zoo_loads_with_all_its_weights(name: str) -> None:
 def test_light_zoo_models_compute_the_same(name: str) -> None:
     traced = load_onnx(light(name))
     om.assert_same(traced, random_inputs(traced.graph, 0), tolerance=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="lists mappings as Linux does")
+def test_external_weights_are_mapped_no_longer_than_they_are_read(tmp_path: Path) -> None:
+    """Else all weights of a model count as memory of the process, one rank after the other."""
+    w = floats(64, 64)
+    proto = om.model(
+        [node("MatMul", "x w", "y")], {"x": (F32, [2, 64])}, {"y": (F32, [2, 64])}, {"w": w}
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    constant = load_onnx(path).graph.constants["w"]
+    np.testing.assert_array_equal(constant.load(), w)
+    maps = Path("/proc/self/maps")
+    assert str(tmp_path) not in maps.read_text()
+    array = constant.load()
+    assert str(tmp_path) in maps.read_text()
+    np.testing.assert_array_equal(array, w)

@@ -149,9 +149,14 @@ class Cluster:
         return first
 
     @property
+    def has_equal_devices(self) -> bool:
+        """Whether all devices have one specification."""
+        return len(self.first_of_spec) == 1
+
+    @property
     def is_uniform(self) -> bool:
         """Whether all devices are equal and any two talk over the same links."""
-        return len(self.first_of_spec) == 1 and len(self.levels) == 1
+        return self.has_equal_devices and len(self.levels) == 1
 
     def level(self, devices: Iterable[int]) -> LinkLevel:
         """The innermost level with all these devices in one group: the outermost they span."""

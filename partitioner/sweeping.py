@@ -267,7 +267,6 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
     if figures is not None and figures.step_s and single.fits_exactly:
         speedup = single.step_s / figures.step_s
         gain = single.cost(request.objective) / figures.cost(request.objective)
-    is_uniform = len(set(cluster.devices)) == 1
     return Point(
         devices=count,
         cluster=target.name,
@@ -280,7 +279,7 @@ def _point(graph: Graph, rules: Rules, target: _Target) -> Point:
         devices_used=figures.devices_used if figures else None,
         gap=cert.gap if cert else None,
         speedup=speedup,
-        efficiency=speedup / count if speedup is not None and is_uniform else None,
+        efficiency=speedup / count if speedup is not None and cluster.has_equal_devices else None,
         gain=gain,
         pareto=False,
         why=why,

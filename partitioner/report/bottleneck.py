@@ -165,7 +165,7 @@ def worth_sentence(
         turn: See `turn_of`.
     """
     used, (device, alone) = evaluation.devices_used, single
-    equal = len(set(cluster.devices)) == 1
+    equal = cluster.has_equal_devices
     one = "one device alone" if equal else f"device {device} ({cluster.devices[device].name}) alone"
     if used <= 1:
         return "The plan uses one device: nothing is split."

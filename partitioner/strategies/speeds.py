@@ -23,7 +23,7 @@ def device_speeds(graph: Graph, rules: Rules, cluster: Cluster) -> Mapping[int, 
     None if all devices are equal, or if one takes no time at all: no finite shares are in
     proportion to that.
     """
-    if len(cluster.first_of_spec) == 1:
+    if cluster.has_equal_devices:
         return None
     speeds = {}
     for spec, device in cluster.first_of_spec.items():

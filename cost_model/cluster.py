@@ -12,9 +12,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profile import Profile
 from partitioner.ir.types import DTYPE_BITS
 
 _UNITS_BYTES: dict[str, int] = {
@@ -58,6 +60,7 @@ class DeviceSpec:
     memory_bytes: int  #: Memory that a plan may fill.
     #: Least time between the starts of two kernels, and the start-up of a collective.
     launch_s: float
+    profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.peak_flops_per_s) - set(DTYPE_BITS))
@@ -212,6 +215,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
+    if isinstance(value, Profile):
+        return {"file": str(value.file), "device": value.device, "threads": value.threads}
     if isinstance(value, Mapping):
         return {key: _number(item) for key, item in sorted(value.items())}
     return "inf" if value == math.inf else value
@@ -254,8 +259,8 @@ def _count(title: str, value: Any) -> int:
 
 
 def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
-    needed = {item.name for item in fields(DeviceSpec)}
-    _check_keys("device", entry, needed, needed | {"count"}, number)
+    known = {item.name for item in fields(DeviceSpec)}
+    _check_keys("device", entry, known - {"profile"}, known | {"count"}, number)
     rates, name = entry["peak_flops_per_s"], entry["name"]
     if not isinstance(rates, Mapping):
         raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
@@ -266,8 +271,16 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
         _float(f"memory_bytes_per_s of device {name!r}", entry["memory_bytes_per_s"]),
         parse_bytes(entry["memory_bytes"]),
         _float(f"launch_s of device {name!r}", entry["launch_s"]),
+        _profile(f"device {name!r}: profile", entry["profile"]) if "profile" in entry else None,
     )
     return (spec,) * count
+
+
+def _profile(title: str, entry: Any) -> Profile:
+    keys = {"file", "device", "threads"}
+    _check_keys(title, entry, keys, keys)
+    threads = _count(f"{title}: threads", entry["threads"])
+    return Profile.read(Path(str(entry["file"])), str(entry["device"]), threads)
 
 
 def _level(number: int, entry: Any) -> LinkLevel:

@@ -1,6 +1,7 @@
-"""Seconds, FLOPs and bytes of nodes: a roofline with a launch floor.
+"""Seconds, FLOPs and bytes of nodes: as measured, or by a roofline with a launch floor.
 
-A kernel takes max(launch, FLOPs / peak, bytes / bandwidth). The launch is a floor and not an
+Seconds are those of the device's profile, where it has one that knows the operator. By the device's
+rates, a kernel takes max(launch, FLOPs / peak, bytes / bandwidth). The launch is a floor and not an
 addend, because launches are asynchronous: while one kernel runs, the host submits the next, so
 that the slower of the two paces a stream of kernels. The peak is that of the first floating-point
 operand (matrix products accumulate in a wider type but read this one). Bytes are those that the
@@ -12,9 +13,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
+from partitioner.cost_model.forms import LocalShape, form_of
+from partitioner.cost_model.profile import Estimate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
@@ -25,6 +28,7 @@ from partitioner.ir.rule import Rule
 from partitioner.ir.types import DTYPE_BITS, dense_bytes
 
 _Point = Mapping[str, int]
+_FREE = Estimate(0.0, "datasheet")
 
 
 def node_seconds(
@@ -34,11 +38,18 @@ def node_seconds(
 
     A node without a rule is priced by its bytes and by `estimated_flops`.
     """
+    estimates = node_estimates(graph, placed, cluster, devices)
+    return {device: estimate.seconds for device, estimate in estimates.items()}
+
+
+def node_estimates(
+    graph: Graph, placed: PlacedNode, cluster: Cluster, devices: Sequence[int] | None = None
+) -> Mapping[int, Estimate]:
+    """`node_seconds`, with where each device's come from."""
     if is_free(placed):
-        return dict.fromkeys(placed.mesh.devices if devices is None else devices, 0.0)
-    dtype = compute_dtype(graph, placed)
-    known: dict[tuple[tuple[int, ...], DeviceSpec], float] = {}
-    seconds = {}
+        return dict.fromkeys(placed.mesh.devices if devices is None else devices, _FREE)
+    known: dict[tuple[tuple[int, ...], DeviceSpec], Estimate] = {}
+    estimates = {}
     for (device, point), sizes in zip(placed.mesh.coords(), _cut_sizes(placed), strict=True):
         if devices is not None and device not in devices:
             continue
@@ -46,9 +57,37 @@ def node_seconds(
         if (sizes, spec) not in known:
             flops = local_flops(graph, placed, point)
             moved = local_moved_bytes(graph, placed, point)
-            known[sizes, spec] = kernel_seconds(flops, moved, dtype, spec)
-        seconds[device] = known[sizes, spec]
-    return seconds
+            shape = partial(_local_shape, point)
+            known[sizes, spec] = kernel_estimate(graph, placed, spec, flops, moved, shape)
+        estimates[device] = known[sizes, spec]
+    return estimates
+
+
+def _local_shape(point: _Point, at: Placement) -> tuple[int, ...]:
+    return at.sharding.local_shape(at.mesh, point)
+
+
+def kernel_estimate(
+    graph: Graph,
+    placed: PlacedNode,
+    spec: DeviceSpec,
+    flops: float,
+    moved_bytes: int,
+    local_shape: LocalShape,
+) -> Estimate:
+    """Seconds of a node's part on a device: by the device's profile, or else by its rates.
+
+    Args:
+        flops: FLOPs of the part.
+        moved_bytes: Bytes that the part reads and writes.
+        local_shape: Shapes of the parts of the operands and results.
+    """
+    dtype = compute_dtype(graph, placed)
+    datasheet_s = kernel_seconds(flops, moved_bytes, dtype, spec)
+    if spec.profile is None:
+        return Estimate(datasheet_s, "datasheet")
+    form = form_of(graph, placed, local_shape)
+    return spec.profile.estimate(form, dtype, flops, moved_bytes, datasheet_s)
 
 
 def is_free(placed: PlacedNode) -> bool:
@@ -76,7 +115,7 @@ def node_limit(graph: Graph, placed: PlacedNode, device: int, cluster: Cluster) 
 
 
 def kernel_seconds(flops: float, moved_bytes: int, dtype: str, device: DeviceSpec) -> float:
-    """Seconds of one kernel of this many FLOPs and bytes on a device."""
+    """Seconds of one kernel of this many FLOPs and bytes, by the rates of a device."""
     return max(
         device.launch_s,
         flops / device.flops_per_s(dtype),

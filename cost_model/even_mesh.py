@@ -24,7 +24,7 @@ import numpy as np
 
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.collectives import collective
-from partitioner.cost_model.compute import compute_dtype, is_free, kernel_seconds, moved_bytes
+from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
 from partitioner.ir.exchange import intersect
@@ -105,7 +105,12 @@ class EvenMesh:
             flops = rule.flops_per_point * math.prod(loops)
         moved = moved_bytes(graph, placed, self.local_bytes)
         spec = self.cluster.devices[self.device]
-        return kernel_seconds(flops, moved, compute_dtype(graph, placed), spec)
+        return kernel_estimate(graph, placed, spec, flops, moved, self._local_shape).seconds
+
+    def _local_shape(self, at: Placement) -> tuple[int, ...]:
+        if not at.mesh.axes:
+            return at.sharding.shape
+        return tuple(map(self.local_size, at.sharding.dims))
 
 
 @lru_cache(maxsize=65536)

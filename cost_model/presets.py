@@ -40,6 +40,9 @@ XGMI_S = 2.3 * _MICRO_S
 #: https://factryze.ai/scale-atlas/collectives/compute-comm-overlap
 GPU_OVERLAP = 0.6
 
+#: Cores of the preset "cpu".
+_CPU_CORES = 4
+
 #: Preset of ``cluster=None``.
 REFERENCE = "h100"
 
@@ -159,6 +162,18 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
     return (*inside, replace(outer, size=nodes * per_node)) if nodes > 1 else inside
 
 
+def processes(count: int, threads: int, memory_bytes: int) -> DeviceSpec:
+    """One of `count` processes on a machine's cores, at the rates of "cpu" for so many threads."""
+    cpu, share = _SPECIAL["cpu"][0], threads / _CPU_CORES
+    return replace(
+        cpu,
+        name=f"process ({threads} thread{'s' if threads > 1 else ''})",
+        peak_flops_per_s={kind: rate * share for kind, rate in cpu.peak_flops_per_s.items()},
+        memory_bytes_per_s=cpu.memory_bytes_per_s * share,
+        memory_bytes=memory_bytes // count,
+    )
+
+
 def names() -> tuple[str, ...]:
     """Every name that `device` takes, and the aliases, sorted."""
     return tuple(sorted((*PRESETS, *ALIASES, *_SPECIAL)))
@@ -171,9 +186,9 @@ def _cpu() -> DeviceSpec:
     2 x 16 multiply-adds = 64 float32 FLOP a cycle; eight channels of DDR4-3200, 204.8 GB/s.
     CPU kernels compute float16 and bfloat16 through float32.
     """
-    cores, all_cores, hz, flops_per_cycle = 4, 40, 2.3e9, 64
-    float32 = cores * hz * flops_per_cycle * COMPUTE_SHARE
-    bandwidth = 204.8 * _GIGA * cores / all_cores * MEMORY_SHARE
+    all_cores, hz, flops_per_cycle = 40, 2.3e9, 64
+    float32 = _CPU_CORES * hz * flops_per_cycle * COMPUTE_SHARE
+    bandwidth = 204.8 * _GIGA * _CPU_CORES / all_cores * MEMORY_SHARE
     launch_s = 5 * _MICRO_S  # one ONNX Runtime call, measured (shared/design/lessons.md, 3)
     return DeviceSpec(
         "cpu", {"float32": float32, "float64": float32 / 2}, bandwidth, 16 * 10**9, launch_s

@@ -1,4 +1,4 @@
-"""The cluster that a user names: a preset, a TOML file, a number of devices, this machine's GPUs.
+"""The cluster that a user names: a preset, a TOML file, a number of devices, this machine.
 
 See docs/reference/cluster.md.
 """
@@ -6,6 +6,8 @@ See docs/reference/cluster.md.
 from __future__ import annotations
 
 import itertools
+import os
+import platform
 import re
 import tomllib
 from collections.abc import Mapping
@@ -16,10 +18,13 @@ from typing import Any
 from partitioner.cost_model import presets
 from partitioner.cost_model.cluster import MAX_DEVICES, Cluster, DeviceSpec
 from partitioner.cost_model.errors import ClusterOptionError, CostError
+from partitioner.cost_model.profile import Profile, default_profile
 from partitioner.ir.checks import is_a, is_whole
 
 
-def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Cluster:
+def resolve_cluster(
+    spec: str | Path | None, devices: int | None = None, profile: Path | None = None
+) -> Cluster:
     """The cluster of a specification.
 
     Args:
@@ -27,10 +32,12 @@ def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Clus
             without; "ideal" or "local" in the same way; a TOML file; None for the reference
             accelerator.
         devices: Number of devices; must agree with `spec` where both give it.
+        profile: File with measurements of this machine, for "local"; default: that of the user's
+            cache folder.
 
     Raises:
         ClusterOptionError: The name is unknown, a count is 0, or the counts disagree.
-        CostError: The file is malformed, or the machine has fewer GPUs than asked for.
+        CostError: The file is malformed, or the machine has fewer GPUs or cores than asked for.
     """
     if devices is not None and not is_whole(devices):
         raise ClusterOptionError(f"devices is {devices!r}, not a whole number")
@@ -50,7 +57,7 @@ def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Clus
         cluster = _read_cluster(Path(spec))
         _check_agreement(str(spec), len(cluster), devices)
         return cluster
-    return _named(spec, devices)
+    return _named(spec, devices, profile)
 
 
 def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
@@ -61,20 +68,30 @@ def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
     return Cluster(title, (presets.device(name),) * count, levels)
 
 
-def local_cluster(count: int | None, cuda: Any = None) -> Cluster:
-    """The first `count` GPUs of this machine (None: all), each with its own memory size.
+def local_cluster(count: int | None, cuda: Any = None, profile: Path | None = None) -> Cluster:
+    """The first `count` GPUs of this machine (None: all), or as many processes on its cores.
 
-    Their rates are those of the preset with the GPU's name; `cuda` stands in for `torch.cuda`.
+    GPUs have the rates of the preset with their name and their own memory size. On a machine
+    without GPUs, `count` (None: one) processes share cores and memory evenly; their operators cost
+    what the profile says.
+
+    Args:
+        count: Number of devices.
+        cuda: Stands in for `torch.cuda`.
+        profile: File with measurements of this machine; default: that of the user's cache folder.
 
     Raises:
-        CostError: There are fewer GPUs, or a GPU is not one of the presets.
+        CostError: There are fewer GPUs, or fewer cores; a GPU is not one of the presets; the
+            profile is damaged.
     """
     if cuda is None:
         import torch
 
         cuda = torch.cuda
     available = int(cuda.device_count()) if cuda.is_available() else 0
-    wanted = max(1, available) if count is None else count
+    if not available:
+        return _processes(1 if count is None else count, profile or default_profile())
+    wanted = available if count is None else count
     if available < wanted:
         raise CostError(f"cluster 'local' needs {wanted} GPUs, this machine has {available}")
     gpus = [_gpu(cuda.get_device_properties(index)) for index in range(wanted)]
@@ -87,6 +104,35 @@ def local_cluster(count: int | None, cuda: Any = None) -> Cluster:
     return Cluster("local", tuple(spec for _, spec in gpus), (level,))
 
 
+def _processes(count: int, file: Path) -> Cluster:
+    """Processes that share this machine's cores, and gloo between them."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    if count > cores:
+        raise CostError(
+            f"cluster 'local' needs {count} cores, one for each process, this machine has {cores}"
+        )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    threads = cores // count
+    spec = replace(
+        presets.processes(count, threads, memory),
+        profile=Profile.read(file, cpu_fingerprint(), threads),
+    )
+    return Cluster("local", (spec,) * count, presets.levels("cpu", 1, count))
+
+
+def cpu_fingerprint() -> str:
+    """What identifies this machine's processor in a profile: its model and number of cores."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    model = next(models, "") or platform.processor() or platform.machine()
+    return f"{model}, {os.cpu_count()} cores"
+
+
 def _gpu(properties: Any) -> tuple[str, DeviceSpec]:
     """The preset that a GPU's driver name belongs to, and its figures with the GPU's memory."""
     title = str(properties.name)
@@ -97,7 +143,7 @@ def _gpu(properties: Any) -> tuple[str, DeviceSpec]:
     raise CostError(f"no figures are known for GPU {title!r}; describe it in a TOML file")
 
 
-def _named(spec: str, devices: int | None) -> Cluster:
+def _named(spec: str, devices: int | None, profile: Path | None) -> Cluster:
     match = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
     if match is None:
         raise ClusterOptionError(
@@ -113,7 +159,7 @@ def _named(spec: str, devices: int | None) -> Cluster:
     if total is not None:
         _check_agreement(spec, total, devices)
     if name == "local":
-        return local_cluster(total or devices)
+        return local_cluster(total or devices, profile=profile)
     if name not in presets.names():
         known = ", ".join((*presets.names(), "local"))
         raise ClusterOptionError(

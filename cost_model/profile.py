@@ -1,0 +1,251 @@
+"""Profiles: measured seconds of operators, kept in one SQLite file and used to price others.
+
+An entry is of a device (its fingerprint), a number of threads, a backend with its version, and a
+form. The file may be written to by several processes at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sqlite3
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import quote
+
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.forms import Form
+
+#: Marks a file as a profile in SQLite's header ("pprf").
+_APPLICATION_ID = 0x70707266
+_SCHEMA_VERSION = 1
+_WAIT_S = 60.0  #: For other writers.
+_SCHEMA = """
+CREATE TABLE entries (
+    device TEXT NOT NULL,
+    threads INTEGER NOT NULL,
+    backend TEXT NOT NULL,
+    form TEXT NOT NULL,
+    op TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    flops REAL NOT NULL,
+    moved_bytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    spread REAL NOT NULL,
+    repeats INTEGER NOT NULL,
+    measured_at TEXT NOT NULL,
+    PRIMARY KEY (device, threads, backend, form)
+) WITHOUT ROWID
+"""
+_COLUMNS = "form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at"
+#: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
+_NEIGHBOURS = 4
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A measurement of a form.
+
+    Attributes:
+        form: `Form.key`.
+        op: Key of the op table.
+        dtype: Element type that it computes in.
+        flops: FLOPs of the form.
+        moved_bytes: Bytes that it reads and writes.
+        seconds: Median of the repeats.
+        spread: Half the distance of the quartiles, as a share of the median.
+        repeats: Number of timed runs.
+        backend: What ran it, with its version: "onnxruntime 1.31.0".
+        measured_at: Date and time, ISO 8601, UTC.
+    """
+
+    form: str
+    op: str
+    dtype: str
+    flops: float
+    moved_bytes: int
+    seconds: float
+    spread: float
+    repeats: int
+    backend: str
+    measured_at: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of an operator, and where they come from.
+
+    Attributes:
+        seconds: On one device.
+        source: "measured", "fitted" or "datasheet".
+        error: Spread of the measurements behind them, as a share; 0 for "datasheet", which has
+            none.
+    """
+
+    seconds: float
+    source: str
+    error: float = 0.0
+
+
+def default_profile() -> Path:
+    """The profile in the user's cache folder, which need not exist."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "partitioner" / "profile.sqlite"
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The entries of one device at one number of threads.
+
+    Attributes:
+        file: The SQLite file.
+        device: Fingerprint of the device.
+        threads: Threads of one operator.
+        entries: The newest entry of each form.
+    """
+
+    file: Path
+    device: str
+    threads: int
+    entries: Mapping[str, Entry] = field(repr=False)
+
+    @classmethod
+    def read(cls, file: Path, device: str, threads: int) -> Profile:
+        """The entries in a file; none if there is no such file.
+
+        Raises:
+            CostError: The file is no profile.
+        """
+        entries: dict[str, Entry] = {}
+        if file.exists():
+            with _opened(file) as database:
+                query = f"SELECT {_COLUMNS} FROM entries WHERE device = ? AND threads = ?"
+                for row in database.execute(f"{query} ORDER BY measured_at", (device, threads)):
+                    entry = Entry(*row)
+                    entries[entry.form] = entry
+        return cls(file, device, threads, entries)
+
+    def estimate(
+        self, form: Form, dtype: str, flops: float, moved_bytes: int, datasheet_s: float
+    ) -> Estimate:
+        """Seconds of a form: its own entry, else a fit over its operator's, else `datasheet_s`.
+
+        The fit is the mean, in logarithms and weighted by nearness, of what entries of the same
+        operator and type took in relation to their datasheet's rates; its error is their spread.
+
+        Args:
+            form: The form.
+            dtype: Element type that it computes in.
+            flops: Its FLOPs.
+            moved_bytes: Bytes that it reads and writes.
+            datasheet_s: Seconds by the device's rates.
+        """
+        entry = self.entries.get(form.key)
+        if entry is not None:
+            return Estimate(entry.seconds, "measured", entry.spread)
+        family = self._families.get((form.op, dtype), ())
+        if not family:
+            return Estimate(datasheet_s, "datasheet")
+        return _fitted(family, flops, moved_bytes)
+
+    @cached_property
+    def _families(self) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
+        families: dict[tuple[str, str], list[Entry]] = {}
+        for entry in self.entries.values():
+            families.setdefault((entry.op, entry.dtype), []).append(entry)
+        return {key: tuple(entries) for key, entries in families.items()}
+
+
+def _fitted(family: Iterable[Entry], flops: float, moved_bytes: int) -> Estimate:
+    """Seconds by the nearest entries: each one's seconds a unit of work, times the work."""
+
+    def scale(entry: Entry) -> float:
+        """How much more work there is than the entry's: of FLOPs where it has some, or bytes."""
+        if entry.flops and flops:
+            return flops / entry.flops
+        return max(1, moved_bytes) / max(1, entry.moved_bytes)
+
+    def distance(entry: Entry) -> float:
+        by_flops = math.log((flops + 1) / (entry.flops + 1))
+        by_bytes = math.log((moved_bytes + 1) / (entry.moved_bytes + 1))
+        return math.hypot(by_flops, by_bytes)
+
+    nearest = sorted(family, key=lambda entry: (distance(entry), entry.form))[:_NEIGHBOURS]
+    least = min(entry.seconds for entry in nearest)
+    weights = [1 / (0.1 + distance(entry)) for entry in nearest]
+    # A kernel has a fixed part: one that is much smaller than the entry does not scale to nothing.
+    logs = [math.log(max(entry.seconds * scale(entry), 0.25 * least)) for entry in nearest]
+    mean = statistics.fmean(logs, weights)
+    spread = math.sqrt(
+        statistics.fmean([(one - mean) ** 2 for one in logs], weights)
+        + statistics.fmean([entry.spread**2 for entry in nearest], weights)
+    )
+    return Estimate(math.exp(mean), "fitted", spread)
+
+
+def write_entries(file: Path, device: str, threads: int, entries: Iterable[Entry]) -> None:
+    """Add entries to a profile, which is made if it is not there; newer ones replace older ones.
+
+    Raises:
+        CostError: The file is something else, or cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CostError(f"profile {file}: {error.strerror or error}") from None
+    names = ("device", "threads", *_COLUMNS.split(", "))
+    marks = ", ".join("?" * len(names))
+    with _opened(file, write=True) as database, database:
+        database.executemany(
+            f"INSERT OR REPLACE INTO entries ({', '.join(names)}) VALUES ({marks})",
+            [
+                (device, threads, *(getattr(entry, name) for name in _COLUMNS.split(", ")))
+                for entry in entries
+            ],
+        )
+
+
+@contextlib.contextmanager
+def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection to a profile, checked to be one.
+
+    Raises:
+        CostError: The file is something else, damaged, of another version, or not accessible.
+    """
+    mode = "rwc" if write else "ro"
+    try:
+        uri = f"file:{quote(str(file.absolute()))}?mode={mode}"
+        with contextlib.closing(sqlite3.connect(uri, timeout=_WAIT_S, uri=True)) as database:
+            if write:
+                _make_tables(database)
+            _check(database, file)
+            yield database
+    except sqlite3.Error as error:
+        raise CostError(f"profile {file}: {error}") from None
+
+
+def _make_tables(database: sqlite3.Connection) -> None:
+    """Make the tables of a file that is new, in one step: another process may do the same."""
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if not tables:
+            database.execute(_SCHEMA)
+            database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+
+def _check(database: sqlite3.Connection, file: Path) -> None:
+    (mark,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if mark != _APPLICATION_ID:
+        raise CostError(f"profile {file}: it is a database of another program; name another file")
+    if version != _SCHEMA_VERSION:
+        raise CostError(
+            f"profile {file}: it has version {version}, this is version {_SCHEMA_VERSION}; "
+            "name another file"
+        )

@@ -29,7 +29,7 @@ class Form:
     Attributes:
         op: Key of the op table.
         attrs: Attributes in the form of `_plain`, by name, sorted.
-        operands: Element type and local shape of each operand, then each capture; None where absent.
+        operands: Element type and local shape of each operand, then each capture; None if absent.
         results: The same of each result.
     """
 

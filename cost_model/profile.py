@@ -12,7 +12,7 @@ import os
 import sqlite3
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
@@ -41,7 +41,16 @@ CREATE TABLE entries (
     PRIMARY KEY (device, threads, backend, form)
 ) WITHOUT ROWID
 """
-_COLUMNS = "form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at"
+_SELECT = """
+SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at
+FROM entries WHERE device = ? AND threads = ? ORDER BY measured_at
+"""
+_INSERT = """
+INSERT OR REPLACE INTO entries (
+    device, threads, form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend,
+    measured_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 #: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
 _NEIGHBOURS = 4
 
@@ -97,7 +106,7 @@ def default_profile() -> Path:
     return Path(cache) / "partitioner" / "profile.sqlite"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Profile:
     """The entries of one device at one number of threads.
 
@@ -111,7 +120,7 @@ class Profile:
     file: Path
     device: str
     threads: int
-    entries: Mapping[str, Entry] = field(repr=False)
+    entries: Mapping[str, Entry] = field(repr=False, hash=False)
 
     @classmethod
     def read(cls, file: Path, device: str, threads: int) -> Profile:
@@ -123,8 +132,7 @@ class Profile:
         entries: dict[str, Entry] = {}
         if file.exists():
             with _opened(file) as database:
-                query = f"SELECT {_COLUMNS} FROM entries WHERE device = ? AND threads = ?"
-                for row in database.execute(f"{query} ORDER BY measured_at", (device, threads)):
+                for row in database.execute(_SELECT, (device, threads)):
                     entry = Entry(*row)
                     entries[entry.form] = entry
         return cls(file, device, threads, entries)
@@ -197,16 +205,8 @@ def write_entries(file: Path, device: str, threads: int, entries: Iterable[Entry
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CostError(f"profile {file}: {error.strerror or error}") from None
-    names = ("device", "threads", *_COLUMNS.split(", "))
-    marks = ", ".join("?" * len(names))
     with _opened(file, write=True) as database, database:
-        database.executemany(
-            f"INSERT OR REPLACE INTO entries ({', '.join(names)}) VALUES ({marks})",
-            [
-                (device, threads, *(getattr(entry, name) for name in _COLUMNS.split(", ")))
-                for entry in entries
-            ],
-        )
+        database.executemany(_INSERT, [(device, threads, *astuple(entry)) for entry in entries])
 
 
 @contextlib.contextmanager

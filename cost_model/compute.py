@@ -57,13 +57,14 @@ def node_estimates(
         if (sizes, spec) not in known:
             flops = local_flops(graph, placed, point)
             moved = local_moved_bytes(graph, placed, point)
-            shape = partial(_local_shape, point)
+            shape = partial(shape_at, point)
             known[sizes, spec] = kernel_estimate(graph, placed, spec, flops, moved, shape)
         estimates[device] = known[sizes, spec]
     return estimates
 
 
-def _local_shape(point: _Point, at: Placement) -> tuple[int, ...]:
+def shape_at(point: _Point, at: Placement) -> tuple[int, ...]:
+    """Shape of a placement's part at a mesh coordinate."""
     return at.sharding.local_shape(at.mesh, point)
 
 

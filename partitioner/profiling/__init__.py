@@ -1,0 +1,1 @@
+"""Profiling: the seconds of the operators that a search could choose, measured on this machine."""

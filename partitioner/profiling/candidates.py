@@ -1,0 +1,163 @@
+"""The local operators that a search could choose, each as a program of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from partitioner.backends.regions import cut
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import (
+    compute_dtype,
+    is_free,
+    local_flops,
+    local_moved_bytes,
+    node_seconds,
+    shape_at,
+)
+from partitioner.cost_model.forms import Form, form_of
+from partitioner.cost_model.schedule import schedule
+from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import PlacedNode, place
+from partitioner.ir.program import Compute, Part
+from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.lowering import lower
+from partitioner.strategies.derive import Rules, strategies
+from partitioner.strategies.spaces import families
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A form that some plan would run.
+
+    Attributes:
+        form: The form.
+        placed: A node that has it, with a strategy.
+        device: A device on which the node's part has it.
+        dtype: Element type that it computes in.
+        flops: FLOPs of the part.
+        moved_bytes: Bytes that the part reads and writes.
+        weight_s: Seconds of all nodes that could take the form, each counted once, as priced
+            before the measurement: what a wrong price of the form could cost.
+    """
+
+    form: Form
+    placed: PlacedNode
+    device: int
+    dtype: str
+    flops: float
+    moved_bytes: int
+    weight_s: float
+
+
+def candidates(
+    graph: Graph, cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None
+) -> tuple[Candidate, ...]:
+    """The distinct forms of all strategies on a cluster, those that matter most first.
+
+    Args:
+        strategy: "auto", "intra" or "inter".
+        mesh: Axis sizes of intra plans; None for all that are searched.
+    """
+    rules = Rules.of(graph)
+    spaces = families(strategy, len(cluster), mesh)
+    shapes = {group.axes: group for space in spaces for group in space.groups}
+    single = DeviceMesh.single(0)
+    meshes = [single, *(group for axes, group in shapes.items() if axes)]
+    by_mesh = [strategies(graph, rules, group) for group in meshes]
+    found: dict[str, Candidate] = {}
+    for node in graph.nodes:
+        offered = [placed for by_node in by_mesh for placed in by_node[node.name]]
+        here: dict[str, Candidate] = {}
+        for placed in offered or [place(graph, node, single, {}, None)]:
+            for candidate in _of_strategy(graph, placed, cluster):
+                here.setdefault(candidate.form.key, candidate)
+        for key, candidate in here.items():
+            known = found.get(key, candidate)
+            weight_s = candidate.weight_s + (known.weight_s if key in found else 0.0)
+            found[key] = replace(known, weight_s=weight_s)
+    return tuple(sorted(found.values(), key=lambda one: (-one.weight_s, one.form.key)))
+
+
+def _of_strategy(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator[Candidate]:
+    """The forms of a placed node's parts."""
+    if is_free(placed):
+        return
+    seconds = node_seconds(graph, placed, cluster)
+    for device, point in placed.mesh.coords():
+        yield Candidate(
+            form_of(graph, placed, partial(shape_at, point)),
+            placed,
+            device,
+            compute_dtype(graph, placed),
+            local_flops(graph, placed, point),
+            local_moved_bytes(graph, placed, point),
+            seconds[device],
+        )
+
+
+def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:
+    """A candidate's part as a graph of its own, with random weights.
+
+    Raises:
+        PartitionerError: The part cannot be lowered.
+    """
+    node, types = candidate.placed.node, graph.types
+    weights = {value for value in node.reads if value in graph.constants}
+    steering = {
+        value: graph.constants[value]
+        for value in weights
+        if not graph.constants[value].weight and types[value].numel <= SMALL_CONSTANT
+    }
+    alone = Graph(
+        graph.name,
+        tuple(value for value in node.reads if value not in steering),
+        tuple(node.writes),
+        (node,),
+        {value: types[value] for value in (*node.reads, *node.writes)},
+        steering,
+        graph.opsets,
+    )
+    lowered = lower(alone, schedule(alone, [candidate.placed], cluster), len(cluster))
+    program = lowered.ranks[candidate.device]
+    nodes = tuple(step.node for step in program.steps if isinstance(step, Compute))
+    made = dict.fromkeys(value for one in nodes for value in one.writes)
+    reads = dict.fromkeys(value for one in nodes for value in one.reads if value not in made)
+    constants = {
+        **{value: Constant.of(array) for value, array in program.literals.items()},
+        **{value: _part(steering[part.whole], part) for value, part in program.constants.items()},
+    }
+    names = {value: program.types[value] for value in (*reads, *made)}
+    random = np.random.default_rng(0)
+    for value in reads:
+        is_weight = value.partition("@")[0] in weights and value not in constants
+        if is_weight and names[value].dtype.startswith(("float", "bfloat")):
+            array = random.standard_normal(names[value].shape, np.float32)
+            cast = array.astype(numpy_dtype(names[value].dtype))
+            constants[value] = Constant(names[value], partial(_same, cast), weight=True)
+    return Graph(
+        graph.name,
+        tuple(value for value in reads if value not in constants),
+        tuple(made),
+        nodes,
+        names,
+        {value: constants[value] for value in reads if value in constants},
+        graph.opsets,
+    )
+
+
+def _part(constant: Constant, part: Part) -> Constant:
+    whole = constant.load()
+    array = whole if part.region is None else np.array(cut(whole, part.region))
+    return replace(
+        constant, type=TensorType.of(constant.type.dtype, array.shape), load=lambda: array
+    )
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+    return array

@@ -1,0 +1,71 @@
+"""Seconds of programs: warmed up, repeated in turns, the median and its spread."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+#: Fewest and most timed runs of a program.
+_LEAST_REPEATS, _MOST_REPEATS = 5, 50
+#: Runs go on until half the distance of the quartiles is this share of the median.
+_SPREAD = 0.03
+#: Seconds of timed runs of a program, after which it has had enough.
+_ENOUGH_S = 0.25
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Timed runs of a program.
+
+    Attributes:
+        seconds: Median.
+        spread: Half the distance of the quartiles, as a share of the median.
+        repeats: Number of runs.
+    """
+
+    seconds: float
+    spread: float
+    repeats: int
+
+    @classmethod
+    def of(cls, runs: Sequence[float]) -> Timing:
+        """The figures of runs, of which there are at least two."""
+        median = statistics.median(runs)
+        low, _, high = statistics.quantiles(runs, n=4)
+        return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
+
+
+def timings(
+    programs: Sequence[Callable[[], object]],
+    clock: Callable[[], float] = time.perf_counter,
+    end_s: float = float("inf"),
+) -> list[Timing]:
+    """Seconds of programs that were run once before, one run of each in turn.
+
+    Taking turns spreads what else the machine does over all programs.
+
+    Args:
+        programs: Functions that run one each.
+        clock: Gives seconds.
+        end_s: Time of `clock` at which all end, after the fewest runs.
+    """
+    runs: list[list[float]] = [[] for _ in programs]
+    open_ones = list(range(len(programs)))
+    while open_ones:
+        for index in open_ones:
+            begin = clock()
+            programs[index]()
+            runs[index].append(clock() - begin)
+        is_late = clock() >= end_s
+        open_ones = [index for index in open_ones if not _is_enough(runs[index], is_late)]
+    return [Timing.of(one) for one in runs]
+
+
+def _is_enough(runs: Sequence[float], is_late: bool) -> bool:
+    if len(runs) < _LEAST_REPEATS:
+        return False
+    if is_late or len(runs) >= _MOST_REPEATS or sum(runs) >= _ENOUGH_S:
+        return True
+    return Timing.of(runs).spread <= _SPREAD and len(runs) >= 2 * _LEAST_REPEATS

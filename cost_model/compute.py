@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
@@ -61,6 +62,44 @@ def node_estimates(
             known[sizes, spec] = kernel_estimate(graph, placed, spec, flops, moved, shape)
         estimates[device] = known[sizes, spec]
     return estimates
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the seconds of a plan's nodes come from, added up over nodes and devices.
+
+    Attributes:
+        seconds: By source of an `Estimate`.
+        error_s: Of those that are measured or fitted, each times its error.
+    """
+
+    seconds: Mapping[str, float]
+    error_s: float
+
+    @classmethod
+    def of(cls, graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Sources:
+        """The sources of a plan's nodes."""
+        seconds: dict[str, float] = {}
+        error_s = 0.0
+        for node in placed:
+            for estimate in node_estimates(graph, node, cluster).values():
+                spent_s = seconds.get(estimate.source, 0.0)
+                seconds[estimate.source] = spent_s + estimate.seconds
+                error_s += estimate.seconds * estimate.error
+        return cls(seconds, error_s)
+
+    def shares(self) -> Mapping[str, float]:
+        """Share of the seconds by source; of none, all is "datasheet"."""
+        whole = sum(self.seconds.values())
+        if not whole:
+            return {"datasheet": 1.0}
+        return {source: part / whole for source, part in self.seconds.items() if part}
+
+    @property
+    def error(self) -> float:
+        """Mean error of the seconds that are measured or fitted; 0 for none."""
+        known = sum(part for source, part in self.seconds.items() if source != "datasheet")
+        return self.error_s / known if known else 0.0
 
 
 def shape_at(point: _Point, at: Placement) -> tuple[int, ...]:

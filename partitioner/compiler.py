@@ -15,12 +15,14 @@ from typing_extensions import Unpack
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import best_single
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
+from partitioner.ir.plan import resolve
 from partitioner.no_gc import no_collection
 from partitioner.options import (
     CompileOptions,
@@ -281,9 +283,17 @@ def plan_graph(
     summary = facts(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),
+        sources=_sources(outcome, cluster),
         pinned=request.constraints.bound,
     )
     return outcome, summary
+
+
+def _sources(outcome: Outcome, cluster: Cluster) -> Sources:
+    """Where the seconds of a plan come from."""
+    if all(spec.profile is None for spec in cluster.devices):
+        return Sources({}, 0.0)
+    return Sources.of(outcome.graph, resolve(outcome.graph, outcome.plan), cluster)
 
 
 @dataclass(frozen=True)

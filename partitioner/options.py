@@ -49,6 +49,7 @@ class TargetOptions(TypedDict, total=False):
 
     cluster: str | Path | Cluster | None
     memory: int | str | None
+    profile: str | Path | None
     mesh: Mapping[str, int] | None
     constraints: Constraints | Plan | str | Path | None
 
@@ -57,6 +58,16 @@ class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
     """Options of `compile`."""
 
     recompute: Recompute
+
+
+class ProfileOptions(ModelOptions, total=False):
+    """Options of `profile`."""
+
+    cluster: str | Path | Cluster | None
+    mesh: Mapping[str, int] | None
+    strategy: str
+    time_limit_s: float
+    profile: str | Path | None
 
 
 class DumpOptions(ModelOptions, TargetOptions, total=False):
@@ -159,7 +170,8 @@ def target_cluster(options: Mapping[str, Any], devices: int | None) -> Cluster:
     cluster, memory = options.get("cluster"), options.get("memory")
     if not isinstance(cluster, Cluster):
         count = 1 if cluster is None and devices is None else devices
-        cluster = resolve_cluster(cluster, count)
+        file = options.get("profile")
+        cluster = resolve_cluster(cluster, count, None if file is None else Path(file))
     elif devices not in (None, len(cluster)):
         raise ClusterOptionError(
             f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"

@@ -22,6 +22,8 @@ def prepared(
 ) -> Callable[[], object]:
     """A function that runs the program of a single rank once, eagerly.
 
+    It sets the threads of the process.
+
     Raises:
         BackendError: PyTorch does not take or run the program.
     """
@@ -30,14 +32,10 @@ def prepared(
     arguments = [from_numpy(inputs[name], types[name].dtype) for name in forward.arguments]
 
     def run() -> object:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            with torch.no_grad():
-                return forward.module(*arguments)
-        finally:
-            torch.set_num_threads(before)
+        with torch.no_grad():
+            return forward.module(*arguments)
 
+    torch.set_num_threads(threads)
     try:
         run()
     except Exception as error:

@@ -31,6 +31,7 @@ from partitioner.cli.options import (
     natural,
     one_line,
     positive,
+    profile_option,
     progress,
     read_options,
     safe,
@@ -38,6 +39,7 @@ from partitioner.cli.options import (
     target_options,
     warn,
 )
+from partitioner.cli.profile import profile_command
 from partitioner.cli.report import diff, explain, report, sweep
 from partitioner.cli.solve import evaluate_command, solve_command
 from partitioner.frontends.model_names import module_name
@@ -55,6 +57,7 @@ _EPILOG = """commands on a folder that `partition MODEL` wrote:
 on a model:
   partition sweep MODEL --devices 1,2,4,8 [--memory SIZE,...] [--clusters NAME,...] [-o FILE]
                         [--training] [--parallel KIND]
+  partition profile MODEL [--devices N] [--training] [--time-limit S] [--profile FILE]
   partition check FILE
 
 commands on a problem file (google/iopddl, msr-fiddle/dnn-partitioning or msr-fiddle/piper):
@@ -113,6 +116,7 @@ def _partition_parser() -> argparse.ArgumentParser:
         help="preset like 4xh100, 2x4xh200, 4xcpu, ideal, local; or a TOML file",
     )
     add("--memory", type=memory, metavar="SIZE", help="memory limit of each device, like 8GiB")
+    profile_option(parser)
     model_options(parser)
     add("--mesh", type=mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: searched)")
     add("--constraints", metavar="FILE", help="pins (TOML) or a plan (JSON) to keep")
@@ -280,6 +284,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "report": report,
     "diff": diff,
     "sweep": sweep,
+    "profile": profile_command,
     "draw": cli_pictures.draw,
     "check": cli_pictures.check,
     "solve": solve_command,

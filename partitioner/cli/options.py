@@ -162,12 +162,32 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of reading an ONNX model and of the search."""
     add = parser.add_argument
     add("--objective", choices=("throughput", "latency", "memory"), default="throughput")
+    strategy_option(parser)
+    shape_options(parser)
+    time_limit(parser, 30.0, "for the search")
     add(
+        "--gap",
+        type=fraction,
+        default=0.01,
+        metavar="1%",
+        help="stop at this gap to the lower bound",
+    )
+    solver_options(parser)
+
+
+def strategy_option(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of what is searched."""
+    parser.add_argument(
         "--strategy",
         choices=("auto", "intra", "inter"),
         default="auto",
         help="shard operators, place them, or both",
     )
+
+
+def shape_options(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes and shapes of an ONNX model's inputs."""
+    add = parser.add_argument
     add(
         "--dim",
         type=dim,
@@ -184,21 +204,27 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=D,D",
         help="shape of an input",
     )
-    add(
+
+
+def time_limit(parser: argparse.ArgumentParser, default_s: float, of: str) -> None:
+    """Add a limit in seconds."""
+    parser.add_argument(
         "--time-limit",
         type=seconds,
-        default=30.0,
+        default=default_s,
         metavar="S",
-        help="seconds for the search (default 30)",
+        help=f"seconds {of} (default {default_s:g})",
     )
-    add(
-        "--gap",
-        type=fraction,
-        default=0.01,
-        metavar="1%",
-        help="stop at this gap to the lower bound",
+
+
+def profile_option(parser: argparse.ArgumentParser) -> None:
+    """Add the file of measurements."""
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="measurements of this machine, for --cluster local (default: in the cache folder)",
     )
-    solver_options(parser)
 
 
 def solver_options(parser: argparse.ArgumentParser) -> None:
@@ -215,17 +241,22 @@ def solver_options(parser: argparse.ArgumentParser) -> None:
 
 def module_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of PyTorch modules."""
+    training_options(parser)
+    parser.add_argument(
+        "--parallel",
+        metavar="KIND",
+        help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
+    )
+
+
+def training_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of training a PyTorch module."""
     add = parser.add_argument
     add("--training", action="store_true", help="of a module: plan its backward pass too")
     add(
         "--optimizer",
         metavar="NAME",
         help="of --training: adamw (default), adam, sgd, momentum, rmsprop or adagrad",
-    )
-    add(
-        "--parallel",
-        metavar="KIND",
-        help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
     )
 
 
@@ -234,7 +265,7 @@ def read_options(args: argparse.Namespace, say: Say) -> ModelOptions:
     return {
         "training": args.training,
         "optimizer": args.optimizer or "adamw",
-        "parallel": args.parallel,
+        "parallel": getattr(args, "parallel", None),
         "dims": dict(args.dim),
         "shapes": dict(args.shape),
         "progress": say,
@@ -258,6 +289,7 @@ def target_options(args: argparse.Namespace) -> TargetOptions:
     return {
         "cluster": args.cluster,
         "memory": args.memory,
+        "profile": args.profile,
         "mesh": args.mesh,
         "constraints": args.constraints,
     }

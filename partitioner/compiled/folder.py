@@ -253,6 +253,8 @@ _SUMMARY: Mapping[str, Check] = {
     **dict.fromkeys(("nodes", "cut_nodes", "replicated_nodes"), _is_size),
     **dict.fromkeys(("cut_over", "replicated_on"), _list_of(_is_text)),
     "pinned": lambda value: type(value) is bool,
+    "cost_sources": _table_of(_is_figure),
+    "cost_error": _is_figure,
     "load_s": _list_of(_is_figure),
     "peak_bytes": _list_of(_is_size),
     "not_searched": _table_of(_is_text),

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from partitioner.backends.regions import cut
-
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import (
     compute_dtype,

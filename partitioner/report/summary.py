@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from partitioner import units
+from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import Evaluation
 from partitioner.ir.plan import Certificate
 from partitioner.ir.rule import Rule
@@ -28,6 +29,7 @@ def facts(
     notes: tuple[str, ...],
     *,
     rules: Mapping[str, Rule | str],
+    sources: Sources,
     pinned: bool,
 ) -> dict[str, Any]:
     """The facts of a plan, each figure beside that of one device.
@@ -41,6 +43,7 @@ def facts(
         devices: Devices of the cluster.
         notes: Further sentences for the user.
         rules: The rule of each node, or the reason why it has none.
+        sources: Where the plan's seconds come from.
         pinned: Whether the search had constraints.
     """
     plan, figures = outcome.plan, outcome.evaluation
@@ -66,6 +69,8 @@ def facts(
         "sharded_flops_share": figures.sharded_flops_share,
         **split.facts(plan),
         **split.kept_whole(outcome.graph, rules),
+        "cost_sources": dict(sources.shares()),
+        "cost_error": sources.error,
         "pinned": pinned,
         "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
         "peak_bytes": [figures.held_bytes.get(device, 0) for device in range(devices)],
@@ -108,6 +113,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         f"  throughput  {_beside(summary, 'throughput_per_s', units.per_second)}",
         f"  peak memory {_peaks(summary)}",
         f"  split       {split.sentence(summary)}",
+        f"  costs       {costs_sentence(summary['cost_sources'], summary['cost_error'])}",
         f"  search      {summary['solver']}, {searched}",
     ]
     if fewer:
@@ -119,6 +125,15 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
     lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
+
+
+def costs_sentence(shares: Mapping[str, float], error: float) -> str:
+    """Where the seconds of operators come from; communication is by the cluster's rates."""
+    if set(shares) == {"datasheet"}:
+        return "of operators by the cluster's rates, not measured"
+    order = ("measured", "fitted", "datasheet")
+    parts = [f"{units.share(shares[name])} {name}" for name in order if name in shares]
+    return f"of operators {', '.join(parts)} (± {units.share(error)}); of links by their rates"
 
 
 def _without(failed: Mapping[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from partitioner import units
-from partitioner.cost_model.compute import node_limit
+from partitioner.cost_model.compute import node_estimates, node_limit
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
@@ -128,6 +128,9 @@ def _node(result: Planned, name: str) -> Node:
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
     spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
+    estimates = node_estimates(result.graph, placed, result.cluster).values()
+    slowest = max(estimates, key=lambda estimate: estimate.seconds)
+    source = slowest.source + (f" ± {units.share(slowest.error)}" if slowest.error else "")
     flops = rule.flops if rule else estimated_flops(result.graph, node)
     about = "as a whole" if rule else "as a whole, estimated"
     rule_text = "it has no rule, so it stays whole on one device"
@@ -136,7 +139,7 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         rule_text = f"factors: {', '.join(sizes)}"
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
-        f"  {units.seconds(spent_s)} on each device, {flops:.4g} FLOP {about}",
+        f"  {units.seconds(spent_s)} on each device ({source}), {flops:.4g} FLOP {about}",
         f"  {rule_text}",
     ]
 

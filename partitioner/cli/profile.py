@@ -1,0 +1,65 @@
+"""``partition profile``: measure a model's operators on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+
+from partitioner.cli.options import (
+    MODEL,
+    check_kind,
+    check_model,
+    command,
+    mesh,
+    positive,
+    profile_option,
+    progress,
+    read_options,
+    safe,
+    shape_options,
+    strategy_option,
+    time_limit,
+    training_options,
+)
+
+
+def profile_command(argv: Sequence[str]) -> int:
+    """``partition profile MODEL --devices N``."""
+    about = "Measure the operators that a search could choose, for plans on --cluster local."
+    parser = command("profile", about, MODEL=MODEL)
+    add = parser.add_argument
+    add("--devices", type=positive, metavar="N", help="processes that share this machine")
+    cluster = "local (default), or a TOML file that names a profile"
+    add("--cluster", default="local", metavar="NAME|FILE", help=cluster)
+    profile_option(parser)
+    strategy_option(parser)
+    add("--mesh", type=mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: all)")
+    shape_options(parser)
+    training_options(parser)
+    time_limit(parser, 120.0, "for the measurements")
+    add("--json", action="store_true", help="print it as JSON")
+    add("-q", "--quiet", action="store_true", help="no progress")
+    args = parser.parse_args(argv)
+    check_kind(parser, args)
+    check_model(args.model)
+    say = progress(args.quiet)
+    say("loading the compiler")
+    from partitioner.profiling.profile import profile
+
+    profiled = profile(
+        args.model,
+        devices=args.devices,
+        cluster=args.cluster,
+        profile=args.profile,
+        strategy=args.strategy,
+        mesh=args.mesh,
+        time_limit_s=args.time_limit,
+        **read_options(args, say),
+    )
+    if args.json:
+        data = {**dataclasses.asdict(profiled), "file": str(profiled.file)}
+        print(json.dumps(data, indent=1))
+    else:
+        print(safe(str(profiled)))
+    return 0

@@ -1,0 +1,253 @@
+"""`profile` measures the local operators of a model and keeps their seconds."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from typing_extensions import Unpack
+
+from partitioner import units
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profile import Entry, Profile, write_entries
+from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.schedule import schedule
+from partitioner.frontends.inputs import random_inputs
+from partitioner.frontends.model import ModuleInput, open_model
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import place
+from partitioner.ir.program import Programs
+from partitioner.lowering import lower
+from partitioner.options import ProfileOptions, opening, takes, target_cluster
+from partitioner.profiling.candidates import Candidate, candidates, local_graph
+from partitioner.profiling.measure import Timing, timings
+from partitioner.search.request import Say, silent
+from partitioner.strategies.spaces import check_space
+
+if TYPE_CHECKING:
+    import onnx
+    from torch import nn
+
+#: Programs that take turns: few enough to hold in memory, with their weights.
+_AT_A_TIME = 8
+_TIME_LIMIT_S = 120.0
+
+#: Makes a program of one rank runnable, from its graph, its inputs and a number of threads.
+Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int], Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What `profile` measured; printed, a few lines.
+
+    Attributes:
+        file: The profile.
+        device: Fingerprint of the device.
+        threads: Threads of one operator.
+        backend: What ran the operators, with its version.
+        forms: Number of forms that a search could choose.
+        measured: Number of forms measured now.
+        known: Number of forms that the profile had before.
+        failed: Reason for each form that cannot be measured, by operator.
+        unknown_share: Share of the seconds of all forms, as priced without the measurements, that
+            neither entry nor measurement covers.
+        seconds: Of the whole call.
+    """
+
+    file: Path
+    device: str
+    threads: int
+    backend: str
+    forms: int
+    measured: int
+    known: int
+    failed: Mapping[str, str]
+    unknown_share: float
+    seconds: float
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        now = f"{self.measured} measured now in {units.seconds(self.seconds)}"
+        lines = [
+            f"profiled {self.forms} forms of operators: {now}, {self.known} known before",
+            f"  device   {self.device}, {threads}",
+            f"  backend  {self.backend}",
+            f"  profile  {self.file}",
+        ]
+        if self.unknown_share:
+            lines.append(
+                f"  note: forms with {units.share(self.unknown_share)} of the seconds are not "
+                "measured; the next run goes on with them"
+            )
+        lines += [f"  note: {op} cannot be measured: {why}" for op, why in self.failed.items()]
+        return "\n".join(lines)
+
+
+@takes(ProfileOptions, cluster="local", time_limit_s=_TIME_LIMIT_S)
+def profile(
+    model: str | Path | onnx.ModelProto | nn.Module,
+    example_inputs: Any = None,
+    devices: int | None = None,
+    **options: Unpack[ProfileOptions],
+) -> Profiled:
+    """Measure the local operators that a search could choose for a model on this machine.
+
+    Every distinct form (operator, attributes, local shapes, types) of every strategy is run by the
+    backend that will run it, those with the most predicted seconds first, and its median is added
+    to a profile, which `compile` and the others read for ``cluster="local"``. Forms that the
+    profile has from the same backend are not measured again.
+
+    Args:
+        model: As of `compile`.
+        example_inputs: As of `compile`.
+        devices: Number of processes that share the machine (default: 1).
+        **options: As of `compile`, but:
+
+            cluster: "local", or a file that names a profile.
+
+            time_limit_s: Of all measurements, in seconds.
+
+            profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
+
+    Raises:
+        PartitionerError: The model is wrong, the cluster's devices have no profile, or the file is
+            no profile.
+    """
+    begin = time.perf_counter()
+    say = options.get("progress") or silent
+    limit_s = options.get("time_limit_s", _TIME_LIMIT_S)
+    cluster = target_cluster({"cluster": "local", **options}, devices)
+    strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
+    check_space(strategy, len(cluster), mesh)
+    known = _profile_of(cluster)
+    opened = open_model(model, example_inputs, **opening(options))
+    say("reading the model")
+    graph = opened.graph
+    say("collecting the operators")
+    wanted = candidates(graph, cluster, strategy, mesh)
+    backend, prepare = _backend(is_module=isinstance(opened, ModuleInput))
+    new = [one for one in wanted if not _is_known(one, known, backend)]
+    session = _Session(graph, cluster, known, backend, prepare, say)
+    session.measure(new, begin + limit_s)
+    covered = {one.form.key for one in wanted} - {one.form.key for one in new} | session.measured
+    whole_s = sum(one.weight_s for one in wanted)
+    unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
+    return Profiled(
+        known.file,
+        known.device,
+        known.threads,
+        backend,
+        len(wanted),
+        len(session.measured),
+        len(wanted) - len(new),
+        dict(sorted(session.failed.items())),
+        unknown_s / whole_s if whole_s else 0.0,
+        time.perf_counter() - begin,
+    )
+
+
+def _profile_of(cluster: Cluster) -> Profile:
+    """The profile of the cluster's devices, which are equal."""
+    profiles = {spec.profile for spec in cluster.devices}
+    known = profiles.pop()
+    if profiles or known is None:
+        raise CostError(
+            f"cluster {cluster.name!r} has devices without one common profile; operators are "
+            "measured for cluster 'local' of a machine without GPUs, or a cluster file that names "
+            "a profile"
+        )
+    return known
+
+
+def _is_known(candidate: Candidate, known: Profile, backend: str) -> bool:
+    entry = known.entries.get(candidate.form.key)
+    return entry is not None and entry.backend == backend
+
+
+def _backend(*, is_module: bool) -> tuple[str, Prepare]:
+    """The backend's name, and its function that prepares a program."""
+    if is_module:
+        from partitioner.backends.torch import timing as torch_timing
+
+        return torch_timing.NAME, torch_timing.prepared
+    from partitioner.backends.onnx import timing as onnx_timing
+
+    return onnx_timing.NAME, onnx_timing.prepared
+
+
+@dataclass
+class _Session:
+    """Measures candidates and adds them to the profile.
+
+    Attributes:
+        measured: Keys of the forms that were measured.
+        failed: Reason for each operator that could not be prepared.
+    """
+
+    graph: Graph
+    cluster: Cluster
+    profile: Profile
+    backend: str
+    prepare: Prepare
+    say: Say
+    measured: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def measure(self, wanted: Sequence[Candidate], end_s: float) -> None:
+        """Measure candidates in their order until `end_s`, some at a time."""
+        for some in _batches(wanted):
+            if time.perf_counter() >= end_s:
+                return
+            done = len(self.measured)
+            self.say(f"measuring {done + 1} to {done + len(some)} of {len(wanted)} forms")
+            ready = [(one, run) for one in some if (run := self._prepared(one)) is not None]
+            times = timings([run for _, run in ready], end_s=end_s)
+            entries = [self._entry(one, t) for (one, _), t in zip(ready, times, strict=True)]
+            write_entries(self.profile.file, self.profile.device, self.profile.threads, entries)
+            self.measured.update(entry.form for entry in entries)
+
+    def _prepared(self, candidate: Candidate) -> Callable[[], object] | None:
+        """A function that runs the candidate's form; None if there is none."""
+        try:
+            local = local_graph(self.graph, candidate, self.cluster)
+            inputs = random_inputs(local, seed=0)
+            return self.prepare(_on_one_device(local), local, inputs, self.profile.threads)
+        except PartitionerError as error:
+            self.failed.setdefault(candidate.form.op, str(error))
+            return None
+
+    def _entry(self, candidate: Candidate, timing: Timing) -> Entry:
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        return Entry(
+            candidate.form.key,
+            candidate.form.op,
+            candidate.dtype,
+            candidate.flops,
+            candidate.moved_bytes,
+            timing.seconds,
+            timing.spread,
+            timing.repeats,
+            self.backend,
+            now,
+        )
+
+
+def _batches(wanted: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
+    for first in range(0, len(wanted), _AT_A_TIME):
+        yield wanted[first : first + _AT_A_TIME]
+
+
+def _on_one_device(graph: Graph) -> Programs:
+    """The program of a graph that one device runs whole."""
+    single = DeviceMesh.single(0)
+    placed = [place(graph, node, single, {}, None) for node in graph.nodes]
+    return lower(graph, schedule(graph, placed, resolve_cluster("ideal", 1)), 1)

@@ -216,6 +216,8 @@ def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
     Raises:
         CostError: The file is something else, damaged, of another version, or not accessible.
     """
+    if file.exists() and not file.is_file():
+        raise CostError(f"profile {file}: it is not a file")
     mode = "rwc" if write else "ro"
     try:
         uri = f"file:{quote(str(file.absolute()))}?mode={mode}"

@@ -1,0 +1,242 @@
+"""Profiles: kept in one file by several writers, refused when damaged, used to price nodes."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cost_cases import SLOW, flat, matmul_graph, placed
+
+from partitioner.cost_model import compute
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import Sources
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.even_mesh import EvenMesh, stand_in
+from partitioner.cost_model.forms import form_of
+from partitioner.cost_model.profile import Entry, Profile, write_entries
+from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster
+from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import PlacedNode
+
+DEVICE, THREADS = "a processor, 4 cores", 2
+PAIR = DeviceMesh.line(2)
+ONE = DeviceMesh.single(0)
+
+
+def entry(form: str, seconds: float, date: str = "2026-01-01", **changes: object) -> Entry:
+    known = Entry(form, "MatMul", "float32", 1e6, 1000, seconds, 0.02, 9, "onnxruntime 1", date)
+    return replace(known, **changes)  # type: ignore[arg-type]
+
+
+def key(graph: Graph, node: PlacedNode, device: int = 0) -> str:
+    point = node.mesh.coord(device)
+    return form_of(graph, node, lambda at: compute.shape_at(point, at)).key
+
+
+def measured(file: Path, *entries: Entry, devices: int = 2) -> Cluster:
+    write_entries(file, DEVICE, THREADS, entries)
+    spec = replace(SLOW, profile=Profile.read(file, DEVICE, THREADS))
+    return replace(flat(devices), devices=(spec,) * devices)
+
+
+def test_entries_are_kept_and_newer_ones_win(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "profile.sqlite"
+    write_entries(file, DEVICE, THREADS, [entry("a", 1.0), entry("b", 2.0)])
+    write_entries(file, DEVICE, THREADS, [entry("a", 3.0, "2026-02-01", backend="onnxruntime 2")])
+    write_entries(file, DEVICE, THREADS, [entry("b", 4.0)])
+    write_entries(file, "another", THREADS, [entry("a", 9.0)])
+    write_entries(file, DEVICE, 1, [entry("a", 9.0)])
+    known = Profile.read(file, DEVICE, THREADS).entries
+    assert {form: one.seconds for form, one in known.items()} == {"a": 3.0, "b": 4.0}
+
+
+def test_no_file_is_an_empty_profile_and_is_not_made(tmp_path: Path) -> None:
+    assert not Profile.read(tmp_path / "none.sqlite", DEVICE, THREADS).entries
+    assert not list(tmp_path.iterdir())
+
+
+def _foreign(file: Path) -> None:
+    database = sqlite3.connect(file)
+    database.execute("CREATE TABLE entries (mine TEXT)")
+    database.close()
+
+
+def _of_the_future(file: Path) -> None:
+    write_entries(file, DEVICE, THREADS, [])
+    database = sqlite3.connect(file)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+
+
+def _damaged(file: Path) -> None:
+    write_entries(file, DEVICE, THREADS, [entry(f"form {i}", 1.0) for i in range(2000)])
+    data = bytearray(file.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda file: file.write_text("not a database, but a longer text"), "not a database"),
+        (_foreign, "a database of another program"),
+        (_of_the_future, "has version 99, this is version 1"),
+        (_damaged, "malformed"),
+        (lambda file: file.mkdir(), "it is not a file"),
+    ],
+)
+def test_what_is_no_profile_is_refused_and_kept(tmp_path: Path, make: object, why: str) -> None:
+    file = tmp_path / "profile.sqlite"
+    make(file)  # type: ignore[operator]
+    before = file.read_bytes() if file.is_file() else b""
+    with pytest.raises(CostError, match=why) as caught:
+        Profile.read(file, DEVICE, THREADS)
+    assert str(caught.value).startswith(f"profile {file}: ")
+    if "malformed" not in why:
+        with pytest.raises(CostError, match=why):
+            write_entries(file, DEVICE, THREADS, [entry("a", 1.0)])
+        assert (file.read_bytes() if file.is_file() else b"") == before
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from partitioner.cost_model.profile import Entry, write_entries
+for i in range(20):
+    name = f"{sys.argv[2]}-{i}"
+    one = Entry(name, "Op", "float32", 1.0, 1, 1.0, 0.0, 5, "backend", "2026")
+    write_entries(Path(sys.argv[1]), "device", 1, [one])
+"""
+
+
+def test_processes_write_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "profile.sqlite"
+    writers = [
+        subprocess.Popen([sys.executable, "-c", _WRITER, str(file), str(name)]) for name in range(4)
+    ]
+    assert [writer.wait() for writer in writers] == [0] * 4
+    assert len(Profile.read(file, "device", 1).entries) == 80
+
+
+def test_a_measured_form_has_its_seconds(tmp_path: Path) -> None:
+    graph = matmul_graph(n=10)
+    cut = placed(graph, "mm", PAIR, {"n": ("tp",)})
+    whole = placed(graph, "mm", ONE)
+    cluster = measured(tmp_path / "p", entry(key(graph, cut), 0.25))
+    assert compute.node_seconds(graph, cut, cluster) == {0: 0.25, 1: 0.25}
+    estimate = compute.node_estimates(graph, cut, cluster)[0]
+    assert (estimate.source, estimate.error) == ("measured", 0.02)
+    assert compute.node_estimates(graph, whole, cluster)[0].source == "fitted"
+    assert compute.node_seconds(graph, cut, flat(2)) != {0: 0.25, 1: 0.25}
+
+
+def test_uneven_parts_are_forms_of_their_own(tmp_path: Path) -> None:
+    graph = matmul_graph(n=9)
+    cut = placed(graph, "mm", PAIR, {"n": ("tp",)})  # columns 5, 4
+    assert key(graph, cut, 0) != key(graph, cut, 1)
+    cluster = measured(
+        tmp_path / "p", entry(key(graph, cut, 0), 0.5), entry(key(graph, cut, 1), 0.125)
+    )
+    assert compute.node_seconds(graph, cut, cluster) == {0: 0.5, 1: 0.125}
+
+
+def test_forms_do_not_depend_on_the_model() -> None:
+    """A part of one model is the whole of another."""
+    cut = key(matmul_graph(n=10), placed(matmul_graph(n=10), "mm", PAIR, {"n": ("tp",)}))
+    small = matmul_graph(n=5)
+    assert cut == key(small, placed(small, "mm", ONE))
+    half = matmul_graph(n=5, dtype="float16")
+    assert cut != key(half, placed(half, "mm", ONE))
+    json.loads(cut)
+
+
+def test_stand_ins_are_priced_by_the_same_forms(tmp_path: Path) -> None:
+    graph, mesh = matmul_graph(n=16), DeviceMesh.line(4)
+    exact = placed(graph, "mm", mesh, {"n": ("tp",)})
+    cluster = measured(tmp_path / "p", entry(key(graph, exact), 0.75), devices=4)
+    model = stand_in(mesh)
+    even = EvenMesh(mesh, model, cluster)
+    short = placed(graph, "mm", model, {"n": ("tp",)})
+    assert even.node_seconds(graph, short) == 0.75
+
+
+def test_fits_follow_the_work_and_say_their_error(tmp_path: Path) -> None:
+    graph = matmul_graph(m=64, n=256)
+    whole = placed(graph, "mm", ONE)
+    point = ONE.coord(0)
+    flops = compute.local_flops(graph, whole, point)
+    moved = compute.local_moved_bytes(graph, whole, point)
+    near = [
+        entry(f"form {factor}", 1e-3 * factor, flops=flops * factor, moved_bytes=moved)
+        for factor in (0.5, 2.0)
+    ]
+    cluster = measured(tmp_path / "p", *near)
+    estimate = compute.node_estimates(graph, whole, cluster)[0]
+    assert estimate.source == "fitted"
+    assert estimate.seconds == pytest.approx(1e-3)
+    assert estimate.error == pytest.approx(0.02)
+    noisy = [
+        replace(one, seconds=one.seconds * scale) for one, scale in zip(near, (1, 4), strict=True)
+    ]
+    spread = compute.node_estimates(graph, whole, measured(tmp_path / "q", *noisy))[0]
+    assert spread.error > 0.5
+    assert 1e-3 < spread.seconds < 4e-3
+
+
+def test_another_operator_or_type_is_no_family(tmp_path: Path) -> None:
+    graph = matmul_graph()
+    whole = placed(graph, "mm", ONE)
+    others = entry("a", 1.0, op="Conv"), entry("b", 1.0, dtype="float16")
+    cluster = measured(tmp_path / "p", *others)
+    estimate = compute.node_estimates(graph, whole, cluster)[0]
+    assert estimate.source == "datasheet"
+    assert estimate.seconds == compute.node_seconds(graph, whole, flat(1))[0]
+
+
+def test_sources_are_shares_of_the_seconds(tmp_path: Path) -> None:
+    graph = matmul_graph(n=10)
+    cut = placed(graph, "mm", PAIR, {"n": ("tp",)})
+    cluster = measured(tmp_path / "p", entry(key(graph, cut), 0.25))
+    known = Sources.of(graph, [cut], cluster)
+    assert known.shares() == {"measured": 1.0}
+    assert known.error == pytest.approx(0.02)
+    assert Sources.of(graph, [cut], flat(2)).shares() == {"datasheet": 1.0}
+    assert Sources({}, 0.0).shares() == {"datasheet": 1.0}
+
+
+def test_a_cluster_names_its_profile(tmp_path: Path) -> None:
+    cluster = measured(tmp_path / "p", entry("a", 1.0))
+    again = Cluster.from_data(json.loads(json.dumps(cluster.to_data())))
+    assert again == cluster
+    assert again.devices[0].profile == cluster.devices[0].profile
+    write_entries(tmp_path / "p", DEVICE, THREADS, [entry("b", 1.0)])
+    assert Cluster.from_data(cluster.to_data()) != cluster, "prices may have changed"
+    data = cluster.to_data()
+    data["devices"][0]["profile"]["threads"] = 0
+    with pytest.raises(CostError, match="profile: threads is 0"):
+        Cluster.from_data(data)
+
+
+class _NoGpus:
+    def is_available(self) -> bool:
+        return False
+
+
+def test_processes_share_a_machine_without_gpus(tmp_path: Path) -> None:
+    one = local_cluster(None, _NoGpus(), tmp_path / "p")
+    (spec,) = one.devices
+    assert spec.profile is not None
+    assert spec.profile.device == cpu_fingerprint()
+    cores = spec.profile.threads
+    every = local_cluster(cores, _NoGpus(), tmp_path / "p")
+    assert len(every) == cores
+    assert every.devices[0].profile == Profile(tmp_path / "p", cpu_fingerprint(), 1, {})
+    assert every.devices[0].memory_bytes == spec.memory_bytes // cores
+    with pytest.raises(CostError, match=f"needs {cores + 1} cores, one for each process"):
+        local_cluster(cores + 1, _NoGpus(), tmp_path / "p")

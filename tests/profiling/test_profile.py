@@ -1,0 +1,193 @@
+"""`profile` measures each form that a search could choose, once, and plans are priced by it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import modules
+import onnx
+import pytest
+from torch import nn
+
+import partitioner
+from partitioner import examples
+from partitioner.cli.main import main
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.frontends.model import open_model
+from partitioner.profiling.candidates import candidates, local_graph
+from partitioner.profiling.measure import Timing, timings
+from partitioner.profiling.profile import profile
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "profile.sqlite"
+
+
+@pytest.fixture(scope="module")
+def mlp() -> onnx.ModelProto:
+    return examples.build("mlp", layers=2, hidden=8, batch=6)
+
+
+def two_processes(file: Path) -> Cluster:
+    try:
+        return resolve_cluster("2xlocal", profile=file)
+    except CostError as error:
+        pytest.skip(str(error))
+
+
+def test_the_forms_of_all_strategies_are_collected(mlp: onnx.ModelProto, file: Path) -> None:
+    graph, cluster = open_model(mlp).graph, two_processes(file)
+    found = candidates(graph, cluster, "auto", None)
+    products = {one.form.operands[0] for one in found if one.form.op in ("MatMul", "Gemm")}
+    assert products >= {
+        ("float32", (6, 8)),  # whole
+        ("float32", (3, 8)),  # cut by rows
+        ("float32", (6, 4)),  # cut along the sum
+    }
+    assert len({one.form.key for one in found}) == len(found)
+    weights = [one.weight_s for one in found]
+    assert weights == sorted(weights, reverse=True)
+    three = candidates(graph, cluster, "inter", None)
+    assert {one.form.key for one in three} < {one.form.key for one in found}
+
+
+def test_repeated_layers_are_one_form(file: Path) -> None:
+    cluster = two_processes(file)
+    few, many = (
+        candidates(
+            open_model(examples.build("mlp", layers=layers, hidden=8, batch=6)).graph,
+            cluster,
+            "auto",
+            None,
+        )
+        for layers in (4, 16)
+    )
+    assert {one.form.key for one in few} == {one.form.key for one in many}
+    assert sum(one.weight_s for one in many) > 3 * sum(one.weight_s for one in few)
+
+
+def test_weights_are_constants_of_the_local_graph(mlp: onnx.ModelProto, file: Path) -> None:
+    """ONNX Runtime packs them once; an operand it would pack at each run."""
+    graph, cluster = open_model(mlp).graph, two_processes(file)
+    for candidate in candidates(graph, cluster, "auto", None):
+        local = local_graph(graph, candidate, cluster)
+        weights = [value for value in candidate.placed.node.reads if value in graph.constants]
+        assert len(local.constants) >= len(weights)
+
+
+def test_a_second_run_measures_only_what_is_new(mlp: onnx.ModelProto, file: Path) -> None:
+    two_processes(file)
+    first = profile(mlp, devices=2, profile=file)
+    assert first.measured == first.forms > 5
+    assert not first.failed
+    assert first.unknown_share == 0
+    again = profile(mlp, devices=2, profile=file)
+    assert (again.measured, again.known) == (0, first.forms)
+    wider = profile(examples.build("mlp", layers=2, hidden=8, batch=12), devices=2, profile=file)
+    assert 0 < wider.measured < wider.forms, "forms that are cut to the same sizes are known"
+    assert "of the seconds are not measured" not in str(wider)
+
+
+def test_plans_are_priced_by_the_measurements(mlp: onnx.ModelProto, file: Path) -> None:
+    two_processes(file)
+    before = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
+    assert before.summary["cost_sources"] == {"datasheet": 1.0}
+    profile(mlp, devices=2, profile=file)
+    result = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
+    assert result.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
+    assert result.summary["latency_s_one_device"] != before.summary["latency_s_one_device"]
+
+
+def test_a_time_limit_ends_between_measurements(mlp: onnx.ModelProto, file: Path) -> None:
+    two_processes(file)
+    ended = profile(mlp, devices=2, profile=file, time_limit_s=1e-9)
+    assert ended.measured == 0
+    assert ended.unknown_share == 1
+    assert "the next run goes on with them" in str(ended)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
+    two_processes(file)
+    module: nn.Module = modules.classifier(training=training)
+    batch = modules.batch(labels=training)
+    done = profile(module, batch, devices=2, training=training, profile=file)
+    assert done.backend.startswith("torch ")
+    assert done.measured == done.forms
+    assert not done.failed
+    program = partitioner.compile(
+        module, batch, devices=2, cluster="local", training=training, profile=file
+    )
+    assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
+
+
+def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, file: Path) -> None:
+    with pytest.raises(CostError, match="has devices without one common profile"):
+        profile(mlp, devices=2, cluster="2xh100", profile=file)
+    assert not file.exists()
+
+
+def test_the_command(
+    mlp: onnx.ModelProto, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_processes(file)
+    onnx.save(mlp, tmp_path / "m.onnx")
+    command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(file)]
+    assert main(["profile", *command, "-q", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["measured"] == told["forms"]
+    target = str(tmp_path / "m.partition")
+    assert main([*command, "--cluster", "local", "-o", target]) == 0
+    assert "costs       of operators 100 % measured (± " in capsys.readouterr().out
+    assert main(["explain", target, "layer0.matmul"]) in (0, 1)
+    file.write_text("something else, which is kept")
+    assert main(["profile", *command, "-q"]) == 1
+    assert "is not a database" in capsys.readouterr().err
+    assert file.read_text() == "something else, which is kept"
+
+
+class _Clock:
+    """A clock that programs set forward."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def program(self, *seconds: float) -> object:
+        """A program that takes these seconds at its runs, the last for ever."""
+        left = list(seconds)
+
+        def run() -> None:
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return run
+
+
+def test_a_median_ignores_outliers() -> None:
+    clock = _Clock()
+    steady, jumpy = clock.program(0.01), clock.program(0.01, 5.0, 0.01)
+    first, second = timings([steady, jumpy], clock)  # type: ignore[list-item]
+    assert first == Timing(pytest.approx(0.01), pytest.approx(0.0, abs=1e-9), 10)
+    assert second.seconds == pytest.approx(0.01)
+
+
+def test_long_programs_are_run_less_often_than_noisy_ones() -> None:
+    clock = _Clock()
+    long = clock.program(10.0)
+    noisy = clock.program(*[1e-6, 3e-6] * 60)
+    first, second = timings([long, noisy], clock)  # type: ignore[list-item]
+    assert first.repeats == 5
+    assert second.repeats == 50
+    assert second.spread > 0.3
+
+
+def test_a_clock_that_is_late_ends_after_the_fewest_runs() -> None:
+    clock = _Clock()
+    (timing,) = timings([clock.program(1e-6, 9e-6, 1e-6)], clock, end_s=0.0)  # type: ignore[list-item]
+    assert timing.repeats == 5

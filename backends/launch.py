@@ -57,13 +57,23 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory(prefix="partitioner-run-") as name:
         folder = Path(name)
-        threads = threads_per_rank(len(headers))
-        whole_job = {**job, "ranks": len(headers), "threads": threads}
-        (folder / "job.json").write_text(json.dumps(whole_job))
         for header in headers:
             save_arrays(folder / f"inputs-{header.rank}.npz", local_inputs(header, inputs).values())
-        _run(folder, threads, timeout_s)
+        run_job(folder, len(headers), job, timeout_s)
         return _collect(folder, headers)
+
+
+def run_job(
+    folder: Path, ranks: int, job: Mapping[str, Any], timeout_s: float | None = None
+) -> None:
+    """Run a job of `partitioner.backends.worker` in its folder; see `run_ranks`.
+
+    Raises:
+        BackendError: As `run_ranks`.
+    """
+    threads = threads_per_rank(ranks)
+    (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
+    _run(folder, threads, timeout_s)
 
 
 def threads_per_rank(ranks: int) -> int:

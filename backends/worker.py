@@ -37,6 +37,7 @@ _PR_SET_PDEATHSIG = 1
 _RUNNERS: Mapping[str, str] = {
     "onnx": "partitioner.backends.onnx.rank",
     "torch": "partitioner.backends.torch.local",
+    "links": "partitioner.backends.torch.links",
 }
 
 

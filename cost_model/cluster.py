@@ -99,6 +99,7 @@ class LinkLevel:
     #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
     #: once (see `cost_model.overlap`).
     overlap: float = 0.0
+    profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
 
     def __post_init__(self) -> None:
         _check(f"level {self.name!r}: size", self.size, self.size >= 1)
@@ -111,6 +112,20 @@ class LinkLevel:
                 _check(f"level {self.name!r}: {name}", rate, rate > 0)
         if not 0 <= self.overlap <= 1:
             raise CostError(f"level {self.name!r}: overlap is {self.overlap}, not within 0 and 1")
+
+    @property
+    def message_s(self) -> float:
+        """Seconds of a message without contents."""
+        return self._sent_s(0.0) or self.latency_s
+
+    def transfer_s(self, nbytes: float) -> float:
+        """Seconds that the contents of a message add."""
+        sent_s = self._sent_s(nbytes)
+        return nbytes / self.bandwidth_bytes_per_s if sent_s is None else sent_s - self.message_s
+
+    def _sent_s(self, nbytes: float) -> float | None:
+        """Measured seconds of a message; None if they are not known."""
+        return None if self.profile is None else self.profile.link_seconds("send", 2, nbytes)
 
 
 @dataclass(frozen=True)
@@ -223,7 +238,7 @@ def _number(value: Any) -> Any:
 
 
 #: Keys that tables of levels may leave out.
-_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap"}
+_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "profile"}
 
 
 def _check_keys(title: str, entry: Any, needed: set[str], known: set[str], number: int = 0) -> None:
@@ -290,6 +305,8 @@ def _level(number: int, entry: Any) -> LinkLevel:
     rates = {
         key: _float(f"{key} of level {entry['name']!r}", value)
         for key, value in entry.items()
-        if key not in ("name", "size")
+        if key not in ("name", "size", "profile")
     }
-    return LinkLevel(str(entry["name"]), size, **rates)
+    title = f"level {entry['name']!r}: profile"
+    profile = _profile(title, entry["profile"]) if "profile" in entry else None
+    return LinkLevel(str(entry["name"]), size, **rates, profile=profile)

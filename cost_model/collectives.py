@@ -78,6 +78,10 @@ def collective(
     if len(ranks) < 2 or not nbytes:
         return Algorithm("none", 0.0)
     level = cluster.level(ranks)
+    if level.profile is not None:
+        measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes)
+        if measured_s is not None:
+            return Algorithm("measured", measured_s)
     options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
     groups = _inner_groups(ranks, level, cluster)
     if groups:
@@ -162,11 +166,11 @@ def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
         level = cluster.level((source, target))
         wires[source][level, "out"] += transfer.numel * item
         wires[target][level, "in"] += transfer.numel * item
-        peers[source][target] = peers[target][source] = level.latency_s
+        peers[source][target] = peers[target][source] = level.message_s
     return {
         rank: cluster.devices[rank].launch_s
         + sum(peers[rank].values())
-        + max((n / level.bandwidth_bytes_per_s for (level, _), n in wires[rank].items()), default=0)
+        + max((level.transfer_s(n) for (level, _), n in wires[rank].items()), default=0)
         for rank in comm.ranks
     }
 

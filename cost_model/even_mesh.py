@@ -288,7 +288,7 @@ class EvenResharder(Resharder):
         nbytes = there.local_numel(target) * item_bytes(dtype)
         ends = here.device, there.device
         launch_s = max(self.cluster.devices[device].launch_s for device in ends)
-        seconds = launch_s + pieces * level.latency_s + nbytes / level.bandwidth_bytes_per_s
+        seconds = launch_s + pieces * level.message_s + level.transfer_s(nbytes)
         comm = Comm(-1, CommKind.ALL_TO_ALL, ends, "", "", dtype)
         busy = dict.fromkeys(ends, seconds)
         return Hop(target, (PricedComm(comm, busy, nbytes, level.overlap),))
@@ -337,6 +337,6 @@ class EvenResharder(Resharder):
 
     def _pairwise_s(self, peers: Mapping[LinkLevel, int], share: float) -> float:
         """Seconds to exchange `share` bytes with each peer."""
-        waits = sum(level.latency_s * count for level, count in peers.items())
-        wires = (share * n / level.bandwidth_bytes_per_s for level, n in peers.items())
+        waits = sum(level.message_s * count for level, count in peers.items())
+        wires = (level.transfer_s(share * n) for level, n in peers.items())
         return self._launch_s + waits + max(wires, default=0.0)

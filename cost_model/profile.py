@@ -1,17 +1,20 @@
-"""Profiles: measured seconds of operators, kept in one SQLite file and used to price others.
+"""Profiles: measured seconds of operators and communications, kept in one SQLite file.
 
 An entry is of a device (its fingerprint), a number of threads, a backend with its version, and a
-form. The file may be written to by several processes at once.
+form; one of a link is of a kind of communication, a number of ranks and bytes. The file may be
+written to by several processes at once.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import itertools
 import math
 import os
 import sqlite3
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +27,7 @@ from partitioner.cost_model.forms import Form
 _APPLICATION_ID = 0x70707266
 _SCHEMA_VERSION = 1
 _WAIT_S = 60.0  #: For other writers.
-_SCHEMA = """
+_ENTRIES = """
 CREATE TABLE entries (
     device TEXT NOT NULL,
     threads INTEGER NOT NULL,
@@ -41,6 +44,21 @@ CREATE TABLE entries (
     PRIMARY KEY (device, threads, backend, form)
 ) WITHOUT ROWID
 """
+_LINKS = """
+CREATE TABLE links (
+    device TEXT NOT NULL,
+    threads INTEGER NOT NULL,
+    backend TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    ranks INTEGER NOT NULL,
+    nbytes INTEGER NOT NULL,
+    seconds REAL NOT NULL,
+    spread REAL NOT NULL,
+    repeats INTEGER NOT NULL,
+    measured_at TEXT NOT NULL,
+    PRIMARY KEY (device, threads, backend, kind, ranks, nbytes)
+) WITHOUT ROWID
+"""
 _SELECT = """
 SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at
 FROM entries WHERE device = ? AND threads = ? ORDER BY measured_at
@@ -50,6 +68,15 @@ INSERT OR REPLACE INTO entries (
     device, threads, form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend,
     measured_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT_LINKS = """
+SELECT kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
+FROM links WHERE device = ? AND threads = ? ORDER BY measured_at
+"""
+_INSERT_LINKS = """
+INSERT OR REPLACE INTO links (
+    device, threads, kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 #: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
 _NEIGHBOURS = 4
@@ -77,6 +104,32 @@ class Entry:
     dtype: str
     flops: float
     moved_bytes: int
+    seconds: float
+    spread: float
+    repeats: int
+    backend: str
+    measured_at: str
+
+
+@dataclass(frozen=True)
+class LinkEntry:
+    """A measurement of a communication.
+
+    Attributes:
+        kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast" or "send".
+        ranks: Number of ranks that take part, all at once.
+        nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction, and of
+            a message or broadcast.
+        seconds: Median over the repeats of the slowest rank, all having begun together.
+        spread: As of an `Entry`.
+        repeats: Number of timed runs.
+        backend: "gloo, torch 2.13.0".
+        measured_at: Date and time, ISO 8601, UTC.
+    """
+
+    kind: str
+    ranks: int
+    nbytes: int
     seconds: float
     spread: float
     repeats: int
@@ -115,12 +168,16 @@ class Profile:
         device: Fingerprint of the device.
         threads: Threads of one operator.
         entries: The newest entry of each form.
+        links: The newest entries of communications, by kind and number of ranks, in order of bytes.
     """
 
     file: Path
     device: str
     threads: int
     entries: Mapping[str, Entry] = field(repr=False, hash=False)
+    links: Mapping[tuple[str, int], tuple[LinkEntry, ...]] = field(
+        default_factory=dict, repr=False, hash=False
+    )
 
     @classmethod
     def read(cls, file: Path, device: str, threads: int) -> Profile:
@@ -130,12 +187,39 @@ class Profile:
             CostError: The file is no profile.
         """
         entries: dict[str, Entry] = {}
+        links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
         if file.exists():
             with _opened(file) as database:
                 for row in database.execute(_SELECT, (device, threads)):
                     entry = Entry(*row)
                     entries[entry.form] = entry
-        return cls(file, device, threads, entries)
+                for row in database.execute(_SELECT_LINKS, (device, threads)):
+                    link = LinkEntry(*row)
+                    links.setdefault((link.kind, link.ranks), {})[link.nbytes] = link
+        tables = {
+            key: tuple(by_size[size] for size in sorted(by_size)) for key, by_size in links.items()
+        }
+        return cls(file, device, threads, entries, tables)
+
+    def link_seconds(self, kind: str, ranks: int, nbytes: float) -> float | None:
+        """Seconds of a communication; None if no size of its kind and number of ranks is known.
+
+        Between measured sizes they are interpolated in logarithms, and never fall as the size
+        grows; below the smallest they are its own, above the largest they grow in proportion.
+        """
+        entries = self.links.get((kind, ranks), ())
+        if not entries:
+            return None
+        sizes = [entry.nbytes for entry in entries]
+        rising = list(itertools.accumulate((entry.seconds for entry in entries), max))
+        if nbytes >= sizes[-1]:
+            return rising[-1] * nbytes / sizes[-1]
+        above = bisect.bisect_right(sizes, nbytes)
+        if above == 0:
+            return rising[0]
+        (low, high), (low_s, high_s) = sizes[above - 1 : above + 1], rising[above - 1 : above + 1]
+        share = math.log(nbytes / low) / math.log(high / low)
+        return min(high_s, low_s * math.exp(share * math.log(high_s / low_s)))
 
     def estimate(
         self, form: Form, dtype: str, flops: float, moved_bytes: int, datasheet_s: float
@@ -201,12 +285,25 @@ def write_entries(file: Path, device: str, threads: int, entries: Iterable[Entry
     Raises:
         CostError: The file is something else, or cannot be written.
     """
+    _write(file, _INSERT, [(device, threads, *astuple(entry)) for entry in entries])
+
+
+def write_links(file: Path, device: str, threads: int, entries: Iterable[LinkEntry]) -> None:
+    """Add measurements of communications to a profile; see `write_entries`.
+
+    Raises:
+        CostError: The file is something else, or cannot be written.
+    """
+    _write(file, _INSERT_LINKS, [(device, threads, *astuple(entry)) for entry in entries])
+
+
+def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CostError(f"profile {file}: {error.strerror or error}") from None
     with _opened(file, write=True) as database, database:
-        database.executemany(_INSERT, [(device, threads, *astuple(entry)) for entry in entries])
+        database.executemany(statement, rows)
 
 
 @contextlib.contextmanager
@@ -236,7 +333,8 @@ def _make_tables(database: sqlite3.Connection) -> None:
         database.execute("BEGIN IMMEDIATE")
         (tables,) = database.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if not tables:
-            database.execute(_SCHEMA)
+            database.execute(_ENTRIES)
+            database.execute(_LINKS)
             database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             database.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 

@@ -115,11 +115,10 @@ def _processes(count: int, file: Path) -> Cluster:
         )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = cores // count
-    spec = replace(
-        presets.processes(count, threads, memory),
-        profile=Profile.read(file, cpu_fingerprint(), threads),
-    )
-    return Cluster("local", (spec,) * count, presets.levels("cpu", 1, count))
+    profile = Profile.read(file, cpu_fingerprint(), threads)
+    spec = replace(presets.processes(count, threads, memory), profile=profile)
+    levels = tuple(replace(level, profile=profile) for level in presets.levels("cpu", 1, count))
+    return Cluster("local", (spec,) * count, levels)
 
 
 def cpu_fingerprint() -> str:
@@ -207,5 +206,5 @@ def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     name = presets.ALIASES.get(preset, preset)
     if name not in presets.names():
         raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
-    own_figures = {key: value for key, value in entry.items() if key != "preset"}
-    return {**vars(presets.device(name)), **own_figures}
+    figures = {key: value for key, value in vars(presets.device(name)).items() if key != "profile"}
+    return {**figures, **{key: value for key, value in entry.items() if key != "preset"}}

@@ -15,7 +15,13 @@ from typing_extensions import Unpack
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import Entry, Profile, write_entries
+from partitioner.cost_model.profile import (
+    Entry,
+    LinkEntry,
+    Profile,
+    write_entries,
+    write_links,
+)
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.inputs import random_inputs
@@ -56,6 +62,7 @@ class Profiled:
         forms: Number of forms that a search could choose.
         measured: Number of forms measured now.
         known: Number of forms that the profile had before.
+        links: Number of communications (kind, number of ranks, bytes) measured now.
         failed: Reason for each form that cannot be measured, by operator.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
             neither entry nor measurement covers.
@@ -69,6 +76,7 @@ class Profiled:
     forms: int
     measured: int
     known: int
+    links: int
     failed: Mapping[str, str]
     unknown_share: float
     seconds: float
@@ -81,6 +89,7 @@ class Profiled:
             f"profiled {self.forms} forms of operators: {now}, {self.known} known before",
             f"  device   {self.device}, {threads}",
             f"  backend  {self.backend}",
+            f"  links    {self._links}",
             f"  profile  {self.file}",
         ]
         if self.unknown_share:
@@ -91,6 +100,10 @@ class Profiled:
         lines += [f"  note: {op} cannot be measured: {why}" for op, why in self.failed.items()]
         return "\n".join(lines)
 
+    @property
+    def _links(self) -> str:
+        return f"{self.links} sizes and kinds measured now" if self.links else "nothing new"
+
 
 @takes(ProfileOptions, cluster="local", time_limit_s=_TIME_LIMIT_S)
 def profile(
@@ -99,12 +112,13 @@ def profile(
     devices: int | None = None,
     **options: Unpack[ProfileOptions],
 ) -> Profiled:
-    """Measure the local operators that a search could choose for a model on this machine.
+    """Measure, on this machine, what a search could choose for a model.
 
     Every distinct form (operator, attributes, local shapes, types) of every strategy is run by the
     backend that will run it, those with the most predicted seconds first, and its median is added
-    to a profile, which `compile` and the others read for ``cluster="local"``. Forms that the
-    profile has from the same backend are not measured again.
+    to a profile, which `compile` and the others read for ``cluster="local"``. Then so many
+    processes measure the communications between them. What the profile has from the same backend
+    is not measured again.
 
     Args:
         model: As of `compile`.
@@ -138,6 +152,9 @@ def profile(
     new = [one for one in wanted if not _is_known(one, known, backend)]
     session = _Session(graph, cluster, known, backend, prepare, say)
     session.measure(new, begin + limit_s)
+    links = 0
+    if len(cluster) > 1 and time.perf_counter() < begin + limit_s:
+        links = _measure_links(known, len(cluster), say)
     covered = {one.form.key for one in wanted} - {one.form.key for one in new} | session.measured
     whole_s = sum(one.weight_s for one in wanted)
     unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
@@ -149,10 +166,42 @@ def profile(
         len(wanted),
         len(session.measured),
         len(wanted) - len(new),
+        links,
         dict(sorted(session.failed.items())),
         unknown_s / whole_s if whole_s else 0.0,
         time.perf_counter() - begin,
     )
+
+
+def _measure_links(known: Profile, ranks: int, say: Say) -> int:
+    """Measure the communications of so many processes, if they are not known; their number."""
+    from partitioner.backends.torch import links
+
+    backends = {entry.backend for entry in known.links.get(("all_reduce", ranks), ())}
+    if backends == {links.NAME}:
+        return 0
+    say(f"measuring communications between {ranks} processes")
+    entries = []
+    for (kind, count, nbytes), seconds in links.measure_links(ranks).items():
+        timing = Timing.of(seconds)
+        entries.append(
+            LinkEntry(
+                kind,
+                count,
+                nbytes,
+                timing.seconds,
+                timing.spread,
+                timing.repeats,
+                links.NAME,
+                _now(),
+            )
+        )
+    write_links(known.file, known.device, known.threads, entries)
+    return len(entries)
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
 def _profile_of(cluster: Cluster) -> Profile:
@@ -226,7 +275,6 @@ class _Session:
             return None
 
     def _entry(self, candidate: Candidate, timing: Timing) -> Entry:
-        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         return Entry(
             candidate.form.key,
             candidate.form.op,
@@ -237,7 +285,7 @@ class _Session:
             timing.spread,
             timing.repeats,
             self.backend,
-            now,
+            _now(),
         )
 
 

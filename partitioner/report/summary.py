@@ -133,7 +133,7 @@ def costs_sentence(shares: Mapping[str, float], error: float) -> str:
         return "of operators by the cluster's rates, not measured"
     order = ("measured", "fitted", "datasheet")
     parts = [f"{units.share(shares[name])} {name}" for name in order if name in shares]
-    return f"of operators {', '.join(parts)} (± {units.share(error)}); of links by their rates"
+    return f"of operators {', '.join(parts)} (± {units.share(error)})"
 
 
 def _without(failed: Mapping[str, str]) -> list[str]:

@@ -14,15 +14,23 @@ from cost_cases import SLOW, flat, matmul_graph, placed
 
 from partitioner.cost_model import compute
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.collectives import Algorithm, collective
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
 from partitioner.cost_model.forms import form_of
-from partitioner.cost_model.profile import Entry, Profile, write_entries
+from partitioner.cost_model.profile import (
+    Entry,
+    LinkEntry,
+    Profile,
+    write_entries,
+    write_links,
+)
 from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
+from partitioner.ir.program import CommKind
 
 DEVICE, THREADS = "a processor, 4 cores", 2
 PAIR = DeviceMesh.line(2)
@@ -240,3 +248,56 @@ def test_processes_share_a_machine_without_gpus(tmp_path: Path) -> None:
     assert every.devices[0].memory_bytes == spec.memory_bytes // cores
     with pytest.raises(CostError, match=f"needs {cores + 1} cores, one for each process"):
         local_cluster(cores + 1, _NoGpus(), tmp_path / "p")
+
+
+def link(kind: str, nbytes: int, seconds: float, ranks: int = 2) -> LinkEntry:
+    return LinkEntry(kind, ranks, nbytes, seconds, 0.01, 7, "gloo", "2026-01-01")
+
+
+def linked(file: Path, *entries: LinkEntry, devices: int = 2) -> Cluster:
+    write_links(file, DEVICE, THREADS, entries)
+    cluster = flat(devices)
+    profile = Profile.read(file, DEVICE, THREADS)
+    return replace(cluster, levels=tuple(replace(one, profile=profile) for one in cluster.levels))
+
+
+def test_links_are_interpolated_and_never_fall(tmp_path: Path) -> None:
+    sizes = (1000, 10_000, 100_000, 1_000_000)
+    seconds = (2e-4, 1e-4, 1e-3, 1e-2)  # the second one is noise
+    cluster = linked(
+        tmp_path / "p", *(link("all_reduce", n, s) for n, s in zip(sizes, seconds, strict=True))
+    )
+    profile = cluster.levels[0].profile
+    assert profile is not None
+
+    def of(nbytes: float) -> float:
+        known = profile.link_seconds("all_reduce", 2, nbytes)
+        assert known is not None
+        return known
+
+    assert [of(1), of(1000), of(10_000)] == pytest.approx([2e-4] * 3)
+    assert of(1e5) == pytest.approx(1e-3)
+    assert of(10**5.5) == pytest.approx(10**-2.5)
+    assert of(5e6) == pytest.approx(5e-2)
+    drawn = [of(10 ** (k / 10)) for k in range(80)]
+    assert drawn == sorted(drawn)
+    assert profile.link_seconds("all_reduce", 3, 1000) is None
+    assert profile.link_seconds("broadcast", 2, 1000) is None
+
+
+def test_collectives_are_priced_by_measurements(tmp_path: Path) -> None:
+    cluster = linked(tmp_path / "p", link("all_reduce", 1000, 0.5), devices=4)
+    kind = CommKind.ALL_REDUCE
+    assert collective(kind, (0, 1), 1000, cluster) == Algorithm("measured", 0.5)
+    assert collective(kind, (2, 3), 2000, cluster) == Algorithm("measured", 1.0)
+    by_rates = collective(kind, (0, 1, 2), 1000, flat(4))
+    assert collective(kind, (0, 1, 2), 1000, cluster) == by_rates, "three ranks were not measured"
+
+
+def test_messages_are_priced_by_measurements(tmp_path: Path) -> None:
+    (level,) = linked(tmp_path / "p", link("send", 1000, 1e-3), link("send", 8000, 4e-3)).levels
+    assert level.message_s == 1e-3
+    assert level.message_s + level.transfer_s(8000) == pytest.approx(4e-3)
+    (plain,) = flat(2).levels
+    assert plain.message_s == plain.latency_s
+    assert plain.transfer_s(8000) == 8000 / plain.bandwidth_bytes_per_s

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from partitioner.cost_model.cluster import Cluster
     from partitioner.ir.errors import PartitionerError
     from partitioner.ir.plan import Plan
-    from partitioner.profiling.profile import Profiled, profile
+    from partitioner.profiling.profile import profile
     from partitioner.solver import Infeasible
     from partitioner.strategies.constraints import Constraints
     from partitioner.sweeping import sweep
@@ -36,7 +36,6 @@ __all__ = [
     "ModuleProgram",
     "PartitionerError",
     "Plan",
-    "Profiled",
     "Verification",
     "__version__",
     "compile",
@@ -57,7 +56,6 @@ _HOME = {
     "ModuleProgram": "partitioner.compiled.module",
     "PartitionerError": "partitioner.ir.errors",
     "Plan": "partitioner.ir.plan",
-    "Profiled": "partitioner.profiling.profile",
     "Verification": "partitioner.verify.compare",
     "compile": "partitioner.compiler",
     "dump_problem": "partitioner.compiler",

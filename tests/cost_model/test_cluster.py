@@ -236,7 +236,5 @@ def test_local_without_peer_access_is_pcie() -> None:
 def test_local_refuses() -> None:
     with pytest.raises(CostError, match="needs 4 GPUs, this machine has 1"):
         local_cluster(4, Cuda(["NVIDIA H200"]))
-    with pytest.raises(CostError, match="needs 1 GPUs, this machine has 0"):
-        local_cluster(None, Cuda([]))
     with pytest.raises(CostError, match="no figures are known for GPU 'GeForce 256'"):
         local_cluster(None, Cuda(["GeForce 256"]))

@@ -307,35 +307,41 @@ def _watched(kind: str, numbers: Sequence[int], folder: Path) -> Iterator[tuple[
         os.close(ends)
         _work(kind, numbers, folder, sink)
     os.close(sink)
-    with os.fdopen(ends, "rb", buffering=0) as pipe:
-        for number in numbers:
-            line = _next_line(pipe, child)
-            if line is None:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                yield number, "hang", f"over {MOST_S} CPU s or {MOST_WALL_S} s"
+    try:
+        with os.fdopen(ends, "rb", buffering=0) as pipe:
+            lines = _lines(pipe, child)
+            for number in numbers:
+                line = next(lines)
+                if line:
+                    end, text = json.loads(line)
+                    yield number, end, text
+                    continue
+                if line is None:
+                    yield number, "hang", f"over {MOST_S} CPU s or {MOST_WALL_S} s"
+                else:
+                    yield number, "crash", "the process died"
                 return
-            if not line:
-                _, status = os.waitpid(child, 0)
-                yield number, "crash", f"the process ended with status {status}"
-                return
-            end, text = json.loads(line)
-            yield number, end, text
-    os.waitpid(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
-def _next_line(pipe: io.FileIO, child: int) -> bytes | None:
-    """A line of a process; empty if it died, None if it takes too long."""
-    start, line = _cpu_s(child), b""
-    for _ in range(MOST_WALL_S):
-        while select.select([pipe], [], [], 1)[0]:
-            part = pipe.read(65536)
-            line += part
-            if not part or line.endswith(b"\n"):
-                return line if line.endswith(b"\n") else b""
-        if _cpu_s(child) - start > MOST_S:
-            return None
-    return None
+def _lines(pipe: io.FileIO, child: int) -> Iterator[bytes | None]:
+    """The lines of a process; empty when it died, None when one takes too long."""
+    read = b""
+    while True:
+        start = _cpu_s(child)
+        for _ in range(MOST_WALL_S):
+            if b"\n" in read or _cpu_s(child) - start > MOST_S:
+                break
+            while b"\n" not in read and select.select([pipe], [], [], 1)[0]:
+                part = pipe.read(65536)
+                if not part:
+                    yield b""
+                    return
+                read += part
+        line, end, read = read.partition(b"\n")
+        yield line if end else None
 
 
 def _cpu_s(process: int) -> float:

@@ -5,6 +5,7 @@ All functions here change an onnx_ir model in place, which is how onnx_ir passes
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ from onnxscript.optimizer import fold_constants_ir
 
 from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.names import fresh, last_present
-from partitioner.frontends.onnx.opset_forms import use_own_forms
+from partitioner.frontends.onnx.opset_forms import keep_casts, use_own_forms
+
+# Folding warns of nodes that it leaves alone: of no use to the user of a command.
+logging.getLogger("onnxscript").addHandler(logging.NullHandler())
 
 #: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
 #: models, which leave weights out, need up to 548 MiB.
@@ -67,6 +71,7 @@ def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_known(model.graph)
     changed = _fold_views(model.graph, growth) or changed
+    keep_casts(model)
     result = fold_constants_ir(
         model,
         onnx_shape_inference=False,

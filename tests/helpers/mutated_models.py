@@ -31,6 +31,7 @@ _OPS = (
     *("SplitToSequence", "SequenceAt", "Shape", "Size", "If", "Loop", "Einsum", "GatherND"),
     *("ScatterND", "DepthToSpace", "NonZero", "LSTM", "Attention", "Dropout", "DequantizeLinear"),
 )
+_NUMBERS = ("0", "1", "2", "3", "4", "8", "1e-3", "1e12", "true", "false")
 #: Words at which readers of JSON and TOML break.
 _WORDS = (
     *("null", "true", "-1", "0", "1", "2", "7", "1e30", "1" + "0" * 400, "nan", "inf", "2.5"),
@@ -149,18 +150,31 @@ def mutate_bytes(data: bytes, seed: int) -> bytes:
 
 
 def mutate_text(data: bytes, seed: int) -> bytes:
-    """A text with some words changed, swapped, removed or repeated; one in four: some bytes."""
+    """A text of JSON or TOML with some words changed; one in eight: some bytes."""
     draw = random.Random(seed)
-    if not draw.randrange(4):
+    if not draw.randrange(8):
         return mutate_bytes(data, seed)
     words = re.findall(r'"[^"]*"|[\w.+-]+|\s+|.', data.decode())
-    filled = [index for index, word in enumerate(words) if word.strip()]
     for _ in range(draw.choice((1, 1, 2, 3))):
-        at, other = draw.choice(filled), draw.choice(filled)
-        words[at] = draw.choice((words[other], words[other], "", words[at] * 2, *_WORDS))
-        if not draw.randrange(4):
-            words[other], words[at] = words[at], words[other]
+        kinds = {kind for word in words if (kind := _sort(word))}
+        kind = draw.choice(
+            sorted(kinds & set('"0') or kinds) if draw.randrange(6) else sorted(kinds)
+        )
+        alike = [index for index, word in enumerate(words) if _sort(word) == kind]
+        at, other = draw.choice(alike), draw.choice(alike)
+        number = draw.choice(_NUMBERS) if kind == "0" else words[other]
+        words[at], words[other] = draw.choice((
+            *((words[other], words[other]), (words[other], words[at]), (number, words[other])),
+            *((number, words[other]), (draw.choice(_WORDS), words[other])),
+            *(("", words[other]), (words[at] * 2, words[other])),
+        ))  # fmt: skip
     return "".join(words).encode(errors="surrogatepass")
+
+
+def _sort(word: str) -> str:
+    """The sort of a word: text, number, name or sign."""
+    first = word[:1]
+    return "0" if first.isdigit() else "a" if first.isalpha() else first.strip()
 
 
 def mutate_model(model: ModelProto, seed: int) -> ModelProto:

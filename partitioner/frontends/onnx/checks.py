@@ -27,6 +27,7 @@ MAX_EXPANDED_NODES, MAX_EXPANSION = 40_000, 8
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 _FunctionId = tuple[str, str, str]
 
 
@@ -52,6 +53,7 @@ def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
     _check_contents(proto, where)
     _check_calls(proto, where)
     _check_counts(proto, where)
+    _check_absent(proto, where)
     try:
         _run_checker(proto, path)
     except (onnx.checker.ValidationError, ValueError) as error:
@@ -251,6 +253,22 @@ def _check_counts(proto: ModelProto, where: str) -> None:
                 f"{where}: node {node.name!r} (Split) has num_outputs {counts[0]} and "
                 f"{len(node.output)} results; they must be as many"
             )
+
+
+def _check_absent(proto: ModelProto, where: str) -> None:
+    """Refuse an absent operand that is not optional, at which ONNX Runtime ends the process."""
+    opset = max((o.version for o in proto.opset_import if not o.domain), default=0)
+    for node in (node for nodes in node_lists(proto) for node in nodes):
+        if node.domain or "" not in node.input or not onnx.defs.has(node.op_type, opset):
+            continue
+        formals = onnx.defs.get_schema(node.op_type, opset).inputs
+        for index, name in enumerate(node.input):
+            formal = formals[min(index, len(formals) - 1)] if formals else None
+            if not name and formal is not None and formal.option != _OPTIONAL:
+                raise FrontendError(
+                    f"{where}: node {node.name!r} ({node.op_type}) leaves out operand {index} "
+                    f"({formal.name}), which is not optional"
+                )
 
 
 def _called(node: NodeProto) -> _FunctionId:

@@ -134,6 +134,10 @@ MODELS = {
         weighted(raw_data=bytes(12)),
         "tensor 'w' of dims (2,) needs 8 bytes, its raw_data has 12",
     ),
+    "an absent operand": (
+        one(helper.make_node("Max", ["x", "x", ""], ["y"]), [3]),
+        "(Max) leaves out operand 2 (data_0), which is not optional",
+    ),
     "strings": (of_strings(), "has elements of STRING, which are not supported"),
     "a sequence": (sequence(), "node 'SplitToSequence_0' (SplitToSequence): not a valid model: "),
 }

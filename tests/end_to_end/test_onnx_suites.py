@@ -1,0 +1,94 @@
+"""ONNX's own backend suites on ranks that are cut wherever a rule allows.
+
+    python -m pytest -m slow tests/end_to_end/test_onnx_suites.py -s
+
+prints the table: of the cases that ONNX Runtime passes, how each ends.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from onnx import helper
+from onnx_suites import SUITES, Ended, SuiteCase, cases, end_of, runtime_passes
+
+#: Devices to cut over.
+DEVICES = int(os.environ.get("SUITE_DEVICES", "2"))
+#: Least number of cases of each suite that ONNX Runtime passes, and most that are refused. The
+#: refused ones have sequences or optional values as inputs or outputs of the model.
+EXPECTED = {
+    "node": (1398, 22),
+    "simple": (17, 6),
+    "pytorch-operator": (24, 0),
+    "pytorch-converted": (59, 0),
+}
+
+
+def reason(text: str) -> str:
+    """A refusal without the names of the model and its parts."""
+    return re.sub(r"'[^']*'", "_", text.partition("': ")[2])[:100]
+
+
+def table(ends: Mapping[str, tuple[SuiteCase, Ended]]) -> str:
+    """The counts of a suite."""
+    kinds = Counter(end.kind for _, end in ends.values())
+    equal = [end for _, end in ends.values() if end.kind == "equal"]
+    refused = [(case, end) for case, end in ends.values() if end.kind == "refused"]
+    reasons = Counter(reason(end.text) for case, end in refused if not case.has_strings)
+    rows = [
+        (len(ends), f"passed by ONNX Runtime, on {DEVICES} devices:"),
+        (len(equal), "equal"),
+        (sum(end.cuts > 0 for end in equal), "  of these cut"),
+        (sum(end.baked for end in equal), "  of these with sizes and conditions as weights"),
+        (kinds["wrong"], "wrong"),
+        (kinds["traceback"], "traceback"),
+        (sum(case.has_strings for case, _ in refused), "refused: strings"),
+        *((count, f"refused: {text}") for text, count in reasons.most_common()),
+    ]
+    return "\n".join(f"{count:7,} {text}" for count, text in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_suite(suite: str) -> None:
+    passing = [case for case in cases(suite) if runtime_passes(case)]
+    ends = {case.name: (case, end_of(case, DEVICES)) for case in passing}
+    print(f"\n{suite}\n{table(ends)}")
+    faults = {n: e.text for n, (_, e) in ends.items() if e.kind in ("wrong", "traceback")}
+    assert not faults
+    refused = [n for n, (c, e) in ends.items() if e.kind == "refused" and not c.has_strings]
+    least, most = EXPECTED[suite]
+    assert len(ends) >= least
+    assert len(refused) <= most, refused
+
+
+def one(expected: np.ndarray) -> SuiteCase:
+    """A sum over the first dim, which 2 devices share."""
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    nodes = [helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)]
+    infos = [
+        helper.make_tensor_value_info("x", 1, [4, 2]),
+        helper.make_tensor_value_info("axes", 7, [1]),
+        helper.make_tensor_value_info("y", 1, None),
+    ]
+    model = helper.make_model(
+        helper.make_graph(nodes, "sum", infos[:2], infos[2:]),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+    return SuiteCase("own", "sum", model, [((x, np.array([0])), (expected,))], 1e-5, 1e-7)
+
+
+def test_the_end_of_a_case() -> None:
+    """A right one is equal and cut, its axes as a weight, and a wrong one is noticed."""
+    right, wrong = np.array([12, 16], np.float32), np.array([12, 17], np.float32)
+    end = end_of(one(right), 2)
+    assert (end.kind, end.baked, end.cuts > 0) == ("equal", True, True)
+    assert end_of(one(wrong), 2).kind == "wrong"
+    assert runtime_passes(one(right))
+    assert not runtime_passes(one(wrong))

@@ -11,9 +11,14 @@ from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 from onnx_suites import SUITES, Ended, SuiteCase, cases, end_of, runtime_passes
+
+from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.onnx.load import load_onnx
+from partitioner.ir.types import numpy_dtype
 
 #: Devices to cut over.
 DEVICES = int(os.environ.get("SUITE_DEVICES", "2"))
@@ -65,6 +70,55 @@ def test_a_suite(suite: str) -> None:
     least, most = EXPECTED[suite]
     assert len(ends) >= least
     assert len(refused) <= most, refused
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("suite", SUITES)
+def test_folding_computes_what_the_operators_do(suite: str) -> None:
+    """With all inputs as weights, folding leaves nothing but the outputs."""
+    faults, equal = {}, 0
+    for case in cases(suite):
+        folded = case.with_weights(case.inputs) if case.has_tensors else case
+        for value in folded.model.graph.output if case.has_tensors else ():
+            # What an output's own node makes is not folded.
+            folded.model.graph.node.add(
+                op_type="Identity", input=[value.name], output=["o_" + value.name]
+            )
+            value.name = "o_" + value.name
+        if case.has_tensors and runtime_passes(case) and runtime_passes(folded):
+            end = end_of(folded, DEVICES)
+            equal += end.kind == "equal"
+            if end.kind != "equal" and not (end.kind == "refused" and "SequenceType" in end.text):
+                faults[case.name] = end
+    assert not faults
+    assert equal >= {"node": 1300}.get(suite, 9)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("suite", SUITES)
+def test_shapes_without_declarations(suite: str) -> None:
+    """What shape inference finds by itself is right."""
+    wrong, known = {}, 0
+    for case in cases(suite):
+        for form in (case, case.baked) if case.has_tensors and runtime_passes(case) else ():
+            model = onnx.ModelProto.FromString(form.model.SerializeToString())
+            del model.graph.value_info[:]
+            for value in model.graph.output:
+                value.type.tensor_type.ClearField("shape")
+            try:
+                graph = load_onnx(model).graph
+            except FrontendError:
+                continue
+            known += 1
+            for name, expected in zip(graph.outputs, case.data[0][1], strict=True):
+                type_ = graph.types[name]
+                if (type_.shape, numpy_dtype(type_.dtype)) != (np.shape(expected), expected.dtype):
+                    wrong[case.name] = f"{type_}, not {expected.dtype}{np.shape(expected)}"
+    assert not wrong
+    assert known > {"node": 2500}.get(suite, 9)
 
 
 def one(expected: np.ndarray) -> SuiteCase:

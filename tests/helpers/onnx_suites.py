@@ -4,7 +4,7 @@ allows."""
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +57,12 @@ class SuiteCase:
         return tuple(names if len(self.data[0][0]) == len(names) else free)
 
     @property
+    def has_tensors(self) -> bool:
+        """Whether all inputs and outputs are tensors of other than strings."""
+        values = (*self.model.graph.input, *self.model.graph.output)
+        return not self.has_strings and all(v.type.HasField("tensor_type") for v in values)
+
+    @property
     def has_strings(self) -> bool:
         """Whether an input or output is of strings."""
         values = (*self.model.graph.input, *self.model.graph.output)
@@ -68,19 +74,26 @@ class SuiteCase:
 
         Those are the inputs of integers and booleans with one dim at most.
         """
+        types = {value.name: value.type.tensor_type for value in self.model.graph.input}
+        operands = zip(self.inputs, self.data[0][0], strict=True)
+        return self.with_weights(
+            [n for n, x in operands if types[n].elem_type in (6, 7, 9) and np.ndim(x) <= 1]
+        )
+
+    def with_weights(self, names: Collection[str]) -> SuiteCase:
+        """The case of the first data set with these inputs as weights."""
         model = ModelProto()
         model.CopyFrom(self.model)
-        kept = []
-        for index, name in enumerate(self.inputs):
-            value = next(value for value in model.graph.input if value.name == name)
-            tensor, operand = value.type.tensor_type, self.data[0][0][index]
-            if tensor.elem_type in (6, 7, 9) and np.ndim(operand) <= 1:
+        model.ir_version = max(model.ir_version, 4)  # in 3, a weight is an input too
+        (operands, expected), free = self.data[0], []
+        for name, operand in zip(self.inputs, operands, strict=True):
+            if name in names:
+                value = next(value for value in model.graph.input if value.name == name)
                 model.graph.initializer.append(numpy_helper.from_array(np.asarray(operand), name))
                 model.graph.input.remove(value)
             else:
-                kept.append(index)
-        first = [self.data[0][0][index] for index in kept]
-        return replace(self, model=model, data=[(first, self.data[0][1])])
+                free.append(operand)
+        return replace(self, model=model, data=[(free, expected)])
 
     def differs(self, outputs: Sequence[Any], expected: Sequence[Any]) -> str:
         """The first difference by ONNX's own comparison; "" for none."""
@@ -144,8 +157,7 @@ def runtime_passes(case: SuiteCase) -> bool:
 def _run_whole(case: SuiteCase, inputs: Sequence[Any]) -> Sequence[Any]:
     """Outputs of the whole model; sequences go in and come out as lists."""
     fed = dict(zip(case.inputs, inputs, strict=True))
-    values = (*case.model.graph.input, *case.model.graph.output)
-    if all(value.type.HasField("tensor_type") for value in values) and not case.has_strings:
+    if case.has_tensors:
         made = run_whole(case.model, None, {name: np.asarray(x) for name, x in fed.items()})
         return [made[value.name] for value in case.model.graph.output]
     options = ort.SessionOptions()

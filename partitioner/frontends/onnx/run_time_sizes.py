@@ -1,10 +1,9 @@
 """Shapes of results whose sizes or axes are operands that are computed at run time: unknown.
 
 onnx_shape_inference reads such an operand as an absent one: it takes Split's parts to be equal,
-Squeeze's axes to be all dims of size 1, and fails on Pad's axes. Where the shape of one branch of an
-If is unknown, it takes the other's. A guess is worse than no shape,
-because it contradicts what the model declares. Here the unknown stays unknown, so that the model's
-declaration decides.
+Squeeze's axes to be all dims of size 1, and fails on Pad's axes. Where the shape of one branch of
+an If is unknown, it takes the other's. A guess is worse than no shape, because it contradicts what
+the model declares. Here the unknown stays unknown, so that the model's declaration decides.
 
 It also follows the elements of every vector that Concat makes, as sizes, one symbol each. Here it
 does so up to a number that a shape can have.

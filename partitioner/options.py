@@ -57,6 +57,7 @@ class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
     """Options of `compile`."""
 
     recompute: Recompute
+    plan_only: bool
 
 
 class DumpOptions(ModelOptions, TargetOptions, total=False):
@@ -79,6 +80,7 @@ _DEFAULTS: Mapping[str, Any] = {
     **{field.name: field.default for field in fields(Request)},
     "training": False,
     "optimizer": "adamw",
+    "plan_only": False,
     "constraints": None,
 }
 
@@ -119,7 +121,7 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
 
 def opening(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `open_model` among the options of a public function."""
-    names = {*ModelOptions.__annotations__, "recompute"} - {"progress"}
+    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress"}
     return {name: value for name, value in options.items() if name in names}
 
 

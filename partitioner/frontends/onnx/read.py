@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from partitioner.frontends.onnx.checks import (
     OLDEST_OPSET,
     all_tensors,
     check_model,
+    follow_links,
     nested_graphs,
     node_lists,
 )
@@ -40,6 +42,7 @@ class Source:
         folder: Where its external files lie; None for a message given in memory.
         name: For people.
         notes: The changes that a user should know of.
+        missing: The file of each initializer whose file is missing.
     """
 
     proto: ModelProto
@@ -47,10 +50,15 @@ class Source:
     folder: Path | None
     name: str
     notes: tuple[str, ...]
+    missing: Mapping[str, Path]
 
 
-def read_source(model: str | Path | ModelProto) -> Source:
+def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
     """Read and check a model.
+
+    Args:
+        model: Its path, or the message.
+        plan_only: Whether files of weights may be missing.
 
     Raises:
         FrontendError: Not a readable, valid ONNX model of a supported opset.
@@ -60,7 +68,7 @@ def read_source(model: str | Path | ModelProto) -> Source:
             f"the model is a {type(model).__name__}; pass a path or a ModelProto "
             "(a PyTorch module goes through torch.onnx.export first)"
         )
-    path: Path | None = None
+    path = folder = None
     where = name_of(model)
     if isinstance(model, ModelProto):
         proto = ModelProto()
@@ -68,8 +76,11 @@ def read_source(model: str | Path | ModelProto) -> Source:
     else:
         path = Path(model)
         proto = parse_file(path)
+        folder = follow_links(proto, path)
     _write_default_domain(proto)
-    check_model(proto, where, path)
+    # Where links were followed, the file has other names of external files than the message.
+    is_as_read = path is not None and folder == path.parent
+    missing = check_model(proto, where, folder, path if is_as_read else None, plan_only=plan_only)
     proto, notes = _newer(proto, where)
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
     for holder in (proto.graph, *nested_graphs(proto.graph.node), *proto.functions):
@@ -77,7 +88,11 @@ def read_source(model: str | Path | ModelProto) -> Source:
     name_results(proto)
     notes += tuple(distinct_outputs(proto.graph))
     name = proto.graph.name or ("model" if path is None else path.stem)
-    return Source(proto, where, None if path is None else path.parent, name, notes)
+    for file in dict.fromkeys(missing.values()):
+        count = sum(other == file for other in missing.values())
+        weights = "1 weight is" if count == 1 else f"{count} weights are"
+        notes += (f"{file} is missing: {weights} planned by size alone",)
+    return Source(proto, where, folder, name, notes, missing)
 
 
 def name_of(model: str | Path | ModelProto) -> str:

@@ -134,6 +134,18 @@ MODELS = {
         weighted(raw_data=bytes(12)),
         "tensor 'w' of dims (2,) needs 8 bytes, its raw_data has 12",
     ),
+    "axes of ReverseSequence": (
+        one(node("ReverseSequence", "x n", "y", time_axis=-2), [4, 4], n=ints(4, 2, 1, 3)),
+        "(ReverseSequence): time_axis -2 and batch_axis 1 must be 0 and 1, or 1 and 0",
+    ),
+    "an equation without letters": (
+        one(node("Einsum", "x", "y", equation="\n"), []),
+        r"(Einsum) is not valid: InferenceError: equation '\n' is not one of Einsum",
+    ),
+    "an equation with two results": (
+        one(node("Einsum", "x", "y", equation="->->"), []),
+        "(Einsum) is not valid: InferenceError: equation '->->' is not one of Einsum",
+    ),
     "an absent operand": (
         one(helper.make_node("Max", ["x", "x", ""], ["y"]), [3]),
         "(Max) leaves out operand 2 (data_0), which is not optional",

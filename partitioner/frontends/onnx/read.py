@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, TensorProto, version_converter
+from onnx import GraphProto, ModelProto, TensorProto, version_converter
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.checks import (
@@ -20,7 +20,7 @@ from partitioner.frontends.onnx.checks import (
     nested_graphs,
     node_lists,
 )
-from partitioner.frontends.onnx.names import distinct_outputs, name_nodes, name_results
+from partitioner.frontends.onnx.names import distinct_outputs, fresh, name_nodes, name_results
 from partitioner.ir.checks import is_a
 
 #: A protobuf message holds at most 2 GiB; larger models keep their weights in files beside it.
@@ -144,6 +144,7 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
     try:
         shaped = onnx.shape_inference.infer_shapes(proto)  # adapters of `broadcast` read shapes
         converted = version_converter.convert_version(shaped, OLDEST_OPSET)
+        _spread_slopes(converted.graph, shaped.graph)
         check_model(converted, where, None)
     except (RuntimeError, version_converter.ConvertError, FrontendError) as error:
         raise FrontendError(
@@ -151,6 +152,26 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
             f"does not convert it: {one_line(error)}; export it anew"
         ) from error
     return converted, (f"opset {version} was converted to {OLDEST_OPSET}",)
+
+
+def _spread_slopes(graph: GraphProto, shaped: GraphProto) -> None:
+    """Give each PRelu, in place, a slope that opset 7 broadcasts as older ones do: by channel.
+
+    ONNX's version converter leaves a slope of one dim, which would be for the last dim.
+    """
+    values = (*shaped.input, *shaped.output, *shaped.value_info)
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values}
+    ranks |= {tensor.name: len(tensor.dims) for tensor in shaped.initializer}
+    singles = {tensor.name for tensor in shaped.initializer if list(tensor.dims) == [1]}
+    taken: set[str | None] = {name for node in graph.node for name in node.output} | set(ranks)
+    for index, node in reversed(list(enumerate(graph.node))):
+        x, slope = node.input[:2] if node.op_type == "PRelu" else ("", "")
+        if ranks.get(slope) == 1 and slope not in singles and ranks.get(x, 0) > 2:
+            node.input[1] = fresh(f"{slope}_by_channel", taken)
+            axes = list(range(1, ranks[x] - 1))
+            graph.node.insert(
+                index, onnx.helper.make_node("Unsqueeze", [slope], [node.input[1]], axes=axes)
+            )
 
 
 def _write_default_domain(proto: ModelProto) -> None:

@@ -134,6 +134,15 @@ MODELS = {
         weighted(raw_data=bytes(12)),
         "tensor 'w' of dims (2,) needs 8 bytes, its raw_data has 12",
     ),
+    "no hidden elements": (
+        one(
+            node("LSTM", "x w r", "y", hidden_size=0),
+            [3, 2, 4],
+            w=floats(1, 0, 4),
+            r=floats(1, 0, 0),
+        ),
+        "(LSTM): attribute 'hidden_size' is 0; it must be at least 1",
+    ),
     "axes of ReverseSequence": (
         one(node("ReverseSequence", "x n", "y", time_axis=-2), [4, 4], n=ints(4, 2, 1, 3)),
         "(ReverseSequence): time_axis -2 and batch_axis 1 must be 0 and 1, or 1 and 0",

@@ -56,7 +56,7 @@ def write_files(contents: Mapping[Path, bytes | Path]) -> None:
             with os.fdopen(handle, "wb") as file:
                 _fill(file, content)
         for path, draft_path in drafts.items():
-            draft_path.chmod(0o666 & ~_umask())
+            draft_path.chmod(0o666 & ~umask())
             draft_path.replace(_final(path))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from None
@@ -73,7 +73,7 @@ def _fill(file: BinaryIO, content: bytes | Path) -> None:
         file.write(content)
 
 
-def _umask() -> int:
+def umask() -> int:
     """The process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)

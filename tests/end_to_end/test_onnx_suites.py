@@ -17,6 +17,7 @@ from onnx import helper
 from onnx_suites import SUITES, Ended, SuiteCase, cases, end_of, runtime_passes
 
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.onnx.checks import OLDEST_OPSET
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.types import numpy_dtype
 
@@ -30,6 +31,23 @@ EXPECTED = {
     "pytorch-operator": (24, 0),
     "pytorch-converted": (59, 0),
 }
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_models_older_than_onnx_runtime_runs() -> None:
+    """They are converted, and give what ONNX expects."""
+    old = [
+        case
+        for suite in SUITES
+        for case in cases(suite)
+        if case.opset < OLDEST_OPSET and not runtime_passes(case)
+    ]
+    ends = {case.name: end_of(case, DEVICES) for case in old}
+    kinds = Counter(end.kind for end in ends.values())
+    print(f"\n{len(ends)} models that ONNX Runtime does not run: {dict(kinds)}")
+    assert set(kinds) == {"equal"}
+    assert len(ends) >= 34
 
 
 def reason(text: str) -> str:

@@ -69,6 +69,11 @@ class SuiteCase:
         return any("elem_type: 8" in str(value.type) for value in values)
 
     @property
+    def opset(self) -> int:
+        """The version of ONNX's own operators; 7 for none."""
+        return max((o.version for o in self.model.opset_import if not o.domain), default=7)
+
+    @property
     def baked(self) -> SuiteCase:
         """The case with its sizes, axes and conditions as weights, as exported models have them.
 

@@ -160,7 +160,10 @@ MODELS = {
         "(Max) leaves out operand 2 (data_0), which is not optional",
     ),
     "strings": (of_strings(), "has elements of STRING, which are not supported"),
-    "a sequence": (sequence(), "node 'SplitToSequence_0' (SplitToSequence): not a valid model: "),
+    "a sequence": (
+        sequence(),
+        "node 'SplitToSequence_0' (SplitToSequence): the sizes 's' of its pieces are computed at",
+    ),
 }
 
 

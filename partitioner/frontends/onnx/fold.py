@@ -5,7 +5,6 @@ All functions here change an onnx_ir model in place, which is how onnx_ir passes
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +22,6 @@ from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.names import fresh, last_present
 from partitioner.frontends.onnx.opset_forms import keep_casts, use_own_forms
 from partitioner.ir.errors import IRError
-
-# Folding warns of nodes that it leaves alone: of no use to the user of a command.
-logging.getLogger("onnxscript").addHandler(logging.NullHandler())
 
 #: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
 #: models, which leave weights out, need up to 548 MiB.

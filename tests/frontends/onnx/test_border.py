@@ -1,6 +1,8 @@
 """Invalid models on which a library or a rule raises: one line that names file and node, exit 1."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +180,17 @@ def test_an_invalid_model_is_refused_by_name(
         load_onnx(path)
     assert main([str(path), "-q", "-o", str(tmp_path / "out")]) == 1
     assert message in one_line(capsys.readouterr().err)
+
+
+def test_libraries_log_nothing_to_the_terminal(tmp_path: Path) -> None:
+    """onnx_ir warns of a text that is not UTF-8."""
+    model = one(node("AveragePool", "x", "y", kernel_shape=[9], auto_pad="VALID"), [1, 1, 4])
+    model.graph.node[0].attribute[0].s = b"\xff"
+    onnx.save(model, tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "partitioner", str(tmp_path / "m.onnx"), "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert one_line(done.stderr).startswith("partition: ")
 
 
 def test_a_baked_batch() -> None:

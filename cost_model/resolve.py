@@ -179,7 +179,7 @@ def _read_cluster(path: Path) -> Cluster:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CostError(f"cluster file {path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CostError(f"cluster file {path}: {error}") from None
     try:
         devices = [_with_preset(entry) for entry in _tables(data, "devices")]

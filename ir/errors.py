@@ -1,5 +1,8 @@
 """Root of all exceptions of the package; every folder subclasses it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class PartitionerError(Exception):
     """Root of the errors that a user can cause; the CLI prints it as one line."""
@@ -15,3 +18,15 @@ class OptionError(PartitionerError, ValueError):
 
 class IRError(PartitionerError, ValueError):
     """A graph, mesh, layout, rule, plan or program that breaks its own rules."""
+
+
+@contextmanager
+def naming(what: str, kind: type[PartitionerError]) -> Iterator[None]:
+    """Raise any other error than ours as one of `kind`, on one line that begins with `what`."""
+    try:
+        yield
+    except PartitionerError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise kind(f"{what}: {type(error).__name__}: {text}") from error

@@ -107,6 +107,9 @@ def compile(  # noqa: A001 - the public name
 
             constraints: Pins, a plan whose decisions are kept, or the file of either.
 
+            plan_only: For an ONNX model: files of its weights may be missing. Their sizes are
+            planned; what needs their values raises a FrontendError.
+
             time_limit_s: Limit of the search, in seconds (default 30); above 0.
 
             gap: Relative gap between cost and lower bound at which the search may stop (default

@@ -56,7 +56,7 @@ def write_files(contents: Mapping[Path, bytes | Path]) -> None:
                 with drafts[path].open("wb") as file:
                     _fill(file, content)
             for path, draft in drafts.items():
-                draft.chmod(0o666 & ~_umask())
+                draft.chmod(0o666 & ~umask())
                 draft.replace(_final(path))
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror or error}") from None
@@ -70,7 +70,7 @@ def _fill(file: BinaryIO, content: bytes | Path) -> None:
         file.write(content)
 
 
-def _umask() -> int:
+def umask() -> int:
     """The process's umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)

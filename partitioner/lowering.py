@@ -15,6 +15,7 @@ from itertools import groupby, islice
 import numpy as np
 
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
+from partitioner.ir.errors import naming
 from partitioner.ir.exchange import Region
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
@@ -293,7 +294,10 @@ class _Shared:
         )
         sizes = placed.rule.local_sizes(placed.layouts, placed.mesh, point)
         view = LocalView(sizes, shapes, out_shapes, regions, out_regions)
-        return row.localize(OpView(placed.node, self.graph), view)
+        node = placed.node
+        what = f"model {self.graph.name!r}: node {node.name!r} ({node.op}) on one device"
+        with naming(what, ProgramError):
+            return row.localize(OpView(node, self.graph), view)
 
 
 @dataclass

@@ -58,6 +58,7 @@ class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
     """Options of `compile`."""
 
     recompute: Recompute
+    plan_only: bool
 
 
 class ProfileOptions(ModelOptions, total=False):
@@ -90,6 +91,7 @@ _DEFAULTS: Mapping[str, Any] = {
     **{field.name: field.default for field in fields(Request)},
     "training": False,
     "optimizer": "adamw",
+    "plan_only": False,
     "constraints": None,
 }
 
@@ -130,7 +132,7 @@ def takes(options: type, **defaults: Any) -> Callable[[Function], Function]:
 
 def opening(options: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments of `open_model` among the options of a public function."""
-    names = {*ModelOptions.__annotations__, "recompute"} - {"progress"}
+    names = {*ModelOptions.__annotations__, "recompute", "plan_only"} - {"progress"}
     return {name: value for name, value in options.items() if name in names}
 
 

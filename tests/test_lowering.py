@@ -1,5 +1,7 @@
 """Lowering: the ranks of hand-made and random plans compute what the whole graph computes."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_models
 import pytest
@@ -9,12 +11,14 @@ from whole_plans import (
     build,
     candidates,
     hand_plan,
+    lowered,
     random_plan,
     rule,
     weight,
 )
 
 from partitioner import examples
+from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.onnx.simulator import run_lockstep
 from partitioner.cost_model.resolve import resolve_cluster
@@ -22,8 +26,9 @@ from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import NodePlan, Plan, resolve
-from partitioner.ir.program import Comm, CommKind, Programs
+from partitioner.ir.program import Comm, CommKind, ProgramError, Programs
 from partitioner.ir.rule import Cut
 from partitioner.ir.types import TensorType
 from partitioner.lowering import lower
@@ -356,3 +361,36 @@ def test_half_precision_means_of_large_values_do_not_overflow(
     (y,) = run_lockstep(emit_models(programs, graph), {"x": x}).values()
     assert y.dtype == np.float16
     np.testing.assert_allclose(y, x.astype(np.float64).mean(axis=(2, 3), keepdims=True), 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "message"),
+    [
+        (
+            "lowering.row_of",
+            ProgramError,
+            r"^model 'hand': node 'mm' \(MatMul\) on one device: Index",
+        ),
+        (
+            "backends.onnx.emit.node_proto",
+            BackendError,
+            r"^rank 0: node 'mm' \(MatMul\): IndexError",
+        ),
+    ],
+)
+def test_a_fault_names_the_node(
+    part: str, kind: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a row or a writer raises is one line."""
+
+    def fail(*_: object) -> None:
+        raise IndexError("list index out of range")
+
+    graph, pair = matmul(), DeviceMesh.of({"tp": 2})
+    if kind is ProgramError:
+        row = replace(row_of(graph.nodes[0]), localize=fail)
+        monkeypatch.setattr(f"partitioner.{part}", lambda _: row)
+    else:
+        monkeypatch.setattr(f"partitioner.{part}", fail)
+    with pytest.raises(kind, match=message):
+        emit_models(lowered(graph, hand_plan(graph, mm=(pair, {"m": "tp"})), 2), graph)

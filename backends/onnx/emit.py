@@ -21,6 +21,7 @@ from partitioner.backends.onnx.slices import slice_nodes
 from partitioner.backends.onnx.stubs import comm_node, stub
 from partitioner.backends.onnx.weights import Store, WeightFile, inline_tensor
 from partitioner.backends.regions import cut
+from partitioner.ir.errors import naming
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Comm, CommKind, Compute, Programs, RankProgram
 
@@ -102,7 +103,9 @@ def _constants(program: RankProgram, graph: Graph, store: Store) -> Iterator[Ten
 
 def _add_step(body: GraphProto, step: Compute | Comm, program: RankProgram, opset: int) -> None:
     if isinstance(step, Compute):
-        node = node_proto(step.node, dict(step.renames))
+        what = f"rank {program.rank}: node {step.node.name!r} ({step.node.op})"
+        with naming(what, BackendError):
+            node = node_proto(step.node, dict(step.renames))
         # Operands and results have local names; `renames` is for the bodies inside only.
         node.input[:] = step.node.inputs
         node.output[:] = step.node.outputs

@@ -133,7 +133,11 @@ def _partition_parser() -> argparse.ArgumentParser:
         help="of --training: whether the backward pass may compute values again instead of keeping "
         "them (default: auto, where memory is short)",
     )
-    add("--plan-only", action="store_true", help="write no rank files")
+    add(
+        "--plan-only",
+        action="store_true",
+        help="write no rank files; the files of weights may be missing",
+    )
     add("--force", action="store_true", help="replace DIR if it is there")
     add(
         "-o", "--output", metavar="DIR", help="folder to write (default: MODEL's stem + .partition)"
@@ -180,6 +184,7 @@ def _partition(argv: Sequence[str]) -> int:
         args.model,
         devices=args.devices,
         recompute=_RECOMPUTE[args.recompute or "auto"],
+        plan_only=args.plan_only,
         **target_options(args),
         **read_options(args, say),
         **search_options(args),

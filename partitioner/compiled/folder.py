@@ -117,7 +117,8 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
 def _onnx_request(folder: Path, data: Mapping[str, Any]) -> OnnxRequest:
     _check_fields(folder, "request.json", data, _REQUEST)
     try:
-        model = (folder / data["model"]).resolve()
+        model = folder / data["model"]
+        model = model.parent.resolve() / model.name
         model.is_file()  # raises if no file can have this name
     except (OSError, ValueError) as error:
         raise ResultError(

@@ -59,7 +59,8 @@ class OnnxModel(Model):
     ) -> OnnxModel:
         """A model from a path or from memory, with its trace."""
         if isinstance(model, str | Path):
-            return cls(traced, Path(model).resolve(), None, dims, shapes)
+            path = Path(model)  # a link to the file stays one: its external data is beside it
+            return cls(traced, path.parent.resolve() / path.name, None, dims, shapes)
         return cls(traced, None, model, dims, shapes)
 
     @property

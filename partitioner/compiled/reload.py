@@ -101,7 +101,7 @@ def _load_onnx(folder: Path, request: OnnxRequest) -> Traced:
     model = request.model
     if not model.is_file():
         raise ResultError(f"{folder}: its model {model} is gone; move it back or partition again")
-    traced = load_onnx(model, request.dims, request.shapes)
+    traced = load_onnx(model, request.dims, request.shapes, plan_only=True)
     if traced.graph.digest != request.graph_digest:
         raise ResultError(f"{folder}: its model {model} has changed since; partition it again")
     return traced

@@ -33,11 +33,13 @@ class OnnxInput:
         model: Its path, or the model itself.
         dims: Sizes of symbolic dims by symbol.
         shapes: Shapes of inputs by name.
+        plan_only: Whether files of weights may be missing.
     """
 
     model: str | Path | onnx.ModelProto
     dims: Mapping[str, int] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    plan_only: bool = False
     training = False
 
     @property
@@ -57,7 +59,7 @@ class OnnxInput:
         Raises:
             FrontendError: It cannot be read.
         """
-        return load_onnx(self.model, self.dims, self.shapes)
+        return load_onnx(self.model, self.dims, self.shapes, plan_only=self.plan_only)
 
     @property
     def graph(self) -> Graph:
@@ -121,6 +123,7 @@ def open_model(
     optimizer: str = "adamw",
     parallel: str | None = None,
     recompute: bool | str = "auto",
+    plan_only: bool = False,
     dims: Mapping[str, int] | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> OnnxInput | ModuleInput:
@@ -142,7 +145,7 @@ def open_model(
         }
         for name in (name for name, value in of_modules.items() if value):
             raise OptionError(f"{name} is for PyTorch modules; the model is {_described(model)}")
-        return OnnxInput(model, dims or {}, shapes or {})
+        return OnnxInput(model, dims or {}, shapes or {}, plan_only)
     if dims or shapes:
         raise OptionError("dims and shapes are for ONNX models: give example inputs instead")
     module_input = ModuleInput(*opened, ModuleOptions(training, optimizer))

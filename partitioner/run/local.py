@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from partitioner.backends.header import Header
 from partitioner.compiled.folder import load_plan, load_summary
 from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.cluster import Cluster
-from partitioner.files import ResultError
+from partitioner.files import ResultError, umask
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 
@@ -204,9 +206,7 @@ def check_outputs(path: Path, directory: Path) -> None:
     """
     try:
         _check_outputs_place(path, directory)
-        part = _part(path)
-        part.touch()
-        part.unlink()
+        _draft(path).unlink()
     except RunError:
         raise
     except (OSError, ValueError) as error:
@@ -226,8 +226,11 @@ def _check_outputs_place(path: Path, directory: Path) -> None:
         raise RunError(f"outputs {path}: not an .npz file, so it is not replaced")
 
 
-def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
+def _draft(path: Path) -> Path:
+    """A new, empty file beside a path."""
+    handle, draft = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
+    os.close(handle)
+    return Path(draft)
 
 
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -242,11 +245,14 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         name: array.astype(np.float32) if _is_foreign(array.dtype) else array
         for name, array in arrays.items()
     }
-    part = _part(path)
     try:
-        with part.open("wb") as file:
-            np.savez(file, **stored)  # type: ignore[arg-type]
-        part.replace(path)
+        draft = _draft(path)
+        try:
+            with draft.open("wb") as file:
+                np.savez(file, **stored)  # type: ignore[arg-type]
+            draft.chmod(0o666 & ~umask())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise RunError(f"outputs {path}: {error.strerror}") from None

@@ -16,7 +16,7 @@ from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError
 
-#: Seconds to look for enough devices, in all and for one count.
+#: Seconds to look for enough devices, in all and for one count; never more than the request's.
 BUDGET_S = 6.0
 ONE_COUNT_S = 2.0
 #: Most devices that are tried, as a multiple of those of the request.
@@ -38,7 +38,8 @@ def relaxed(
     """
 
     def fits(target: Cluster) -> bool:
-        quick = replace(request, time_limit_s=ONE_COUNT_S, gap=ANY_GAP)
+        limit_s = min(ONE_COUNT_S, request.time_limit_s)
+        quick = replace(request, time_limit_s=limit_s, gap=ANY_GAP)
         try:
             find_plan(graph, target, quick, Budget.of(quick), rules)
         except (Infeasible, SearchError):  # no plan, or too many devices for this request
@@ -61,6 +62,7 @@ def relaxed(
             lambda count: fits(
                 replace(cluster, devices=(device,) * count, levels=(replace(level, size=count),))
             ),
+            min(BUDGET_S, request.time_limit_s),
         )
         if count is not None:
             ways.append(f"on {count} devices")
@@ -70,9 +72,9 @@ def relaxed(
     return Infeasible(message, **{**vars(refusal), "relaxations": tuple(ways)})
 
 
-def _least_count(devices: int, fits: Callable[[int], bool]) -> int | None:
+def _least_count(devices: int, fits: Callable[[int], bool], limit_s: float) -> int | None:
     """The least count above `devices` found to fit, by bisection; None if none was in time."""
-    deadline = time.monotonic() + BUDGET_S
+    deadline = time.monotonic() + limit_s
     low, high = devices, 2 * devices
     while not fits(high):
         low, high = high, 2 * high

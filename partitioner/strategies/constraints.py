@@ -100,7 +100,7 @@ class Constraints:
             data = {} if is_plan else tomllib.loads(text)
         except OSError as error:
             raise ConstraintError(f"constraints {path}: {error.strerror or error}") from None
-        except ValueError as error:  # neither UTF-8 nor TOML
+        except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or nested too deep
             raise ConstraintError(f"constraints {path}: {error}") from None
         if is_plan:
             return cls(plan=Plan.from_json(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -171,14 +172,16 @@ def check_memory(graph: Graph) -> None:
     """Refuse a verification that would not fit this machine's free memory.
 
     It counts the weights of the whole model and of all ranks, and a copy of both (ONNX Runtime's
-    pre-packed weights, a module's gradients).
+    pre-packed weights, a module's gradients), and the inputs, which are drawn in 8 bytes an
+    element.
 
     Raises:
         VerificationError: It would not fit.
     """
     weights = sum(constant.type.nbytes for constant in graph.constants.values())
     widest = max((graph.types[v].nbytes for node in graph.nodes for v in node.writes), default=0)
-    wanted = 4 * weights + 8 * widest
+    drawn = 8 * sum(math.prod(graph.types[name].shape) for name in graph.inputs)
+    wanted = 4 * weights + 8 * widest + 4 * drawn
     free = free_bytes()
     if free is not None and wanted > free:
         raise VerificationError(

@@ -19,6 +19,7 @@ from onnx import helper
 from partitioner import __version__, examples
 from partitioner.backends.onnx import local
 from partitioner.cli.main import main
+from partitioner.run.local import check_outputs, write_outputs
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +227,16 @@ def test_outputs_do_not_replace_what_is_no_npz(
     assert message in one_line(capsys.readouterr().err)
     assert (here / "kept.npz").read_text() == "notes"
     (here / "kept.npz").unlink()
+
+
+def test_outputs_leave_the_files_beside_them(tmp_path: Path) -> None:
+    """A draft has a name that no file has."""
+    theirs = tmp_path / ".out.npz.part"
+    theirs.write_text("notes")
+    check_outputs(tmp_path / "out.npz", tmp_path / "m.partition")
+    write_outputs(tmp_path / "out.npz", {"y": np.ones(3)})
+    assert theirs.read_text() == "notes"
+    assert sorted(tmp_path.iterdir()) == [theirs, tmp_path / "out.npz"]
 
 
 @pytest.mark.parametrize(

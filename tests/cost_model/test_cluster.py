@@ -142,6 +142,7 @@ DEVICE = '[[devices]]\npreset="h100"\n'
     ("text", "message"),
     [
         ("nonsense", "cluster file .*bad.toml: Expected"),
+        ("a = " + "[" * 2000, "cluster file .*bad.toml: .*recursion"),
         (LEVEL, r"it needs at least one \[\[devices\]\] table"),
         ("devices = 3" + LEVEL, r"it needs at least one \[\[devices\]\] table"),
         (DEVICE, r"it needs at least one \[\[levels\]\] table"),

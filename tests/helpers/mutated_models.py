@@ -1,14 +1,27 @@
 """Mutated ONNX models: the inputs of fuzzers. The same seed gives the same model."""
 
 import random
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
 import onnx_models as om
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    helper,
+    numpy_helper,
+)
 
-#: Integers at which readers break.
+from partitioner.frontends.onnx.checks import nested_graphs, node_lists
+
+#: Integers, floats and texts at which readers break.
+_FLOATS = (0.0, -1.0, 1e-5, 0.5, 3e38, float("nan"), float("inf"))
+_TEXTS = ("", "constant", "linear", "SAME_UPPER", "NOTSET", "sum", "ij,jk->ik", "ij->qq", "\n")
 _INTS = (-(2**63), -(2**31), -5, -2, -1, 0, 1, 2, 3, 5, 7, 64, 1000, 2**31 - 1, 2**40, 2**63 - 1)
 _OPS = (
     *("Relu", "Add", "MatMul", "Softmax", "Transpose", "Reshape", "Concat", "Split", "Gather"),
@@ -18,6 +31,25 @@ _OPS = (
     *("SplitToSequence", "SequenceAt", "Shape", "Size", "If", "Loop", "Einsum", "GatherND"),
     *("ScatterND", "DepthToSpace", "NonZero", "LSTM", "Attention", "Dropout", "DequantizeLinear"),
 )
+_NUMBERS = ("0", "1", "2", "3", "4", "8", "1e-3", "1e12", "true", "false")
+#: Words at which readers of JSON and TOML break.
+_WORDS = (
+    *("null", "true", "-1", "0", "1", "2", "7", "1e30", "1" + "0" * 400, "nan", "inf", "2.5"),
+    *(
+        '""',
+        '"\\u0000"',
+        '"\\ud800"',
+        '"tp"',
+        '"tp:9,0"',
+        "[]",
+        "[null]",
+        "{}",
+        "[[",
+        "\n[[pin]]\n",
+    ),
+    *('"*"', '"0B"', '"1GiB"', "x", "=", ",", "[" * 2000),
+)
+_ELEMENT_TYPES = (0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 13, 14, 16, 17, 20, 21, 22, 77)
 _KEYS = (
     *("axis", "axes", "perm", "to", "group", "pads", "strides", "kernel_shape", "dilations"),
     *("keepdims", "num_outputs", "blocksize", "hidden_size", "num_groups", "epsilon", "mode"),
@@ -117,22 +149,65 @@ def mutate_bytes(data: bytes, seed: int) -> bytes:
     return bytes(out)
 
 
+def mutate_text(data: bytes, seed: int) -> bytes:
+    """A text of JSON or TOML with some words changed; one in eight: some bytes."""
+    draw = random.Random(seed)
+    if not draw.randrange(8):
+        return mutate_bytes(data, seed)
+    words = re.findall(r'"[^"]*"|[\w.+-]+|\s+|.', data.decode())
+    for _ in range(draw.choice((1, 1, 2, 3))):
+        kinds = {kind for word in words if (kind := _sort(word))}
+        kind = draw.choice(
+            sorted(kinds & set('"0') or kinds) if draw.randrange(6) else sorted(kinds)
+        )
+        alike = [index for index, word in enumerate(words) if _sort(word) == kind]
+        at, other = draw.choice(alike), draw.choice(alike)
+        number = draw.choice(_NUMBERS) if kind == "0" else words[other]
+        words[at], words[other] = draw.choice((
+            *((words[other], words[other]), (words[other], words[at]), (number, words[other])),
+            *((number, words[other]), (draw.choice(_WORDS), words[other])),
+            *(("", words[other]), (words[at] * 2, words[other])),
+        ))  # fmt: skip
+    return "".join(words).encode(errors="surrogatepass")
+
+
+def _sort(word: str) -> str:
+    """The sort of a word: text, number, name or sign."""
+    first = word[:1]
+    return "0" if first.isdigit() else "a" if first.isalpha() else first.strip()
+
+
 def mutate_model(model: ModelProto, seed: int) -> ModelProto:
     """A model with one to three parts changed; it stays a protobuf message of a model."""
     draw, out = random.Random(seed), ModelProto()
     out.CopyFrom(model)
     for _ in range(draw.choice((1, 1, 2, 3))):
-        draw.choice(_MUTATIONS)(out, draw)
+        try:
+            draw.choice(_MUTATIONS)(out, draw)
+        except (ValueError, OverflowError, RecursionError):
+            continue  # a field does not hold the value
     return out
 
 
+def _node_lists(model: ModelProto) -> list[Sequence[NodeProto]]:
+    """The nodes of the graph, of its functions and of the bodies in either."""
+    return list(node_lists(model))
+
+
 def _a_node(model: ModelProto, draw: random.Random) -> NodeProto | None:
-    return draw.choice(model.graph.node) if model.graph.node else None
+    nodes = [node for nodes in _node_lists(model) for node in nodes]
+    return draw.choice(nodes) if nodes else None
+
+
+def _graphs(model: ModelProto) -> list[GraphProto]:
+    return [model.graph, *nested_graphs(node for nodes in _node_lists(model) for node in nodes)]
 
 
 def _names(model: ModelProto) -> Sequence[str]:
-    names = [name for node in model.graph.node for name in (*node.input, *node.output)]
-    return [*names, "", "unknown"]
+    nodes = [node for nodes in _node_lists(model) for node in nodes]
+    names = [name for node in nodes for name in (*node.input, *node.output)]
+    weights = [tensor.name for tensor in model.graph.initializer]
+    return [*names, *weights, *(value.name for value in model.graph.input), "", "unknown"]
 
 
 def _attribute_value(model: ModelProto, draw: random.Random) -> None:
@@ -142,12 +217,30 @@ def _attribute_value(model: ModelProto, draw: random.Random) -> None:
     attribute = draw.choice(node.attribute)
     if attribute.type == AttributeProto.INT:
         attribute.i = draw.choice(_INTS)
-    elif attribute.type == AttributeProto.INTS:
+    elif attribute.type == AttributeProto.INTS and draw.randrange(4):
         values = [draw.choice(_INTS) for _ in range(draw.randrange(6))]
         attribute.ClearField("ints")
         attribute.ints.extend(values)
+    elif attribute.type == AttributeProto.INTS:
+        values = list(attribute.ints)
+        draw.shuffle(values)
+        attribute.ints[:] = values
+    elif attribute.type == AttributeProto.FLOAT:
+        attribute.f = draw.choice(_FLOATS)
+    elif attribute.type == AttributeProto.STRING:
+        attribute.s = draw.choice(_TEXTS).encode()
+    elif attribute.type == AttributeProto.TENSOR and draw.randrange(2):
+        _change_tensor(attribute.t, draw)
     else:
         node.attribute.remove(attribute)
+
+
+def _attribute_type(model: ModelProto, draw: random.Random) -> None:
+    """The declared type of an attribute, which then is not that of its value, or missing."""
+    node = _a_node(model, draw)
+    if node is not None and node.attribute:
+        attribute = draw.choice(node.attribute)
+        attribute.type = draw.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
 
 
 def _attribute(model: ModelProto, draw: random.Random) -> None:
@@ -157,8 +250,8 @@ def _attribute(model: ModelProto, draw: random.Random) -> None:
     values = [
         draw.choice(_INTS),
         [draw.choice(_INTS) for _ in range(draw.randrange(1, 6))],
-        draw.choice((0.0, -1.0, float("nan"), float("inf"))),
-        draw.choice(("", "constant", "ij,jk->ik", "ij->qq", "\n")),
+        draw.choice(_FLOATS),
+        draw.choice(_TEXTS),
         helper.make_tensor("v", draw.choice((1, 7, 10)), [1], [1]),
         helper.make_tensor("v", TensorProto.STRING, [1], [b"a"]),
     ]
@@ -201,50 +294,94 @@ def _result(model: ModelProto, draw: random.Random) -> None:
 
 
 def _dims(model: ModelProto, draw: random.Random) -> None:
-    graph = model.graph
-    values = [*graph.input, *graph.output, *graph.value_info]
+    graphs = _graphs(model)
+    values = [v for graph in graphs for v in (*graph.input, *graph.output, *graph.value_info)]
     if not values:
         return
     tensor = draw.choice(values).type.tensor_type
-    kind = draw.randrange(4)
+    kind = draw.randrange(5)
     if kind == 0:
-        tensor.elem_type = draw.choice((0, 1, 2, 6, 7, 8, 9, 10, 14, 16, 20, 77))
+        tensor.elem_type = draw.choice(_ELEMENT_TYPES)
     elif kind == 1 or not tensor.shape.dim:
         tensor.shape.dim.add().dim_value = draw.choice(_INTS)
     elif kind == 2:
         draw.choice(tensor.shape.dim).dim_value = draw.choice(_INTS)
+    elif kind == 3:
+        draw.choice(tensor.shape.dim).dim_param = draw.choice(("n", "n + 1", "n // 0", "", "-n"))
     else:
         del tensor.shape.dim[draw.randrange(len(tensor.shape.dim))]
 
 
+def _declared(model: ModelProto, draw: random.Random) -> None:
+    """A declaration of a computed value, mostly a wrong one."""
+    names = [name for node in model.graph.node for name in node.output if name]
+    if names:
+        dims = [draw.choice((0, 1, 2, 3, 4, 6, 8, "n")) for _ in range(draw.randrange(5))]
+        kind = draw.choice(_ELEMENT_TYPES)
+        model.graph.value_info.append(helper.make_tensor_value_info(draw.choice(names), kind, dims))
+
+
 def _tensor(model: ModelProto, draw: random.Random) -> None:
-    if not model.graph.initializer:
-        return
-    tensor = draw.choice(model.graph.initializer)
-    kind = draw.randrange(4)
+    tensors = [tensor for graph in _graphs(model) for tensor in graph.initializer]
+    if tensors:
+        _change_tensor(draw.choice(tensors), draw)
+
+
+def _change_tensor(tensor: TensorProto, draw: random.Random) -> None:
+    kind = draw.randrange(6)
     if kind == 0:
-        tensor.data_type = draw.choice((0, 1, 6, 7, 8, 9, 10, 14, 16, 22, 77))
+        tensor.data_type = draw.choice(_ELEMENT_TYPES)
     elif kind == 1:
         tensor.dims.append(draw.choice(_INTS))
     elif kind == 2:
         tensor.raw_data = tensor.raw_data[: draw.randrange(9)] + draw.randbytes(draw.randrange(9))
-    elif tensor.data_type in (TensorProto.INT64, TensorProto.INT32) and tensor.raw_data:
+    elif kind == 3 and tensor.dims:
+        tensor.dims[draw.randrange(len(tensor.dims))] = draw.choice(_INTS)
+    elif kind == 4 and tensor.dims:
+        dims = list(tensor.dims)
+        draw.shuffle(dims)
+        tensor.dims[:] = dims
+    elif tensor.data_type in (TensorProto.INT64, TensorProto.INT32):
         size = draw.randrange(5)
         values = np.array([draw.choice(_INTS) for _ in range(size)], np.int64)
         tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+
+
+def _weight(model: ModelProto, draw: random.Random) -> None:
+    """An input as a weight, or a weight as an input."""
+    graph = model.graph
+    if graph.initializer and draw.randrange(2):
+        tensor = draw.choice(graph.initializer)
+        graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        )
+        graph.initializer.remove(tensor)
+    elif graph.input:
+        value = draw.choice(graph.input)
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        kind = value.type.tensor_type.elem_type
+        if kind in (1, 6, 7, 9) and all(0 <= dim < 99 for dim in dims) and np.prod(dims) < 999:
+            array = np.ones(dims, helper.tensor_dtype_to_np_dtype(kind))
+            graph.initializer.append(numpy_helper.from_array(array, value.name))
 
 
 def _nodes(model: ModelProto, draw: random.Random) -> None:
     nodes = list(model.graph.node)
     if not nodes:
         return
-    node, kind = draw.choice(nodes), draw.randrange(3)
+    node, kind = draw.choice(nodes), draw.randrange(5)
     if kind == 0:
         model.graph.node.remove(node)
     elif kind == 1:
         copy = model.graph.node.add()
         copy.CopyFrom(node)
         copy.output[:] = [f"{name}_copy" for name in copy.output]
+    elif kind == 2:
+        node.domain = draw.choice(
+            ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "own", "partitioner")
+        )
+    elif kind == 3:
+        node.name = draw.choice([other.name for other in nodes])
     else:
         draw.shuffle(nodes)
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -252,11 +389,91 @@ def _nodes(model: ModelProto, draw: random.Random) -> None:
         model.graph.node.extend(copies)
 
 
+def _chain(model: ModelProto, draw: random.Random) -> None:
+    """A new node between a value and one of its readers."""
+    node = _a_node(model, draw)
+    if node is None or not node.input:
+        return
+    at, made = draw.randrange(len(node.input)), f"made_{draw.randrange(99)}"
+    new = helper.make_node(draw.choice(_OPS), [node.input[at]], [made])
+    holder = next(nodes for nodes in _node_lists(model) if any(n is node for n in nodes))
+    index = next(i for i, n in enumerate(holder) if n is node)
+    node.input[at] = made
+    holder.insert(index, new)
+
+
+def _into_body(model: ModelProto, draw: random.Random) -> None:
+    """The graph's first nodes as the branch of an If, which another branch repeats."""
+    nodes = list(model.graph.node)
+    if not nodes or not nodes[0].output:
+        return
+    body = helper.make_graph(
+        [NodeProto.FromString(nodes[0].SerializeToString())],
+        "body",
+        [],
+        [helper.make_empty_tensor_value_info(name) for name in nodes[0].output],
+    )
+    condition = numpy_helper.from_array(np.array(bool(draw.randrange(2))), "condition")
+    inputs = ["condition"]
+    if draw.randrange(2):
+        model.graph.initializer.append(condition)
+    else:
+        model.graph.input.append(helper.make_tensor_value_info("condition", 9, []))
+    kind = draw.randrange(3)
+    attributes = {"then_branch": body, "else_branch": body} if kind else {"body": body}
+    chosen = helper.make_node("If" if kind else "Loop", inputs, list(nodes[0].output), **attributes)
+    model.graph.node[0].CopyFrom(chosen)
+
+
+def _into_function(model: ModelProto, draw: random.Random) -> None:
+    """A node as a function that holds it and, seldom, calls itself."""
+    nodes = list(model.graph.node)
+    if not nodes:
+        return
+    node, name = draw.choice(nodes), f"f_{draw.randrange(9)}"
+    body = [NodeProto.FromString(node.SerializeToString())]
+    if not draw.randrange(4):
+        body.append(helper.make_node(name, list(node.input), ["again"], domain="own"))
+    inputs, outputs = dict.fromkeys(filter(None, node.input)), dict.fromkeys(node.output)
+    imports = [helper.make_opsetid(o.domain, o.version) for o in model.opset_import]
+    model.functions.append(
+        helper.make_function("own", name, list(inputs), list(outputs), body, imports)
+    )
+    model.opset_import.append(helper.make_opsetid("own", 1))
+    node.CopyFrom(helper.make_node(name, list(inputs), list(outputs), domain="own"))
+
+
 def _opset(model: ModelProto, draw: random.Random) -> None:
-    model.opset_import[0].version = draw.choice((7, 9, 11, 12, 13, 17, 18, 21, 23, 25))
+    versions = (
+        1,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+        17,
+        18,
+        19,
+        20,
+        21,
+        22,
+        23,
+        24,
+        25,
+        26,
+        99,
+    )
+    draw.choice(model.opset_import).version = draw.choice(versions)
 
 
 _MUTATIONS: Sequence[Callable[[ModelProto, random.Random], None]] = (
-    *(_attribute_value, _attribute_value, _attribute, _attribute, _operator, _operand),
-    *(_result, _dims, _tensor, _tensor, _nodes, _opset),
+    *(_attribute_value, _attribute_value, _attribute, _attribute, _attribute_type, _operator),
+    *(_operand, _operand, _result, _dims, _dims, _declared, _tensor, _tensor, _weight, _nodes),
+    *(_chain, _into_body, _into_function, _opset),
 )

@@ -132,6 +132,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "b.toml").write_bytes(b"\xff")
     with pytest.raises(ConstraintError, match=r"constraints .*b.toml: .*utf-8"):
         Constraints.read(tmp_path / "b.toml")
+    (tmp_path / "c.toml").write_text("a = " + "[" * 2000)
+    with pytest.raises(ConstraintError, match=r"constraints .*c.toml: .*recursion"):
+        Constraints.read(tmp_path / "c.toml")
     with pytest.raises(PlanError, match="plan is not JSON"):
         written(tmp_path, "{", "plan.json")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from partitioner.ir.errors import IRError
 from partitioner.ir.ops.local import local_shape_operand, same_node, with_constant
 from partitioner.ir.ops.rules.dims import names
 from partitioner.ir.ops.rules.joining import Run, concat, run_of, slices, split
@@ -131,6 +132,8 @@ def _reverse_sequence(view: OpView) -> Rule:
     """The first elements of the time dim are reversed, as many as the sequence is long."""
     dims = names("d", view.rank())
     time, batch = view.int_attr("time_axis", 0), view.int_attr("batch_axis", 1)
+    if {time, batch} != {0, 1}:  # ONNX Runtime takes others for 0 and 1
+        raise IRError(f"time_axis {time} and batch_axis {batch} must be 0 and 1, or 1 and 0")
     return view.rule([dims, [dims[batch]]], [dims], whole={dims[time]})
 
 

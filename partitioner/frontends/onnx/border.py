@@ -3,11 +3,12 @@
 The libraries (onnx, onnx_ir, onnxscript, onnx_shape_inference) and the op table's rules take a
 valid model for granted. On another one they raise whatever Python raises there: IndexError,
 ZeroDivisionError, OverflowError. At the border, each becomes one line that names the model and the
-node.
+node. What they log of a model goes to those who set up logging, not to a user's terminal.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -16,6 +17,9 @@ import onnx_ir
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.ir.errors import PartitionerError
+
+for _library in ("onnx_ir", "onnx_shape_inference", "onnxscript"):
+    logging.getLogger(_library).addHandler(logging.NullHandler())
 
 #: Longest text of another library's error in a message.
 _MAX_TEXT = 400

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import onnx_ir
@@ -22,6 +24,7 @@ def build_graph(
     name: str,
     symbols: Mapping[str, tuple[Declared, ...]],
     where: str,
+    missing: Mapping[str, Path],
 ) -> Graph:
     """Convert a model whose values all have static types.
 
@@ -30,6 +33,7 @@ def build_graph(
         name: The graph's name.
         symbols: Dims of the inputs as the model declares them, for the symbols of `Dim`.
         where: The model's name in error messages.
+        missing: Inputs that are weights whose files are missing, with their files.
 
     Raises:
         FrontendError: An element type or a value that the IR does not hold.
@@ -39,7 +43,12 @@ def build_graph(
         _name(value): _with_symbols(_type(value, where), symbols.get(_name(value), ()))
         for value in graph.inputs
     }
-    constants: dict[str, Constant] = {}
+    constants = {
+        name: Constant(
+            types[name], partial(_refuse, f"{where}: weight {name!r}", file), weight=True
+        )
+        for name, file in missing.items()
+    }
     nodes: list[Node] = []
     node_names: set[str | None] = set()
     for node in graph:
@@ -61,7 +70,7 @@ def build_graph(
         )
     return Graph(
         name=name,
-        inputs=tuple(map(_name, graph.inputs)),
+        inputs=tuple(name for name in map(_name, graph.inputs) if name not in missing),
         outputs=tuple(map(_name, graph.outputs)),
         nodes=tuple(nodes),
         types=types,
@@ -109,6 +118,10 @@ def _loader(tensor: onnx_ir.TensorProtocol) -> Callable[[], np.ndarray]:
         return mapped.numpy()
 
     return load
+
+
+def _refuse(what: str, file: Path) -> np.ndarray:
+    raise FrontendError(f"{what} lies in {file}, which is missing")
 
 
 def _type(value: onnx_ir.Value, where: str) -> TensorType:

@@ -12,7 +12,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.ir.errors import IRError
@@ -27,16 +27,29 @@ MAX_EXPANDED_NODES, MAX_EXPANSION = 40_000, 8
 
 _ELEMENT_TYPES = frozenset(TensorProto.DataType.values())
 _EXTERNAL_KEYS = {"location", "offset", "length", "checksum", "basepath"}
+_OPTIONAL = onnx.defs.OpSchema.FormalParameterOption.Optional
 _FunctionId = tuple[str, str, str]
 
 
-def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
+def check_model(
+    proto: ModelProto,
+    where: str,
+    folder: Path | None,
+    file: Path | None = None,
+    *,
+    plan_only: bool = False,
+) -> Mapping[str, Path]:
     """Refuse a model that is not valid ONNX, or not ours to read.
 
     Args:
         proto: The message, external data not loaded.
         where: The model's name in error messages.
-        path: The model's file, whose folder holds the external data; None in memory.
+        folder: Folder of the external data; None in memory.
+        file: A file with the same message; None without one.
+        plan_only: Whether files of the graph's own initializers may be missing.
+
+    Returns:
+        The file of each initializer whose file is missing.
 
     Raises:
         FrontendError: Says what is wrong and what would be right.
@@ -48,14 +61,17 @@ def check_model(proto: ModelProto, where: str, path: Path | None) -> None:
         name = proto.graph.sparse_initializer[0].values.name
         raise FrontendError(f"{where}: initializer {name!r} is sparse; store it as a dense tensor")
     _check_values(proto, where)
-    _check_external_data(proto, where, None if path is None else path.parent)
+    weights = [tensor.name for tensor in proto.graph.initializer] if plan_only else []
+    missing = _check_external_data(proto, where, folder, frozenset(weights))
     _check_contents(proto, where)
     _check_calls(proto, where)
     _check_counts(proto, where)
+    _check_absent(proto, where)
     try:
-        _run_checker(proto, path)
+        _run_checker(proto, None if missing else file)
     except (onnx.checker.ValidationError, ValueError) as error:
         raise FrontendError(f"{where}: not a valid ONNX model: {one_line(error)}") from error
+    return missing
 
 
 def nested_graphs(nodes: Iterable[NodeProto]) -> Iterator[GraphProto]:
@@ -75,22 +91,29 @@ def node_lists(proto: ModelProto) -> Iterator[Sequence[NodeProto]]:
         yield from (graph.node for graph in nested_graphs(nodes))
 
 
-def _run_checker(proto: ModelProto, path: Path | None) -> None:
+def _run_checker(proto: ModelProto, file: Path | None) -> None:
     """ONNX's own checker, less its demand that inputs and outputs declare at least a rank."""
-    graphs = (proto.graph, *nested_graphs(proto.graph.node))
-    values = (value for graph in graphs for value in (*graph.input, *graph.output))
-    types = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
-    unranked = [type_ for type_ in types if not type_.HasField("shape")]
-    if not unranked:
-        onnx.checker.check_model(proto if path is None else path)
+    if file is not None and not any(_unranked(proto)):
+        onnx.checker.check_model(file)
         return
-    for type_ in unranked:
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    for type_ in _unranked(copy):
         type_.shape.SetInParent()
-    try:
-        onnx.checker.check_model(proto)
-    finally:
-        for type_ in unranked:
-            type_.ClearField("shape")
+    for tensor in all_tensors(copy):  # it would look for their files in the working directory
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+            tensor.dims[:] = [0]
+    onnx.checker.check_model(copy)
+
+
+def _unranked(proto: ModelProto) -> Iterator[TypeProto.Tensor]:
+    for graph in (proto.graph, *nested_graphs(proto.graph.node)):
+        for value in (*graph.input, *graph.output):
+            type_ = value.type.tensor_type
+            if value.type.HasField("tensor_type") and not type_.HasField("shape"):
+                yield type_
 
 
 def _check_opset(proto: ModelProto, where: str) -> None:
@@ -139,7 +162,35 @@ def _check_contents(proto: ModelProto, where: str) -> None:
                 )
 
 
-def _check_external_data(proto: ModelProto, where: str, folder: Path | None) -> None:
+def follow_links(proto: ModelProto, path: Path) -> Path:
+    """The folder of a model's external data, whose names in the model may be changed, in place.
+
+    Where the model's path is a link, links beside it are followed if they all lead to files in the
+    folder of the model's own file: so does the cache of Hugging Face keep models.
+    """
+    folder = path.parent
+    if not path.is_symlink():
+        return folder
+    home, names = path.resolve().parent, {}
+    external = [t for t in all_tensors(proto) if t.data_location == TensorProto.EXTERNAL]
+    entries = [e for tensor in external for e in tensor.external_data if e.key == "location"]
+    for name in {entry.value for entry in entries}:
+        if not name or "\0" in name or PurePosixPath(name).name != name:
+            return folder
+        link = folder / name
+        if not link.is_symlink() or link.resolve().parent != home:
+            return folder
+        names[name] = link.resolve().name
+    for entry in entries:
+        entry.value = names[entry.value]
+    return home
+
+
+def _check_external_data(
+    proto: ModelProto, where: str, folder: Path | None, optional: frozenset[str]
+) -> Mapping[str, Path]:
+    """The file of each of the `optional` tensors whose file is missing."""
+    missing: dict[str, Path] = {}
     for tensor in all_tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             what = f"{where}: tensor {tensor.name!r}"
@@ -148,7 +199,10 @@ def _check_external_data(proto: ModelProto, where: str, folder: Path | None) -> 
                     f"{what} lies in an external file, but the model was given in memory; "
                     "pass the model's path"
                 )
-            _check_span(tensor, what, folder)
+            absent = _check_span(tensor, what, folder, may_be_missing=tensor.name in optional)
+            if absent is not None:
+                missing[tensor.name] = absent
+    return missing
 
 
 def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
@@ -163,25 +217,32 @@ def all_tensors(proto: ModelProto) -> Iterator[TensorProto]:
             yield from attribute.tensors
 
 
-def _check_span(tensor: TensorProto, what: str, folder: Path) -> None:
+def _check_span(
+    tensor: TensorProto, what: str, folder: Path, *, may_be_missing: bool
+) -> Path | None:
+    """The tensor's file if it is missing."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     unknown = sorted(set(entries) - _EXTERNAL_KEYS)
     if unknown:
         raise FrontendError(f"{what} has external data keys {unknown}, which ONNX does not define")
-    size = _external_file(entries.get("location", ""), what, folder)
+    path = _external_file(entries.get("location", ""), what, folder)
     need = _tensor_bytes(tensor, what)
     offset = _entry(entries, "offset", 0, what)
     length = _entry(entries, "length", need, what)
     if length != need:
         raise FrontendError(f"{what} needs {need} bytes, its external data has length {length}")
+    if may_be_missing and not path.exists():
+        return path
+    size = _file_bytes(path, what)
     if offset + length > size:
         raise FrontendError(
             f"{what} ends at byte {offset + length} of {entries['location']!r}, which has {size}"
         )
+    return None
 
 
-def _external_file(location: str, what: str, folder: Path) -> int:
-    """Size in bytes of an external data file that may be read."""
+def _external_file(location: str, what: str, folder: Path) -> Path:
+    """The path of an external data file that may be read."""
     inside = PurePosixPath(location)
     if (
         not location
@@ -195,8 +256,17 @@ def _external_file(location: str, what: str, folder: Path) -> int:
     steps = [folder.joinpath(*inside.parts[: count + 1]) for count in range(len(inside.parts))]
     if any(step.is_symlink() for step in steps):
         raise FrontendError(f"{what} names external file {location!r}, which is a link")
+    return path
+
+
+def _file_bytes(path: Path, what: str) -> int:
+    """Size in bytes of a regular file."""
     try:
         status = path.stat()
+    except FileNotFoundError as error:
+        raise FrontendError(
+            f"{what}: external file {path} is missing (--plan-only, plan_only=True: not needed)"
+        ) from error
     except OSError as error:
         raise FrontendError(f"{what}: external file {path} cannot be read") from error
     if not stat.S_ISREG(status.st_mode):
@@ -251,6 +321,22 @@ def _check_counts(proto: ModelProto, where: str) -> None:
                 f"{where}: node {node.name!r} (Split) has num_outputs {counts[0]} and "
                 f"{len(node.output)} results; they must be as many"
             )
+
+
+def _check_absent(proto: ModelProto, where: str) -> None:
+    """Refuse an absent operand that is not optional, at which ONNX Runtime ends the process."""
+    opset = max((o.version for o in proto.opset_import if not o.domain), default=0)
+    for node in (node for nodes in node_lists(proto) for node in nodes):
+        if node.domain or "" not in node.input or not onnx.defs.has(node.op_type, opset):
+            continue
+        formals = onnx.defs.get_schema(node.op_type, opset).inputs
+        for index, name in enumerate(node.input):
+            formal = formals[min(index, len(formals) - 1)] if formals else None
+            if not name and formal is not None and formal.option != _OPTIONAL:
+                raise FrontendError(
+                    f"{where}: node {node.name!r} ({node.op_type}) leaves out operand {index} "
+                    f"({formal.name}), which is not optional"
+                )
 
 
 def _called(node: NodeProto) -> _FunctionId:

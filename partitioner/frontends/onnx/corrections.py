@@ -1,12 +1,15 @@
-"""Corrections of onnx_shape_inference: element types of ONNX Runtime's own operators.
+"""Corrections of onnx_shape_inference, which is wrong on some operators.
 
-A comparison of every operator of com.microsoft with ONNX Runtime's schemas finds these
-(tests/frontends/onnx/test_corrections.py).
+It gives other element types than ONNX Runtime's schemas to some operators of com.microsoft. It
+takes the operands of MelWeightMatrix for each other, and knows no aspect ratio in Resize: these
+shapes are left to ONNX's own inference. A comparison with all those schemas, and with the results
+of ONNX's own node cases, finds these (tests/frontends/onnx/test_corrections.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import onnx_ir
 from onnx_ir import DataType
@@ -38,6 +41,22 @@ def correct_inference() -> None:
     registry.collect()
     for op, dtype in _RESULTS.items():
         _register(op, dtype)
+    registry.register("", "MelWeightMatrix", 17)(_leave)
+    resize = registry.get("", "Resize", 18)
+    assert resize is not None
+    registry.register("", "Resize", 18)(partial(_resize, resize))
+
+
+def _leave(_: object, node: onnx_ir.Node) -> None:
+    """Infer nothing."""
+
+
+def _resize(
+    infer: Callable[[object, onnx_ir.Node], None], context: object, node: onnx_ir.Node
+) -> None:
+    policy = node.attributes.get("keep_aspect_ratio_policy")
+    if policy is None or policy.as_string() == "stretch":
+        infer(context, node)
 
 
 def _register(op: str, dtype: Callable[[onnx_ir.Node], DataType | None]) -> None:

@@ -20,7 +20,8 @@ from onnxscript.optimizer import fold_constants_ir
 
 from partitioner.frontends.onnx.bodies import bodies
 from partitioner.frontends.onnx.names import fresh, last_present
-from partitioner.frontends.onnx.opset_forms import use_own_forms
+from partitioner.frontends.onnx.opset_forms import keep_casts, use_own_forms
+from partitioner.ir.errors import IRError
 
 #: Most bytes by which folding may make the constants of a model larger, all together. ONNX's light
 #: models, which leave weights out, need up to 548 MiB.
@@ -67,16 +68,36 @@ def fold(model: onnx_ir.Model, growth: Growth) -> bool:
     """Fold what inferred shapes allow; True if anything changed, so that more may be inferred."""
     changed = _fold_known(model.graph)
     changed = _fold_views(model.graph, growth) or changed
-    result = fold_constants_ir(
-        model,
-        onnx_shape_inference=False,
-        input_size_limit=MAX_OPERAND,
-        output_size_limit=MAX_COMPUTED,
-        should_fold=lambda node: _may_fold(node, growth),
-    )
+    keep_casts(model)
+    try:
+        result = fold_constants_ir(
+            model,
+            onnx_shape_inference=False,
+            input_size_limit=MAX_OPERAND,
+            output_size_limit=MAX_COMPUTED,
+            should_fold=lambda node: _may_fold(node, growth),
+        )
+    except RuntimeError:
+        _refuse_unknown_splits(model.graph)
+        raise
     use_own_forms(model)
     _remove_unused(model)
     return bool(result.modified) or changed
+
+
+def _refuse_unknown_splits(graph: onnx_ir.Graph) -> None:
+    """Name the SplitToSequence on which folding fails, which takes the sizes for constants.
+
+    Raises:
+        IRError: There is one; the border names the node.
+    """
+    for node in onnx_ir.traversal.RecursiveGraphIterator(graph):
+        sizes = node.inputs[1] if _is(node, "SplitToSequence") and len(node.inputs) > 1 else None
+        if sizes is not None and onnx_ir.convenience.get_const_tensor(sizes) is None:
+            raise IRError(
+                f"the sizes {sizes.name!r} of its pieces are computed at run time; make them "
+                "constant"
+            )
 
 
 def merge_equal(model: onnx_ir.Model) -> None:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,8 @@ def load_onnx(
     model: str | Path | ModelProto,
     dims: Mapping[str, int] = _NO_DIMS,
     shapes: Mapping[str, tuple[int, ...]] = _NO_SHAPES,
+    *,
+    plan_only: bool = False,
 ) -> Traced:
     """Read a model.
 
@@ -64,30 +66,42 @@ def load_onnx(
         model: Path of an .onnx file, or the message (without external data).
         dims: Sizes of symbolic dims by symbol.
         shapes: Sizes of inputs by name.
+        plan_only: Whether files of weights may be missing. Such a weight is known by its type only;
+            to load it raises a FrontendError.
 
     Raises:
         FrontendError: The model is not valid or not supported, or an input dim has no size.
     """
     with border(name_of(model)):
-        return _load(model, dims, shapes)
+        return _load(model, dims, shapes, plan_only)
 
 
 def _load(
     model: str | Path | ModelProto,
     dims: Mapping[str, int],
     shapes: Mapping[str, tuple[int, ...]],
+    plan_only: bool,
 ) -> Traced:
-    source = read_source(model)
+    source = read_source(model, plan_only=plan_only)
     where = source.where
     read = onnx_ir.from_proto(source.proto)
     if source.folder is not None:
         onnx_ir.external_data.set_base_dir(read.graph, source.folder)
     declared, binding = _bind_inputs(read, dims, shapes, where)
+    _without_values(read.graph, source.missing)
     _inline(read, where)
-    make_static(read, binding.symbols, where)
+    try:
+        make_static(read, binding.symbols, where)
+    except FrontendError as error:
+        if not source.missing:
+            raise
+        files = ", ".join(sorted({str(file) for file in source.missing.values()}))
+        raise FrontendError(
+            f"{error} (the values in {files}, which is missing, may tell)"
+        ) from error
     settle_outputs(read.graph, tuple(value.name for value in source.proto.graph.output))
     lift_constants(read)
-    graph = build_graph(read, source.name, declared, where)
+    graph = build_graph(read, source.name, declared, where, source.missing)
     check_rules(graph, where)
     return Traced(graph, source.proto, source.folder, tuple(_notes(source, binding, graph)))
 
@@ -114,6 +128,17 @@ def _bind_inputs(
     for value in kept:
         value.shape = onnx_ir.Shape(binding.shapes[value.name or ""])
     return {name: shape for name, shape in declared.items() if shape is not None}, binding
+
+
+def _without_values(graph: onnx_ir.Graph, missing: Iterable[str]) -> None:
+    """Make weights whose files are missing inputs of the graph, in place: nobody reads them."""
+    for name in missing:
+        value = graph.initializers.pop(name)
+        assert value.const_value is not None
+        value.type = onnx_ir.TensorType(value.const_value.dtype)
+        value.shape = onnx_ir.Shape(value.const_value.shape.numpy())
+        value.const_value = None
+        graph.inputs.append(value)
 
 
 def _inline(model: onnx_ir.Model, where: str) -> None:

@@ -18,6 +18,8 @@ from partitioner.ir.onnx_types import from_onnx_dtype
 _INDICES = {"Gather": 1, "GatherElements": 1, "Scatter": 1, "ScatterElements": 1}
 #: Convolutions, which have no kernel for windows that fit nowhere: the operand of the weight.
 _WEIGHTS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
+#: Operators of ONNX that count their hidden elements in an attribute.
+_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 #: Normalisations over the dims from `axis` on.
 _NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
 
@@ -45,6 +47,7 @@ def check_operands(node: onnx_ir.Node, opset: int | None, where: str) -> None:
     _check_indices(node, what)
     _check_convolution(node, what)
     _check_norm(node, what)
+    _check_hidden_size(node, what)
 
 
 def _check_types(node: onnx_ir.Node, schema: onnx.defs.OpSchema, what: str) -> None:
@@ -119,6 +122,13 @@ def _check_convolution(node: onnx_ir.Node, what: str) -> None:
         raise FrontendError(
             f"{what}: its kernel is larger than its input of shape {list(x)}, padding included"
         )
+
+
+def _check_hidden_size(node: onnx_ir.Node, what: str) -> None:
+    attribute = node.attributes.get("hidden_size")
+    if node.op_type in _RECURRENT and (attribute is None or attribute.as_int() < 1):
+        size = "missing" if attribute is None else attribute.as_int()
+        raise FrontendError(f"{what}: attribute 'hidden_size' is {size}; it must be at least 1")
 
 
 def _check_norm(node: onnx_ir.Node, what: str) -> None:

@@ -1,7 +1,8 @@
-"""Folded nodes in the forms of the model's own opset.
+"""Nodes in forms that onnxscript's folding keeps, and folded nodes in those of the model's opset.
 
-onnxscript's folding writes Squeeze, Unsqueeze, Split and Constant as the newest opsets have them,
-in a model of any opset, and names their results after operands, so that two may have one name.
+Its folding writes CastLike as Cast without the attributes that say how to round. It writes Squeeze,
+Unsqueeze, Split and Constant as the newest opsets have them, in a model of any opset, and names
+their results after operands, so that two may have one name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,16 @@ _NUM_OUTPUTS = 18
 #: First opset of Constant's `value_int` and its likes.
 _PLAIN_CONSTANTS = 12
 _PLAIN = {"value_int", "value_ints", "value_float", "value_floats"}
+
+
+def keep_casts(model: onnx_ir.Model) -> None:
+    """Write each CastLike, in place, as the Cast that it is, with all its attributes."""
+    for node in RecursiveGraphIterator(model.graph):
+        like = node.inputs[1] if node.op_type == "CastLike" and not node.domain else None
+        if like is not None and like.dtype is not None:
+            node.op_type = "Cast"
+            node.resize_inputs(1)
+            node.attributes["to"] = onnx_ir.AttrInt64("to", like.dtype.value)
 
 
 def use_own_forms(model: onnx_ir.Model) -> None:

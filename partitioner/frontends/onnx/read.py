@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import ModelProto, TensorProto, version_converter
+from onnx import GraphProto, ModelProto, TensorProto, version_converter
 
 from partitioner.frontends.errors import FrontendError, one_line
 from partitioner.frontends.onnx.checks import (
     OLDEST_OPSET,
     all_tensors,
     check_model,
+    follow_links,
     nested_graphs,
     node_lists,
 )
-from partitioner.frontends.onnx.names import distinct_outputs, name_nodes, name_results
+from partitioner.frontends.onnx.names import distinct_outputs, fresh, name_nodes, name_results
 from partitioner.ir.checks import is_a
 
 #: A protobuf message holds at most 2 GiB; larger models keep their weights in files beside it.
@@ -40,6 +42,7 @@ class Source:
         folder: Where its external files lie; None for a message given in memory.
         name: For people.
         notes: The changes that a user should know of.
+        missing: The file of each initializer whose file is missing.
     """
 
     proto: ModelProto
@@ -47,10 +50,15 @@ class Source:
     folder: Path | None
     name: str
     notes: tuple[str, ...]
+    missing: Mapping[str, Path]
 
 
-def read_source(model: str | Path | ModelProto) -> Source:
+def read_source(model: str | Path | ModelProto, *, plan_only: bool = False) -> Source:
     """Read and check a model.
+
+    Args:
+        model: Its path, or the message.
+        plan_only: Whether files of weights may be missing.
 
     Raises:
         FrontendError: Not a readable, valid ONNX model of a supported opset.
@@ -60,7 +68,7 @@ def read_source(model: str | Path | ModelProto) -> Source:
             f"the model is a {type(model).__name__}; pass a path or a ModelProto "
             "(a PyTorch module goes through torch.onnx.export first)"
         )
-    path: Path | None = None
+    path = folder = None
     where = name_of(model)
     if isinstance(model, ModelProto):
         proto = ModelProto()
@@ -68,8 +76,11 @@ def read_source(model: str | Path | ModelProto) -> Source:
     else:
         path = Path(model)
         proto = parse_file(path)
+        folder = follow_links(proto, path)
     _write_default_domain(proto)
-    check_model(proto, where, path)
+    # Where links were followed, the file has other names of external files than the message.
+    is_as_read = path is not None and folder == path.parent
+    missing = check_model(proto, where, folder, path if is_as_read else None, plan_only=plan_only)
     proto, notes = _newer(proto, where)
     proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
     for holder in (proto.graph, *nested_graphs(proto.graph.node), *proto.functions):
@@ -77,7 +88,11 @@ def read_source(model: str | Path | ModelProto) -> Source:
     name_results(proto)
     notes += tuple(distinct_outputs(proto.graph))
     name = proto.graph.name or ("model" if path is None else path.stem)
-    return Source(proto, where, None if path is None else path.parent, name, notes)
+    for file in dict.fromkeys(missing.values()):
+        count = sum(other == file for other in missing.values())
+        weights = "1 weight is" if count == 1 else f"{count} weights are"
+        notes += (f"{file} is missing: {weights} planned by size alone",)
+    return Source(proto, where, folder, name, notes, missing)
 
 
 def name_of(model: str | Path | ModelProto) -> str:
@@ -129,6 +144,7 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
     try:
         shaped = onnx.shape_inference.infer_shapes(proto)  # adapters of `broadcast` read shapes
         converted = version_converter.convert_version(shaped, OLDEST_OPSET)
+        _spread_slopes(converted.graph, shaped.graph)
         check_model(converted, where, None)
     except (RuntimeError, version_converter.ConvertError, FrontendError) as error:
         raise FrontendError(
@@ -136,6 +152,26 @@ def _newer(proto: ModelProto, where: str) -> tuple[ModelProto, tuple[str, ...]]:
             f"does not convert it: {one_line(error)}; export it anew"
         ) from error
     return converted, (f"opset {version} was converted to {OLDEST_OPSET}",)
+
+
+def _spread_slopes(graph: GraphProto, shaped: GraphProto) -> None:
+    """Give each PRelu, in place, a slope that opset 7 broadcasts as older ones do: by channel.
+
+    ONNX's version converter leaves a slope of one dim, which would be for the last dim.
+    """
+    values = (*shaped.input, *shaped.output, *shaped.value_info)
+    ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in values}
+    ranks |= {tensor.name: len(tensor.dims) for tensor in shaped.initializer}
+    singles = {tensor.name for tensor in shaped.initializer if list(tensor.dims) == [1]}
+    taken: set[str | None] = {name for node in graph.node for name in node.output} | set(ranks)
+    for index, node in reversed(list(enumerate(graph.node))):
+        x, slope = node.input[:2] if node.op_type == "PRelu" else ("", "")
+        if ranks.get(slope) == 1 and slope not in singles and ranks.get(x, 0) > 2:
+            node.input[1] = fresh(f"{slope}_by_channel", taken)
+            axes = list(range(1, ranks[x] - 1))
+            graph.node.insert(
+                index, onnx.helper.make_node("Unsqueeze", [slope], [node.input[1]], axes=axes)
+            )
 
 
 def _write_default_domain(proto: ModelProto) -> None:

@@ -1,9 +1,9 @@
 """Shapes of results whose sizes or axes are operands that are computed at run time: unknown.
 
 onnx_shape_inference reads such an operand as an absent one: it takes Split's parts to be equal,
-Squeeze's axes to be all dims of size 1, and fails on Pad's axes. A guess is worse than no shape,
-because it contradicts what the model declares. Here the unknown stays unknown, so that the model's
-declaration decides.
+Squeeze's axes to be all dims of size 1, and fails on Pad's axes. Where the shape of one branch of
+an If is unknown, it takes the other's. A guess is worse than no shape, because it contradicts what
+the model declares. Here the unknown stays unknown, so that the model's declaration decides.
 
 It also follows the elements of every vector that Concat makes, as sizes, one symbol each. Here it
 does so up to a number that a shape can have.
@@ -37,9 +37,10 @@ def never_guess() -> None:
         known = registry.get("", op_type, since)
         if known is not None and not hasattr(known, "known"):
             registry.register("", op_type, since)(_Shaped(known))
-    concat = registry.get("", "Concat", 4)
-    if concat is not None and not hasattr(concat, "known"):
-        registry.register("", "Concat", 4)(_Concat(concat))
+    for op_type, since, rule in (("Concat", 4, _Concat), ("If", 1, _If)):
+        known = registry.get("", op_type, since)
+        if known is not None and not hasattr(known, "known"):
+            registry.register("", op_type, since)(rule(known))
 
 
 class _Rule:
@@ -75,6 +76,22 @@ class _Concat:
         first = node.inputs[0]
         assert first is not None  # it has a length
         context.set_shape_and_dtype(node.outputs[0], onnx_ir.Shape([total]), first.dtype)
+
+
+class _If:
+    """The registered rule of If, less the shapes of results that one branch alone knows."""
+
+    def __init__(self, known: _Infer) -> None:
+        self.known = known
+
+    def __call__(self, context: ShapeInferenceContext, node: onnx_ir.Node) -> None:
+        before = [value.shape for value in node.outputs]
+        self.known(context, node)
+        branches = [node.attributes[name].as_graph() for name in ("then_branch", "else_branch")]
+        results = zip(node.outputs, before, *(branch.outputs for branch in branches), strict=False)
+        for value, shape, then, other in results:
+            if (then.shape is None) != (other.shape is None):
+                value.shape = shape
 
 
 class _Shaped:

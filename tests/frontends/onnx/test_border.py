@@ -1,6 +1,8 @@
 """Invalid models on which a library or a rule raises: one line that names file and node, exit 1."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -134,8 +136,36 @@ MODELS = {
         weighted(raw_data=bytes(12)),
         "tensor 'w' of dims (2,) needs 8 bytes, its raw_data has 12",
     ),
+    "no hidden elements": (
+        one(
+            node("LSTM", "x w r", "y", hidden_size=0),
+            [3, 2, 4],
+            w=floats(1, 0, 4),
+            r=floats(1, 0, 0),
+        ),
+        "(LSTM): attribute 'hidden_size' is 0; it must be at least 1",
+    ),
+    "axes of ReverseSequence": (
+        one(node("ReverseSequence", "x n", "y", time_axis=-2), [4, 4], n=ints(4, 2, 1, 3)),
+        "(ReverseSequence): time_axis -2 and batch_axis 1 must be 0 and 1, or 1 and 0",
+    ),
+    "an equation without letters": (
+        one(node("Einsum", "x", "y", equation="\n"), []),
+        r"(Einsum) is not valid: InferenceError: equation '\n' is not one of Einsum",
+    ),
+    "an equation with two results": (
+        one(node("Einsum", "x", "y", equation="->->"), []),
+        "(Einsum) is not valid: InferenceError: equation '->->' is not one of Einsum",
+    ),
+    "an absent operand": (
+        one(helper.make_node("Max", ["x", "x", ""], ["y"]), [3]),
+        "(Max) leaves out operand 2 (data_0), which is not optional",
+    ),
     "strings": (of_strings(), "has elements of STRING, which are not supported"),
-    "a sequence": (sequence(), "node 'SplitToSequence_0' (SplitToSequence): not a valid model: "),
+    "a sequence": (
+        sequence(),
+        "node 'SplitToSequence_0' (SplitToSequence): the sizes 's' of its pieces are computed at",
+    ),
 }
 
 
@@ -150,6 +180,17 @@ def test_an_invalid_model_is_refused_by_name(
         load_onnx(path)
     assert main([str(path), "-q", "-o", str(tmp_path / "out")]) == 1
     assert message in one_line(capsys.readouterr().err)
+
+
+def test_libraries_log_nothing_to_the_terminal(tmp_path: Path) -> None:
+    """onnx_ir warns of a text that is not UTF-8."""
+    model = one(node("AveragePool", "x", "y", kernel_shape=[9], auto_pad="VALID"), [1, 1, 4])
+    model.graph.node[0].attribute[0].s = b"\xff"
+    onnx.save(model, tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "partitioner", str(tmp_path / "m.onnx"), "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert one_line(done.stderr).startswith("partition: ")
 
 
 def test_a_baked_batch() -> None:

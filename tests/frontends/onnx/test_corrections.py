@@ -132,3 +132,31 @@ def test_a_reduction_over_axes_of_run_time_has_the_shape_of_its_declared_result(
     assert traced.graph.types["h"].shape == (3, 1)
     om.assert_same(traced, {"x": np.ones((3, 4), np.float32), "axes": np.array([1])})
     assert partitioner.compile(proto, devices=2).graph.types["h"].shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("op", "operands", "attributes", "shape"),
+    [
+        ("MelWeightMatrix", [(7, 8), (7, 16), (7, 8192), (1, 0.0), (1, 4096.0)], {}, (9, 8)),
+        (
+            "Resize",
+            [(1, np.zeros((1, 1, 2, 4))), None, None, (7, [1, 3])],
+            {"axes": [2, 3], "keep_aspect_ratio_policy": "not_smaller", "mode": "nearest"},
+            (1, 1, 2, 3),
+        ),
+    ],
+)
+def test_shapes_that_onnx_itself_infers(
+    op: str, operands: list[Any], attributes: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    dtypes = {1: np.float32, 7: np.int64}
+    weights = {f"w{i}": np.asarray(x[1], dtypes[x[0]]) for i, x in enumerate(operands) if x}
+    names = ["" if x is None else f"w{i}" for i, x in enumerate(operands)]
+    nodes = [
+        helper.make_node(op, names, ["h"], **attributes),
+        helper.make_node("Add", ["h", "x"], ["y"]),
+    ]
+    proto = om.model(nodes, {"x": ("float32", [1])}, {"y": ("float32", None)}, weights, opset=19)
+    traced = load_onnx(proto)
+    assert traced.graph.types["y"].shape == shape
+    om.assert_same(traced, {"x": np.ones(1, np.float32)})

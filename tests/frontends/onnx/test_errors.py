@@ -10,6 +10,8 @@ import onnx_models as om
 import pytest
 from onnx import TensorProto, helper
 
+import partitioner
+from partitioner.cli.main import main
 from partitioner.frontends.errors import FrontendError
 from partitioner.frontends.onnx.dims import bind_dims, evaluate
 from partitioner.frontends.onnx.load import load_onnx
@@ -258,7 +260,7 @@ def _external(folder: Path, **entries: str) -> Path:
         ({"length": "12"}, "needs 16 bytes, its external data has length 12"),
         ({"offset": "-4"}, "has external data offset '-4', not a count of bytes"),
         ({"place": "1"}, "has external data keys ['place'], which ONNX does not define"),
-        ({"location": "none.bin"}, "none.bin cannot be read"),
+        ({"location": "none.bin"}, "none.bin is missing (--plan-only"),
         ({"location": "../w.bin"}, "names external file '../w.bin', not one in "),
         ({"location": "/etc/passwd"}, "names external file '/etc/passwd', not one in "),
         ({"location": "w.bin\0x"}, "not one in "),
@@ -281,6 +283,77 @@ def test_external_data_that_may_not_be_read(
 def test_external_data_that_may_be_read(tmp_path: Path) -> None:
     graph = load_onnx(_external(tmp_path, offset="0", length="16")).graph
     assert graph.constants["w"].load().nbytes == 16
+
+
+def cached(folder: Path) -> Path:
+    """The model as Hugging Face's cache holds it: links to blobs."""
+    path = _external(folder)
+    (folder / "blobs").mkdir()
+    (folder / "snapshot").mkdir()
+    for file, blob in ((path, "1f"), (folder / "w.bin", "2f")):
+        file.rename(folder / "blobs" / blob)
+        (folder / "snapshot" / file.name).symlink_to(f"../blobs/{blob}")
+    return folder / "snapshot" / path.name
+
+
+def test_links_beside_a_model_that_is_a_link(tmp_path: Path) -> None:
+    path = cached(tmp_path)
+    compiled = partitioner.compile(path, devices=2, cluster="2xideal")
+    assert compiled.name == path.stem
+    folder = compiled.save(tmp_path / "out")
+    assert partitioner.load(folder).verify_written(folder).equal
+
+
+def test_links_to_another_folder(tmp_path: Path) -> None:
+    path = cached(tmp_path)
+    (tmp_path / "other").write_bytes(bytes(16))
+    (path.parent / "w.bin").unlink()
+    (path.parent / "w.bin").symlink_to("../other")
+    with pytest.raises(FrontendError, match=r"tensor 'w' names external file 'w.bin', .* a link"):
+        load_onnx(path)
+
+
+def test_a_plan_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = _external(tmp_path)
+    (tmp_path / "w.bin").unlink()
+    with pytest.raises(FrontendError, match=r"tensor 'w': external file .*w.bin is missing"):
+        load_onnx(path)
+    out = tmp_path / "out"
+    assert main([str(path), "--devices", "2", "--plan-only", "-o", str(out)]) == 0
+    note = f"{tmp_path / 'w.bin'} is missing: 1 weight is planned by size alone"
+    assert note in capsys.readouterr().out
+    assert main(["show", str(out)]) == 0
+    loaded = partitioner.load(out)
+    with pytest.raises(FrontendError, match=r"weight 'w' lies in .*w.bin, which is missing"):
+        loaded.verify()
+    with pytest.raises(FrontendError, match=r"weight 'w' lies in .*w.bin, which is missing"):
+        loaded.save(tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+
+
+def test_what_missing_weights_would_tell(tmp_path: Path) -> None:
+    """The shape that a Reshape takes."""
+    node = helper.make_node("Reshape", ["x", "s"], ["y"])
+    sizes = {"s": np.array([3, 2])}
+    proto = om.model([node], {"x": ("float32", [2, 3])}, {"y": ("float32", None)}, sizes)
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    (tmp_path / "w.bin").unlink()
+    message = r"'y' of node .* is not static: .*w.bin, which is missing, may tell\)"
+    with pytest.raises(FrontendError, match=message):
+        load_onnx(path, plan_only=True)
+
+
+def test_external_data_of_a_model_without_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX's checker reads the message, and looks for no file in the working directory."""
+    path = _external(tmp_path)
+    proto = onnx.load(path, load_external_data=False)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    onnx.save(proto, path)
+    monkeypatch.chdir("/")
+    load_onnx(path)
 
 
 def test_external_data_of_a_model_in_memory(tmp_path: Path) -> None:

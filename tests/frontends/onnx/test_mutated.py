@@ -1,87 +1,53 @@
-"""Mutated models are read or refused on one line: no traceback, no hang."""
+"""Mutated files through the command line: planned, verified or refused on one line.
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+    python tests/benchmarks/fuzz.py structure --count 20000
+
+runs more of them.
+"""
+
 from pathlib import Path
 
 import pytest
-from mutated_models import mutate_bytes, mutate_model, small_models
-from onnx import ModelProto
+from fuzzing import GOOD, KINDS, Sample, Table, fuzz, run_sample
+from mutated_models import small_models
 
-from partitioner import compile as compile_model
-from partitioner import examples
 from partitioner.frontends.onnx.load import load_onnx
-from partitioner.ir.errors import PartitionerError
 
-#: Mutated models of one kind.
+#: Samples of one kind.
 COUNT = 1_000
-#: Longest time to read a model.
-MOST_S = 10
-#: The models of the zoo that are small: mutations of the others mostly meet weights.
-ZOO = ("tiny", "mlp", "llama")
-#: Of the models that can be read, one in so many is planned and written too.
-PLANNED = 10
-
-
-@contextmanager
-def within_limit() -> Iterator[None]:
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"a mutated model took over {MOST_S} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(MOST_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def base_models() -> list[ModelProto]:
-    return [*small_models().values(), *map(examples.build, ZOO)]
-
-
-def outcome(path: Path, number: int) -> str:
-    """What came of a model: "refused", "read" or the traceback's error."""
-    try:
-        with within_limit():
-            load_onnx(path)
-            if number % PLANNED == 0:
-                compile_model(path, devices=2, time_limit_s=1).save(
-                    path.with_suffix(".partition"), force=True
-                )
-    except PartitionerError as error:
-        return "refused" if "\n" not in str(error) else f"several lines: {error}"
-    except Exception as error:  # noqa: BLE001 - what the fuzzer looks for
-        return f"{type(error).__name__}: {error}"
-    return "read"
-
-
-def run(folder: Path, make: Callable[[int], bytes]) -> None:
-    path, faults, read = folder / "m.onnx", {}, 0
-    for number in range(COUNT):
-        path.write_bytes(make(number))
-        came = outcome(path, number)
-        read += came == "read"
-        if came not in ("read", "refused"):
-            faults[number] = came
-    assert not faults
-    assert read > COUNT // 50  # they are not all noise
 
 
 @pytest.mark.slow
-def test_models_with_mutated_structure(tmp_path: Path) -> None:
-    bases = base_models()
-    run(tmp_path, lambda i: mutate_model(bases[i % len(bases)], i).SerializeToString())
-
-
-@pytest.mark.slow
-def test_models_with_mutated_bytes(tmp_path: Path) -> None:
-    bases = [model.SerializeToString() for model in base_models()]
-    run(tmp_path, lambda i: mutate_bytes(bases[i % len(bases)], i))
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_mutated_files(kind: str) -> None:
+    table = fuzz(kind, range(COUNT), print)
+    print(table)
+    assert not table.faults
+    assert table.counts["equal"] > COUNT // 50  # they are not all noise
 
 
 @pytest.mark.parametrize("name", list(small_models()))
 def test_the_models_before_mutation_are_valid(name: str) -> None:
     load_onnx(small_models()[name])
+
+
+def test_the_end_of_a_sample(tmp_path: Path) -> None:
+    """A right model is planned and verified, and a wrong file is refused."""
+    model = small_models()["mlp"].SerializeToString()
+    plan = ("m.onnx", "--devices", "2", "-o", "out", "-q")
+    commands = (plan, ("verify", "out"))
+    assert run_sample(Sample({"m.onnx": model}, commands), tmp_path / "a") == ("equal", "")
+    end, text = run_sample(Sample({"m.onnx": model[:-9]}, commands), tmp_path / "b")
+    assert end == "refused"
+    assert text.startswith("partition: m.onnx: ")
+
+
+def test_faults_are_counted() -> None:
+    table = Table()
+    for number, end in enumerate((*GOOD, "traceback", "traceback")):
+        table.add(number, end, "text")
+    assert set(table.faults.values()) == {("traceback", "text")}
+    assert "2 traceback" in str(table)
+    assert "0 hang" in str(table)

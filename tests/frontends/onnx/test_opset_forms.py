@@ -84,3 +84,17 @@ def test_a_constant_in_a_body(opset: int) -> None:
     traced = load_onnx(proto)
     for flag in (True, False):
         om.assert_same(traced, {**feeds, "c": np.array(flag)})
+
+
+def test_a_cast_keeps_how_it_rounds() -> None:
+    """Beyond float8's range, a cast that does not saturate gives NaN."""
+    nodes = [
+        node("Cast", "z", "like", to=TensorProto.FLOAT8E4M3FN),
+        node("CastLike", "x like", "h", saturate=0),
+        node("Cast", "h", "y", to=TensorProto.FLOAT),
+    ]
+    types = {name: ("float32", [2]) for name in "xz"}
+    traced = load_onnx(om.model(nodes, types, {"y": ("float32", [2])}, opset=19))
+    feeds = {"x": np.array([1, 1000], np.float32), "z": np.zeros(2, np.float32)}
+    (y,) = om.assert_same(traced, feeds)
+    np.testing.assert_array_equal(y, np.array([1, np.nan], np.float32))

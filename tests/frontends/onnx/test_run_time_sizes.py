@@ -77,3 +77,13 @@ def test_constant_and_absent_sizes_are_still_inferred() -> None:
     proto = om.model(nodes, {"x": (F32, [6])}, outputs, {"s": np.array([1, 5])})
     types = load_onnx(proto).graph.types
     assert [types[name].shape for name in "bcde"] == [(5,), (3,), (3,), ()]
+
+
+def test_one_branch_does_not_tell_the_shape_of_both() -> None:
+    """The other is as long as its data says."""
+    then = om.body([node("Relu", "x", "t")], {}, {"t": (F32, None)})
+    other = om.body([node("Expand", "x s", "e")], {}, {"e": (F32, None)})
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
+    inputs = {"x": (F32, [1, 6]), "s": (I64, [2]), "c": ("bool", [])}
+    with pytest.raises(FrontendError, match=r"'y' of node 'If_0' \(If\) has no known shape"):
+        load_onnx(om.model([chosen], inputs, {"y": (F32, None)}))

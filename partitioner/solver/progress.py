@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Status, relative_gap
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, Outcome, evaluate_choices
+from partitioner.solver.work import Work
 
 #: Relative difference that rounding may make between two ways of adding up the same plan.
 ROUNDING = 1e-9
@@ -25,7 +25,7 @@ class Progress:
     problem: Problem
     objective: Objective
     gap: float  #: Relative gap at which to stop.
-    deadline: float  #: Monotonic second at which to stop.
+    work: Work  #: Steps that may be done, and the second at which the clock stops the search.
     seed: int  #: Of all random choices.
     cutoff: float = math.inf  #: Stop once a bound shows that no plan is below this.
     effort: int = 1  #: See `solve`.
@@ -64,19 +64,14 @@ class Progress:
             self.bound, self.proved_by = bound, source
 
     @property
-    def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return max(0.0, self.deadline - time.monotonic())
-
-    @property
     def done(self) -> bool:
         """Whether the gap asked for is met, or no plan can be below the cutoff."""
         return self.best is not None and (self.bound >= self.cutoff or self._met)
 
     @property
     def over(self) -> bool:
-        """Whether to stop: done, or out of time."""
-        return self.done or not self.left_s
+        """Whether to stop: done, or out of steps or time."""
+        return self.done or self.work.over
 
     @property
     def _met(self) -> bool:
@@ -89,7 +84,7 @@ class Progress:
             return "optimal"
         if self.best is None and math.isinf(self.bound):
             return "infeasible"
-        return "time_limit" if not self.left_s else "feasible"
+        return "time_limit" if self.work.stopped else "feasible"
 
 
 def lower_loads(new: Sequence[float], old: Sequence[float]) -> bool:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from partitioner.solver.buckets import LARGE, Answer, Factor, eliminate, expanded
 from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
 from partitioner.solver.sites import Site, item_sites
+from partitioner.solver.work import Work
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -32,6 +33,8 @@ Ints = npt.NDArray[np.intp]
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
+#: Steps of an elimination, for each item and each node.
+ITEM_STEPS, NODE_STEPS = 10, 200
 #: Problems of more items are wide: so many come of meshes with several axes.
 MAX_ITEMS = 20_000
 
@@ -80,8 +83,9 @@ class _Tables(NamedTuple):
 class Eliminator:
     """A problem laid out for elimination, so that it can be solved at many prices."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, work: Work | None = None) -> None:
         self.problem = problem
+        self.work = work or Work()  #: Pays for every elimination.
         self.sizes = [len(choices) for choices in problem.nodes]
         self.loads = [np.array([choice.load_s for choice in each]) for each in problem.nodes]
         shape = (len(problem.items), problem.devices)
@@ -123,6 +127,7 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
+        self.work.spend(ITEM_STEPS * len(prices) + NODE_STEPS * len(self.sizes))
         answer = None if self.too_wide else self._direct(weights, prices)
         if answer is None and self.problem.devices == 1:
             self.too_wide = True

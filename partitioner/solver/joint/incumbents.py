@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from partitioner.solver.joint.elimination import Eliminator
-from partitioner.solver.joint.local_search import Goal, loads, local_search, peaks
+from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, loads, local_search, peaks
 from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.contiguous import Split, contiguous_plans
 from partitioner.solver.placement.intervals import Picks
@@ -120,7 +120,7 @@ def squeeze(search: Search, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     for step in range(SQUEEZES):
         power = high if not step else (low + high) / 2
         answer = search.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
-        if answer is None or not search.left_s:
+        if answer is None or search.work.over:
             return plans
         plans.append(answer[0])
         fits = evaluate_choices(problem, answer[0]).excess_bytes <= 0
@@ -146,13 +146,13 @@ def starts(search: Search) -> list[tuple[int, ...]]:
 
 
 def splits(search: Search, picks: Picks) -> list[Split]:
-    """Contiguous plans of several orders, until the deadline."""
+    """Contiguous plans of several orders, as long as there is work."""
     orders = [tuple(range(len(search.problem.nodes)))]
     if len(picks) > 1 and search.effort > 1:
         orders = narrow_orders(search.problem)
     plans: list[Split] = []
     for order in orders:
-        if plans and not search.left_s:
+        if plans and search.work.over:
             break
         plans += contiguous_plans(search.problem, picks, order)
     return plans
@@ -187,8 +187,10 @@ def offer_all(search: Search, plans: Iterable[tuple[int, ...]], source: str) -> 
     return ranked
 
 
-def improve(search: Search, ranked: Ranked, goal: Goal, effort: int) -> None:
-    """Offer the plans that local search makes of the best."""
+def improve(
+    search: Search, ranked: Ranked, goal: Goal, effort: int, move_steps: float = MOVE_STEPS
+) -> None:
+    """Offer the plans that local search makes of the best; a move is so many steps."""
     for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
         if search.over:
             return
@@ -197,7 +199,8 @@ def improve(search: Search, ranked: Ranked, goal: Goal, effort: int) -> None:
             chosen,
             goal=goal,
             effort=effort,
-            deadline=search.deadline,
+            work=search.work,
+            move_steps=move_steps,
             seed=search.seed,
         )
         search.offer(better, "local search")
@@ -226,8 +229,10 @@ def alone(problem: Problem, eliminator: Eliminator) -> Picks:
             continue
         places = within.get(representative.get(group, group))
         if places is None:
-            whole = len(groups) == 1
-            places = _cheapest(eliminator if whole else Eliminator(keep_choices(problem, kept)))
+            inside = eliminator
+            if len(groups) > 1:
+                inside = Eliminator(keep_choices(problem, kept), eliminator.work)
+            places = _cheapest(inside)
         if places is not None:
             within[group] = places
             plans[group] = tuple(options[p] for options, p in zip(kept, places, strict=True))

@@ -63,7 +63,7 @@ def configure(progress: Progress, fleet: Fleet, *, final: bool = True) -> None:
     then, and makes all that follows cheaper. Otherwise it goes on with a lower T.
     """
     plan = progress.best
-    if plan is None or not progress.left_s:
+    if plan is None or progress.work.over:
         return
     sacks = [fleet.knapsacks[members[0]] for members in fleet.classes]
     layouts = [laid_out(sack, fleet.order) for sack in sacks]

@@ -26,8 +26,8 @@ from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import Family, families
 from partitioner.strategies.speeds import device_speeds
 
-#: Steps of building and presolving a problem, for each item.
-ITEM_STEPS = 60
+#: Steps of building and presolving a problem, for each choice and each item.
+CHOICE_STEPS, ITEM_STEPS = 400, 15
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
 
@@ -155,6 +155,7 @@ class JointSpace:
             check()
             budget.say(f"searching {self.family}")
             options = self.shared.options(self.family)
+            budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
             least = self.shared.least_cost(self.shared.goal(self.family), options)
             if least >= (1 - budget.gap) * budget.best_s:
                 return SpaceResult(searched=str(self.family), bound=least)

@@ -22,8 +22,8 @@ from partitioner.strategies.spaces import SearchError, check_mesh, check_strateg
 #: Whether the backward pass may compute values of the forward pass again.
 Recompute = bool | Literal["auto"]
 #: The steps of a search take about this share of its time limit: a machine that is half as fast as
-#: the usual one, or half busy, does them all.
-PART = 0.5
+#: the usual one, or busy with as much again, does them all.
+PART = 0.4
 #: Receives a line of text at each stage of a compilation.
 Say = Callable[[str], None]
 

@@ -34,7 +34,7 @@ MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
 #: Steps of an elimination, for each item and each node.
-ITEM_STEPS, NODE_STEPS = 10, 200
+ITEM_STEPS, NODE_STEPS = 15, 400
 #: Problems of more items are wide: so many come of meshes with several axes.
 MAX_ITEMS = 20_000
 

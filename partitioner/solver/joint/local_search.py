@@ -30,7 +30,7 @@ RUNS = (2, 3, 5, 8, 13, 21)
 #: Moves that a search may try.
 EFFORT = 20_000
 #: Steps of a move whose goal is the loads or the peaks.
-MOVE_STEPS = 45
+MOVE_STEPS = 50
 
 
 def loads(state: State) -> Sequence[float]:

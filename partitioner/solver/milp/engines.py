@@ -55,7 +55,7 @@ _PULP: Mapping[str, tuple[str, ...]] = {
 
 #: Steps of one node of branch and bound, for each entry of the rows: HiGHS solves the relaxation of
 #: ResNet-50 on 4 devices (14,916 entries) in 0.4 s.
-NODE_STEPS = 30
+NODE_STEPS = 40
 
 
 def solve_milp(

@@ -27,7 +27,7 @@ from partitioner.strategies.spaces import Family, families
 from partitioner.strategies.speeds import device_speeds
 
 #: Steps of building and presolving a problem, for each choice and each item.
-CHOICE_STEPS, ITEM_STEPS = 400, 15
+CHOICE_STEPS, ITEM_STEPS = 150, 15
 #: A space is searched on if that gained so many times the gap asked for.
 LEAST_GAIN = 0.1
 

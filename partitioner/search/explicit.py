@@ -21,6 +21,7 @@ from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.solver.joint.solve import LEAST_GAP
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import Family, families
@@ -163,7 +164,6 @@ class JointSpace:
             check()
         except (ConstraintError, OutOfTime) as error:
             return SpaceResult(failed=((self.family, error),))
-        budget.work.spend(ITEM_STEPS * len(built.problem.items))
         return self._solved(built, budget)
 
     def _solved(
@@ -171,6 +171,7 @@ class JointSpace:
     ) -> SpaceResult:
         """The best plan of the problem, in search of which `known` was found before."""
         goal = self.shared.goal(self.family)
+        budget.work.spend(ITEM_STEPS * len(built.problem.items))
         try:
             solution = solve(
                 built.problem,
@@ -195,7 +196,9 @@ class JointSpace:
                 plans.append(self.shared.candidate(self.family, built, busy))
         more = None
         waits = goal == "latency" and len(self.family.groups) > 1  # no other method knows of it
-        if not waits and (known is None or gain(known, solution) >= LEAST_GAIN * budget.gap):
+        if not waits and (
+            known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
+        ):
             more = partial(self._solved, built, known=solution)
         return SpaceResult(tuple(plans), str(self.family), more=more)
 

@@ -134,13 +134,16 @@ def _searched(
         results.append(space.search(share(len(spaces) - index), tuple(results)))
     while True:
         enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
-        unfinished = [r for r in results if r.more is not None and r.least < enough_s]
+        unfinished = {
+            index: result.more
+            for index, result in enumerate(results)
+            if result.more is not None and result.least < enough_s
+        }
         if not unfinished or budget.work.over:
             return results
-        least = min(unfinished, key=lambda result: result.least)
-        assert least.more is not None
-        budget.say(f"going on with {least.searched}")
-        results[results.index(least)] = least.more(share(len(unfinished)))
+        index = min(unfinished, key=lambda index: results[index].least)
+        budget.say(f"going on with {results[index].searched}")
+        results[index] = unfinished[index](share(len(unfinished)))
 
 
 def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:

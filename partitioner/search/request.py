@@ -14,7 +14,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
-from partitioner.solver.work import STEPS_PER_S, Work, now_s
+from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.parallel import batch_inputs, parallel_constraints, parallel_mesh
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
@@ -136,7 +136,7 @@ class Budget:
     def of(cls, request: Request, say: Say = silent) -> Budget:
         """The budget of a request whose search begins now."""
         seconds = request.time_limit_s
-        work = Work(now_s() + seconds, seconds * PART * STEPS_PER_S)
+        work = Work.within(seconds, seconds * PART * STEPS_PER_S)
         return cls(work, request.gap, request.seed, request.engine, say)
 
     def share(self, parts: float) -> Budget:

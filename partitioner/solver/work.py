@@ -31,9 +31,9 @@ class Work:
     stopped: bool = False  #: Whether the clock has cut something off.
 
     @classmethod
-    def within(cls, seconds: float) -> Work:
-        """Any number of steps, within so many seconds from now."""
-        return cls(now_s() + seconds)
+    def within(cls, seconds: float, steps: float = math.inf) -> Work:
+        """So many steps, within so many seconds from now."""
+        return cls(now_s() + seconds, steps)
 
     def share(self, parts: float) -> Work:
         """One of so many equal shares of the steps that are left."""

@@ -15,7 +15,6 @@ NOW_S = 100.0
 def budget(monkeypatch: pytest.MonkeyPatch) -> Budget:
     """A budget of 30 seconds that begins now, at a clock that stands still."""
     monkeypatch.setattr(work_module, "now_s", lambda: NOW_S)
-    monkeypatch.setattr("partitioner.search.request.now_s", lambda: NOW_S)
     return Budget.of(Request(time_limit_s=30, gap=0.1, seed=7))
 
 

@@ -167,10 +167,15 @@ def winner(
 
 
 def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:
-    """The plan of least cost; for throughput, plans that give every device work go first."""
+    """The plan of least cost; for throughput, plans that give every device work go first.
 
-    def rank(candidate: Candidate) -> tuple[bool, float]:
+    Of plans of equal cost that whose fullest device holds fewer bytes goes first, then the one that
+    holds fewer in all.
+    """
+
+    def rank(candidate: Candidate) -> tuple[bool, float, int, int]:
         idle = objective == "throughput" and candidate.evaluation.devices_used < devices
-        return idle, candidate.cost(objective)
+        held = candidate.evaluation.held_bytes.values()
+        return idle, float(f"{candidate.cost(objective):.9g}"), max(held), sum(held)
 
     return min(candidates, key=rank)

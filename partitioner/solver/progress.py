@@ -36,11 +36,16 @@ class Progress:
     found_by: str = "none"  #: The method that found the plan.
     proved_by: str = "none"  #: The method that proved the bound.
     closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
-    _total: float = math.inf
+    #: Of the best plan: the load of all devices, the highest peak, all peaks.
+    _rank: tuple[float, ...] = (math.inf,) * 3
     _excess: float = math.inf
 
     def offer(self, chosen: Sequence[int], source: str) -> Outcome | None:
-        """Keep a plan if it fits and is better; return its cost, None if it is forbidden."""
+        """Keep a plan if it fits and is better; return its cost, None if it is forbidden.
+
+        Of plans of equal cost that of less load in all is better, then the one whose fullest
+        device holds fewer bytes, then the one that holds fewer in all.
+        """
         try:
             outcome = evaluate_choices(self.problem, chosen)
         except SolverError:
@@ -49,11 +54,12 @@ class Progress:
             self.closest, self._excess = tuple(chosen), outcome.excess_bytes
         if outcome.excess_bytes > 0:
             return outcome
-        value, total = outcome.value(self.objective), sum(outcome.load_s)
+        value = outcome.value(self.objective)
+        rank = sum(outcome.load_s), max(outcome.peak_bytes), sum(outcome.peak_bytes)
         lower = value < self.cost * (1 - ROUNDING)
         same = value <= self.cost * (1 + ROUNDING)
-        if lower or (same and total < self._total):
-            self.best, self.cost, self._total = tuple(chosen), value, total
+        if lower or (same and _is_lower(rank, self._rank)):
+            self.best, self.cost, self._rank = tuple(chosen), value, rank
         if lower:
             self.found_by = source
         return outcome
@@ -85,6 +91,14 @@ class Progress:
         if self.best is None and math.isinf(self.bound):
             return "infeasible"
         return "time_limit" if self.work.stopped else "feasible"
+
+
+def _is_lower(new: Sequence[float], old: Sequence[float]) -> bool:
+    """Whether figures are lexicographically less by more than rounding."""
+    for a, b in zip(new, old, strict=True):
+        if not math.isclose(a, b, rel_tol=ROUNDING):
+            return a < b
+    return False
 
 
 def lower_loads(new: Sequence[float], old: Sequence[float]) -> bool:

@@ -30,6 +30,9 @@ EFFORT_PER_CHOICE = 40
 STARTS = 2
 #: Positions of the order at which the bytes are minimised for a bound on the least peak.
 POSITIONS = 4
+#: Where plans of equal load are told apart, the bytes of one are priced at this share of its cost,
+#: or of so many seconds where nothing costs any.
+BYTES_SHARE, LEAST_S = 1e-8, 1e-9
 #: Prices of a byte that are tried to make a plan fit.
 SQUEEZES = 8
 
@@ -41,7 +44,7 @@ def relax(search: Search) -> None:
     same load in every plan this is the optimum itself.
     """
     for weights in _weights(search.problem):
-        answer = search.eliminator.min_sum(weights)
+        answer = search.eliminator.min_sum(weights) or search.eliminator.min_near(weights)
         if answer is not None:
             _use(search, *answer)
             continue
@@ -50,6 +53,25 @@ def relax(search: Search) -> None:
             for choices in search.problem.nodes
         )
         search.prove(sum(least), "node loads")
+
+
+def lighten(search: Search) -> None:
+    """Offer, of the plans of least total load, one that holds few bytes.
+
+    Where links are free many plans cost the same. All that a plan holds is priced so low that it
+    does not make up for a difference of loads. On several groups the least total load would leave
+    all but one idle.
+    """
+    problem = search.problem
+    if search.best is None or len(problem.groups) > 1 or search.work.over:
+        return
+    held = sum(evaluate_choices(problem, search.best).peak_bytes)
+    if not held:
+        return
+    price = BYTES_SHARE * max(search.cost, LEAST_S) / held
+    answer = search.eliminator.min_near([1 / problem.devices] * problem.devices, price)
+    if answer is not None and math.isfinite(answer[1]):
+        search.offer(answer[0], "elimination")
 
 
 def _use(search: Search, chosen: tuple[int, ...], bound: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from partitioner.solver.joint.incumbents import refute, relax, relax_memory, seek
+from partitioner.solver.joint.incumbents import lighten, refute, relax, relax_memory, seek
 from partitioner.solver.joint.latency import critical_path_s, propose
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
@@ -111,7 +111,12 @@ def solve(
 
 
 def minimise_load(search: Search) -> None:
-    """The throughput objective: the least load of the busiest device."""
+    """The throughput objective: the least load of the busiest device, then the fewest bytes."""
+    _minimise_load(search)
+    lighten(search)
+
+
+def _minimise_load(search: Search) -> None:
     relax(search)
     if not search.done:
         seek(search)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from partitioner.compiled.module import ModuleProgram
     from partitioner.frontends.torch.trace import TracedModule
 
+#: With offers, the search of the graph without them may take one such part of the steps, and that
+#: with them one such part of the rest: what is left is for going on with the first.
+FIRST_PART, OFFERS_PART = 1.5, 2
 #: Gives a graph that offers to compute values of the forward pass again, with the request for
 #: it; None if nothing can be offered.
 Offers = Callable[[], tuple[Graph, Request] | None]
@@ -272,11 +275,11 @@ def plan_graph(
     with clock("deriving strategies"):
         rules = Rules.of(graph)
     with clock("searching"):
-        planned = None
+        planned, budget = None, Budget.of(request, clock.say)
         if offers is not None:
-            planned = _plan_with_offers(graph, rules, cluster, request, clock.say, offers)
+            planned = _plan_with_offers(graph, rules, cluster, request, budget, offers)
         if planned is None:
-            planned = _plan_without_offers(graph, rules, cluster, request, clock.say)
+            planned = _plan_without_offers(graph, rules, cluster, request, budget)
     outcome, rules = planned.outcome, planned.rules
     if offers is not None and planned.graph is graph:
         outcome = outcome.limited_to("plans that keep all values for the backward pass")
@@ -310,16 +313,17 @@ class _Planned:
 
 
 def _plan_with_offers(
-    graph: Graph, rules: Rules, cluster: Cluster, request: Request, say: Say, offers: Offers
+    graph: Graph, rules: Rules, cluster: Cluster, request: Request, budget: Budget, offers: Offers
 ) -> _Planned | None:
     """The better plan of a graph and of the same graph with offers, where memory binds.
 
-    None if memory binds and the offers gain nothing: the search of the graph was then cut short.
+    None if memory binds and the offers gain nothing: the search of the graph was then cut short,
+    and there is work left to go on with it.
     """
     outcome = None
-    budget = replace(Budget.of(request, say), defers_memory=True)
+    first = replace(budget.share(FIRST_PART), defers_memory=True)
     try:
-        outcome = find_plan(graph, cluster, request, budget, rules)
+        outcome = find_plan(graph, cluster, request, first, rules)
     except Infeasible:
         note = "no plan that keeps all values for the backward pass was found to fit"
     else:
@@ -329,27 +333,28 @@ def _plan_with_offers(
     offered = offers()
     if offered is None:
         return None
-    say("allowing values to be computed again")
+    budget.say("allowing values to be computed again")
     offering, request = offered
-    rules = Rules.of(offering)
+    offering_rules = Rules.of(offering)
     if outcome is None:
-        planned = _plan_without_offers(offering, rules, cluster, request, say)
+        planned = _plan_without_offers(offering, offering_rules, cluster, request, budget)
         return replace(planned, notes=(note, *planned.notes))
     best_s = outcome.evaluation.step_s
-    left_s = max(request.time_limit_s / 2, budget.left_s)
-    deadline = time.monotonic() + left_s
-    cheaper = replace(budget, deadline=deadline, best_s=best_s, defers_memory=False)
-    try:
-        outcome = find_plan(offering, cluster, request, cheaper, rules)
-    except Infeasible:
-        return None
-    if outcome.evaluation.step_s >= best_s:
-        return None
-    return _Planned(offering, rules, outcome, (note, *_recompute_notes(offering, outcome)))
+    cheaper = None
+    if not budget.work.over:
+        with suppress(Infeasible):
+            share = replace(budget.share(OFFERS_PART), best_s=best_s)
+            cheaper = find_plan(offering, cluster, request, share, offering_rules)
+    if cheaper is not None and cheaper.evaluation.step_s < best_s:
+        notes = (note, *_recompute_notes(offering, cheaper))
+        return _Planned(offering, offering_rules, cheaper, notes)
+    if budget.work.late:
+        return _Planned(graph, rules, outcome.stopped(), (note,))
+    return None
 
 
 def _plan_without_offers(
-    graph: Graph, rules: Rules, cluster: Cluster, request: Request, say: Say
+    graph: Graph, rules: Rules, cluster: Cluster, request: Request, budget: Budget
 ) -> _Planned:
     """The best plan of a graph.
 
@@ -357,9 +362,9 @@ def _plan_without_offers(
         Infeasible: No plan fits; the error names what would.
     """
     try:
-        outcome = find_plan(graph, cluster, request, Budget.of(request, say), rules)
+        outcome = find_plan(graph, cluster, request, budget, rules)
     except Infeasible as error:
-        say("looking for what would fit")
+        budget.say("looking for what would fit")
         raise relaxed(error, graph, cluster, request, rules) from None
     return _Planned(graph, rules, outcome, _recompute_notes(graph, outcome))
 

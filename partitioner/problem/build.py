@@ -9,7 +9,7 @@ part, a value's storage) is an item.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -113,12 +113,17 @@ class Built:
         return plans
 
 
+def nothing() -> None:
+    """Do nothing."""
+
+
 def build(
     graph: Graph,
     groups: Sequence[DeviceMesh],
     candidates: Candidates,
     prices: DeviceColumns,
     interchangeable: tuple[tuple[int, ...], ...] = (),
+    check: Callable[[], None] = nothing,
 ) -> Built:
     """The problem of choosing one candidate for every node.
 
@@ -126,7 +131,13 @@ def build(
         groups: Device groups that the candidates use.
         candidates: Strategies of each node; at least one each.
         interchangeable: Sets of group indices that are symmetric.
+        check: Called before the edges of each node; it may raise to stop the work.
     """
+
+    def edges(node: Node) -> Iterator[Edge]:
+        check()
+        return builder.edges(node)
+
     builder = _Builder(graph, candidates, prices)
     specs = prices.resharder.cluster.devices
     index = {mesh: i for i, mesh in enumerate(groups)}
@@ -139,7 +150,7 @@ def build(
         ),
         names=tuple(node.name for node in graph.nodes),
         holds=tuple(builder.hold(node) for node in graph.nodes),
-        edges=tuple(edge for node in graph.nodes for edge in builder.edges(node)),
+        edges=tuple(edge for node in graph.nodes for edge in edges(node)),
         items=tuple(builder.items),
         interchangeable=interchangeable,
     )

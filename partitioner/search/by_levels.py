@@ -24,7 +24,6 @@ from partitioner.search.limits import EXPLICIT, MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, OutOfTime, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Solution
-from partitioner.solver.outcome import Status
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import Family, SearchError
 
@@ -97,10 +96,9 @@ class StagesSpace:
             one_stage=bool(self.graph.backward),
         )
         staged = best.staged
-        status: Status = "feasible" if staged.in_time else "time_limit"
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
         cost_s = best.evaluation.step_s
-        solution = Solution((), cost_s, min(staged.bound_s, cost_s), status, None, SOLVER)
+        solution = Solution((), cost_s, min(staged.bound_s, cost_s), "feasible", None, SOLVER)
         sizes = sorted({layout.mesh.size() for layout in staged.searched})
         return SpaceResult(
             (Candidate(family, best.graph, best.plan, best.evaluation, solution),),

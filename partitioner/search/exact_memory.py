@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from partitioner.problem.build import Built
 from partitioner.search.outcome import Candidate, Refused
-from partitioner.search.request import Request
+from partitioner.search.request import Budget
 from partitioner.solver import (
     Infeasible,
     Objective,
@@ -23,11 +21,11 @@ from partitioner.solver import (
 )
 from partitioner.strategies.spaces import Family
 
-#: Seconds beyond the time limit for the second look, and for the reason of a refusal.
-SECOND_LOOK_S = 2.0
 #: Memory limits to search under, over the least peak by the safe formula. The first plan that
 #: fits exactly is taken, so the loosest limit comes first.
-SLACKS = (math.inf, 1.5, 1.2, 1.1)
+SLACKS = (1.5, 1.2, 1.1)
+#: Each search of a second look has one of so many shares of the steps left.
+SHARES = 3
 
 #: Turns a solution of a space's problem into a plan with its evaluation.
 Evaluate = Callable[[Family, Built, Solution], Candidate]
@@ -35,19 +33,17 @@ Evaluate = Callable[[Family, Built, Solution], Candidate]
 
 def second_look(
     refused: Sequence[Refused],
-    request: Request,
-    time_limit_s: float,
+    budget: Budget,
     evaluated: Evaluate,
     holdings: Callable[[Candidate, int], str],
     *,
     complete: bool,
 ) -> Candidate:
-    """A plan that fits by exact liveness, in the graph's order of nodes.
+    """The best plan that fits by exact liveness, in the graph's order of nodes.
 
     Args:
         refused: All spaces that were searched.
-        request: The request.
-        time_limit_s: Wall-clock limit in seconds.
+        budget: The budget of the whole search.
         evaluated: Evaluates a solution.
         holdings: In words, the bytes that a device holds under a plan.
         complete: Whether these are all spaces of the request.
@@ -55,25 +51,24 @@ def second_look(
     Raises:
         Infeasible: There is none; the error is that of the space nearest to fitting.
     """
-    deadline = time.monotonic() + time_limit_s
-    solve_within = partial(solve, gap=request.gap, seed=request.seed, engine=request.engine)
     nearest = sorted(refused, key=lambda space: _distance(space.error))
+    best, best_s = None, math.inf
     for index, space in enumerate(nearest):
-        left_s = (deadline - time.monotonic()) / (len(nearest) - index + 1)
-        if left_s > 0 and _may_fit(space):
-            fitting = _exactly(space, request.objective, left_s, evaluated, solve_within)
-            if fitting is not None:
-                return fitting
+        share = replace(budget.share(len(nearest) - index + 1), best_s=best_s)
+        fitting = exact_plan(space, share, evaluated)
+        if fitting is not None:
+            best, best_s = fitting, min(best_s, fitting.solution.cost)
+    if best is not None:
+        return best
     first = nearest[0]
-    left_s = max(SECOND_LOOK_S / 2, deadline - time.monotonic())
     try:
         solution = least_shortage(
             first.built.problem,
-            request.objective,
+            first.goal,
             first.error,
-            left_s,
-            request.seed,
-            request.engine,
+            budget.work,
+            budget.seed,
+            budget.engine,
         )
     except Infeasible as error:
         certain = complete and error.proven and all(s.error.proven for s in nearest[1:])
@@ -113,43 +108,66 @@ def _resident(problem: Problem) -> Problem:
     return replace(problem, items=tuple(items))
 
 
-def _exactly(
-    space: Refused,
-    objective: Objective,
-    time_limit_s: float,
-    evaluated: Evaluate,
-    solve_within: Callable[..., Solution],
-) -> Candidate | None:
-    """A plan that fits by exact liveness: the cheapest within `SLACKS`, else the smallest."""
-    deadline = time.monotonic() + time_limit_s
-    problem = space.built.problem
+def exact_plan(space: Refused, budget: Budget, evaluated: Evaluate) -> Candidate | None:
+    """A plan that fits by exact liveness: the cheapest within `SLACKS`, else the smallest.
 
-    def within(limit: float, goal: Objective, seconds: float) -> Candidate:
-        limited = replace(problem, limit_bytes=(limit,) * problem.devices)
-        solution = solve_within(limited, goal, time_limit_s=seconds, reason_s=0.0)
-        return evaluated(space.space, space.built, solution)
-
-    best = within(math.inf, "memory", time_limit_s / 2)
-    if not best.evaluation.fits_exactly:
+    None if none was found that costs less than `budget.best_s`, or the budget is spent.
+    """
+    if budget.work.over or not _may_fit(space):
         return None
-    bound, least_peak = 0.0, best.solution.cost
-    for slack in SLACKS if objective != "memory" else ():
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
+
+    def within(limit_bytes: float, objective: Objective) -> Candidate:
+        limits = (limit_bytes,) * space.built.problem.devices
+        limited = replace(space.built.problem, limit_bytes=limits)
+        return evaluated(space.space, space.built, _solved(limited, objective, budget))
+
+    best = within(math.inf, space.goal)
+    bound = best.solution.bound
+    if space.goal == "memory":
+        limits = (math.inf,) * space.built.problem.devices
+        resident = replace(_resident(space.built.problem), limit_bytes=limits)
+        bound = _solved(resident, "memory", budget).bound
+    if bound >= (1 - budget.gap) * budget.best_s:
+        return None
+    if not best.evaluation.fits_exactly and space.goal != "memory":
+        best = _smaller(space.goal, budget, within)
+    cost = best.cost(space.goal)
+    if not best.evaluation.fits_exactly or cost >= budget.best_s:
+        return None
+    solution = replace(best.solution, cost=cost, bound=min(bound, cost), status="feasible")
+    return replace(best, solution=solution)
+
+
+def _solved(problem: Problem, objective: Objective, budget: Budget) -> Solution:
+    """The best plan of a problem, searched with a share of the work."""
+    return solve(
+        problem,
+        objective,
+        budget.work.share(SHARES),
+        gap=budget.gap,
+        seed=budget.seed,
+        engine=budget.engine,
+        reason_s=0.0,
+    )
+
+
+def _smaller(
+    goal: Objective, budget: Budget, within: Callable[[float, Objective], Candidate]
+) -> Candidate:
+    """The first plan within `SLACKS` that fits exactly; the smallest plan if none does."""
+    smallest = within(math.inf, "memory")
+    if not smallest.evaluation.fits_exactly:
+        return smallest
+    for slack in SLACKS:
+        if budget.work.over:
             break
         try:
-            plan = within(slack * least_peak, objective, left_s)
+            plan = within(slack * smallest.solution.cost, goal)
         except Infeasible:
             break
-        bound = bound or plan.solution.bound  # of the first search, which has no limits
         if plan.evaluation.fits_exactly:
-            best = plan
-            break
-    if objective == "memory":
-        unlimited = replace(_resident(problem), limit_bytes=(math.inf,) * problem.devices)
-        bound = solve_within(unlimited, "memory", time_limit_s=time_limit_s / 2).bound
-    bound = min(bound, best.cost(objective))
-    return replace(best, solution=replace(best.solution, bound=bound, status="feasible"))
+            return plan
+    return smallest
 
 
 def _verdict(

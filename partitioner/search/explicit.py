@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.columns import DeviceColumns
@@ -14,17 +14,23 @@ from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import alternatives
 from partitioner.ir.plan import PlacedNode, place
-from partitioner.problem.build import Built, build
+from partitioner.problem.build import Built, build, nothing
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
-from partitioner.search.request import LEAST_S, Budget, Request
+from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution, solve
+from partitioner.solver.joint.solve import LEAST_GAP
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import Family, families
 from partitioner.strategies.speeds import device_speeds
+
+#: Steps of building and presolving a problem, for each choice and each item.
+CHOICE_STEPS, ITEM_STEPS = 150, 15
+#: A space is searched on if that gained so many times the gap asked for.
+LEAST_GAIN = 0.1
 
 
 @dataclass(frozen=True)
@@ -109,15 +115,20 @@ class JointSearch:
             options[node.name] = tuple(alternatives(self.graph, node, kept))
         return options
 
-    def problem(self, family: Family, options: Mapping[str, tuple[PlacedNode, ...]]) -> Built:
-        """The joint problem of a space."""
+    def problem(
+        self,
+        family: Family,
+        options: Mapping[str, tuple[PlacedNode, ...]],
+        check: Callable[[], None] = nothing,
+    ) -> Built:
+        """The joint problem of a space; `check` is called now and then, and may raise."""
         meshes = (placed.mesh for some in options.values() for placed in some)
         groups = tuple(dict.fromkeys((*family.groups, *family.homes, *meshes)))
         pinned = self.request.constraints.bound
         symmetric = family.symmetric and not pinned and self.cluster.is_uniform
         interchangeable = (tuple(range(len(family.groups))),) if symmetric else ()
         prices = DeviceColumns(self.graph, self.resharder)
-        return build(self.graph, groups, options, prices, interchangeable)
+        return build(self.graph, groups, options, prices, interchangeable, check)
 
 
 @dataclass(frozen=True)
@@ -133,40 +144,68 @@ class JointSpace:
         No plan if the work alone shows that none of the space costs less than `budget.best_s` by
         more than the gap.
         """
-        request, name = self.shared.request, str(self.family)
-        if budget.left_s <= 0 and any(result.plans or result.refused for result in others):
-            late = OutOfTime(f"not searched within {request.time_limit_s:g} s")
-            return SpaceResult(failed=((self.family, late),))
-        budget.say(f"searching {name}")
+        known = any(result.plans or result.refused for result in others)
+        limit_s = self.shared.request.time_limit_s
+
+        def check() -> None:
+            if known and budget.work.late:
+                raise OutOfTime(f"not searched within {limit_s:g} s")
+
         try:
+            check()
+            budget.say(f"searching {self.family}")
             options = self.shared.options(self.family)
-        except ConstraintError as error:
+            budget.work.spend(CHOICE_STEPS * sum(map(len, options.values())))
+            least = self.shared.least_cost(self.shared.goal(self.family), options)
+            if least >= (1 - budget.gap) * budget.best_s:
+                return SpaceResult(searched=str(self.family), bound=least)
+            built = self.shared.problem(self.family, options, check)
+            check()
+        except (ConstraintError, OutOfTime) as error:
             return SpaceResult(failed=((self.family, error),))
+        return self._solved(built, budget)
+
+    def _solved(
+        self, built: Built, budget: Budget, *, known: Solution | None = None
+    ) -> SpaceResult:
+        """The best plan of the problem, in search of which `known` was found before."""
         goal = self.shared.goal(self.family)
-        least = self.shared.least_cost(goal, options)
-        if least >= (1 - budget.gap) * budget.best_s:
-            return SpaceResult(searched=name, bound=least)
-        built = self.shared.problem(self.family, options)
+        budget.work.spend(ITEM_STEPS * len(built.problem.items))
         try:
             solution = solve(
                 built.problem,
                 goal,
-                time_limit_s=max(LEAST_S, budget.left_s),
+                budget.work,
                 gap=budget.gap,
                 seed=budget.seed,
                 engine=budget.engine,
                 cutoff=budget.best_s,
                 reason_s=0.0,
+                effort=1 if known is None else 2,
+                known=known,
             )
         except Infeasible as error:
-            return SpaceResult(searched=name, refused=Refused(self.family, built, error))
+            refused = Refused(self.family, goal, built, error)
+            return SpaceResult(searched=str(self.family), refused=refused)
         plans = [self.shared.candidate(self.family, built, solution)]
         if goal == "throughput" and plans[0].evaluation.devices_used < len(self.shared.cluster):
             chosen = cover(built.problem, solution.chosen)
             if chosen is not None:
                 busy = replace(solution, chosen=chosen)
                 plans.append(self.shared.candidate(self.family, built, busy))
-        return SpaceResult(tuple(plans), name)
+        more = None
+        waits = goal == "latency" and len(self.family.groups) > 1  # no other method knows of it
+        if not waits and (
+            known is None or gain(known, solution) > LEAST_GAIN * max(budget.gap, LEAST_GAP)
+        ):
+            more = partial(self._solved, built, known=solution)
+        return SpaceResult(tuple(plans), str(self.family), more=more)
+
+
+def gain(before: Solution, after: Solution) -> float:
+    """By how much a search has brought cost and bound nearer, relative to the cost."""
+    nearer = (before.cost - before.bound) - (after.cost - after.bound)
+    return nearer / after.cost if after.cost > 0 else 0.0
 
 
 def first_problem(

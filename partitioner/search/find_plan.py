@@ -18,7 +18,7 @@ from partitioner.cost_model.reshard import Resharder
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 from partitioner.search.by_levels import StagesSpace
-from partitioner.search.exact_memory import SECOND_LOOK_S, second_look
+from partitioner.search.exact_memory import exact_plan, second_look
 from partitioner.search.explicit import JointSearch, JointSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
@@ -70,7 +70,8 @@ def find_plan(
     large = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
     if devices > 1 and large and not _explicit_only(request):
         stages = StagesSpace.of(graph, rules, cluster, request)
-        return winner(_searched([stages], request, cluster, budget), request, devices)
+        results = _searched([stages], request, cluster, budget)
+        return winner(results, request, devices, stopped=budget.work.stopped)
     return _explicit(graph, cluster, request, budget, rules)
 
 
@@ -100,34 +101,74 @@ def _explicit(
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
     results = _searched(spaces, request, cluster, budget)
-    refused = [result.refused for result in results if result.refused is not None]
     if any(result.plans for result in results):
-        return winner(results, request, len(cluster))
+        results = _looked_again(results, search, budget)
+        return winner(results, request, len(cluster), stopped=budget.work.stopped)
+    refused = [result.refused for result in results if result.refused is not None]
     if not refused:
         pins = [e for r in results for _, e in r.failed if isinstance(e, ConstraintError)]
         raise max(pins, key=lambda error: error.position)
     budget.say("looking again at what does not fit")
     plan = second_look(
-        refused,
-        request,
-        max(SECOND_LOOK_S, budget.left_s),
-        search.candidate,
-        search.holdings,
-        complete=len(refused) == len(spaces),
+        refused, budget, search.candidate, search.holdings, complete=len(refused) == len(spaces)
     )
-    return winner([*results, SpaceResult((plan,))], request, len(cluster))
+    results.append(SpaceResult((plan,)))
+    return winner(results, request, len(cluster), stopped=budget.work.stopped)
 
 
 def _searched(
     spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
 ) -> list[SpaceResult]:
-    """The results of the spaces, each searched with its share of the time and the best cost."""
+    """The results of the spaces, each searched with its share of the work and the best cost.
+
+    What they leave of the work is for those that are open: the gap of the certificate is that of
+    the least bound, so the space with the least goes first.
+    """
     results: list[SpaceResult] = []
+
+    def share(parts: int) -> Budget:
+        best_s = _best_s(results, request, cluster)
+        return replace(budget.share(parts), best_s=min(budget.best_s, best_s))
+
     for index, space in enumerate(spaces):
-        plans = [plan for result in results for plan in result.plans]
-        best_s = math.inf
-        if plans:
-            best_s = best_of(plans, request.objective, len(cluster)).cost(request.objective)
-        share = replace(budget.share(len(spaces) - index), best_s=min(budget.best_s, best_s))
-        results.append(space.search(share, tuple(results)))
-    return results
+        results.append(space.search(share(len(spaces) - index), tuple(results)))
+    while True:
+        enough_s = (1 - budget.gap) * _best_s(results, request, cluster)
+        unfinished = {
+            index: result.more
+            for index, result in enumerate(results)
+            if result.more is not None and result.least < enough_s
+        }
+        if not unfinished or budget.work.over:
+            return results
+        index = min(unfinished, key=lambda index: results[index].least)
+        budget.say(f"going on with {results[index].searched}")
+        results[index] = unfinished[index](share(len(unfinished)))
+
+
+def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:
+    """The cost of the best plan; infinite if there is none."""
+    plans = [plan for result in results for plan in result.plans]
+    if not plans:
+        return math.inf
+    return best_of(plans, request.objective, len(cluster)).cost(request.objective)
+
+
+def _looked_again(
+    results: Sequence[SpaceResult], search: JointSearch, budget: Budget
+) -> list[SpaceResult]:
+    """The results with the plans, of spaces that were refused, that fit by exact liveness.
+
+    Only those are looked for that cost less than the best plan.
+    """
+    looked = list(results)
+    for index, result in enumerate(results):
+        if result.refused is None or budget.work.over:
+            continue
+        best_s = _best_s(looked, search.request, search.cluster)
+        budget.say(f"looking again at {result.refused.space}")
+        share = replace(budget.share(len(results) - index), best_s=min(budget.best_s, best_s))
+        plan = exact_plan(result.refused, share, search.candidate)
+        if plan is not None:
+            looked[index] = SpaceResult((plan,), result.searched)
+    return looked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.evaluate import Evaluation
@@ -11,8 +11,8 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Certificate, Plan
 from partitioner.problem.build import Built
-from partitioner.search.request import Request
-from partitioner.solver import Infeasible, Solution
+from partitioner.search.request import Budget, Request
+from partitioner.solver import Infeasible, Objective, Solution
 from partitioner.strategies.spaces import Family
 
 
@@ -50,6 +50,7 @@ class Refused:
     """A space without a known plan that fits by the safe memory formula."""
 
     space: Family
+    goal: Objective  #: Of its problem.
     built: Built
     error: Infeasible
 
@@ -67,6 +68,7 @@ class SpaceResult:
         failed: Reasons why spaces, or parts of this one, have no plan or were not searched.
         folded: In words, the repeated blocks that were planned once.
         memory_binds: Whether memory forbids a plan that costs less by more than the gap.
+        more: Goes on with the search, from these plans on; None if nothing is left to try.
     """
 
     plans: tuple[Candidate, ...] = ()
@@ -76,6 +78,12 @@ class SpaceResult:
     failed: tuple[tuple[Family, PartitionerError], ...] = ()
     folded: str = ""
     memory_binds: bool = False
+    more: Callable[[Budget], SpaceResult] | None = None
+
+    @property
+    def least(self) -> float:
+        """No plan of the space costs less."""
+        return min((plan.solution.bound for plan in self.plans), default=self.bound)
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,13 @@ class Outcome:
     failed: tuple[tuple[Family, PartitionerError], ...]
     memory_binds: bool = False
 
+    def stopped(self) -> Outcome:
+        """The outcome with a certificate that says that the clock stopped the search."""
+        certificate = self.plan.certificate
+        assert certificate is not None
+        stopped = replace(certificate, status="time_limit")
+        return replace(self, plan=replace(self.plan, certificate=stopped))
+
     def limited_to(self, plans: str) -> Outcome:
         """The outcome with a certificate that says that only such plans were searched."""
         certificate = self.plan.certificate
@@ -107,13 +122,16 @@ class Outcome:
         return replace(self, plan=replace(self.plan, certificate=limited))
 
 
-def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Outcome:
+def winner(
+    results: Sequence[SpaceResult], request: Request, devices: int, *, stopped: bool
+) -> Outcome:
     """The best plan of all spaces, with a certificate over those that its bound covers.
 
     Args:
         results: Results of the spaces; at least one has a plan.
         request: The request.
         devices: Number of devices of the cluster.
+        stopped: Whether the clock has cut something off.
     """
     candidates = [plan for result in results for plan in result.plans]
     best = best_of(candidates, request.objective, devices)
@@ -124,13 +142,12 @@ def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Ou
     cost = best.cost(request.objective)
     bounds = (result.bound for result in results)
     bound = min([cost, *bounds, *(candidate.solution.bound for candidate in covered)])
-    out_of_time = any(candidate.solution.status == "time_limit" for candidate in covered)
-    unproven = "time_limit" if out_of_time else "feasible"
+    ended = "optimal" if cost - bound <= request.gap * cost else "feasible"
     certificate = Certificate(
         objective=request.objective,
         cost=cost,
         bound=bound,
-        status="optimal" if cost - bound <= request.gap * cost else unproven,
+        status="time_limit" if stopped else ended,
         strategy=best.plan.kind,
         solver=best.solution.solver,
         space=", ".join(dict.fromkeys(spaces)),
@@ -150,10 +167,15 @@ def winner(results: Sequence[SpaceResult], request: Request, devices: int) -> Ou
 
 
 def best_of(candidates: Sequence[Candidate], objective: str, devices: int) -> Candidate:
-    """The plan of least cost; for throughput, plans that give every device work go first."""
+    """The plan of least cost; for throughput, plans that give every device work go first.
 
-    def rank(candidate: Candidate) -> tuple[bool, float]:
+    Of plans of equal cost that whose fullest device holds fewer bytes goes first, then the one that
+    holds fewer in all.
+    """
+
+    def rank(candidate: Candidate) -> tuple[bool, float, int, int]:
         idle = objective == "throughput" and candidate.evaluation.devices_used < devices
-        return idle, candidate.cost(objective)
+        held = candidate.evaluation.held_bytes.values()
+        return idle, float(f"{candidate.cost(objective):.9g}"), max(held), sum(held)
 
     return min(candidates, key=rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,14 +14,16 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
+from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.parallel import batch_inputs, parallel_constraints, parallel_mesh
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
 
 #: Whether the backward pass may compute values of the forward pass again.
 Recompute = bool | Literal["auto"]
-#: Least seconds that a space is searched for.
-LEAST_S = 0.2
+#: The steps of a search take about this share of its time limit: a machine that is half as fast as
+#: the usual one, or busy with as much again, does them all.
+PART = 0.4
 #: Receives a line of text at each stage of a compilation.
 Say = Callable[[str], None]
 
@@ -110,10 +111,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Budget:
-    """The deadline and settings of a search, and the cost that it must beat.
+    """The work and settings of a search, and the cost that it must beat.
 
     Attributes:
-        deadline: Monotonic second at which the search ends.
+        work: Steps that the search may do, and the clock that stops it.
         gap: As of `Request`.
         seed: As of `Request`.
         engine: MILP solver.
@@ -123,7 +124,7 @@ class Budget:
             that offers to compute values again is planned then.
     """
 
-    deadline: float
+    work: Work
     gap: float
     seed: int
     engine: Engine
@@ -134,20 +135,10 @@ class Budget:
     @classmethod
     def of(cls, request: Request, say: Say = silent) -> Budget:
         """The budget of a request whose search begins now."""
-        deadline = time.monotonic() + request.time_limit_s
-        return cls(deadline, request.gap, request.seed, request.engine, say)
+        seconds = request.time_limit_s
+        work = Work.within(seconds, seconds * PART * STEPS_PER_S)
+        return cls(work, request.gap, request.seed, request.engine, say)
 
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline; below 0 after it."""
-        return self.deadline - time.monotonic()
-
-    def share(self, spaces: int) -> Budget:
-        """One of so many equal shares of the time left, or of `LEAST_S` where less is left.
-
-        After the deadline it is the budget itself.
-        """
-        left_s = self.left_s
-        if left_s <= 0:
-            return self
-        return replace(self, deadline=time.monotonic() + max(LEAST_S, left_s) / spaces)
+    def share(self, parts: float) -> Budget:
+        """One of so many equal shares of the steps that are left."""
+        return replace(self, work=self.work.share(parts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.outcome import Status, relative_gap
 from partitioner.solver.problem import Problem, SolverError
 from partitioner.solver.referee import Objective, Outcome, evaluate_choices
+from partitioner.solver.work import Work
 
 #: Relative difference that rounding may make between two ways of adding up the same plan.
 ROUNDING = 1e-9
@@ -25,7 +25,7 @@ class Progress:
     problem: Problem
     objective: Objective
     gap: float  #: Relative gap at which to stop.
-    deadline: float  #: Monotonic second at which to stop.
+    work: Work  #: Steps that may be done, and the second at which the clock stops the search.
     seed: int  #: Of all random choices.
     cutoff: float = math.inf  #: Stop once a bound shows that no plan is below this.
     effort: int = 1  #: See `solve`.
@@ -36,11 +36,16 @@ class Progress:
     found_by: str = "none"  #: The method that found the plan.
     proved_by: str = "none"  #: The method that proved the bound.
     closest: tuple[int, ...] | None = None  #: The plan that is over the limits by the fewest bytes.
-    _total: float = math.inf
+    #: Of the best plan: the load of all devices, the highest peak, all peaks.
+    _rank: tuple[float, ...] = (math.inf,) * 3
     _excess: float = math.inf
 
     def offer(self, chosen: Sequence[int], source: str) -> Outcome | None:
-        """Keep a plan if it fits and is better; return its cost, None if it is forbidden."""
+        """Keep a plan if it fits and is better; return its cost, None if it is forbidden.
+
+        Of plans of equal cost that of less load in all is better, then the one whose fullest
+        device holds fewer bytes, then the one that holds fewer in all.
+        """
         try:
             outcome = evaluate_choices(self.problem, chosen)
         except SolverError:
@@ -49,11 +54,12 @@ class Progress:
             self.closest, self._excess = tuple(chosen), outcome.excess_bytes
         if outcome.excess_bytes > 0:
             return outcome
-        value, total = outcome.value(self.objective), sum(outcome.load_s)
+        value = outcome.value(self.objective)
+        rank = sum(outcome.load_s), max(outcome.peak_bytes), sum(outcome.peak_bytes)
         lower = value < self.cost * (1 - ROUNDING)
         same = value <= self.cost * (1 + ROUNDING)
-        if lower or (same and total < self._total):
-            self.best, self.cost, self._total = tuple(chosen), value, total
+        if lower or (same and _is_lower(rank, self._rank)):
+            self.best, self.cost, self._rank = tuple(chosen), value, rank
         if lower:
             self.found_by = source
         return outcome
@@ -64,19 +70,14 @@ class Progress:
             self.bound, self.proved_by = bound, source
 
     @property
-    def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return max(0.0, self.deadline - time.monotonic())
-
-    @property
     def done(self) -> bool:
         """Whether the gap asked for is met, or no plan can be below the cutoff."""
         return self.best is not None and (self.bound >= self.cutoff or self._met)
 
     @property
     def over(self) -> bool:
-        """Whether to stop: done, or out of time."""
-        return self.done or not self.left_s
+        """Whether to stop: done, or out of steps or time."""
+        return self.done or self.work.over
 
     @property
     def _met(self) -> bool:
@@ -89,7 +90,15 @@ class Progress:
             return "optimal"
         if self.best is None and math.isinf(self.bound):
             return "infeasible"
-        return "time_limit" if not self.left_s else "feasible"
+        return "time_limit" if self.work.stopped else "feasible"
+
+
+def _is_lower(new: Sequence[float], old: Sequence[float]) -> bool:
+    """Whether figures are lexicographically less by more than rounding."""
+    for a, b in zip(new, old, strict=True):
+        if not math.isclose(a, b, rel_tol=ROUNDING):
+            return a < b
+    return False
 
 
 def lower_loads(new: Sequence[float], old: Sequence[float]) -> bool:

@@ -16,6 +16,8 @@ from partitioner.solver import evaluate_choices, solve
 from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import read, write_solution
+from partitioner.solver.joint.solve import THOROUGH
+from partitioner.solver.work import Work
 
 #: Contiguous optimum, best value known, and whether that is proven.
 KNOWN = {
@@ -44,7 +46,7 @@ def row(path: Path, time_limit_s: float, gap: float, folder: Path | None) -> str
     instance = read(path, parse)
     problem = to_problem(instance)
     wall, cpu = time.perf_counter(), time.process_time()
-    answer = solve(problem, time_limit_s=time_limit_s, gap=gap, effort=2)
+    answer = solve(problem, work=Work.within(time_limit_s), gap=gap, effort=THOROUGH)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     assert math.isclose(answer.cost, evaluate_choices(problem, answer.chosen).step_s)
     if folder is not None:

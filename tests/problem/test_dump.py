@@ -16,6 +16,7 @@ from partitioner.solver.formats.dnnp import parse
 from partitioner.solver.formats.dnnp_problem import to_problem
 from partitioner.solver.formats.json_files import read
 from partitioner.solver.pairwise import solve as solve_pairwise
+from partitioner.solver.work import Work
 from partitioner.strategies.spaces import SearchError
 
 
@@ -52,7 +53,7 @@ def test_the_placement_problem_has_the_cost_of_compile(here: Path) -> None:
     found = partitioner.dump_problem("m.onnx", here / "q.json", 2, strategy="inter")
     assert found.format == "dnnp"
     assert "a sender pays for a value once, not once a receiver" in str(found)
-    written = solve(to_problem(read(found.path, parse)), gap=0.0, time_limit_s=60)
+    written = solve(to_problem(read(found.path, parse)), gap=0.0, work=Work.within(60), effort=2)
     result = partitioner.compile("m.onnx", devices=2, strategy="inter", gap=0.0)
     assert written.bound <= result.cost * (1 + 1e-9)
     assert written.cost == pytest.approx(result.cost, rel=0.02)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,6 +36,7 @@ from partitioner.search.levels.meshes import split_from
 from partitioner.search.levels.one_column import minimised, refused
 from partitioner.solver import Infeasible, Solution, evaluate_choices
 from partitioner.solver.problem import Problem
+from partitioner.solver.work import Work
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.derive import strategies
 from partitioner.strategies.parallel import axis_constraints, batch_inputs
@@ -56,8 +56,8 @@ LEAST_GAIN = 0.005
 ROUNDS, LIMITED_ROUNDS = 6, 4
 #: Rounds in a row that gain next to nothing, at most: of a first plan, and later.
 FIRST_PATIENCE, PATIENCE = 1, 2
-#: The least time that one search has, in seconds, while no plan is known; else a 15th of it.
-LEAST_S = 30.0
+#: Steps of building a problem and searching it, for each item.
+ITEM_STEPS = 100
 #: The axis of the line that cuts are derived on.
 LINE = "line"
 
@@ -67,16 +67,14 @@ class AxisSharder:
     """Shards one model over many meshes; cuts are derived once an axis length's stand-in.
 
     Attributes:
-        deadline: Monotonic second at which searches end.
-        planned: Whether a mesh has a plan.
+        work: Pays for the searches; the clock that stops it ends them.
         defers_memory: As of `Budget`: no plan is searched within memory.
         groups: Groups that share the model: the memory of so many devices counts as one's.
         refusals: Why meshes have no first plan.
     """
 
     sharder: Sharder
-    deadline: float
-    planned: bool = False
+    work: Work
     defers_memory: bool = False
     groups: float = 1.0
     refusals: list[Infeasible] = field(default_factory=list)
@@ -113,7 +111,6 @@ class AxisSharder:
                 self._follow(plan, kinds, tight=kinds == KINDS[-1] and not plans)
                 plan.offer()
                 plans.append(plan)
-                self.planned = True
             except ConstraintError:
                 pass
             except Infeasible as error:
@@ -198,16 +195,15 @@ class AxisSharder:
         again = len(names) > 1 or (self.graph.optional and plan.tight)
         for turn in range(PASSES if again else int(known)):
             due = known and turn == 0
-            if not due and time.monotonic() > self.deadline:
+            if not due and self.work.over:
                 break
             before = plan.best.cost_s
             for axis in names:
-                if due or time.monotonic() < self.deadline:
+                if due or not self.work.over:
                     plan.step(axis, plan.room(names[-1]))
             plan.offer()
             if plan.best.cost_s > min(best_s, before * (1 - LEAST_GAIN)):
                 break
-        self.planned = True
         return plan.best
 
     def cuts(self, length: int) -> Mapping[str, tuple[Layouts, ...]]:
@@ -452,10 +448,12 @@ class MeshPlan:
         known = start.chosen if start is not None else None
 
         def solved(limit: float, rounds: int) -> Solution | None:
-            least_s = LEAST_S / 15 if self.owner.planned else LEAST_S
-            left_s = max(least_s, self.owner.deadline - time.monotonic())
+            work = self.owner.work
+            if work.late:
+                return None
+            work.spend(ITEM_STEPS * len(tied.items))
             limited = replace(tied, limit_bytes=(limit,))
-            return minimised(limited, left_s, self.gap, rounds, sharder.engine, patience, known)
+            return minimised(limited, work, self.gap, rounds, sharder.engine, patience, known)
 
         best = solved(math.inf, ROUNDS)
         if best is None and not warm:

@@ -18,9 +18,13 @@ from partitioner.problem.folding import Folded
 from partitioner.solver import Solution, evaluate_choices, solve
 from partitioner.solver.milp.engines import HIGHS, Engine
 from partitioner.solver.problem import Problem
+from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules, strategies
 
 Options = Mapping[str, tuple[PlacedNode, ...]]
+
+#: Steps of building a problem, for each item.
+ITEM_STEPS = 60
 
 
 @dataclass(frozen=True)
@@ -108,12 +112,13 @@ class Sharder:
         return self.rules.rule(node)
 
     def shard(
-        self, mesh: DeviceMesh, stages: int, *, limited: bool, time_limit_s: float, gap: float
+        self, mesh: DeviceMesh, stages: int, work: Work, *, limited: bool, gap: float
     ) -> Sharded:
         """The best sharding over a mesh of equal devices.
 
         Args:
             stages: Groups like it that share the model: each holds its part of the weights.
+            work: Pays for the search.
             limited: Whether memory counts.
             gap: Relative gap at which the solver may stop.
 
@@ -129,13 +134,14 @@ class Sharder:
         prices = GroupColumns(graph, EvenResharder(self.cluster, even=even))
         built = build(graph, tuple(dict.fromkeys((even.model, home))), candidates, prices)
         tied = self.folded.tie(built).problem
+        work.spend(ITEM_STEPS * len(tied.items))
         room = float("inf")
         if limited:
             room = float(self.cluster.devices[even.device].memory_bytes) * stages
         problem = replace(tied, limit_bytes=(room,))
         solution = solve(
             problem,
-            time_limit_s=time_limit_s,
+            work=work,
             gap=gap,
             seed=self.seed,
             reason_s=0.0,

@@ -15,11 +15,15 @@ from partitioner.solver.merge_equal import merge_equal
 from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.problem import Problem
+from partitioner.solver.work import Work
+
+#: The least seconds of a search that has begun.
+LEAST_S = 0.01
 
 
 def minimised(
     problem: Problem,
-    time_limit_s: float,
+    work: Work,
     gap: float,
     rounds: int,
     engine: Engine,
@@ -28,8 +32,8 @@ def minimised(
 ) -> Solution | None:
     """A plan of little load within the column's memory; None if none was found.
 
-    The arguments are those of `pairwise.solve`; `start` is a plan that fits, so that nothing that
-    costs more is of use.
+    The clock that stops `work` stops the search; the other arguments are those of `pairwise.solve`.
+    `start` is a plan that fits, so that nothing that costs more is of use.
     """
     from partitioner.solver.pairwise import solve  # they load Numba
     from partitioner.solver.pairwise.convert import PER_SECOND, convert
@@ -40,13 +44,15 @@ def minimised(
     converted = convert(merged.problem)
     outcome = solve(
         converted.pairwise,
-        time_limit_s,
+        max(work.left_s, LEAST_S),
         gap,
         rounds=rounds,
         engine=engine,
         patience=patience,
         start=converted.assign(merged.lower(start)) if start is not None else None,
     )
+    if outcome.status == "time_limit" and not work.left_s:
+        work.stop()
     if outcome.cost is None:
         return None
     chosen = merged.restore(converted.restore(outcome.chosen))

@@ -8,7 +8,6 @@ as far as they must be, so every mesh is searched with the memory of a device as
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +17,7 @@ from partitioner.problem.folding import fold
 from partitioner.search.levels.axis_sharder import LEAST_GAIN, AxisSharder, MeshPlan
 from partitioner.search.levels.mesh_sharder import Sharded, Sharder
 from partitioner.search.levels.meshes import Layout, split_from
-from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, work_bound
+from partitioner.search.levels.stages import JOINT_AXES, Option, Staged, unsearched, work_bound
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Cut, Stage
@@ -26,8 +25,8 @@ from partitioner.strategies.derive import Rules
 
 #: A mesh whose first plan costs so many times the best plan is left at that.
 FAR = 1.25
-#: Share of the time for first plans, once there is one.
-FIRST_SHARE = 0.5
+#: First plans may take one such part of the steps, once there is one.
+FIRST_PART = 2
 #: First plans end after so many in a row that are no better than the best.
 IDLE = 2
 #: Plans of least load that are counted anew.
@@ -52,8 +51,7 @@ def search_whole(
     sharder = Sharder(fold(graph, rules), cluster, budget.seed, budget.engine)
     axes = AxisSharder(
         sharder,
-        budget.deadline,
-        planned=budget.best_s < math.inf,
+        budget.work,
         defers_memory=budget.defers_memory,
     )
     return _MeshSearch(axes, ranked(candidates, cluster), work_bound(sharder), budget).run()
@@ -93,10 +91,9 @@ class _MeshSearch:
     best: dict[Layout, Sharded] = field(default_factory=dict)
     failed: dict[Layout, str] = field(default_factory=dict)
     refusals: list[Infeasible] = field(default_factory=list)
-    in_time: bool = True
 
     def run(self) -> tuple[Staged, ...]:
-        """First plans, then one mesh after the other, until one gains nothing or time is up.
+        """First plans, then one mesh after the other, until one gains nothing or the work is done.
 
         Then the best one's splits. Meshes of three axes are searched by themselves only if there
         are no others.
@@ -109,10 +106,9 @@ class _MeshSearch:
                 break
             if plan.sharded is not None and plan.best.cost_s > FAR * self._best_s:
                 continue
-            if self._best_s < math.inf and time.monotonic() > self.budget.deadline:
-                self.in_time = False
+            if self._best_s < math.inf and self.budget.work.over:
                 if plan.sharded is None:
-                    self.failed[layout] = "not searched within the time limit"
+                    self.failed[layout] = unsearched(self.budget.work)
                 continue
             before = self._best_s
             other = plan.sharded is None or plan.best.cost_s > before
@@ -123,7 +119,9 @@ class _MeshSearch:
                 self.failed.update(dict.fromkeys(left, "not searched: others gained too little"))
                 break
         if not self.best:
-            unlikely = Infeasible("no plan of a known kind fits", proven=False)
+            late = self.budget.work.late
+            why = "was found within the time limit" if late else "of a known kind fits"
+            unlikely = Infeasible(f"no plan {why}", proven=False)
             refusals = [*self.refusals, *self.sharder.refusals]
             raise min(refusals, key=lambda error: error.bytes_short, default=unlikely)
         best, _ = self._ranked()[0]
@@ -144,7 +142,6 @@ class _MeshSearch:
             self.bound_s,
             tuple(self.best),
             self.failed,
-            self.in_time,
             self._tight,
         )
 
@@ -173,13 +170,13 @@ class _MeshSearch:
     def _first_plans(self, layouts: Sequence[Layout]) -> list[tuple[Layout, MeshPlan]]:
         """First plans of meshes, the cheapest first; the meshes without one at the end."""
         pairs: list[tuple[Layout, MeshPlan]] = []
-        begun, idle, gap = time.monotonic(), 0, self.budget.gap / 2
-        until = begun + FIRST_SHARE * (self.budget.deadline - begun)
+        idle, gap, work = 0, self.budget.gap / 2, self.budget.work
+        least = work.left / FIRST_PART
         for layout in layouts:
             if idle == IDLE:
                 self.failed[layout] = "meshes before it were no better than the best"
                 continue
-            if self._best_s < math.inf and time.monotonic() > until:
+            if work.late or (self._best_s < math.inf and work.left <= least):
                 plans: tuple[MeshPlan, ...] = (self.sharder.unplanned(layout.mesh, gap),)
             else:
                 self.budget.say(f"first plan on {layout}")
@@ -218,9 +215,8 @@ class _MeshSearch:
                 self.failed[layout] = "not searched: it splits no axis of the best mesh of two"
             elif self._met() or self._left_to_others():
                 self.failed[layout] = "not searched: others gained too little"
-            elif time.monotonic() > self.budget.deadline:
-                self.in_time = False
-                self.failed[layout] = "not searched within the time limit"
+            elif self.budget.work.over:
+                self.failed[layout] = unsearched(self.budget.work)
             else:
                 self._try_split(layout, coarse)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,16 +20,17 @@ from partitioner.search.levels.stretches import block_ends, stage_option
 from partitioner.search.request import Budget
 from partitioner.solver import Infeasible
 from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, cut_stages
+from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules
 
 #: Meshes of more axes are sharded one axis at a time.
 JOINT_AXES = 2
-#: Assumed ratio of search times of a layout and one with an axis less, before one is measured.
+#: Assumed ratio of the steps of a layout and one with an axis less, before one is measured.
 MORE_AXES = 12.0
 #: Cuts of least estimated load that are counted anew.
 RIVALS = 3
-#: Of the time that is left, what the solver may take for one layout.
-SHARE = 0.2
+#: The solver may take one such part of the steps left for one layout.
+PART = 5
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Staged:
         bound_s: No plan of stages on these devices has a lower largest load.
         searched: Layouts that the model was sharded over.
         failed: The others, and why not.
-        in_time: Whether the time limit cut nothing off.
         tight: Whether memory forbids a plan that costs less by more than the gap.
     """
 
@@ -68,7 +67,6 @@ class Staged:
     bound_s: float
     searched: tuple[Layout, ...]
     failed: dict[Layout, str]
-    in_time: bool
     tight: bool = False
 
 
@@ -81,11 +79,11 @@ def search_levels(
 ) -> tuple[Staged, ...]:
     """The best plans of stages by estimated load, each stage on one of the layouts.
 
-    Layouts are sharded in order until the gap is met or time is up.
+    Layouts are sharded in order until the gap is met or the work is done.
 
     Args:
         candidates: Layouts to choose from, the most promising first.
-        budget: Its gap is between load and bound; no layout is begun after its deadline.
+        budget: Its gap is between load and bound; no layout is begun once its work is done.
 
     Raises:
         Infeasible: No cut into stages fits the devices' memory.
@@ -123,7 +121,6 @@ class _StageSearch:
     sharded: list[Layout] = field(default_factory=list)
     cuts: list[tuple[Cut, tuple[Option, ...]]] = field(default_factory=list)
     refusals: list[tuple[Infeasible, Layout]] = field(default_factory=list)
-    in_time: bool = True
 
     @property
     def best(self) -> tuple[Cut, tuple[Option, ...]] | None:
@@ -147,27 +144,26 @@ class _StageSearch:
                 self.bound_s,
                 tuple(dict.fromkeys(self.sharded)),
                 self.failed,
-                self.in_time,
             )
             for cut, options in ranked[:RIVALS]
         )
 
     def _shard_all(self) -> None:
         """Shard over layout after layout."""
-        took: dict[int, float] = {}  # seconds of the longest layout, by number of axes
+        work = self.budget.work
+        took: dict[int, float] = {}  # steps of the longest layout, by number of axes
         for layout in self._ranked():
             if self._met():
                 return
-            axes, begun = len(layout.mesh.axes), time.monotonic()
+            axes, before = len(layout.mesh.axes), work.spent
             more = MORE_AXES if axes <= JOINT_AXES else 1.0
             expected = took.get(axes, max(took.values(), default=0.0) * more)
-            if begun + expected > self.budget.deadline and (self.best is not None or axes > 1):
-                self.failed[layout] = "not searched within the time limit"
-                self.in_time = False
+            if (expected > work.left or work.late) and (self.best is not None or axes > 1):
+                self.failed[layout] = unsearched(work)
                 continue
             self.budget.say(f"planning stages of {layout.mesh.size()} devices ({layout})")
             self._try(layout)
-            took[axes] = max(took.get(axes, 0.0), time.monotonic() - begun)
+            took[axes] = max(took.get(axes, 0.0), work.spent - before)
 
     def _ranked(self) -> Iterator[Layout]:
         """Layouts of one axis, then those of two that add a second one to the best of these.
@@ -230,8 +226,8 @@ class _StageSearch:
     def _shard(self, layout: Layout, *, limited: bool) -> None:
         """Shard over one layout, and cut stages once every pool of devices has one."""
         stages = self.pools[layout.pool].count // layout.mesh.size()
-        left_s = max(1.0, SHARE * (self.budget.deadline - time.monotonic()))
-        sharded = self._sharded(layout, stages, left_s, limited=limited)
+        work = self.budget.work.share(PART)
+        sharded = self._sharded(layout, stages, work, limited=limited)
         self.sharded.append(layout)
         alone = len(self.pools) == 1
         if alone and self.best and sharded.solution.bound / stages >= self.best[0].load_s:
@@ -243,18 +239,13 @@ class _StageSearch:
         elif {option.layout.pool for option in self.options} == set(range(len(self.pools))):
             self._cut(self.options)
 
-    def _sharded(
-        self, layout: Layout, stages: int, time_limit_s: float, *, limited: bool
-    ) -> Sharded:
+    def _sharded(self, layout: Layout, stages: int, work: Work, *, limited: bool) -> Sharded:
         """The best sharding over all axes at once; over more than two, axis by axis."""
         gap = self.budget.gap / 2
         if len(layout.mesh.axes) <= JOINT_AXES:
-            return self.sharder.shard(
-                layout.mesh, stages, limited=limited, time_limit_s=time_limit_s, gap=gap
-            )
-        until, planned = time.monotonic() + time_limit_s, self.best is not None
+            return self.sharder.shard(layout.mesh, stages, work, limited=limited, gap=gap)
         groups = float(stages) if limited else math.inf
-        sharder = AxisSharder(self.sharder, until, planned, groups=groups)
+        sharder = AxisSharder(self.sharder, work, groups=groups)
         first, *_ = sharder.begin(layout.mesh, gap)
         sharded = sharder.improve(first)
         return replace(sharded, solution=replace(sharded.solution, bound=0.0))
@@ -265,6 +256,13 @@ class _StageSearch:
         pools = tuple(Pool(p.count, float(devices[p.first].memory_bytes)) for p in self.pools)
         cut = cut_stages(StageProblem(stages, pools, in_flight=False), gap=self.budget.gap / 4)
         self.cuts.append((cut, tuple(options[stage.option] for stage in cut.stages)))
+
+
+def unsearched(work: Work) -> str:
+    """Why a layout was not searched."""
+    if work.late:
+        return "not searched within the time limit"
+    return "not searched: the steps of the search were done; a longer time limit has more"
 
 
 def work_bound(sharder: Sharder) -> float:

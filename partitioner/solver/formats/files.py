@@ -15,12 +15,14 @@ from partitioner.solver.formats import dnnp, dnnp_referee, iopddl, json_files, p
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError
 from partitioner.solver.formats.piper_problem import planner
+from partitioner.solver.joint.solve import THOROUGH
 from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.pairwise import Pairwise
 from partitioner.solver.pairwise import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise import solve as solve_pairwise
 from partitioner.solver.stages import cut_stages
+from partitioner.solver.work import Work
 
 #: The least time that is left for the search of a file that takes long to read, in seconds.
 LEAST_S = 0.001
@@ -155,10 +157,10 @@ def _solve_dnnp(instance: dnnp.Instance, search: Search) -> Solved:
     try:
         answer = solve_placement(
             to_problem(instance),
-            time_limit_s=search.left_s,
+            work=Work(search.deadline),
             gap=search.gap,
             seed=search.seed,
-            effort=2,
+            effort=THOROUGH,
             engine=search.engine,
         )
     except Infeasible as error:

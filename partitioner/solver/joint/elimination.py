@@ -24,6 +24,7 @@ import numpy.typing as npt
 from partitioner.solver.buckets import LARGE, Answer, Factor, eliminate, expanded
 from partitioner.solver.problem import Choice, Edge, Item, Problem, SolverError
 from partitioner.solver.sites import Site, item_sites
+from partitioner.solver.work import Work
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -32,6 +33,8 @@ Ints = npt.NDArray[np.intp]
 MAX_SWITCHES = 64
 #: An item that depends on more combinations of choices than this gets a switch of its own.
 MAX_SHARED = 4096
+#: Steps of an elimination, for each item and each node.
+ITEM_STEPS, NODE_STEPS = 15, 400
 #: Problems of more items are wide: so many come of meshes with several axes.
 MAX_ITEMS = 20_000
 
@@ -80,8 +83,9 @@ class _Tables(NamedTuple):
 class Eliminator:
     """A problem laid out for elimination, so that it can be solved at many prices."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, work: Work | None = None) -> None:
         self.problem = problem
+        self.work = work or Work()  #: Pays for every elimination.
         self.sizes = [len(choices) for choices in problem.nodes]
         self.loads = [np.array([choice.load_s for choice in each]) for each in problem.nodes]
         shape = (len(problem.items), problem.devices)
@@ -109,9 +113,25 @@ class Eliminator:
         The value is infinite if every plan takes a forbidden pair. With a `byte_price` (per byte
         held during the whole order) plans that hold less are preferred; the value includes it.
         """
+        return self._solve(np.array(weights), self._prices(weights, byte_price))
+
+    def min_near(self, weights: Sequence[float], byte_price: float = 0.0) -> Answer:
+        """As `min_sum`, but what depends on the choices of many nodes is free.
+
+        So the graph is less wide, and the value is below that of `min_sum`.
+        """
+        if self.too_wide:
+            return None
+        prices = self._prices(weights, byte_price)
+        prices[list(self.tables.wide)] = 0.0
+        self._spend()
+        return self._direct(np.array(weights), prices)
+
+    def _prices(self, weights: Sequence[float], byte_price: float) -> Floats:
+        """The price of each item."""
         share = (self.spans[:, 1] - self.spans[:, 0] + 1) / len(self.sizes)
-        prices = self.item_load @ np.array(weights) + byte_price * self.item_bytes * share
-        return self._solve(np.array(weights), prices)
+        prices: Floats = self.item_load @ np.array(weights) + byte_price * self.item_bytes * share
+        return prices
 
     def min_bytes(self, position: int) -> Answer:
         """The plan that holds least at one position, and the mean of its bytes over the devices.
@@ -123,11 +143,17 @@ class Eliminator:
         return self._solve(np.zeros(devices), np.where(live, self.item_bytes / devices, 0.0))
 
     def _solve(self, weights: Floats, prices: Floats) -> Answer:
+        self._spend()
         answer = None if self.too_wide else self._direct(weights, prices)
         if answer is None and self.problem.devices == 1:
             self.too_wide = True
             return self._converted(weights, prices)
         return answer
+
+    def _spend(self) -> None:
+        """Pay for an elimination."""
+        items = len(self.problem.items)
+        self.work.spend(ITEM_STEPS * items + NODE_STEPS * len(self.sizes))
 
     def _converted(self, weights: Floats, prices: Floats) -> Answer:
         """Eliminate with shared items as extra nodes: larger tables, often of much smaller width.

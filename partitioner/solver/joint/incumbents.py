@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from partitioner.solver.joint.elimination import Eliminator
-from partitioner.solver.joint.local_search import Goal, loads, local_search, peaks
+from partitioner.solver.joint.local_search import MOVE_STEPS, Goal, loads, local_search, peaks
 from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.contiguous import Split, contiguous_plans
 from partitioner.solver.placement.intervals import Picks
@@ -30,6 +30,9 @@ EFFORT_PER_CHOICE = 40
 STARTS = 2
 #: Positions of the order at which the bytes are minimised for a bound on the least peak.
 POSITIONS = 4
+#: Where plans of equal load are told apart, the bytes of one are priced at this share of its cost,
+#: or of so many seconds where nothing costs any.
+BYTES_SHARE, LEAST_S = 1e-8, 1e-9
 #: Prices of a byte that are tried to make a plan fit.
 SQUEEZES = 8
 
@@ -41,7 +44,7 @@ def relax(search: Search) -> None:
     same load in every plan this is the optimum itself.
     """
     for weights in _weights(search.problem):
-        answer = search.eliminator.min_sum(weights)
+        answer = search.eliminator.min_sum(weights) or search.eliminator.min_near(weights)
         if answer is not None:
             _use(search, *answer)
             continue
@@ -50,6 +53,25 @@ def relax(search: Search) -> None:
             for choices in search.problem.nodes
         )
         search.prove(sum(least), "node loads")
+
+
+def lighten(search: Search) -> None:
+    """Offer, of the plans of least total load, one that holds few bytes.
+
+    Where links are free many plans cost the same. All that a plan holds is priced so low that it
+    does not make up for a difference of loads. On several groups the least total load would leave
+    all but one idle.
+    """
+    problem = search.problem
+    if search.best is None or len(problem.groups) > 1 or search.work.over:
+        return
+    held = sum(evaluate_choices(problem, search.best).peak_bytes)
+    if not held:
+        return
+    price = BYTES_SHARE * max(search.cost, LEAST_S) / held
+    answer = search.eliminator.min_near([1 / problem.devices] * problem.devices, price)
+    if answer is not None and math.isfinite(answer[1]):
+        search.offer(answer[0], "elimination")
 
 
 def _use(search: Search, chosen: tuple[int, ...], bound: float) -> None:
@@ -120,7 +142,7 @@ def squeeze(search: Search, least: tuple[int, ...]) -> list[tuple[int, ...]]:
     for step in range(SQUEEZES):
         power = high if not step else (low + high) / 2
         answer = search.eliminator.min_sum([1.0] * problem.devices, unit * 10**power)
-        if answer is None or not search.left_s:
+        if answer is None or search.work.over:
             return plans
         plans.append(answer[0])
         fits = evaluate_choices(problem, answer[0]).excess_bytes <= 0
@@ -146,13 +168,13 @@ def starts(search: Search) -> list[tuple[int, ...]]:
 
 
 def splits(search: Search, picks: Picks) -> list[Split]:
-    """Contiguous plans of several orders, until the deadline."""
+    """Contiguous plans of several orders, as long as there is work."""
     orders = [tuple(range(len(search.problem.nodes)))]
     if len(picks) > 1 and search.effort > 1:
         orders = narrow_orders(search.problem)
     plans: list[Split] = []
     for order in orders:
-        if plans and not search.left_s:
+        if plans and search.work.over:
             break
         plans += contiguous_plans(search.problem, picks, order)
     return plans
@@ -187,8 +209,10 @@ def offer_all(search: Search, plans: Iterable[tuple[int, ...]], source: str) -> 
     return ranked
 
 
-def improve(search: Search, ranked: Ranked, goal: Goal, effort: int) -> None:
-    """Offer the plans that local search makes of the best."""
+def improve(
+    search: Search, ranked: Ranked, goal: Goal, effort: int, move_steps: float = MOVE_STEPS
+) -> None:
+    """Offer the plans that local search makes of the best; a move is so many steps."""
     for chosen in sorted(ranked, key=ranked.__getitem__)[:STARTS]:
         if search.over:
             return
@@ -197,7 +221,8 @@ def improve(search: Search, ranked: Ranked, goal: Goal, effort: int) -> None:
             chosen,
             goal=goal,
             effort=effort,
-            deadline=search.deadline,
+            work=search.work,
+            move_steps=move_steps,
             seed=search.seed,
         )
         search.offer(better, "local search")
@@ -226,8 +251,10 @@ def alone(problem: Problem, eliminator: Eliminator) -> Picks:
             continue
         places = within.get(representative.get(group, group))
         if places is None:
-            whole = len(groups) == 1
-            places = _cheapest(eliminator if whole else Eliminator(keep_choices(problem, kept)))
+            inside = eliminator
+            if len(groups) > 1:
+                inside = Eliminator(keep_choices(problem, kept), eliminator.work)
+            places = _cheapest(inside)
         if places is not None:
             within[group] = places
             plans[group] = tuple(options[p] for options, p in zip(kept, places, strict=True))

@@ -23,6 +23,8 @@ from partitioner.solver.referee import latency_s
 
 #: Local search may spend so many node evaluations: a plan's latency costs one a node.
 EFFORT = 400_000
+#: Steps of a move, for each node.
+NODE_STEPS = 5.5
 
 
 def critical_path_s(problem: Problem) -> float:
@@ -99,4 +101,10 @@ def propose(search: Search) -> None:
         plans.append(search.best)
     ranked = offer_all(search, plans, "list scheduling")
     effort = min(EFFORT // len(problem.nodes), EFFORT_PER_CHOICE * sum(map(len, problem.nodes)))
-    improve(search, ranked, lambda state: (latency_s(problem, state.chosen),), effort)
+    improve(
+        search,
+        ranked,
+        lambda state: (latency_s(problem, state.chosen),),
+        effort,
+        NODE_STEPS * len(problem.nodes),
+    )

@@ -1,19 +1,19 @@
 """Local search over plans: single nodes, runs of nodes, and kicks out of local optima.
 
 All randomness is seeded, and effort is counted in moves tried, not seconds, so that the same
-input gives the same plan; the deadline is only a guard.
+input gives the same plan; the clock is only a guard.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from partitioner.solver.joint.state import State, tables
 from partitioner.solver.problem import Problem
+from partitioner.solver.work import Work
 
 Score = tuple[float, float]  #: Bytes over the limits, then the smoothed goal.
 Goal = Callable[[State], Sequence[float]]  #: Values whose largest is to be small.
@@ -29,6 +29,8 @@ EPSILON = 1e-10
 RUNS = (2, 3, 5, 8, 13, 21)
 #: Moves that a search may try.
 EFFORT = 20_000
+#: Steps of a move whose goal is the loads or the peaks.
+MOVE_STEPS = 50
 
 
 def loads(state: State) -> Sequence[float]:
@@ -47,14 +49,25 @@ def local_search(
     *,
     goal: Goal = loads,
     effort: int = EFFORT,
-    deadline: float = math.inf,
+    work: Work | None = None,
+    move_steps: float = MOVE_STEPS,
     seed: int = 0,
 ) -> tuple[int, ...]:
-    """Improve a plan that takes no forbidden pair: least excess, then the goal, then total load."""
+    """Improve a plan that takes no forbidden pair: least excess, then the goal, then total load.
+
+    Args:
+        problem: The problem.
+        chosen: The plan.
+        goal: Values whose largest is to be small.
+        effort: Moves to try at most.
+        work: Pays for the moves, and ends the search; None for no other end than `effort`.
+        move_steps: Steps of a move with this goal.
+        seed: Of all random choices.
+    """
     bytes_matter = goal is peaks or problem.limited
     state = State(tables(problem), chosen, bytes_matter=bytes_matter)
     rng = random.Random(seed)  # noqa: S311 - no secret
-    return _LocalSearch(state, goal, effort, deadline, rng).run()
+    return _LocalSearch(state, goal, effort, work or Work(), move_steps, rng).run()
 
 
 @dataclass
@@ -64,7 +77,8 @@ class _LocalSearch:
     state: State
     values: Goal
     effort: int  #: Moves that may still be tried.
-    deadline: float  #: Monotonic second at which to stop at the latest.
+    work: Work
+    move_steps: float
     rng: random.Random
     exponent: float = SMOOTH[0]
 
@@ -87,7 +101,7 @@ class _LocalSearch:
             self._descend(self._kick())
 
     def _spent(self) -> bool:
-        return self.effort <= 0 or time.monotonic() > self.deadline
+        return self.effort <= 0 or self.work.over
 
     def _key(self) -> tuple[float, float]:
         """The rank of a plan in the end: bytes over the limits, then the goal and total load."""
@@ -154,6 +168,7 @@ class _LocalSearch:
     def _try(self, move: Move, score: Score) -> Score | None:
         """Make the move if it lowers the score, and return the new score."""
         self.effort -= 1
+        self.work.spend(self.move_steps)
         old = tuple((node, self.state.chosen[node]) for node, _ in move)
         for done, (node, choice) in enumerate(move):
             if not self.state.allowed(node, choice):

@@ -15,7 +15,7 @@ class Search(Progress):
     @cached_property
     def eliminator(self) -> Eliminator:
         """The problem laid out for elimination."""
-        return Eliminator(self.problem)
+        return Eliminator(self.problem, self.work)
 
     @cached_property
     def fleet(self) -> Fleet | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 
 from partitioner import units
@@ -16,6 +15,7 @@ from partitioner.solver.problem import Problem
 from partitioner.solver.progress import Progress, device_most_over
 from partitioner.solver.referee import Objective, evaluate_choices
 from partitioner.solver.symmetry import canonical
+from partitioner.solver.work import Work
 
 #: Moves that the local search may try, in multiples of all single ones: a small problem is soon
 #: proven by the MILP, and the search has no other end.
@@ -26,7 +26,7 @@ def least_shortage(
     problem: Problem,
     objective: Objective,
     refusal: Infeasible,
-    time_limit_s: float,
+    work: Work,
     seed: int = 0,
     engine: Engine = HIGHS,
 ) -> Solution:
@@ -41,8 +41,7 @@ def least_shortage(
     reduced = presolve(problem)
     if not all(reduced.kept):
         raise forbidden()
-    deadline = time.monotonic() + time_limit_s
-    progress = Progress(reduced.problem, objective, 0.0, deadline, seed, engine=engine)
+    progress = Progress(reduced.problem, objective, 0.0, work, seed, engine=engine)
     if refusal.proven:
         progress.prove(math.inf, "earlier search")
     if refusal.closest is not None:
@@ -57,11 +56,13 @@ def least_shortage(
 
 
 def seek_least(progress: Progress) -> bool:
-    """Look for the plan of least excess until the deadline; whether it is proven to be the least.
+    """Look for the plan of least excess, while there is work; whether it is proven the least.
 
     Raises:
         Infeasible: Forbidden pairs alone rule all plans out.
     """
+    if progress.work.over:
+        return False
     start = None
     form = formulate(progress.problem, "excess")
     if progress.closest is not None:
@@ -72,15 +73,16 @@ def seek_least(progress: Progress) -> bool:
             progress.closest,
             goal=peaks,
             effort=effort,
-            deadline=progress.deadline,
+            work=progress.work,
             seed=progress.seed,
         )
         progress.offer(nearer, "local search")
-        start = form.start(canonical(progress.problem, progress.closest))
-    if not progress.left_s:
+        if form is not None:
+            start = form.start(canonical(progress.problem, progress.closest))
+    if form is None or progress.work.over:
         return False
     gap, engine = progress.gap / 10, progress.engine
-    result = solve_milp(form.milp, progress.left_s, gap, start, engine=engine)
+    result = solve_milp(form.milp, progress.work, gap, start, engine=engine)
     if result.status == "infeasible":
         raise forbidden()
     if result.values:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from partitioner.solver.joint.incumbents import refute, relax, relax_memory, seek
+from partitioner.solver.joint.incumbents import lighten, refute, relax, relax_memory, seek
 from partitioner.solver.joint.latency import critical_path_s, propose
 from partitioner.solver.joint.local_search import local_search
 from partitioner.solver.joint.search import Search
@@ -23,6 +22,7 @@ from partitioner.solver.presolve import presolve
 from partitioner.solver.problem import Problem, SolverError, validate
 from partitioner.solver.referee import OBJECTIVES, PEAK_TOLERANCE, Objective, evaluate_choices
 from partitioner.solver.symmetry import canonical
+from partitioner.solver.work import Work
 
 #: Rows of the MILP hold within this of their scale: a plan may look as if it fitted by so much.
 ROW_TOLERANCE = 2e-6
@@ -34,6 +34,10 @@ EXACT_BINARIES = 100
 POLISH = 2_000
 #: Kicks of pair splits, each time before the bound is raised: most plans need few.
 KICKS = (10, 20, 40, 1000)
+#: The effort from which on methods are repeated although they gained nothing.
+THOROUGH = 3
+#: Seconds of a search that is given no other limit.
+TIME_LIMIT_S = 30.0
 #: A smaller gap cannot be proven: the tie-break in the objective and rounding take as much.
 LEAST_GAP = 1e-4
 
@@ -41,31 +45,35 @@ LEAST_GAP = 1e-4
 def solve(
     problem: Problem,
     objective: Objective = "throughput",
-    time_limit_s: float = 30.0,
+    work: Work | None = None,
     gap: float = 0.01,
     seed: int = 0,
     cutoff: float = math.inf,
     reason_s: float = 2.0,
     effort: int = 1,
     engine: Engine = HIGHS,
+    known: Solution | None = None,
 ) -> Solution:
     """The best plan found within the limits, with a bound that no plan is below.
 
-    Deterministic for equal arguments when the gap is met before the time limit.
+    Deterministic for equal arguments unless the clock stops it (status `time_limit`).
 
     Args:
         problem: The problem.
         objective: "throughput" (least load of the busiest device), "memory" (least peak of the
             fullest device, then throughput at that peak) or "latency" (one request).
-        time_limit_s: Wall-clock limit.
+        work: Steps that the search may do, and the clock that stops it; None for 30 s.
         gap: Relative gap at which to stop; less than 1e-4 counts as 1e-4.
         seed: Of all random choices.
         cutoff: Stop, with the best plan so far, once it is proven that none is below this.
         reason_s: Seconds beyond the time limit that the reason of a refusal may take; without
             any, the refusal tells of the nearest plan seen (`least_shortage` can refine it).
         effort: 1 for an answer in seconds; from 2 on placements are also cut along several
-            orders and improved by large neighbourhoods, at several times the cost.
+            orders and improved by large neighbourhoods, at several times the cost; with 3 as long
+            as there is work left, whether or not it gains anything.
         engine: Solves the MILPs.
+        known: The answer to an earlier search of the problem: this one goes on from there, with
+            the methods that it left out or that ran out of steps.
 
     Raises:
         SolverError: The problem is malformed or the objective unknown.
@@ -74,17 +82,23 @@ def solve(
     if objective not in OBJECTIVES:
         raise SolverError(f"objective {objective!r}: one of {', '.join(OBJECTIVES)} is known")
     validate(problem)
-    deadline = time.monotonic() + time_limit_s
+    work = Work.within(TIME_LIMIT_S) if work is None else work
     if not problem.nodes:
         return Solution((), 0.0, 0.0, "optimal", (), "none")
     reduced = presolve(problem)
     if not all(reduced.kept):
         raise forbidden()
     gap = max(gap, LEAST_GAP)
-    search = Search(reduced.problem, objective, gap, deadline, seed, cutoff, effort, engine)
-    _METHODS[objective](search)
+    search = Search(reduced.problem, objective, gap, work, seed, cutoff, effort, engine)
+    if known is None:
+        _METHODS[objective](search)
+    else:
+        found_by, _, proved_by = known.solver.partition(" / ")
+        search.offer(reduced.lower(known.chosen), found_by)
+        search.prove(known.bound, proved_by)
+        _go_on(search)
     if search.best is None:
-        search.deadline = time.monotonic() + max(search.left_s, reason_s) if reason_s else 0.0
+        search.work = Work.within(max(work.left_s, reason_s))
         least = seek_least(search) if reason_s else False
         if search.best is None:
             raise refused(reduced, search, least=least)
@@ -97,7 +111,12 @@ def solve(
 
 
 def minimise_load(search: Search) -> None:
-    """The throughput objective: the least load of the busiest device."""
+    """The throughput objective: the least load of the busiest device, then the fewest bytes."""
+    _minimise_load(search)
+    lighten(search)
+
+
+def _minimise_load(search: Search) -> None:
     relax(search)
     if not search.done:
         seek(search)
@@ -105,13 +124,31 @@ def minimise_load(search: Search) -> None:
         refute(search)
     if math.isinf(search.bound):
         return
+    _improve(search)
+
+
+def _improve(search: Search) -> None:
+    """Improve the plan and the bound of the throughput objective, method after method."""
     for step in _steps(search):
         if not search.over:
             step(search)
 
 
+def _go_on(search: Search) -> None:
+    """Go on from a known plan and bound."""
+    if search.objective == "throughput":
+        _improve(search)
+    elif search.objective == "memory" or len(search.problem.groups) == 1:
+        run_milp(search, "memory" if search.objective == "memory" else "throughput")
+    else:
+        propose(search)
+
+
 def _steps(search: Search) -> Iterator[Callable[[Search], None]]:
-    """The methods that improve the plan and the bound, in turn."""
+    """The methods that improve the plan and the bound, in turn.
+
+    Pair splits and the configuration LP take turns as long as a turn gains something.
+    """
     small = sum(map(len, search.problem.nodes)) <= EXACT_BINARIES
     if search.effort < 2 or small:
         yield partial(run_milp, goal="throughput")
@@ -119,8 +156,11 @@ def _steps(search: Search) -> Iterator[Callable[[Search], None]]:
         return
     if search.fleet is not None:
         for kicks in KICKS:
+            before = search.cost, search.bound
             yield partial(exchange, fleet=search.fleet, kicks=kicks)
             yield partial(configure, fleet=search.fleet, final=kicks == KICKS[-1])
+            if search.effort < THOROUGH and before == (search.cost, search.bound):
+                break
     yield share_anew
     if search.fleet is None and not small:
         yield partial(run_milp, goal="throughput")
@@ -140,7 +180,7 @@ def minimise_memory(search: Search) -> None:
         replace(search.problem, limit_bytes=limits),
         "throughput",
         search.gap,
-        search.deadline,
+        search.work,
         search.seed,
         effort=search.effort,
         engine=search.engine,
@@ -191,12 +231,14 @@ def run_milp(search: Search, goal: Goal) -> None:
     """
     cutoff = search.cost if search.best is not None else None
     form = formulate(search.problem, goal, cutoff)
+    if form is None:
+        return
     milp, start, source = form.milp, None, search.engine.label
     if search.best is not None:
         start = form.start(canonical(search.problem, search.best))
         if form.min_max and len(search.problem.groups) > 1 and sum(milp.integer) > EXACT_BINARIES:
             milp, start, source = milp.relaxed(), None, f"{search.engine.label} LP"
-    result = solve_milp(milp, search.left_s, search.gap / 2, start, engine=search.engine)
+    result = solve_milp(milp, search.work, search.gap / 2, start, engine=search.engine)
     if result.status == "infeasible" and search.best is None:
         search.prove(math.inf, source)
         return
@@ -211,7 +253,7 @@ def run_milp(search: Search, goal: Goal) -> None:
     if outcome.excess_bytes > 0 and milp is form.milp:
         _repair(search, goal)
     elif goal == "throughput" and form.min_max:
-        better = local_search(search.problem, chosen, effort=POLISH, deadline=search.deadline)
+        better = local_search(search.problem, chosen, effort=POLISH, work=search.work)
         search.offer(better, source)
 
 
@@ -219,6 +261,8 @@ def _repair(search: Search, goal: Goal) -> None:
     """Solve again with a little less memory: the plan fits only within the solver's tolerance."""
     limits = tuple(limit * (1 - ROW_TOLERANCE) for limit in search.problem.limit_bytes)
     form = formulate(replace(search.problem, limit_bytes=limits), goal)
-    result = solve_milp(form.milp, search.left_s, search.gap / 2, engine=search.engine)
+    if form is None:
+        return
+    result = solve_milp(form.milp, search.work, search.gap / 2, engine=search.engine)
     if result.values:
         search.offer(form.decode(result.values), search.engine.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from partitioner.ir.errors import OptionError
 from partitioner.solver.milp.foreign import load_pulp, solve_with_pulp
 from partitioner.solver.milp.highs import solve_with_highs
 from partitioner.solver.milp.program import Milp, MilpResult
+from partitioner.solver.work import STEPS_PER_S, Work
 
 
 class EngineError(OptionError):
@@ -30,6 +32,8 @@ class Engine:
 
 
 HIGHS = Engine("HiGHS")
+#: The least wall-clock limit of a solver, in seconds.
+LEAST_S = 0.01
 #: PuLP 3.3's names of each solver, the preferred first. CBC comes with PuLP.
 _PULP: Mapping[str, tuple[str, ...]] = {
     "CBC": ("PULP_CBC_CMD", "COIN_CMD", "COINMP_DLL"),
@@ -49,9 +53,14 @@ _PULP: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: Steps of one node of branch and bound, for each entry of the rows: HiGHS solves the relaxation of
+#: ResNet-50 on 4 devices (14,916 entries) in 0.4 s.
+NODE_STEPS = 40
+
+
 def solve_milp(
     milp: Milp,
-    time_limit_s: float,
+    work: Work,
     gap: float,
     start: Mapping[int, float] | None = None,
     branches: int | None = None,
@@ -61,12 +70,12 @@ def solve_milp(
 
     Args:
         milp: The program.
-        time_limit_s: Wall-clock limit; less than 0.01 counts as 0.01.
+        work: Steps left for nodes of branch and bound; the root is always solved. Solvers other
+            than HiGHS count no nodes: they have the seconds that the steps usually take.
         gap: Relative gap at which the solver may stop.
         start: Values of the integer columns to start from; HiGHS completes them, other solvers
             start from nothing.
-        branches: Nodes of branch and bound, a limit that does not depend on the machine; of
-            HiGHS only.
+        branches: Nodes of branch and bound at most, of HiGHS only; None for what `work` allows.
         engine: The solver.
 
     Raises:
@@ -74,10 +83,18 @@ def solve_milp(
     """
     if not milp.cost:
         return MilpResult((), 0.0, 0.0, "optimal")
-    limit = max(time_limit_s, 0.01)
+    node_steps = NODE_STEPS * max(1, sum(len(row.columns) for row in milp.rows))
     if engine.pulp is None:
-        return solve_with_highs(milp, limit, gap, start, branches)
-    return solve_with_pulp(milp, engine.pulp, engine.name, limit, gap)
+        most = min(work.left / node_steps, math.inf if branches is None else branches)
+        nodes = max(1, int(most)) if math.isfinite(most) else None
+        result = solve_with_highs(milp, max(work.left_s, LEAST_S), gap, start, nodes)
+    else:
+        limit_s = max(min(work.left_s, work.left / STEPS_PER_S), LEAST_S)
+        result = solve_with_pulp(milp, engine.pulp, engine.name, limit_s, gap)
+    work.spend(max(1, result.branches) * node_steps)
+    if result.status == "time_limit":
+        work.stop()
+    return result
 
 
 def find(name: str) -> Engine:

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partitioner.solver.milp.program import Milp, MilpBuilder
+from partitioner.solver.milp.program import Milp, MilpBuilder, TooLargeError
 from partitioner.solver.problem import Edge, Pair, Problem
 from partitioner.solver.sites import Site, clique_positions, item_sites
 from partitioner.solver.symmetry import rank_nodes, symmetric_groups
@@ -39,6 +39,9 @@ from partitioner.solver.symmetry import rank_nodes, symmetric_groups
 Goal = Literal["throughput", "memory", "excess"]
 Terms = list[tuple[int, float]]
 
+#: Entries of the rows at most. HiGHS looks at no clock while it lays out a program: of 17 million
+#: entries (a training graph of 468 nodes within memory) it comes back after two minutes.
+MOST_ENTRIES = 500_000
 #: Weight of the total load in the objective, per device: breaks ties, moves T by at most this.
 TIE_WEIGHT = 1e-5
 #: Symmetry rows (6) are written for so many of the heaviest nodes.
@@ -83,8 +86,8 @@ def formulate(
     goal: Goal,
     cutoff: float | None = None,
     caps: Mapping[int, float] | None = None,
-) -> Formulation:
-    """Write the MILP of a (presolved) problem.
+) -> Formulation | None:
+    """Write the MILP of a (presolved) problem; None if it had more than `MOST_ENTRIES`.
 
     Args:
         problem: Every node has a choice.
@@ -93,7 +96,16 @@ def formulate(
         cutoff: A value of the goal that a known plan reaches.
         caps: Seconds that these devices must stay within instead of counting for the maximum.
     """
-    build = MilpBuilder()
+    try:
+        return _formulated(problem, goal, cutoff, caps or {})
+    except TooLargeError:
+        return None
+
+
+def _formulated(
+    problem: Problem, goal: Goal, cutoff: float | None, caps: Mapping[int, float]
+) -> Formulation:
+    build = MilpBuilder(MOST_ENTRIES)
     select = _choose(build, problem)
     pairs = [_edge(build, edge, select) for edge in problem.edges]
     on = [
@@ -105,7 +117,7 @@ def formulate(
     slack = 0.0
     if goal == "throughput":
         unit = cutoff or _reference_s(problem)
-        slack = _loads(build, columns, unit, cutoff, caps or {})
+        slack = _loads(build, columns, unit, cutoff, caps)
     _memory(build, columns, goal, bytes_unit)
     _symmetry(build, problem, select)
     return Formulation(build.build(), tuple(map(tuple, select)), unit, slack)

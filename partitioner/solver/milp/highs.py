@@ -92,6 +92,6 @@ def _result(milp: Milp, solver: Any) -> MilpResult:
     status: Status = "feasible"
     if verdict == HighsModelStatus.kOptimal:
         status = "optimal"
-    elif verdict == HighsModelStatus.kTimeLimit or not values:
+    elif verdict == HighsModelStatus.kTimeLimit:
         status = "time_limit"
-    return MilpResult(values, cost, min(bound, cost), status)
+    return MilpResult(values, cost, min(bound, cost), status, max(0, info.mip_node_count))

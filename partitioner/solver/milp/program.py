@@ -48,12 +48,22 @@ class MilpResult:
     #: `optimal` is proven within the gap asked for; `feasible` was stopped otherwise than by time;
     #: `time_limit` may have values or not.
     status: Status
+    branches: int = 0  #: Nodes of branch and bound that were solved, where the solver says so.
+
+
+class TooLargeError(Exception):
+    """A program has more entries than there is room for."""
 
 
 @dataclass
 class MilpBuilder:
-    """Collects columns and rows; `build` freezes them."""
+    """Collects columns and rows; `build` freezes them.
 
+    Attributes:
+        room: Entries of all rows at most.
+    """
+
+    room: float = math.inf
     cost: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)
     integer: list[bool] = field(default_factory=list)
@@ -69,7 +79,11 @@ class MilpBuilder:
     def row(
         self, terms: Iterable[tuple[int, float]], sense: Literal[-1, 0, 1], side: float
     ) -> None:
-        """Add a row; terms of one column are summed; zeros, and a true row without terms, go."""
+        """Add a row; terms of one column are summed; zeros, and a true row without terms, go.
+
+        Raises:
+            TooLargeError: There is no room for it.
+        """
         total: dict[int, float] = {}
         for column, value in terms:
             total[column] = total.get(column, 0.0) + value
@@ -77,6 +91,9 @@ class MilpBuilder:
         true_if_empty = {-1: side >= 0, 0: side == 0, 1: side <= 0}[sense]
         if nonzero or not true_if_empty:
             self.rows.append(Row(tuple(nonzero), tuple(nonzero.values()), sense, side))
+            self.room -= len(nonzero)
+            if self.room < 0:
+                raise TooLargeError
 
     def build(self) -> Milp:
         """The program so far."""

@@ -24,6 +24,7 @@ from partitioner.solver.milp.highs import OPTIONS
 from partitioner.solver.milp.program import Milp, Row
 from partitioner.solver.pairwise.model import Model
 from partitioner.solver.pairwise.problem import Floats, Ints, index_in_group, offsets_of
+from partitioner.solver.work import Work
 
 
 def columns(model: Model) -> int:
@@ -44,7 +45,7 @@ def solve_exactly(
     scale = max(1.0, float(cost.max(initial=0.0)) / 1e6)
     if engine is not HIGHS:
         milp = _milp(cost / scale, matrix, lower, upper, len(model.usage))
-        result = solve_milp(milp, time_limit_s, gap, engine=engine)
+        result = solve_milp(milp, Work.within(time_limit_s), gap, engine=engine)
         chosen = _chosen(model, np.array(result.values)) if result.values else None
         return chosen, result.bound * scale
     import highspy

@@ -29,6 +29,7 @@ from partitioner.solver.placement.covering import Covering
 from partitioner.solver.placement.fleet import Fleet, Knapsack, longest_runs
 from partitioner.solver.placement.sweep import Floats, StarTerm, Sweep, Swept, lay_out, sweep
 from partitioner.solver.progress import Progress
+from partitioner.solver.work import Work
 
 #: The name of the bound.
 SOURCE = "configuration LP"
@@ -63,7 +64,7 @@ def configure(progress: Progress, fleet: Fleet, *, final: bool = True) -> None:
     then, and makes all that follows cheaper. Otherwise it goes on with a lower T.
     """
     plan = progress.best
-    if plan is None or not progress.left_s:
+    if plan is None or progress.work.over:
         return
     sacks = [fleet.knapsacks[members[0]] for members in fleet.classes]
     layouts = [laid_out(sack, fleet.order) for sack in sacks]
@@ -74,7 +75,7 @@ def configure(progress: Progress, fleet: Fleet, *, final: bool = True) -> None:
     values = np.min([_shares(sack) for sack in sacks], axis=0)
     master = Covering(numbers, BOX * (values + LEAST_BOX / len(values)))
     _add_first_sets(master, fleet, plan, progress.cost * (1 - LEAST_STEP))
-    _generate_columns(progress, _Pricing(master, kept, numbers), values, final=final)
+    _generate_columns(progress, _Pricing(master, kept, numbers, progress.work), values, final=final)
 
 
 def _shares(sack: Knapsack) -> Floats:
@@ -101,6 +102,7 @@ class _Pricing:
     master: Covering
     layouts: list[Sweep]  #: Of each class of devices.
     numbers: list[int]  #: Devices of each class.
+    work: Work  #: Pays for it.
 
     def price(self, values: Floats, levels: int, limit: float) -> tuple[float, bool]:
         """Sweep every class at these values: the bound that they prove, whether there is a new set.
@@ -113,10 +115,11 @@ class _Pricing:
         mean = values.sum() / sum(self.numbers)
         whole = np.rint(values * (levels / mean)).astype(np.int64)
         total = int(whole.sum())
-        swept = [
-            sweep(layout, whole, -(-total // number))
-            for layout, number in zip(self.layouts, self.numbers, strict=True)
-        ]
+        swept = []
+        for layout, number in zip(self.layouts, self.numbers, strict=True):
+            most = -(-total // number)
+            self.work.spend(layout.work(most))
+            swept.append(sweep(layout, whole, most))
         bound = refuted(swept, self.numbers, total) * (1 - ROUNDING)
         added = [
             self.master.add(index, sets.inside(value), float(sets.seconds[value]))

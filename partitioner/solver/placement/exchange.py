@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from partitioner.solver.placement.fleet import Fleet
 from partitioner.solver.placement.pairs import Splits, split
+from partitioner.solver.placement.sweep import NODE_STEPS
 from partitioner.solver.progress import Progress, lower_loads
 
 #: Best splits, by rounded seconds, of which the best by exact seconds is taken.
@@ -111,7 +112,11 @@ class _Exchange:
         order = [node for node in self.fleet.order if node in both]
         if not order:
             return None
-        return split(self.fleet.knapsacks[first], self.fleet.knapsacks[second], order, limit)
+        sacks = self.fleet.knapsacks
+        splits = split(sacks[first], sacks[second], order, limit)
+        laid_out = NODE_STEPS * len(order)
+        self.progress.work.spend(laid_out + (splits.work if splits is not None else 0.0))
+        return splits
 
     def _moved(
         self, plan: _Plan, first: int, second: int, inside: frozenset[int]

@@ -13,7 +13,6 @@ of 30,000 moves leaves 40.02, eight pairs of groups take 0.2 CPU s and reach the
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,22 +25,22 @@ from partitioner.solver.problem import Problem
 from partitioner.solver.progress import Progress, lower_loads
 from partitioner.solver.referee import evaluate_choices
 from partitioner.solver.symmetry import group_devices
+from partitioner.solver.work import Work
 
 #: Free nodes times their choices: larger neighbourhoods are cut down to those near the border.
 #: 207 nodes on two devices take HiGHS 0.1 to 1.2 s.
 MOST_CHOICES = 500
 #: The same of a part of the graph that all groups share.
 REGION_CHOICES = 150
-#: Branch-and-bound nodes of one neighbourhood, and the seconds that guard it.
+#: Branch-and-bound nodes of one neighbourhood.
 BRANCHES = 100
-GUARD_S = 20.0
 #: Sets of three groups, and parts of the graph, that are tried without success before giving up.
 TRIPLES = 4
 REGIONS = 10
 #: Neighbourhoods tried in all.
 MOST_TRIED = 150
-#: Share of the time left that the search may take; the rest is for the bound.
-TIME_SHARE = 0.6
+#: The search may take one such part of the steps left; the rest is for the bound.
+PART = 1 / 0.6
 #: Relative gap of a neighbourhood's MILP.
 GAP = 1e-4
 #: With limits, larger problems are left alone: rows over all positions cost more than they gain.
@@ -57,7 +56,7 @@ def share_anew(progress: Progress) -> None:
         return
     if problem.limited and len(problem.nodes) > MOST_LIMITED:
         return
-    deadline = time.monotonic() + TIME_SHARE * progress.left_s
+    work = progress.work.share(PART)
     rng = random.Random(progress.seed)  # noqa: S311 - no secret
     devices = {group: group_devices(problem, group) for group in problem.groups}
     loads = evaluate_choices(problem, plan).load_s
@@ -65,13 +64,13 @@ def share_anew(progress: Progress) -> None:
     tried: set[Key] = set()
     while True:
         for free in _neighbourhoods(start, rng):
-            if progress.done or time.monotonic() > deadline or len(tried) == MOST_TRIED:
+            if progress.done or work.over or len(tried) == MOST_TRIED:
                 return
             key = frozenset(free), tuple(start.plan[node] for node in sorted(free))
             if not free or key in tried:
                 continue
             tried.add(key)
-            plan = _solve(start, free, deadline, progress.engine)
+            plan = _solve(start, free, work, progress.engine)
             if plan is None:
                 continue
             outcome = evaluate_choices(problem, plan)
@@ -169,7 +168,7 @@ def _free(problem: Problem, nodes: Iterable[int], groups: Sequence[int], most: i
     return free
 
 
-def _solve(start: _Start, free: Free, deadline: float, engine: Engine) -> tuple[int, ...] | None:
+def _solve(start: _Start, free: Free, work: Work, engine: Engine) -> tuple[int, ...] | None:
     small = set_free(start.problem, start.plan, free)
     if not all(small.kept):
         return None
@@ -178,8 +177,9 @@ def _solve(start: _Start, free: Free, deadline: float, engine: Engine) -> tuple[
     top, limit = max(start.loads[d] for d in moving), max(start.loads)
     caps = {d: limit for d in range(len(start.loads)) if d not in moving}
     form = formulate(small.problem, "throughput", top, caps)
-    seconds = min(deadline - time.monotonic(), GUARD_S)
-    result = solve_milp(form.milp, seconds, GAP, form.start(small.start), BRANCHES, engine)
+    if form is None:
+        return None
+    result = solve_milp(form.milp, work, GAP, form.start(small.start), BRANCHES, engine)
     return small.restore(form.decode(result.values)) if result.values else None
 
 

@@ -31,6 +31,7 @@ class Splits:
 
     swept: Swept  #: The least seconds of b for every number of quanta of a; inside is on a.
     quantum_s: float  #: Seconds.
+    work: float  #: Steps of the search that they took.
 
     def within(self, limit_s: float) -> list[int]:
         """Quanta of a at which neither device takes more than about the limit, best first."""
@@ -66,7 +67,7 @@ def split(first: Knapsack, second: Knapsack, order: Sequence[int], limit_s: floa
     if levels > FEWEST:
         layout = _layout(first, second, order, quantum) or layout
     values = np.rint(np.array(first.work_s) / quantum).astype(np.int64)
-    return Splits(sweep(layout, values, levels + 1), quantum)
+    return Splits(sweep(layout, values, levels + 1), quantum, layout.work(levels + 1))
 
 
 def _layout(

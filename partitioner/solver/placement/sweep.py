@@ -39,6 +39,10 @@ class StarTerm:
     cut_value: Side = (0.0, 0.0)  #: The value that goes with `cut_s`.
 
 
+#: Steps of a search that a node takes in a sweep, and an entry of a table.
+NODE_STEPS, ENTRY_STEPS = 90, 0.015
+
+
 @dataclass(frozen=True)
 class _Step:
     """One node joins the table; its axes are named, the newest first, values last."""
@@ -58,6 +62,10 @@ class Sweep:
     outside_s: Sequence[float]  #: Seconds of each node that is outside.
     steps: tuple[_Step, ...]  #: One a node.
     cells: int  #: Entries of all tables together, for one value.
+
+    def work(self, most: int) -> float:
+        """Steps of a search that a sweep of so many values takes."""
+        return NODE_STEPS * len(self.steps) + ENTRY_STEPS * self.cells * (most + 1)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import math
 import random
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -39,6 +38,7 @@ from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, evaluate_choices
 from partitioner.solver.milp.engines import HIGHS
 from partitioner.solver.problem import Problem
+from partitioner.solver.work import Work
 from partitioner.strategies.derive import Rules, strategies
 from partitioner.strategies.spaces import SearchError
 
@@ -224,7 +224,7 @@ def test_figures_are_those_of_every_device(large: Graph) -> None:
 
 def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
     """A copy of the first stored value may be there from the first node to the last."""
-    sharder = AxisSharder(Sharder(small, resolve_cluster("4x8xh100")), time.monotonic() + 60)
+    sharder = AxisSharder(Sharder(small, resolve_cluster("4x8xh100")), Work.within(60))
     sharded = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)[0].best
     tied, chance, last = sharded.tied, random.Random(0), len(sharded.tied.nodes) - 1
     for _ in range(4):
@@ -359,7 +359,7 @@ def test_a_plan_by_levels_computes_what_the_module_does(monkeypatch: pytest.Monk
 def test_the_first_plan_is_of_known_kinds(large: Graph) -> None:
     cluster = resolve_cluster("4x8xh100")
     folded = fold(large, Rules.of(large))
-    sharder = AxisSharder(Sharder(folded, cluster), time.monotonic() + 120)
+    sharder = AxisSharder(Sharder(folded, cluster), Work.within(120))
     (plan,) = sharder.begin(DeviceMesh.of({"dp": 4, "tp": 8}), 0.02)
     states = [p for p in plan.best.picks if p.node.op == "partitioner::state"]
     assert states
@@ -405,7 +405,7 @@ def test_one_axis_comes_first() -> None:
 
 def test_a_split_mesh_begins_with_the_plan_of_the_whole_one(small: Folded) -> None:
     cluster = resolve_cluster("4x8xh100")
-    sharder = AxisSharder(Sharder(small, cluster), time.monotonic() + 60, planned=True)
+    sharder = AxisSharder(Sharder(small, cluster), Work.within(60))
     (coarse,) = sharder.begin(DeviceMesh.of({"dp": 8, "tp": 4}), 0.05)
     fine = sharder.refined(coarse, DeviceMesh.of({"dp": 4, "zero": 2, "tp": 4}))
     assert fine is not None

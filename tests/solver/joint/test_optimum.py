@@ -17,6 +17,7 @@ from partitioner.solver import (
     evaluate_choices,
     solve,
 )
+from partitioner.solver.work import Work
 
 TOLERANCE = 1e-4
 
@@ -177,7 +178,7 @@ def test_a_pinned_node_is_kept_beside_interchangeable_groups() -> None:
 
 def test_a_time_limit_returns_the_incumbent_with_its_bound() -> None:
     problem = placement(1, 40, 4, scale=2)
-    solution = solve(problem, time_limit_s=0.05, gap=0.0)
+    solution = solve(problem, work=Work.within(0.05), gap=0.0)
     assert solution.status == "time_limit"
     assert 0 < solution.bound <= solution.cost
     assert solution.cost == evaluate_choices(problem, solution.chosen).step_s

@@ -32,6 +32,7 @@ from partitioner.solver.pairwise import evaluate
 from partitioner.solver.pairwise.exact import solve_exactly
 from partitioner.solver.pairwise.model import build
 from partitioner.solver.pairwise.reduce import prune
+from partitioner.solver.work import Work
 
 CBC = Engine("CBC", "PULP_CBC_CMD")
 
@@ -78,13 +79,13 @@ def test_errors_list_the_solvers_on_this_machine(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("gap", [0.0, 0.01])
 def test_a_program_has_the_same_optimum(gap: float) -> None:
     milp = knapsack(12)
-    best = solve_milp(milp, 60, 0.0)
-    result = solve_milp(milp, 60, gap, engine=CBC)
+    best = solve_milp(milp, Work.within(60), 0.0)
+    result = solve_milp(milp, Work.within(60), gap, engine=CBC)
     assert result.status == "optimal"
     assert best.cost * (1 - gap) + 1e-9 >= result.cost >= best.cost - 1e-6
     assert best.cost - 2 * (gap + 1e-6) * abs(best.cost) <= result.bound <= best.cost
-    relaxed = solve_milp(milp.relaxed(), 60, 0.0, engine=CBC)
-    assert relaxed.cost == pytest.approx(solve_milp(milp.relaxed(), 60, 0.0).cost)
+    relaxed = solve_milp(milp.relaxed(), Work.within(60), 0.0, engine=CBC)
+    assert relaxed.cost == pytest.approx(solve_milp(milp.relaxed(), Work.within(60), 0.0).cost)
     assert relaxed.bound <= relaxed.cost
 
 
@@ -92,11 +93,11 @@ def test_an_infeasible_program_is_reported() -> None:
     program = MilpBuilder()
     column = program.column(upper=1.0, integer=True)
     program.row([(column, 2.0)], 0, 1.0)
-    assert solve_milp(program.build(), 10, 0.0, engine=CBC).status == "infeasible"
+    assert solve_milp(program.build(), Work.within(10), 0.0, engine=CBC).status == "infeasible"
 
 
 def test_a_stopped_run_proves_nothing_whatever_pulp_says() -> None:
-    stopped = solve_milp(knapsack(60), 0.01, 0.0, engine=CBC)
+    stopped = solve_milp(knapsack(60), Work.within(0.01), 0.0, engine=CBC)
     assert stopped.status in ("time_limit", "feasible")
     assert stopped.bound == -math.inf
 
@@ -117,9 +118,9 @@ class Liar(pulp.LpSolver):  # type: ignore[misc]
 
 def test_optimal_after_the_time_limit_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulp, "getSolver", lambda *_, **__: Liar())
-    late = solve_milp(knapsack(5), 0.01, 0.0, engine=CBC)
+    late = solve_milp(knapsack(5), Work.within(0.01), 0.0, engine=CBC)
     assert (late.status, late.bound) == ("time_limit", -math.inf)
-    early = solve_milp(knapsack(5), 60, 0.0, engine=CBC)
+    early = solve_milp(knapsack(5), Work.within(60), 0.0, engine=CBC)
     assert (early.status, early.cost) == ("optimal", 0.0)
 
 
@@ -130,7 +131,7 @@ def test_a_solver_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Liar, "actualSolve", fail)
     monkeypatch.setattr(pulp, "getSolver", lambda *_, **__: Liar())
     with pytest.raises(SolverError, match=r"^solver cbc failed: no licence$"):
-        solve_milp(knapsack(5), 60, 0.0, engine=CBC)
+        solve_milp(knapsack(5), Work.within(60), 0.0, engine=CBC)
 
 
 @pytest.mark.parametrize("objective", ["throughput", "memory"])

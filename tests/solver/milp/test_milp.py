@@ -6,15 +6,16 @@ from solver_instances import knapsack, placement, spmd
 from partitioner.solver.milp.engines import solve_milp
 from partitioner.solver.milp.formulation import formulate
 from partitioner.solver.milp.program import MilpBuilder
+from partitioner.solver.work import Work
 
 
 def test_milp_finds_the_optimum_and_its_bound() -> None:
     build = MilpBuilder()
     a, b = (build.column(cost=-1.0, upper=1.0, integer=True) for _ in range(2))
     build.row([(a, 2.0), (b, 2.0)], -1, 3.0)
-    result = solve_milp(build.build(), 10, 0.0)
+    result = solve_milp(build.build(), Work.within(10), 0.0)
     assert (result.status, result.cost, result.bound) == ("optimal", -1.0, -1.0)
-    relaxed = solve_milp(build.build().relaxed(), 10, 0.0)
+    relaxed = solve_milp(build.build().relaxed(), Work.within(10), 0.0)
     assert (relaxed.status, relaxed.bound) == ("optimal", -1.5)
 
 
@@ -22,13 +23,13 @@ def test_milp_says_infeasible() -> None:
     build = MilpBuilder()
     a = build.column(upper=1.0, integer=True)
     build.row([(a, 2.0)], 0, 1.0)
-    assert solve_milp(build.build(), 10, 0.0).status == "infeasible"
+    assert solve_milp(build.build(), Work.within(10), 0.0).status == "infeasible"
 
 
 def test_milp_takes_a_start_and_reports_the_time_limit() -> None:
     milp = knapsack(40)
     start = dict.fromkeys(range(40), 0.0)
-    result = solve_milp(milp, 0.0, 0.0, start)
+    result = solve_milp(milp, Work.within(0.0), 0.0, start)
     assert result.status == "time_limit"
     assert result.values
     assert result.bound <= result.cost <= 0.0
@@ -40,19 +41,19 @@ def test_a_row_without_columns_is_kept_only_if_it_is_false() -> None:
     build.row([], -1, 0.0)
     assert build.build().rows == ()
     build.row([], 1, 1.0)
-    assert solve_milp(build.build(), 10, 0.0).status == "infeasible"
+    assert solve_milp(build.build(), Work.within(10), 0.0).status == "infeasible"
 
 
 def test_a_branch_limit_gives_the_best_so_far_with_its_bound() -> None:
     start = dict.fromkeys(range(40), 0.0)
-    result = solve_milp(knapsack(40), 60, 0.0, start, branches=1)
+    result = solve_milp(knapsack(40), Work.within(60), 0.0, start, branches=1)
     assert result.status == "feasible"
     assert result.values
     assert result.bound < result.cost
 
 
 def test_milp_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    solve_milp(knapsack(5), 10, 0.0)
+    solve_milp(knapsack(5), Work.within(10), 0.0)
     assert capfd.readouterr() == ("", "")
 
 

@@ -1,7 +1,6 @@
 """The configuration LP bounds every plan from below, and often as high as the optimum."""
 
 import random
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from partitioner.solver.joint.search import Search
 from partitioner.solver.placement.configuration import configure, laid_out, refuted
 from partitioner.solver.placement.fleet import fleet
 from partitioner.solver.placement.sweep import sweep
+from partitioner.solver.work import Work
 
 
 def mixed(seed: int) -> Problem:
@@ -35,7 +35,7 @@ KINDS = {
 
 
 def search_from(problem: Problem, chosen: tuple[int, ...]) -> Search:
-    search = Search(problem, "throughput", 1e-4, time.monotonic() + 60, 0)
+    search = Search(problem, "throughput", 1e-4, Work.within(60), 0)
     search.offer(chosen, "start")
     return search
 
@@ -143,6 +143,6 @@ def test_nothing_is_proven_after_the_deadline() -> None:
     problem = placement(0, 7, 3)
     search = search_from(problem, (0,) * 7)
     assert search.fleet is not None
-    search.deadline = time.monotonic()
+    search.work = Work.within(0)
     configure(search, search.fleet)
     assert search.bound == 0.0

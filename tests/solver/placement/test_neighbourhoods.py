@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import time
 
 import pytest
 from solver_instances import placement, spmd
@@ -13,6 +12,7 @@ from partitioner.solver.placement.neighbourhoods import share_anew
 from partitioner.solver.placement.subproblem import set_free
 from partitioner.solver.progress import Progress
 from partitioner.solver.referee import triggered
+from partitioner.solver.work import Work
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -51,7 +51,7 @@ def test_sharing_anew_leads_from_one_device_to_the_optimum(seed: int, limit: flo
     problem = placement(seed, 7, 2, limit=limit)
     best = brute_force(problem, "throughput")
     assert best is not None
-    progress = Progress(problem, "throughput", 0.0, time.monotonic() + 60, 0)
+    progress = Progress(problem, "throughput", 0.0, Work.within(60), 0)
     for chosen in itertools.product(range(2), repeat=7):  # the first that fits
         progress.offer(chosen, "start")
         if progress.best is not None:
@@ -68,7 +68,7 @@ def test_sharing_anew_repeats_itself_and_stops_at_the_deadline() -> None:
     start = tuple(v % 4 for v in range(24))
 
     def run(seconds: float) -> Progress:
-        progress = Progress(problem, "throughput", 0.0, time.monotonic() + seconds, 0)
+        progress = Progress(problem, "throughput", 0.0, Work.within(seconds), 0)
         progress.offer(start, "start")
         share_anew(progress)
         return progress
@@ -81,7 +81,7 @@ def test_sharing_anew_repeats_itself_and_stops_at_the_deadline() -> None:
 
 def test_sharing_anew_needs_two_groups() -> None:
     problem = spmd(0, 5, 3, forbid=0.0)
-    progress = Progress(problem, "throughput", 0.0, time.monotonic() + 60, 0)
+    progress = Progress(problem, "throughput", 0.0, Work.within(60), 0)
     progress.offer((0,) * 5, "start")
     share_anew(progress)
     assert progress.best == (0,) * 5

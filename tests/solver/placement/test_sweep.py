@@ -16,6 +16,7 @@ from partitioner.solver.placement.orders import frontier_order
 from partitioner.solver.placement.pairs import FEWEST, split
 from partitioner.solver.placement.sweep import MOST_OPEN, StarTerm, lay_out, sweep
 from partitioner.solver.progress import Progress
+from partitioner.solver.work import Work
 
 COUNT = 8
 
@@ -169,7 +170,7 @@ def test_exchange_only_improves_and_repeats(seed: int) -> None:
     assert devices is not None
     plans = []
     for _ in range(2):
-        progress = Progress(problem, "throughput", 1e-4, math.inf, seed)
+        progress = Progress(problem, "throughput", 1e-4, Work(), seed)
         progress.offer([node * 3 // 20 for node in range(20)], "start")
         before = progress.cost
         exchange(progress, devices, 10)
@@ -185,7 +186,7 @@ def test_exchange_ends_near_the_best_plan(seed: int) -> None:
     problem = placement(seed, 7, 3)
     best = brute_force(problem, "throughput")
     assert best is not None
-    progress = Progress(problem, "throughput", 1e-4, math.inf, 0)
+    progress = Progress(problem, "throughput", 1e-4, Work(), 0)
     progress.offer((0,) * 7, "start")
     devices = fleet(problem)
     assert devices is not None

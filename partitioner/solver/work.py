@@ -1,0 +1,75 @@
+"""The work of a search: counted steps decide what is tried, the clock only stops it.
+
+A step is a count that depends on the input alone: a plan that is priced, an entry of a table, a
+node of a branch-and-bound tree, each times its usual microseconds. So two searches of the same
+input do the same, however busy the machine is, unless the clock stops one of them, which says so.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+#: A step is about a microsecond of one core of the machine of `docs/performance.md`.
+STEPS_PER_S = 1e6
+
+
+def now_s() -> float:
+    """Seconds of the clock that stops searches."""
+    return time.monotonic()
+
+
+@dataclass
+class Work:
+    """The steps that a search may still do, and the second at which the clock stops it."""
+
+    deadline: float = math.inf  #: Second of `now_s` at which the clock stops the search.
+    steps: float = math.inf  #: Steps that the search may do in all.
+    parent: Work | None = None  #: The work that this one is a share of: it pays for the steps.
+    spent: float = 0.0  #: Steps done so far.
+    stopped: bool = False  #: Whether the clock has cut something off.
+
+    @classmethod
+    def within(cls, seconds: float, steps: float = math.inf) -> Work:
+        """So many steps, within so many seconds from now."""
+        return cls(now_s() + seconds, steps)
+
+    def share(self, parts: float) -> Work:
+        """One of so many equal shares of the steps that are left."""
+        return Work(self.deadline, self.left / parts, self)
+
+    def spend(self, steps: float) -> None:
+        """Count steps as done."""
+        self.spent += steps
+        if self.parent is not None:
+            self.parent.spend(steps)
+
+    def stop(self) -> None:
+        """Note that the clock has cut something off."""
+        self.stopped = True
+        if self.parent is not None:
+            self.parent.stop()
+
+    @property
+    def left(self) -> float:
+        """Steps that may still be done; 0 once all are."""
+        return max(0.0, self.steps - self.spent)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the clock stops the search; 0 afterwards."""
+        return max(0.0, self.deadline - now_s())
+
+    @property
+    def late(self) -> bool:
+        """Whether the clock has stopped the search; to ask is to be stopped by it."""
+        if self.left_s > 0:
+            return False
+        self.stop()
+        return True
+
+    @property
+    def over(self) -> bool:
+        """Whether no steps are left, or the clock has stopped the search."""
+        return not self.left or self.late

@@ -19,7 +19,9 @@ from partitioner.cost_model.errors import ClusterOptionError, CostError
 from partitioner.ir.checks import is_a, is_whole
 
 
-def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Cluster:
+def resolve_cluster(
+    spec: str | Path | None, devices: int | None = None, otherwise: int = 1
+) -> Cluster:
     """The cluster of a specification.
 
     Args:
@@ -27,6 +29,7 @@ def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Clus
             without; "ideal" or "local" in the same way; a TOML file; None for the reference
             accelerator.
         devices: Number of devices; must agree with `spec` where both give it.
+        otherwise: Number of devices of a preset where neither gives it.
 
     Raises:
         ClusterOptionError: The name is unknown, a count is 0, or the counts disagree.
@@ -50,7 +53,7 @@ def resolve_cluster(spec: str | Path | None, devices: int | None = None) -> Clus
         cluster = _read_cluster(Path(spec))
         _check_agreement(str(spec), len(cluster), devices)
         return cluster
-    return _named(spec, devices)
+    return _named(spec, devices, otherwise)
 
 
 def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
@@ -97,7 +100,7 @@ def _gpu(properties: Any) -> tuple[str, DeviceSpec]:
     raise CostError(f"no figures are known for GPU {title!r}; describe it in a TOML file")
 
 
-def _named(spec: str, devices: int | None) -> Cluster:
+def _named(spec: str, devices: int | None, otherwise: int) -> Cluster:
     match = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
     if match is None:
         raise ClusterOptionError(
@@ -121,7 +124,7 @@ def _named(spec: str, devices: int | None) -> Cluster:
         )
     if len(counts) == 2:
         return preset_cluster(name, counts[0], counts[1])
-    return preset_cluster(name, 1, total or devices or 1)
+    return preset_cluster(name, 1, total or devices or otherwise)
 
 
 def _check_agreement(spec: str, count: int, devices: int | None) -> None:

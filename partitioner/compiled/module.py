@@ -79,6 +79,7 @@ class ModuleModel(Model):
             source.factory,
             source.folder,
             self.graph.digest,
+            self.module.signature.traced,
             options.training,
             options.optimizer,
         ).write(folder, final)
@@ -357,7 +358,8 @@ class ModuleProgram(Compiled):
     @property
     def _traced_attributes(self) -> Mapping[str, frozenset[str]]:
         """Names of the attributes of each submodule that are constants of the graph."""
-        names = {path: set(one) for path, one in self.model.module.snapshot.settings.items()}
+        settings = self.model.module.snapshot.settings
+        names = {path: {n for n in one if n.isidentifier()} for path, one in settings.items()}
         for name in self.traced.fixed:
             path, _, leaf = name.rpartition(".")
             names.setdefault(path, set()).add(leaf)

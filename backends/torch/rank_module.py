@@ -8,6 +8,7 @@ are other programs over the same shards, made when they are first called for.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -20,7 +21,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import Agreement
-from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps
+from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps, storages
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.initialise import Initialiser
@@ -124,6 +125,7 @@ class RankModule(nn.Module):
         self._loaded = {name: int(name in self._tensors) for name in words}  # checksums, or 1
         self._is_loaded = False  # since the ranks compared them
         self._written = self._versions(self._tensors)  # as the ranks compared them
+        self._storages = storages(self._tensors)
         count_steps(self, self._tensors)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
@@ -135,6 +137,20 @@ class RankModule(nn.Module):
         """Set an attribute that is no constant of the graphs."""
         _refuse_constant(self, name)
         super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
+        """A module with tensors of its own and the same graphs, as means of weights need it."""
+        for name in ("_agreement", "_passes", "_places", "_trained", "_variants", "_whole"):
+            shared = vars(self)[name]
+            memo[id(shared)] = shared
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        own = {name: value for name, value in vars(self).items() if name != "_storages"}
+        vars(other).update(copy.deepcopy(own, memo))
+        other._written = other._versions(other._tensors)
+        other._storages = storages(other._tensors)
+        count_steps(other, other._tensors)
+        return other
 
     # Parameters ------------------------------------------------------------------------------
 
@@ -278,7 +294,7 @@ class RankModule(nn.Module):
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
         try:
-            check_changes(self, self._whole.stored, self._tensors)
+            check_changes(self, self._whole.stored, self._tensors, self._storages)
             if training:
                 check_inputs(args, kwargs)
             if self._local_inputs:
@@ -489,7 +505,9 @@ class _Step(torch.autograd.Function):
         problem = problem and f"rank {module.rank}: {problem}"
         module._agreement.check(f"backward() of training step {ctx.step}", problem)
         ctx.kept = None
-        return *[None] * 6, *module._gradients(ctx.passes, kept, grads[0], ctx.names)
+        # that of a loss to which a DTensor was added, as a penalty of weights, is a DTensor
+        tangent = grads[0].full_tensor() if isinstance(grads[0], DTensor) else grads[0]
+        return *[None] * 6, *module._gradients(ctx.passes, kept, tangent, ctx.names)
 
 
 @cache

@@ -80,7 +80,7 @@ def goes_back(m: Counting, x: Tensor) -> Tensor:
             penalised,
             (
                 r"^.*test_forward_effects\.py:\d+ \(\(slope,\) = torch\.autograd\.grad\(.*\)\): "
-                r"forward calls torch\.autograd\.grad, which is not traced: .* \(a gradient penalty\)"
+                r"forward calls torch\.autograd\.grad, which is not traced: .* \(a gradient pena"
             ),
         ),
         (differentiates, r"forward calls torch\.autograd\.grad, which is not traced"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,11 +13,112 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from partitioner.backends.errors import BackendError, one_line
+
 #: How long a rank waits for another one inside a communication.
 TIMEOUT = timedelta(minutes=30)
 
+#: Seconds after which a rank is said not to have started, and how long it looks for the others.
+START_S = 60.0
+#: Seconds that a rank stays after a failed start, so that the others hear of it.
+_STAY_S = 2.0
+_POLL_S = 0.05
+
 Group = Any  #: `dist.ProcessGroup`; torch exports no type for "not a member".
 _ResultT = TypeVar("_ResultT")
+
+
+@dataclass(frozen=True)
+class Start:
+    """The start of the ranks that torchrun began: if one fails, all of them hear why.
+
+    Attributes:
+        rank: This process's.
+        ranks: Number of ranks.
+        store: The store that the ranks share.
+    """
+
+    rank: int
+    ranks: int
+    store: Any
+
+    @classmethod
+    def of_environment(cls) -> Start:
+        """The ranks of torchrun's environment variables, once all of them are there.
+
+        Raises:
+            BackendError: They are not set, or a rank has not started within `START_S`.
+        """
+        env = os.environ
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+            raise BackendError("start it with torchrun, or use `partition run`")
+        rank, ranks = int(env["RANK"]), int(env["WORLD_SIZE"])
+        by_agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        try:
+            store = dist.TCPStore(  # type: ignore[attr-defined]
+                env["MASTER_ADDR"],
+                int(env["MASTER_PORT"]),
+                ranks,
+                is_master=rank == 0 and not by_agent,
+                timeout=timedelta(seconds=START_S),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except RuntimeError as error:
+            where = f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+            raise BackendError(f"rank 0 is not there, at {where}: {one_line(error)}") from error
+        attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        start = cls(rank, ranks, _prefixed(f"partitioner/{attempt}", store))
+        start._said("here", "", START_S)
+        return start
+
+    @contextmanager
+    def together(self, stage: str) -> Iterator[None]:
+        """Do something that may fail on single ranks: if it does on any, all of them raise.
+
+        Args:
+            stage: Name of what is done; each is done once.
+
+        Raises:
+            BackendError: A rank has failed; the same text on every rank.
+        """
+        problem = ""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, all ranks hear of it
+            text = one_line(error)
+            problem = text if text.startswith("rank ") else f"rank {self.rank}: {text}"
+        problems = [text for text in self._said(stage, problem, TIMEOUT.total_seconds()) if text]
+        if problems:
+            self._stay(stage)
+            raise BackendError("; ".join(dict.fromkeys(problems)))
+
+    def _said(self, stage: str, text: str, limit_s: float) -> list[str]:
+        """What each rank says of a stage.
+
+        Raises:
+            BackendError: A rank says nothing for so many seconds.
+        """
+        self.store.set(f"{stage}/{self.rank}", text)
+        missing, until = set(range(self.ranks)), time.monotonic() + limit_s
+        while missing:
+            missing -= {rank for rank in missing if self.store.check([f"{stage}/{rank}"])}
+            if missing and time.monotonic() > until:
+                late = ", ".join(map(str, sorted(missing)))
+                raise BackendError(f"rank {late} has not come to {stage!r} in {limit_s:g} s")
+            time.sleep(_POLL_S if missing else 0)
+        return [self.store.get(f"{stage}/{rank}").decode() for rank in range(self.ranks)]
+
+    def _stay(self, stage: str) -> None:
+        """Keep the store until all ranks have read it."""
+        count, until = self.store.add(f"{stage}/read", 1), time.monotonic() + _STAY_S
+        while self.rank == 0 and count < self.ranks and time.monotonic() < until:
+            time.sleep(_POLL_S)
+            count = self.store.add(f"{stage}/read", 0)
+
+
+def _prefixed(prefix: str, store: Any) -> Any:
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

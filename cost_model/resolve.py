@@ -23,7 +23,10 @@ from partitioner.ir.checks import is_a, is_whole
 
 
 def resolve_cluster(
-    spec: str | Path | None, devices: int | None = None, profile: Path | None = None
+    spec: str | Path | None,
+    devices: int | None = None,
+    otherwise: int = 1,
+    profile: Path | None = None,
 ) -> Cluster:
     """The cluster of a specification.
 
@@ -32,6 +35,7 @@ def resolve_cluster(
             without; "ideal" or "local" in the same way; a TOML file; None for the reference
             accelerator.
         devices: Number of devices; must agree with `spec` where both give it.
+        otherwise: Number of devices of a preset where neither gives it.
         profile: File with measurements of this machine, for "local"; default: that of the user's
             cache folder.
 
@@ -57,7 +61,7 @@ def resolve_cluster(
         cluster = _read_cluster(Path(spec))
         _check_agreement(str(spec), len(cluster), devices)
         return cluster
-    return _named(spec, devices, profile)
+    return _named(spec, devices, otherwise, profile)
 
 
 def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
@@ -142,7 +146,7 @@ def _gpu(properties: Any) -> tuple[str, DeviceSpec]:
     raise CostError(f"no figures are known for GPU {title!r}; describe it in a TOML file")
 
 
-def _named(spec: str, devices: int | None, profile: Path | None) -> Cluster:
+def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None) -> Cluster:
     match = re.fullmatch(r"((?:[0-9]{1,9}x){0,2})([a-z][a-z0-9-]*)", spec.lower())
     if match is None:
         raise ClusterOptionError(
@@ -166,7 +170,7 @@ def _named(spec: str, devices: int | None, profile: Path | None) -> Cluster:
         )
     if len(counts) == 2:
         return preset_cluster(name, counts[0], counts[1])
-    return preset_cluster(name, 1, total or devices or 1)
+    return preset_cluster(name, 1, total or devices or otherwise)
 
 
 def _check_agreement(spec: str, count: int, devices: int | None) -> None:

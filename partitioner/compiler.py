@@ -28,6 +28,7 @@ from partitioner.options import (
     CompileOptions,
     DumpOptions,
     opening,
+    processes,
     request_of,
     takes,
     target_cluster,
@@ -75,7 +76,8 @@ def compile(  # noqa: A001 - the public name
             called, and returns the module and its example inputs.
         example_inputs: For a module itself: a tensor, a tuple of positional arguments, or a dict of
             keyword arguments.
-        devices: Number of devices (default: the cluster's, or 1).
+        devices: Number of devices (default: the cluster's; without one the number of processes of
+            torch.distributed or torchrun, or 1).
         **options: As the signature lists them:
 
             training: For a module: plan its forward and backward passes. The module must return
@@ -128,18 +130,20 @@ def compile(  # noqa: A001 - the public name
     Returns:
         The compiled model: `.plan`, `.cost`, `.verify()`, `.save(directory)`, and `.run(inputs)`;
         a module's program is called like the module, and `.module()` is each rank's part under
-        torchrun.
+        torchrun. In a process of as many as the plan has devices, once torch.distributed is up,
+        all processes compile a module at the same time: each traces it, process 0 searches.
 
     Raises:
         PartitionerError: The model or the constraints are wrong; `OptionError` for an option that
             has no meaning or contradicts another, `Infeasible` if no plan fits the devices' memory.
+            Processes that compile together all raise.
 
     >>> import partitioner
     >>> result = partitioner.compile("resnet50.onnx", devices=4)  # doctest: +SKIP
     >>> result.save("resnet50.partition")  # doctest: +SKIP
     """
     clock = Clock(options.get("progress") or silent)
-    cluster = target_cluster(options, devices)
+    cluster = target_cluster(options, devices, processes())
     request = request_of(options)
     # A mesh of another size is refused before anything is read.
     check_space(request.strategy, len(cluster), request.mesh)
@@ -161,23 +165,29 @@ def _compile_module(
     opened: ModuleInput, cluster: Cluster, request: Request, clock: Clock
 ) -> ModuleProgram:
     from partitioner.compiled.module import ModuleModel, ModuleProgram
+    from partitioner.compiled.ranks import agreement_on, plan_together
 
     spaces = request.over(len(cluster))
     with clock("tracing the module"):
-        traced = _first_graph(opened.traced, request)
+        agreement = agreement_on(len(cluster))
+        with agreement.together("compile()"):
+            traced = _first_graph(opened.traced, request)
 
     def offers() -> tuple[Graph, Request] | None:
         graph = traced.traced.offered
         return (graph, spaces.on(graph)) if graph.optional else None
 
     may_offer = opened.training and request.recompute == "auto" and request.constraints.plan is None
-    outcome, summary = plan_graph(
-        traced.graph, (), cluster, spaces.on(traced.graph), clock, offers if may_offer else None
+    offered = offers if may_offer else None
+    module, plan, evaluation, summary = plan_together(
+        agreement,
+        traced,
+        cluster,
+        request,
+        lambda: plan_graph(traced.graph, (), cluster, spaces.on(traced.graph), clock, offered),
     )
-    model = ModuleModel(traced.on(outcome.graph), opened.source)
-    program = ModuleProgram.of(
-        model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
-    )
+    model = ModuleModel(module, opened.source)
+    program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
     _lower(program, clock)
     return program
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -163,17 +165,30 @@ def _constraints(constraints: Constraints | Plan | str | Path | None) -> Constra
     return Constraints.read(Path(constraints))
 
 
-def target_cluster(options: Mapping[str, Any], devices: int | None) -> Cluster:
-    """The cluster that options name, with so many devices (default: the cluster's, or 1).
+def processes() -> int:
+    """Number of processes of torch.distributed or, before it is up, of torchrun; 1 without them."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_world_size())
+    return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def target_cluster(options: Mapping[str, Any], devices: int | None, otherwise: int = 1) -> Cluster:
+    """The cluster that options name, with so many devices.
+
+    Args:
+        options: Those of a public function.
+        devices: Number of devices; None for the cluster's.
+        otherwise: Number of devices where the cluster gives none either.
 
     Raises:
         CostError: There is no such cluster, or it has another number of devices.
     """
     cluster, memory = options.get("cluster"), options.get("memory")
     if not isinstance(cluster, Cluster):
-        count = 1 if cluster is None and devices is None else devices
+        count = otherwise if cluster is None and devices is None else devices
         file = options.get("profile")
-        cluster = resolve_cluster(cluster, count, None if file is None else Path(file))
+        cluster = resolve_cluster(cluster, count, otherwise, None if file is None else Path(file))
     elif devices not in (None, len(cluster)):
         raise ClusterOptionError(
             f"cluster {cluster.name} has {len(cluster)} devices, not {devices!r}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +23,9 @@ from partitioner.ir.onnx_types import from_onnx_dtype
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import TensorType
 
+#: The header of a rank file, and its steps, of which segments have their first node only.
+RankFile = tuple[Header, tuple[Segment | Cut, ...]]
+
 
 def read_directory(directory: Path) -> tuple[Header, ...]:
     """The headers of all rank files of a folder, in order of rank; no weights are read.
@@ -31,27 +34,18 @@ def read_directory(directory: Path) -> tuple[Header, ...]:
         BackendError: A file is missing or wrong, they are of different plans, or they disagree
             about a communication.
     """
-    first, steps = _read_steps(directory / "rank0.onnx")
-    headers, files = [first], [steps]
-    for rank in range(1, first.ranks):
-        header, steps = _read_steps(directory / f"rank{rank}.onnx")
-        if _shared(header) != _shared(first):
-            raise BackendError(
-                f"{directory}: rank{rank}.onnx is not of the plan that rank0.onnx is of"
-            )
-        headers.append(header)
-        files.append(steps)
-    try:
-        check_agreement(files)
-        check_delivery(headers)
-    except BackendError as error:
-        raise BackendError(f"{directory}: {error}") from None
-    return tuple(headers)
+    first = read_rank(directory, 0)
+    others = (read_rank(directory, rank) for rank in range(1, first[0].ranks))
+    return check_ranks((first, *others), str(directory))
 
 
-def _read_steps(path: Path) -> tuple[Header, tuple[Segment | Cut, ...]]:
-    """Header and steps of a file; the parts that it is fed and delivers fit its values."""
-    proto, header = _read_file(path)
+def read_rank(directory: Path, rank: int) -> RankFile:
+    """Header and steps of a rank's file; the parts that it is fed and delivers fit its values.
+
+    Raises:
+        BackendError: The file is missing or wrong.
+    """
+    proto, header = _read_file(directory / f"rank{rank}.onnx")
     steps, types = _steps(proto, header), _types(proto.graph)
     inputs, outputs = header.whole_inputs, header.whole_outputs
     parts = [(name, inputs[part.whole], part.region) for name, part in header.inputs.items()]
@@ -62,7 +56,31 @@ def _read_steps(path: Path) -> tuple[Header, tuple[Segment | Cut, ...]]:
             raise BackendError(
                 f"rank {header.rank}: {name!r} is {types.get(name)}, but its part is {part}"
             )
-    return header, steps
+    return header, tuple(
+        replace(step, nodes=step.nodes[:1]) if isinstance(step, Segment) else step for step in steps
+    )
+
+
+def check_ranks(files: Sequence[RankFile], where: str) -> tuple[Header, ...]:
+    """The headers of the files of all ranks, in order of rank.
+
+    Args:
+        files: As `read_rank` gives them.
+        where: Name of their place, for errors.
+
+    Raises:
+        BackendError: They are of different plans, or disagree about a communication.
+    """
+    headers = tuple(header for header, _ in files)
+    for rank, header in enumerate(headers):
+        if _shared(header) != _shared(headers[0]):
+            raise BackendError(f"{where}: rank{rank}.onnx is not of the plan that rank0.onnx is of")
+    try:
+        check_agreement([steps for _, steps in files])
+        check_delivery(headers)
+    except BackendError as error:
+        raise BackendError(f"{where}: {error}") from None
+    return headers
 
 
 def _shared(header: Header) -> tuple[object, ...]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from partitioner.backends.arrays import load_arrays
 from partitioner.backends.launch import save_results
@@ -17,6 +16,7 @@ from partitioner.backends.onnx.distributed import DistributedCommunicator, rank_
 from partitioner.backends.onnx.executor import Done, Executor
 from partitioner.backends.onnx.load import load_rank
 from partitioner.backends.onnx.sessions import CPU, SessionConfig
+from partitioner.backends.onnx.steps import RankModel
 from partitioner.backends.process_group import make_groups, timed
 from partitioner.backends.tensors import from_numpy, to_numpy
 
@@ -25,14 +25,13 @@ class RankProcess:
     """A rank that is ready to run.
 
     Args:
-        directory: Folder of rank files.
+        model: Its file, loaded.
         local_rank: Its GPU of this machine, if there are GPUs.
         config: How segments run; its device is replaced by the rank's.
     """
 
-    def __init__(self, directory: Path, local_rank: int, config: SessionConfig) -> None:
-        rank = dist.get_rank()
-        self.model = load_rank(directory / f"rank{rank}.onnx")
+    def __init__(self, model: RankModel, local_rank: int, config: SessionConfig) -> None:
+        self.model = model
         self.device = CPU
         if torch.cuda.is_available() and local_rank < torch.cuda.device_count():
             self.device = torch.device("cuda", local_rank)
@@ -77,7 +76,7 @@ class RankProcess:
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
     config = SessionConfig(optimization=job["optimization"], threads=job["threads"])
-    process = RankProcess(Path(job["directory"]), rank, config)
+    process = RankProcess(load_rank(Path(job["directory"]) / f"rank{rank}.onnx"), rank, config)
     names = list(process.model.header.inputs)
     dtypes = [process.model.types[name].dtype for name in names]
     inputs = load_arrays(folder / f"inputs-{rank}.npz", dtypes)

@@ -10,54 +10,70 @@ Gloo carries the messages, so that no rank waits for its accelerator.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from partitioner.backends.errors import BackendError, CommunicationError
-from partitioner.backends.torch.eager import gathered
+from partitioner.backends.errors import BackendError, CommunicationError, one_line
 from partitioner.backends.torch.faults import Roll, cause, named, own_process
-from partitioner.backends.torch.groups import new_group
+from partitioner.backends.torch.groups import new_group, resolved_group
 from partitioner.backends.torch.sums import Sums, code
+from partitioner.backends.torch.whereabouts import Whereabouts
 from partitioner.ir.errors import PartitionerError
 
-c10d = torch.ops._c10d_functional
+#: Time that a rank waits for the others before it looks where they are.
+_LOOK = timedelta(seconds=2)
+#: Least time that the ranks wait for rank 0's search.
+_SEARCH = timedelta(hours=1)
 
 
 class Agreement:
     """Messages between all ranks; every rank must call the same methods in the same order.
+
+    Args:
+        ranks: Number of ranks: those of torch.distributed, or 1 for this process alone.
+        searches: Whether ranks wait for a search on rank 0, for which the timeout of
+            torch.distributed may be too short.
 
     Attributes:
         words: Number of checksums that each `check` has room for; the same on all ranks. A check is
             one message of 8 * (2 + words) bytes from each rank.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int, *, searches: bool = False) -> None:
         self.words = 0
-        self.rank = dist.get_rank()
-        self.ranks = dist.get_world_size()
+        self.ranks = ranks
+        self.rank = dist.get_rank() if ranks > 1 else 0
         self._group = ""  # its name
         self._device = torch.device("cpu")
+        self._whereabouts: Whereabouts | None = None
         self.roll = Roll(())
         if self.ranks > 1:
             gloo = dist.is_gloo_available() and dist.get_backend() != "gloo"
-            group = new_group(range(self.ranks), "gloo" if gloo else None)
+            least = _SEARCH if searches else None
+            group = new_group(range(self.ranks), "gloo" if gloo else None, least)
             self._group = group.group_name
             if dist.get_backend(group) == "nccl":
                 self._device = torch.device("cuda", torch.cuda.current_device())
+            self._whereabouts = Whereabouts.of(self.rank, self.ranks)
             self.roll = Roll(self._texts(own_process()))
 
     def check(
-        self, doing: str, problem: str = "", sums: Sums | None = None, *, asks: bool = False
+        self, doing: str, problem: str = "", sums: Sequence[Sums] = (), *, asks: bool = False
     ) -> bool:
         """Compare the activities that the ranks are about to begin, and the values that they take.
 
         Args:
             doing: In words; the same on all ranks if they may go on.
             problem: Why this rank cannot go on; "" if it can.
-            sums: Checksums of the values, at most `words` of them; given by all ranks or none.
+            sums: Checksums of the values, at most `words` of them in all; given by all ranks that
+                have no problem, or by none. Where a rank has news, only the first are compared.
             asks: Whether this rank has news that all are to `compare`.
 
         Returns:
@@ -70,24 +86,22 @@ class Agreement:
             if problem:
                 raise BackendError(problem)
             return False
-        words = list(sums.words.values()) if sums is not None and not problem else []
+        words = [word for one in sums for word in one.words.values()]
         words += [0] * (self.words - len(words))
         row = torch.tensor([-1 if problem else code(doing.encode()), int(asks), *words])
         rows = self._gather(row, doing).reshape(self.ranks, -1)
         codes = rows[:, 0]
         if bool((codes == codes[0]).all()) and not problem:
-            if sums is not None:
-                self._check_sums(sums, rows[:, 2:])
-            return bool(rows[:, 1].any())
+            news, start = bool(rows[:, 1].any()), 2
+            for one in sums[:1] if news else sums:
+                self._check_sums(one, rows[:, start : start + len(one.words)])
+                start += len(one.words)
+            return news
         texts = self._texts(problem or doing)
-        wrong = [text for text, mark in zip(texts, codes.tolist(), strict=True) if mark == -1]
+        wrong = {rank: texts[rank] for rank, mark in enumerate(codes.tolist()) if mark == -1}
         if wrong:
-            raise BackendError("; ".join(dict.fromkeys(wrong)))
-        by_text: dict[str, list[int]] = {}
-        for rank, text in enumerate(texts):
-            by_text.setdefault(text, []).append(rank)
-        said = "; ".join(f"{named(ranks)}: {text}" for text, ranks in by_text.items())
-        raise BackendError(f"the ranks do not do the same: {said}")
+            raise BackendError(_joined(wrong, self.ranks))
+        raise BackendError(_differ(dict(enumerate(texts))))
 
     def compare(self, sums: Sums) -> None:
         """Compare values of the ranks, any number of them.
@@ -121,25 +135,60 @@ class Agreement:
         differing = {key: ranks for key, ranks in inner.items() if ranks} or differing
         raise BackendError(sums.problem(differing))
 
-    def first(self, make: Callable[[], str]) -> str:
-        """A text that rank 0 makes, on every rank.
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """Do something that may fail on single ranks: if it does on any, all of them raise.
+
+        Args:
+            doing: As of `check`, which follows.
 
         Raises:
-            PartitionerError: Rank 0's error there, and its text on the other ranks.
+            BackendError: As `check`; where all ranks fail alike, each raises its own error.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except CommunicationError:
+            raise
+        except Exception as raised:  # noqa: BLE001 - a user's function may raise anything
+            error = raised
+        if not self._group:
+            if error is not None:
+                raise error
+            return
+        problem = "" if error is None else _text_of(error)
+        try:
+            self.check(doing, problem)
+        except BackendError as agreed:
+            if error is not None and str(agreed) == problem:
+                raise error from None
+            raise agreed from error
+
+    def first(self, make: Callable[[], str], doing: str) -> str:
+        """A text that rank 0 makes, on every rank.
+
+        Args:
+            make: Called on rank 0.
+            doing: As of `check`, which comes before.
+
+        Raises:
+            PartitionerError: Rank 0's error, with the same text and of the same class on all ranks.
         """
         if not self._group:
             return make()
+        self.check(doing)
         text, error = "", None
         if self.rank == 0:
             try:
                 text = "+" + make()
             except PartitionerError as raised:
-                text, error = f"-{raised}", raised
+                text, error = f"-{type(raised).__name__}:{raised}", raised
         text = self._texts(text)[0]
         if error is not None:
             raise error
         if text.startswith("-"):
-            raise BackendError(f"rank 0: {text[1:]}")
+            name, _, said = text[1:].partition(":")
+            raise _error_classes(PartitionerError).get(name, BackendError)(said)
         return text[1:]
 
     def parts(self, part: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -167,12 +216,72 @@ class Agreement:
 
     def _gather(self, part: Tensor, doing: str) -> Tensor:
         """The ranks' tensors along their first dim, on the CPU."""
+        whole = part.new_empty((self.ranks * part.shape[0], *part.shape[1:]), device=self._device)
         try:
-            sent = gathered(part.to(self._device), self.ranks, self._group)
-            whole: Tensor = c10d.wait_tensor(sent)
+            group = resolved_group(self._group)
+            self._wait(group._allgather_base(whole, part.to(self._device)), doing)
         except RuntimeError as error:
+            if isinstance(error, PartitionerError):
+                raise
             raise CommunicationError(
                 f"rank {self.rank}: waiting for the other ranks before {doing}: "
                 f"{cause(error, self.roll)}"
             ) from error
         return whole.cpu()
+
+    def _wait(self, work: Any, doing: str) -> None:
+        """Wait for a message, and look now and then whether another rank waits for this one.
+
+        Raises:
+            BackendError: A rank waits in another communication, which this one is to join.
+        """
+        assert self._whereabouts is not None
+        posted = False
+        while True:
+            try:
+                work.wait(_LOOK)
+                break
+            except RuntimeError:
+                if work.is_completed():  # it failed
+                    raise
+            if not posted:
+                self._whereabouts.post(doing)
+                posted = True
+            elsewhere = self._whereabouts.elsewhere(doing)
+            if elsewhere:
+                raise BackendError(_differ(elsewhere))
+        if posted:
+            self._whereabouts.post("")
+
+
+def _differ(texts: Mapping[int, str]) -> str:
+    """The refusal of ranks that do different things, from what each of them does."""
+    by_text: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        by_text.setdefault(text, []).append(rank)
+    said = "; ".join(f"{named(ranks)}: {text}" for text, ranks in by_text.items())
+    return f"the ranks do not do the same: {said}"
+
+
+def _joined(problems: Mapping[int, str], ranks: int) -> str:
+    """The problems of ranks, which name the rank unless all ranks have the same."""
+    texts = dict.fromkeys(problems.values())
+    if len(problems) == ranks and len(texts) == 1:
+        return next(iter(texts))
+    named = (
+        text if re.match(r"ranks? \d", text) else f"rank {rank}: {text}"
+        for rank, text in problems.items()
+    )
+    return "; ".join(dict.fromkeys(named))
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) if isinstance(error, PartitionerError) else one_line(error)
+
+
+def _error_classes(base: type[PartitionerError]) -> dict[str, type[PartitionerError]]:
+    """The classes of our errors by name."""
+    found = {base.__name__: base}
+    for one in base.__subclasses__():
+        found |= _error_classes(one)
+    return found

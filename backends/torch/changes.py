@@ -9,28 +9,78 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError
 from partitioner.backends.tensors import dtype_word
 from partitioner.backends.torch.rank_passes import Stored
 
+#: Optimizers with operators that PyTorch (2.13) cannot run on parts of a tensor.
+_WHOLE_ONLY = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
+
+
+def storages(tensors: Mapping[str, Tensor]) -> dict[str, torch.UntypedStorage]:
+    """The storage of each tensor, which an assignment to `tensor.data` replaces.
+
+    Such an assignment has no effect on a DTensor: its part stays as it is.
+    """
+    return {name: tensor.untyped_storage() for name, tensor in tensors.items()}
+
 
 def check_changes(
-    module: nn.Module, stored: Sequence[Stored], tensors: Mapping[str, Tensor]
+    module: nn.Module,
+    stored: Sequence[Stored],
+    tensors: Mapping[str, Tensor],
+    held: Mapping[str, torch.UntypedStorage],
 ) -> None:
     """Refuse a module that was changed since it was made.
 
     Args:
         tensors: Those that the rank's module was made with, by first name.
+        held: Their `storages` then.
 
     Raises:
         BackendError: A submodule is in another mode than the module, or has hooks; a parameter or
-            buffer was replaced by another tensor or has another element type; a parameter requires
+            buffer was replaced by another tensor, its `data` was, or it has another element type; a
+            parameter requires
             a gradient and was frozen in the trace. (One that required a gradient in the trace, and
             that the loss does not use, gets none.)
     """
+    _check_parts(module)
+    for entry in stored:
+        tensor = tensors.get(entry.names[0])
+        if tensor is None:
+            continue
+        if tensor.dtype != entry.dtype:
+            raise BackendError(
+                f"{entry.names[0]} is {dtype_word(tensor.dtype)} now and was "
+                f"{dtype_word(entry.dtype)}: for another element type, compile the module in it"
+            )
+        if tensor.untyped_storage()._cdata != held[entry.names[0]]._cdata:
+            raise BackendError(
+                f"{entry.names[0]}.data was set, which does not change this rank's part of it: "
+                "write in place under torch.no_grad(), as by copy_()"
+            )
+        for name in entry.names:
+            if _tensor_of(module, name) is not tensor:
+                raise BackendError(
+                    f"{name} was replaced by another tensor: write to it instead, with "
+                    "load_state_dict() or in place under torch.no_grad(); for another element "
+                    "type, compile the module in it"
+                )
+        if tensor.requires_grad and entry.value and entry.frozen:
+            raise BackendError(
+                f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
+                "compiled: compile it again"
+            )
+
+
+def _check_parts(module: nn.Module) -> None:
     for name, submodule in module.named_modules():
         if submodule.training != module.training:
             mode = "training" if submodule.training else "evaluation"
@@ -44,27 +94,6 @@ def check_changes(
             raise BackendError(
                 f"{name} has a hook, which would not be called: submodules do not run by "
                 "themselves; hooks of the whole module and of parameters are called"
-            )
-    for entry in stored:
-        tensor = tensors.get(entry.names[0])
-        if tensor is None:
-            continue
-        if tensor.dtype != entry.dtype:
-            raise BackendError(
-                f"{entry.names[0]} is {dtype_word(tensor.dtype)} now and was "
-                f"{dtype_word(entry.dtype)}: for another element type, compile the module in it"
-            )
-        for name in entry.names:
-            if _tensor_of(module, name) is not tensor:
-                raise BackendError(
-                    f"{name} was replaced by another tensor: write to it instead, with "
-                    "load_state_dict() or in place under torch.no_grad(); for another element "
-                    "type, compile the module in it"
-                )
-        if tensor.requires_grad and entry.value and entry.frozen:
-            raise BackendError(
-                f"{entry.names[0]} requires a gradient now, but was frozen when the module was "
-                "compiled: compile it again"
             )
 
 
@@ -81,7 +110,8 @@ def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
 def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
     """Count each optimizer's step as a write to the parameters that have gradients.
 
-    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors.
+    PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors. Optimizers
+    that fail on parts of tensors are refused by name when they step.
 
     Args:
         owner: Steps are counted while it lives.
@@ -93,8 +123,21 @@ def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         increment_version([x for x in parameters if id(x) in ours and x.grad is not None])
 
-    handle = register_optimizer_step_post_hook(stepped)
-    weakref.finalize(owner, handle.remove).atexit = False
+    def steps(optimizer: Optimizer, *_: Any) -> None:
+        if not isinstance(optimizer, _WHOLE_ONLY):
+            return
+        parameters = (x for group in optimizer.param_groups for x in group["params"])
+        if any(
+            id(x) in ours and not all(p.is_replicate() for p in x.placements) for x in parameters
+        ):
+            raise BackendError(
+                f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
+                "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"
+            )
+
+    handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
+    for handle in handles:
+        weakref.finalize(owner, handle.remove).atexit = False
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -43,13 +43,6 @@ def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     )
 
 
-def first_ranks(value: Any) -> Any:
-    """Rank 0's value, on every rank."""
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
-
-
 def register_named(groups: Iterable[tuple[int, ...]]) -> None:
     """Make process groups under the names that graphs call them by.
 
@@ -67,12 +60,25 @@ def register_named(groups: Iterable[tuple[int, ...]]) -> None:
                 torch._C._distributed_c10d._register_process_group(name, group)
 
 
-def new_group(ranks: Sequence[int], backend: str | None = None) -> Any:
+def new_group(
+    ranks: Sequence[int], backend: str | None = None, least: timedelta | None = None
+) -> Any:
     """A process group with the timeout of the one of all ranks (PyTorch's default is 30 minutes).
 
     Not to be held: see `register_named`.
+
+    Args:
+        least: The least timeout.
     """
-    return dist.new_group(list(ranks), timeout=_timeout(), backend=backend)
+    timeout = _timeout()
+    if least is not None and timeout is not None:
+        timeout = max(timeout, least)
+    return dist.new_group(list(ranks), timeout=timeout, backend=backend)
+
+
+def resolved_group(name: str) -> Any:
+    """The process group of a name, not to be held."""
+    return torch._C._distributed_c10d._resolve_process_group(GroupName(name))
 
 
 def _timeout() -> timedelta | None:
@@ -89,7 +95,7 @@ def _timeout() -> timedelta | None:
 def _is_registered(name: GroupName) -> bool:
     """Whether an earlier program registered the group, and it is still of this world."""
     try:
-        torch._C._distributed_c10d._resolve_process_group(name)
+        resolved_group(name)
     except (RuntimeError, ValueError):
         return False
     return True

@@ -8,8 +8,9 @@ are other programs over the same shards, made when they are first called for.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,12 +18,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
-from partitioner.backends.errors import BackendError
+from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import Agreement
-from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps
+from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps, storages
 from partitioner.backends.torch.faults import telling
-from partitioner.backends.torch.groups import check_world, torch_meshes
+from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
 from partitioner.backends.torch.shards import (
@@ -38,7 +39,7 @@ from partitioner.ir.layout import Placement, Sharding
 
 #: Returns the whole contents of a parameter or buffer by name.
 Source = Callable[[str], Tensor]
-#: Runs a function on rank 0 and returns its text on every rank.
+#: Runs a function on rank 0 and returns its text on every rank; all ranks call it.
 Share = Callable[[Callable[[], str]], str]
 #: Makes the program of another call over the same stored values, from whether it is a training
 #: step, and the call's arguments.
@@ -81,47 +82,50 @@ class RankModule(nn.Module):
         agreement: Agreement,
     ) -> None:
         super().__init__()
-        if inputs not in ("global", "local"):
-            raise BackendError(f"inputs is {inputs!r}, not 'global' or 'local'")
-        if compared is not None and compared < 0:
-            raise BackendError(
-                f"check_inputs is {compared}, not a number of calls, or None for all"
-            )
-        ranks = len(whole.programs.ranks)
-        self.rank = check_world(ranks)
+        self.rank = agreement.rank
         self.steps = 0
         self._local_inputs = inputs == "local"
-        self._local_regions = local_regions(whole) if self._local_inputs else {}
         self._compared = compared
         self._calls = {"training": 0, "inference": 0, "evaluation": 0}
         self._seed = seed
         self._device = device
         self._variants = variants
         self._agreement = agreement
-        agreement.check(f"module(inputs={inputs!r}, seed={seed}, {_origin(source)})")
-        agreement.words = len(self._local_regions) if self._local_inputs else 1
+        problem = _problem(inputs, compared)
+        agreement.check(f"module(inputs={inputs!r}, seed={seed}, {_origin(source)})", problem)
+        self._local_regions = local_regions(whole) if self._local_inputs else {}
+        agreement.words = 1 + (len(self._local_regions) if self._local_inputs else 1)
         places = whole.places
         self._places = {
             entry.names[0]: places.get(entry.names[0])
             or Placement(whole.spare, Sharding.replicate(entry.shape))
             for entry in whole.stored
         }
+        self._trained = {  # by rank, what it holds
+            rank: [e.names[0] for e in whole.stored if e.trained and self._holds(rank, e)]
+            for rank in range(agreement.ranks)
+        }
         self._whole = whole
         self._traced = whole.signature.traced
         self._word = "training" if whole.training else "inference"
-        self._passes = {"": self._passes_of(whole)}
+        with agreement.together("module()"):
+            self._passes = {"": self._passes_of(whole)}
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         _allow_anomaly_detection()
         meshes = torch_meshes([place.mesh for place in self._places.values()], device)
         self._tensors: dict[str, Tensor] = {}
         for entry in whole.stored:  # first names first: PyTorch lists those
-            if self.rank in self._places[entry.names[0]].mesh.devices:
+            if self._holds(self.rank, entry):
                 _submodule(self, entry.names[0].split(".")[:-1])
-        words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
-        self._agreement.compare(_beginning(words | self._constant_words(source)))
+        with agreement.together("module()"):
+            words = {entry.names[0]: self._hold(entry, source, meshes) for entry in whole.stored}
+            constant_words = self._constant_words(source)
+        agreement.compare(_beginning(words | constant_words))
         self._loaded = {name: int(name in self._tensors) for name in words}  # checksums, or 1
         self._is_loaded = False  # since the ranks compared them
+        self._written = self._versions(self._tensors)  # as the ranks compared them
+        self._storages = storages(self._tensors)
         count_steps(self, self._tensors)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
@@ -134,6 +138,20 @@ class RankModule(nn.Module):
         _refuse_constant(self, name)
         super().__setattr__(name, value)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RankModule:
+        """A module with tensors of its own and the same graphs, as means of weights need it."""
+        for name in ("_agreement", "_passes", "_places", "_trained", "_variants", "_whole"):
+            shared = vars(self)[name]
+            memo[id(shared)] = shared
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        own = {name: value for name, value in vars(self).items() if name != "_storages"}
+        vars(other).update(copy.deepcopy(own, memo))
+        other._written = other._versions(other._tensors)
+        other._storages = storages(other._tensors)
+        count_steps(other, other._tensors)
+        return other
+
     # Parameters ------------------------------------------------------------------------------
 
     def _hold(self, entry: Stored, source: Source, meshes: Mapping[Any, Any]) -> int:
@@ -143,7 +161,7 @@ class RankModule(nn.Module):
             Checksum of the whole value; 0 if it would have to be initialised for that alone.
         """
         place = self._places[entry.names[0]]
-        if self.rank not in place.mesh.devices:
+        if not self._holds(self.rank, entry):
             return 0 if isinstance(source, Initialiser) else self._sum_of(source(entry.names[0]))
         whole = source(entry.names[0])
         word = self._sum_of(whole)
@@ -169,6 +187,9 @@ class RankModule(nn.Module):
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
         return word
+
+    def _holds(self, rank: int, entry: Stored) -> bool:
+        return rank in self._places[entry.names[0]].mesh.devices
 
     def _sum_of(self, tensor: Tensor) -> int:
         """Checksum of a tensor; 0 where there is no other rank."""
@@ -273,7 +294,7 @@ class RankModule(nn.Module):
         problem, key, base = "", "", self._passes[""]
         signature = self._whole.signature
         try:
-            check_changes(self, self._whole.stored, self._tensors)
+            check_changes(self, self._whole.stored, self._tensors, self._storages)
             if training:
                 check_inputs(args, kwargs)
             if self._local_inputs:
@@ -285,10 +306,11 @@ class RankModule(nn.Module):
         except BackendError as error:
             problem = str(error) if self._local_inputs else f"rank {self.rank}: {error}"
         doing = f"{word} step {self.steps} with seed {self._seed} on {key or 'its part'}"
-        sums = self._input_sums(word, args, kwargs, problem)
+        sums = () if problem else (self._input_sums(word, args, kwargs), self._written_sums())
         if self._agreement.check(doing, problem, sums, asks=self._is_loaded):
             self._agreement.compare(_loading(self._loaded))
             self._is_loaded = False
+            self._written = self._versions(self._tensors)
         if self._local_inputs and word == "evaluation":
             inputs = base.joined(signature.flatten(args, kwargs), self._agreement)
             args, kwargs = signature.call(inputs)
@@ -302,14 +324,12 @@ class RankModule(nn.Module):
             return passes, base.local(inputs) | base.parts(seed)
         return passes, passes.parts(inputs | seed)
 
-    def _input_sums(
-        self, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], problem: str
-    ) -> Sums:
+    def _input_sums(self, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sums:
         """Checksums of a call's inputs; 0 if they are not to be compared."""
         is_compared = self._compared is None or self._calls[word] < self._compared
         self._calls[word] += 1
         known: dict[str, int] = {}
-        if is_compared and not problem and self._agreement.ranks > 1:
+        if is_compared and self._agreement.ranks > 1:
             tensors = self._whole.signature.tensors(args, kwargs)
             known = {name: checksum(tensor) for name, tensor in tensors.items()}
         if not self._local_inputs:
@@ -322,6 +342,14 @@ class RankModule(nn.Module):
         keys = {name: {r: repr(x) for r, x in by_rank.items()} for name, by_rank in regions}
         return Sums(words, "another part of input", _LOCAL_ADVICE, keys)
 
+    def _written_sums(self) -> Sums:
+        """Checksum of how often the trained parameters that this rank holds were written to."""
+        now = self._versions(e.names[0] for e in self._whole.stored if e.trained)
+        counts = {name: count - self._written[name] for name, count in now.items()}
+        holders = {r: repr(names) for r, names in self._trained.items()}
+        word = code(repr(counts).encode()) if counts else 0
+        return Sums({"": word}, "other writes to", _WRITTEN_ADVICE, {"": holders}, counts)
+
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> RankPasses:
@@ -331,11 +359,15 @@ class RankModule(nn.Module):
             return base
         name = f"{word} on {key}"
         if name not in self._passes:
-            try:
-                whole = self._variants(training, args, kwargs, self._agreement.first)
-            except PartitionerError as error:
-                raise BackendError(f"rank {self.rank}: {name}: {error}") from error
-            passes = self._passes_of(whole)
+            share = partial(self._agreement.first, doing=name)
+            with self._agreement.together(name):
+                try:
+                    whole = self._variants(training, args, kwargs, share)
+                except CommunicationError:
+                    raise
+                except PartitionerError as error:
+                    raise BackendError(f"{name}: {error}") from error
+                passes = self._passes_of(whole)
             if self._compiled is not None:
                 passes.compile(*self._compiled[0], **self._compiled[1])
             self._passes[name] = passes
@@ -345,8 +377,9 @@ class RankModule(nn.Module):
         return RankPasses(whole, self.rank, self._device, self._places, self._agreement.roll)
 
     def _versions(self, names: Iterable[str]) -> dict[str, int]:
-        """PyTorch's counts of writes to parameters and buffers."""
-        return {name: self._tensors[name]._version for name in names}
+        """PyTorch's counts of writes to the parameters and buffers of these that it holds."""
+        held = ((name, self._tensors.get(name)) for name in names)
+        return {name: tensor._version for name, tensor in held if tensor is not None}
 
     def _gradients(
         self, passes: RankPasses, kept: Values, tangent: Tensor, names: Sequence[str]
@@ -377,6 +410,22 @@ _LOCAL_ADVICE = (
     "the plan gives them the same part: with inputs='local' seed the loaders of such ranks alike "
     "(module(check_inputs=0) compares no inputs)"
 )
+
+
+#: What ranks should do that wrote otherwise to their parameters.
+_WRITTEN_ADVICE = (
+    "call optimizer.step(), and whatever else writes to parameters, equally often on every rank, "
+    "as their parts no longer are of one model"
+)
+
+
+def _problem(inputs: str, compared: int | None) -> str:
+    """The reason why these options of a module have no meaning; "" if they have one."""
+    if inputs not in ("global", "local"):
+        return f"inputs is {inputs!r}, not 'global' or 'local'"
+    if compared is not None and compared < 0:
+        return f"check_inputs is {compared}, not a number of calls, or None for all"
+    return ""
 
 
 def _beginning(words: Mapping[str, int]) -> Sums:
@@ -456,7 +505,9 @@ class _Step(torch.autograd.Function):
         problem = problem and f"rank {module.rank}: {problem}"
         module._agreement.check(f"backward() of training step {ctx.step}", problem)
         ctx.kept = None
-        return *[None] * 6, *module._gradients(ctx.passes, kept, grads[0], ctx.names)
+        # that of a loss to which a DTensor was added, as a penalty of weights, is a DTensor
+        tangent = grads[0].full_tensor() if isinstance(grads[0], DTensor) else grads[0]
+        return *[None] * 6, *module._gradients(ctx.passes, kept, tangent, ctx.names)
 
 
 @cache

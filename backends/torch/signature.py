@@ -130,6 +130,21 @@ class Signature:
                 actual = f"{dtype_word(tensor.dtype)}{list(tensor.shape)}"
                 raise BackendError(f"input {name!r} is {actual}; the program is for {wanted}")
 
+    def check_floats(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Refuse a call with floating inputs of other types than those of the trace.
+
+        Raises:
+            BackendError: An input has another type, which weights would have to have too.
+        """
+        for name, tensor in self.tensors(args, kwargs).items():
+            known = self.types.get(name)
+            wanted = tensor.dtype if known is None else torch_dtype(known.dtype)
+            if tensor.dtype != wanted and (tensor.is_floating_point() or wanted.is_floating_point):
+                raise BackendError(
+                    f"input {name!r} is {dtype_word(tensor.dtype)}; the module was compiled with "
+                    f"{dtype_word(wanted)}: cast it, or compile the module for it"
+                )
+
     def feed(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int
     ) -> dict[str, Tensor]:

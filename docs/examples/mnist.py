@@ -1,7 +1,7 @@
 """Train a classifier of digits on one process or several: the same model, one flag.
 
     python mnist.py
-    torchrun --nproc-per-node 2 mnist.py --parallel dp
+    torchrun --nproc-per-node 4 mnist.py --parallel dp
     torchrun --nproc-per-node 2 mnist.py --parallel model
     torchrun --nproc-per-node 4 mnist.py --parallel dual
 
@@ -27,13 +27,13 @@ import partitioner
 from partitioner import Constraints
 
 SPLITS: dict[str, dict[str, Any]] = {
-    "dp": {"devices": 2, "parallel": "dp"},
+    "dp": {"parallel": "dp"},
     "model": {
         "devices": 2,
         "strategy": "inter",
         "constraints": Constraints.placed({"fc1": 0, "fc2": 1, "fc3": 0}),
     },
-    "dual": {"devices": 4, "parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}},
+    "dual": {"parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}},
 }
 
 

@@ -61,6 +61,7 @@ class ModuleRequest:
         factory: ``package.module:function``, or "".
         folder: The folder that the factory was imported from, absolute; None without one.
         graph_digest: Digest of the traced graph.
+        call: The example inputs in words, as `Signature.described` gives them.
         training: Whether the backward pass was planned too.
         optimizer: The optimizer whose memory was counted.
     """
@@ -69,6 +70,7 @@ class ModuleRequest:
     factory: str
     folder: Path | None
     graph_digest: str
+    call: str
     training: bool
     optimizer: str
 
@@ -109,6 +111,7 @@ def load_request(folder: Path) -> OnnxRequest | ModuleRequest:
         data["factory"],
         _path(folder, data["folder"]),
         data["graph_digest"],
+        data["call"],
         data["training"],
         data["optimizer"],
     )
@@ -236,7 +239,7 @@ _REQUEST: Mapping[str, Check] = {
     "shapes": _table_of(_list_of(_is_size)),
 }
 _MODULE: Mapping[str, Check] = {
-    **dict.fromkeys(("file", "factory", "folder", "graph_digest", "optimizer"), _is_text),
+    **dict.fromkeys(("file", "factory", "folder", "graph_digest", "call", "optimizer"), _is_text),
     "training": lambda value: type(value) is bool,
 }
 _SUMMARY: Mapping[str, Check] = {

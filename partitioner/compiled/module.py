@@ -34,7 +34,6 @@ from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import check_contents, verify_module
 
 if TYPE_CHECKING:
-    from partitioner.backends.torch.agreement import Agreement
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.rank_module import RankModule, Source
     from partitioner.backends.torch.rank_passes import Stored, Whole
@@ -82,6 +81,7 @@ class ModuleModel(Model):
             source.factory,
             source.folder,
             self.graph.digest,
+            self.module.signature.traced,
             options.training,
             options.optimizer,
         ).write(folder, final)
@@ -314,13 +314,16 @@ class ModuleProgram(Compiled):
         from partitioner.backends.torch.agreement import Agreement
         from partitioner.backends.torch.groups import check_world
         from partitioner.backends.torch.rank_module import RankModule
+        from partitioner.compiled.ranks import adopted
         from partitioner.compiled.variants import Variants
 
-        self.model.module.check_unchanged(modes=False)
         check_world(len(self.cluster))
-        agreement = Agreement()
-        program = self._agreed(agreement)
-        source = self._source(init_seed, init)
+        agreement = Agreement(len(self.cluster))
+        with agreement.together("module()"):
+            self.model.module.check_unchanged(modes=False)
+            source = self._source(init_seed, init)
+        module, plan = adopted(agreement, self.model.module, self.plan)
+        program = self if plan is self.plan else self.over(module, plan)
         variants = Variants(program, source)
         whole = program.on_ranks(source)
         return RankModule(
@@ -362,7 +365,8 @@ class ModuleProgram(Compiled):
     @property
     def _traced_attributes(self) -> Mapping[str, frozenset[str]]:
         """Names of the attributes of each submodule that are constants of the graph."""
-        names = {path: set(one) for path, one in self.model.module.snapshot.settings.items()}
+        settings = self.model.module.snapshot.settings
+        names = {path: {n for n in one if n.isidentifier()} for path, one in settings.items()}
         for name in self.traced.fixed:
             path, _, leaf = name.rpartition(".")
             names.setdefault(path, set()).add(leaf)
@@ -399,26 +403,6 @@ class ModuleProgram(Compiled):
                 "fake: give init_seed=, or compile the module with its weights"
             )
         return tensors.__getitem__
-
-    def _agreed(self, agreement: Agreement) -> ModuleProgram:
-        """The program with the plan of rank 0: plans of searches that a time limit ends may differ.
-
-        Raises:
-            BackendError: The ranks traced different graphs; the same text on every rank.
-        """
-        from partitioner.backends.torch.groups import first_ranks
-
-        text = first_ranks(self.plan.to_json())
-        is_own = text == self.plan.to_json()
-        plan = self.plan if is_own else Plan.from_json(text)
-        module = self.model.module if is_own else self.model.module.of(plan.nodes)
-        problem = ""
-        if not is_own and module.graph.digest != plan.graph_digest:
-            problem = (
-                f"rank {agreement.rank} traced another graph than rank 0: compile the same model"
-            )
-        agreement.check("module()", problem)
-        return self if is_own else self.over(module, plan)
 
     def over(self, module: TracedModule, plan: Plan) -> ModuleProgram:
         """The program of another trace of the module with a plan on the same cluster."""

@@ -62,12 +62,7 @@ class RankFiles(ABC):
             )
         for header in self.headers():
             name = f"rank{header.rank}{self.suffix}"
-            if header.origin.plan != plan.digest:
-                raise DirectoryError(
-                    f"{self.folder}: {name} is not of its plan.json, which was edited; write it "
-                    f"anew: partition MODEL --constraints {self.folder / 'plan.json'} "
-                    f"-o {self.folder} --force (and the options of before)"
-                )
+            check_plan(self.folder, header, name, plan)
             if graph is not None and header.origin.weights != graph.weights_digest:
                 raise DirectoryError(
                     f"{self.folder}: {name} holds other weights than its model, which has "
@@ -111,8 +106,26 @@ class ModuleFiles(RankFiles):
         return run_module_files(self.folder, inputs, requests)
 
 
+def check_plan(folder: Path, header: Header, name: str, plan: Plan) -> None:
+    """Refuse a rank file of a folder that is not of the folder's plan.
+
+    Raises:
+        DirectoryError: It is of another plan; the message names the file and a remedy.
+    """
+    if header.origin.plan != plan.digest:
+        raise DirectoryError(
+            f"{folder}: {name} is not of its plan.json, which was edited; write it "
+            f"anew: partition MODEL --constraints {folder / 'plan.json'} "
+            f"-o {folder} --force (and the options of before)"
+        )
+
+
 def rank_files(folder: Path) -> RankFiles:
     """The rank files of a folder, which need not exist."""
+    return ModuleFiles(folder) if has_module_file(folder, 0) else OnnxFiles(folder)
+
+
+def has_module_file(folder: Path, rank: int) -> bool:
+    """Whether a rank's file in a folder is of a PyTorch module."""
     # A path that is too long is no file to os.path; the reader refuses it with a message.
-    is_module = os.path.isfile(folder / "rank0.pt2")  # noqa: PTH113
-    return ModuleFiles(folder) if is_module else OnnxFiles(folder)
+    return os.path.isfile(folder / f"rank{rank}.pt2")  # noqa: PTH113

@@ -80,6 +80,7 @@ def variant(
     """
     compiled = program.model.module
     compiled.check_unchanged(modes=False)
+    compiled.signature.check_floats(args, kwargs)
     options = ModuleOptions(training, compiled.options.optimizer)
     evaluation = program.training and not training
     keep = frozenset(entry.names[0] for entry in program.stored)

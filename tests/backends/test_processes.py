@@ -1,6 +1,7 @@
 """Ranks as real processes: the same results, and nothing left when something goes wrong."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,9 @@ import onnx
 import pytest
 import rank_programs as hand
 from rank_cases import CASES, check
-from torch_jobs import RunJob
+from torch_jobs import RunJob, free_port, rank_environment
 
-from partitioner.backends import launch
+from partitioner.backends import launch, process_group
 from partitioner.backends.errors import BackendError
 from partitioner.backends.onnx.emit import emit
 from partitioner.backends.onnx.local import run_local
@@ -228,3 +229,70 @@ def test_torchrun_with_a_wrong_input_says_so_and_stops(tmp_path: Path) -> None:
     said = [line for line in done.stderr.splitlines() if line.startswith("rank ")]
     where = f"rank 0: inputs {tmp_path / 'in.npz'}: "
     assert said == [f"{where}input 'x' has shape (2, 2), not (4, 6)"]  # rank 1 does not echo it
+
+
+def start_rank(folder: Path, rank: int, port: int, *arguments: str) -> subprocess.Popen[str]:
+    """A rank of two on a host of its own, with a folder of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "partitioner.run", str(folder), *arguments],
+        env=rank_environment(rank, 2, port),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def two_hosts(tmp_path: Path, case: hand.Case) -> list[Path]:
+    """Folders of two hosts, each with the file of its own rank only."""
+    folders = [tmp_path / f"host{rank}" for rank in range(2)]
+    for rank, folder in enumerate(folders):
+        folder.mkdir()
+        emit(case.programs, case.graph, folder)
+        for file in folder.glob(f"rank{1 - rank}.*"):
+            file.unlink()
+    return folders
+
+
+def test_hosts_need_the_files_of_their_own_ranks_only(tmp_path: Path) -> None:
+    case, port = hand.tensor_parallel(), free_port()
+    folders = two_hosts(tmp_path, case)
+    np.savez(tmp_path / "in.npz", **case.inputs)
+    paths = ["--inputs", str(tmp_path / "in.npz"), "--outputs", str(tmp_path / "out.npz")]
+    ranks = [start_rank(folder, rank, port, *paths) for rank, folder in enumerate(folders)]
+    said = [rank.communicate(timeout=150) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    with np.load(tmp_path / "out.npz") as outputs:
+        check(case, dict(outputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file: file.unlink(), r"rank 1: .*host1/rank1\.onnx: .*No such file"),
+        (lambda file: file.write_bytes(b"x"), r"rank 1: .*host1/rank1\.onnx: "),
+    ],
+    ids=["missing", "broken"],
+)
+def test_a_rank_that_cannot_start_ends_all(
+    tmp_path: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    case, port = hand.tensor_parallel(), free_port()
+    folders = two_hosts(tmp_path, case)
+    spoil(folders[1] / "rank1.onnx")
+    np.savez(tmp_path / "in.npz", **case.inputs)
+    paths = ["--inputs", str(tmp_path / "in.npz")]
+    ranks = [start_rank(folder, rank, port, *paths) for rank, folder in enumerate(folders)]
+    for rank in ranks:
+        _, error = rank.communicate(timeout=60)
+        assert rank.returncode == 1
+        (line,) = (line for line in error.splitlines() if line.startswith("rank "))
+        assert re.match(message, line)
+
+
+def test_a_rank_that_never_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in rank_environment(0, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process_group, "START_S", 0.5)
+    with pytest.raises(BackendError, match=r"^rank 1 has not come to 'here' in 0\.5 s$"):
+        process_group.Start.of_environment()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import one_line
+from torch_jobs import free_port, rank_environment
 
 import partitioner
 from partitioner.cli.main import main
@@ -306,7 +307,7 @@ def test_a_sweep_from_python() -> None:
 def test_torchrun_says_what_to_use_instead() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "partitioner.run", "m.partition"],
-        env={"RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": ":".join(sys.path)},
+        env=rank_environment(0, 1, free_port()),
         capture_output=True,
         text=True,
         timeout=100,

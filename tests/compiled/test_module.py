@@ -383,7 +383,7 @@ def test_backward_files_are_verified(saved_training: Path) -> None:
     ("module", "example", "message"),
     [
         (None, None, "its module was given in Python, give it again: partitioner.load"),
-        (nn.Linear(8, 8), torch.ones(2, 8), "the module that was given is traced to another graph"),
+        (nn.Linear(8, 8), torch.ones(2, 8), "inputs of the module that was given are float32"),
     ],
 )
 def test_a_module_that_is_not_there(

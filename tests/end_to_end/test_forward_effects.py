@@ -49,6 +49,22 @@ def assigns_data(m: Counting, x: Tensor) -> Tensor:
     return loss(y)
 
 
+def penalised(m: Counting, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(m.a(x).tanh().sum(), x, create_graph=True)
+    return loss(m.a(x)) + loss(slope)
+
+
+def differentiates(m: Counting, x: Tensor) -> Tensor:
+    return loss(m.a(x)) + loss(torch.func.jacrev(lambda y: m.a(y).tanh().sum())(x))
+
+
+def goes_back(m: Counting, x: Tensor) -> Tensor:
+    y = loss(m.a(x))
+    y.backward(retain_graph=True)
+    return y
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize(
     ("step", "message"),
@@ -60,8 +76,20 @@ def assigns_data(m: Counting, x: Tensor) -> Tensor:
         (seeds, r"forward calls torch\.manual_seed"),
         (counts, r"forward changes Counting\.calls from 0 to 1: .* make it a buffer"),
         (assigns_data, r"forward assigns to tensor\.data"),
+        (
+            penalised,
+            (
+                r"^.*test_forward_effects\.py:\d+ \(\(slope,\) = torch\.autograd\.grad\(.*\)\): "
+                r"forward calls torch\.autograd\.grad, which is not traced: .* \(a gradient pena"
+            ),
+        ),
+        (differentiates, r"forward calls torch\.autograd\.grad, which is not traced"),
+        (goes_back, r"\(y\.backward\(retain_graph=True\)\): forward calls torch\.autograd\.backwa"),
     ],
-    ids=["random", "NumPy", "NumPy's generator", "Random", "seed", "count", "data"],
+    ids=[
+        *("random", "NumPy", "NumPy's generator", "Random", "seed", "count", "data"),
+        *("gradient", "jacobian", "backward"),
+    ],
 )
 def test_effects_are_refused(
     step: Callable[[Counting, Tensor], Tensor], message: str, training: bool

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import partitioner
 from partitioner.backends.errors import BackendError
 from partitioner.compiled.variants import variant
+from partitioner.files import ResultError
 from partitioner.frontends.errors import FrontendError
 from partitioner.verify.module import allowance
 
@@ -209,6 +210,34 @@ class Plain(nn.Module):
         return y.square().mean(), 3, {"name": "plain", "none": None, "pair": (y, 0.5, True)}
 
 
+TABLE = torch.tensor([2, 0, 1, 3])
+
+
+def test_a_variable_outside_the_module_is_a_constant() -> None:
+    module, x = Loss(Holder(lambda m, x: m.layer(x)[TABLE])), torch.randn(4, 8)
+    program = partitioner.compile(module, x, cluster="2xideal", training=True)
+    torch.testing.assert_close(program(x), module(x))
+
+
+def test_calls_with_other_floats_are_refused() -> None:
+    module, x = Loss(Holder(lambda m, x: m.layer(x))), torch.randn(4, 8)
+    program = partitioner.compile(module, x, cluster="2xideal", training=True)
+    for training in (True, False):
+        with pytest.raises(
+            BackendError, match=r"input 'inputs_0' is float64; the module was compiled with float32"
+        ):
+            variant(program, (x.double(),), {}, training=training, share=lambda run: run())
+
+
+def test_a_saved_program_names_other_example_inputs(tmp_path: Path) -> None:
+    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    folder = partitioner.compile(module, x, cluster="2xideal").save(tmp_path / "plan")
+    with pytest.raises(
+        ResultError, match=r"given are float64\[4,8\]; the plan is for float32\[4,8\]"
+    ):
+        partitioner.load(folder, module, x.double())
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_plain_attributes_and_results_that_are_no_tensors(training: bool) -> None:
     module, x = Plain(), torch.randn(4, 8)
@@ -239,11 +268,37 @@ def test_rounding_is_allowed(
     [
         (lambda m, x: m.layer(x.add_(1)), "the module writes into one of its inputs"),
         (lambda m, x: halved(m) + m.layer(x), "writes into its parameter inner.layer.weight"),
-        (lambda m, x: m.layer(x)[x > 0], r"that aten.nonzero.default gives depend on data"),
-        (lambda m, x: m.layer(x) * x.sum().item(), "_local_scalar_dense.default gives depend on"),
-        (lambda m, x: m.layer(x) if x.sum() > 0 else x, "Could not guard on data-dependent"),
+        (
+            lambda m, x: m.layer(x)[x > 0],
+            (
+                r"user_modules\.py:\d+ \(.*\): the forward and backward passes cannot be traced: "
+                r".*aten.nonzero.default gives depend on data: keep all elements and mask them"
+            ),
+        ),
+        (
+            lambda m, x: m.layer(x) * x.sum().item(),
+            (
+                r"user_modules\.py:\d+ \(.*\): .*_local_scalar_dense.default gives depend on data: "
+                r"keep it a tensor, without \.item\(\)"
+            ),
+        ),
+        (
+            lambda m, x: m.layer(x) if x.sum() > 0 else x,
+            (
+                r"user_modules\.py:\d+ \(.*\): torch\.export cannot trace it: Could not guard on "
+                r"data-dependent .*: choose by torch\.where, or by torch\.cond"
+            ),
+        ),
+        (
+            lambda m, x: m.layer(x) * torch.from_numpy(x.numpy()),
+            r"\(.*from_numpy.*\): torch\.export cannot trace it: .*: compute with PyTorch's op",
+        ),
+        (
+            lambda m, x: checkpoint(m.layer, x, use_reentrant=True),
+            r"use_reentrant=True gives its parameters no gradient where none of its arguments",
+        ),
     ],
-    ids=["input", "parameter", "sizes", "values", "branch"],
+    ids=["input", "parameter", "sizes", "values", "branch", "NumPy", "checkpoint"],
 )
 def test_modules_that_cannot_be_traced_are_refused(
     run: Forward, message: str, capsys: pytest.CaptureFixture[str]

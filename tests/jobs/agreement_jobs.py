@@ -1,17 +1,22 @@
 """Ranks that begin with other weights or data, or do not make the same calls: they all say so."""
 
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DistributedSampler
 from torch_ranks import Job
 
 import partitioner
 from partitioner.backends.errors import BackendError
+from partitioner.ir.errors import PartitionerError
 from partitioner.strategies.constraints import Constraints, Pin
 
 SOON_S = 30  # without the group's timeout of 60 s, however slow the machine is
@@ -204,13 +209,147 @@ def does_something_else(rank: int) -> None:
     training_step(module, *batch(1))  # they go on
 
 
+def skips_a_step(rank: int) -> None:
+    module = program().module()
+    update = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        training_step(module, *batch(0))
+        update.step()
+    training_step(module, *batch(1))
+    if rank == 0:
+        update.step()
+    match = r"^rank 1 has other writes to 'up\.weight' and 3 more than rank 0: call optimizer\.step"
+    with pytest.raises(BackendError, match=match):
+        module(*batch(2))
+    if rank == 1:
+        update.step()
+    module.eval()
+    module(*batch(2))  # they go on
+
+
+def meets(_: nn.Module) -> None:
+    dist.barrier()
+
+
+def saves(module: nn.Module) -> None:
+    dcp.save(module.state_dict(), checkpoint_id="checkpoint")
+
+
+def gathers(module: nn.Module) -> None:
+    parameter = next(module.parameters())
+    assert isinstance(parameter, DTensor)
+    parameter.full_tensor()
+
+
+def waits_elsewhere(call: Callable[[nn.Module], object], name: str, rank: int) -> None:
+    """Rank 1 makes a call that all must make, rank 0 does not: it says where rank 1 is."""
+    module = program().module()
+    training_step(module, *batch(0))
+    if rank == 1:
+        with pytest.raises(Exception, match=r"(?i)closed by peer|reset by peer|broken pipe"):
+            call(module)
+        return
+    start = time.monotonic()
+    match = (
+        r"^the ranks do not do the same: rank 0: training step 1 with .*; "
+        rf"rank 1: .*{name}\(.*\) \(.*agreement_jobs\.py:[0-9]+\)$"
+    )
+    with pytest.raises(BackendError, match=match):
+        module(*batch(1))
+    assert time.monotonic() - start < SOON_S
+
+
+def comes_late(rank: int) -> None:
+    """A rank may take its time, and others may have waited elsewhere before."""
+    module = program().module()
+    for late in (0, 1):
+        if rank == late:
+            time.sleep(5)
+        dist.barrier()
+        if rank == late:
+            time.sleep(5)
+        training_step(module, *batch(0))
+
+
+def changes_on_one_rank(rank: int) -> None:
+    compiled = program()
+    assert isinstance(compiled.whole, Net)
+    module, bias = compiled.module(), compiled.whole.up.bias
+    if rank == 1:
+        compiled.whole.up.bias = nn.Parameter(bias.detach().clone())
+    match = r"^rank 1: up\.bias was replaced by another tensor since the module was traced"
+    with pytest.raises(PartitionerError, match=match):
+        compiled.module()
+    module.eval()
+    match = r"^rank 1: evaluation on .*: up\.bias was replaced by another tensor since"
+    with pytest.raises(BackendError, match=match):
+        module(*batch(0))
+    compiled.whole.up.bias = bias
+    module(*batch(0))
+    compiled.module()
+
+    def init(layer: nn.Module) -> None:
+        if rank == 1 and isinstance(layer, nn.Linear):
+            raise ValueError("no such file")
+        for tensor in (*layer.parameters(recurse=False), *layer.buffers(recurse=False)):
+            tensor.zero_()
+
+    with pytest.raises(
+        BackendError, match=r"^rank 1: initialising up \(Linear\) alone: no such file"
+    ):
+        compiled.module(init=init)
+
+
+def compiles_together(rank: int) -> None:
+    """Rank 0 searches, the others take its plan; whatever fails fails everywhere."""
+    options: dict[str, Any] = {"training": True, "cluster": "ideal", "parallel": "dp"}
+    with pytest.MonkeyPatch.context() as patch:
+        if rank:
+            patch.setattr(partitioner.compiler, "plan_graph", pytest.fail)
+        compiled = partitioner.compile(Net(), batch(0), **options)
+        assert isinstance(compiled, partitioner.ModuleProgram)
+        assert len(compiled.cluster) == 2
+        assert compiled.summary["cost"] == compiled.cost
+        recomputing = partitioner.compile(Net(), batch(0), recompute=True, **options)
+        assert any(name.endswith("/again") for name in recomputing.plan.nodes)
+        with pytest.raises(partitioner.Infeasible) as refused:
+            partitioner.compile(Net(), batch(0), **{**options, "memory": 1024})
+    texts = [""] * 2
+    dist.all_gather_object(texts, str(refused.value))
+    assert texts[0] == texts[1]
+    assert texts[0]
+    match = r"^rank 1 traced another graph than rank 0: compile the same model$"
+    with pytest.raises(BackendError, match=match):
+        partitioner.compile((Squashed if rank else Net)(), batch(0), **options)
+    with pytest.raises(PartitionerError, match=r"^rank 1: training needs a module that returns"):
+        partitioner.compile(
+            nn.Linear(16, 4) if rank else Net(), (batch(0)[0],) if rank else batch(0), **options
+        )
+    match = r"do not do the same: rank 0: compile\(.*gap=0.5.*; rank 1: compile\(.*gap=0.25"
+    with pytest.raises(BackendError, match=match):
+        partitioner.compile(Net(), batch(0), **options, gap=0.25 if rank else 0.5)
+    torch.manual_seed(0)
+    training_step(partitioner.compile(Net(), batch(0), **options).module(), *batch(0))  # they go on
+
+
 JOBS = {
     "other weights": Job(2, begins_with_other_weights, [program, lambda: program(training=False)]),
     "other loads": Job(2, loads_other_weights, [program]),
-    "other graph": Job(2, traces_another_graph, [program, lambda: program(kind=Squashed)]),
+    "other graph": Job(
+        2, traces_another_graph, [lambda: program(kind=Net), lambda: program(kind=Squashed)]
+    ),
     "other options": Job(2, begins_with_other_options, [program]),
     "other data": Job(2, is_called_with_other_data, [program, lambda: program(training=False)]),
     "other parts": Job(4, is_called_with_other_parts, [lambda: program(4)]),
     "skips backward": Job(2, skips_backward, [program]),
     "something else": Job(2, does_something_else, [program]),
+    "skips a step": Job(2, skips_a_step, [program]),
+    "waits in a barrier": Job(2, partial(waits_elsewhere, meets, r"dist\.barrier"), [program]),
+    "waits in a save": Job(2, partial(waits_elsewhere, saves, r"dcp\.save"), [program], slow=True),
+    "waits in a gather": Job(
+        2, partial(waits_elsewhere, gathers, "full_tensor"), [program], slow=True
+    ),
+    "comes late": Job(2, comes_late, [program], slow=True),
+    "changes on one": Job(2, changes_on_one_rank, [program]),
+    "compiles together": Job(2, compiles_together),
 }

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -61,6 +62,13 @@ def main(jobs: Mapping[str, Job]) -> None:
     serve(run)
 
 
+def fork_ranks(job: Job) -> str:
+    """Run one job; "" or what is wrong."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        return _problem(job, Path(folder))
+
+
 def serve(run: Callable[[str], str]) -> None:
     """Run jobs by name, each of which returns "" or what is wrong."""
     for line in iter(sys.stdin.readline, ""):
@@ -96,7 +104,7 @@ def _problem(job: Job, folder: Path) -> str:
     said += "".join(path.read_text() for path in sorted(ranks.glob("error-*")))
     if said or job.then is None:
         return said
-    ranks.rename(folder / "ranks-before")
+    shutil.rmtree(ranks)
     return _problem(job.then, folder)
 
 

@@ -69,8 +69,15 @@ def _index_put(view: OpView) -> Rule:
     )
 
 
+def _check_dims(view: OpView) -> None:
+    """Refuse data or an index without dims."""
+    if not (view.rank(0) and view.rank(1)):
+        raise OpaqueError("the data or the index has no dims")
+
+
 def _index_select(view: OpView) -> Rule:
     """``d0 v d2, i -> d0 i d2``."""
+    _check_dims(view)
     dims, dim = names("d", view.rank()), view.dim("dim", 0)
     data, result = replaced(dims, dim, "v"), replaced(dims, dim, "i")
     return view.rule([data, "i"], [result], whole={"v"}, points=result, sums=[0])
@@ -78,6 +85,7 @@ def _index_select(view: OpView) -> Rule:
 
 def _index_write(view: OpView, *, adds: bool) -> Rule:
     """``d0 v d2, i, d0 i d2 -> d0 v d2``: each device adds its part of i, or writes all of it."""
+    _check_dims(view)
     dims, dim = names("d", view.rank()), view.dim("dim", 0)
     data, source = replaced(dims, dim, "v"), replaced(dims, dim, "i")
     return view.rule(

@@ -173,7 +173,16 @@ def _recorded_apply(calls: Recorded) -> Callable[..., Any]:
 
 
 def _checkpointed(run: Callable[..., Any], _: bool, *args: Any) -> Any:
-    """A checkpoint with `use_reentrant=True`: it has gradients if an argument has one."""
+    """A checkpoint with `use_reentrant=True`: it has gradients if an argument has one.
+
+    Raises:
+        FrontendError: Gradients are wanted, and no argument has one.
+    """
+    if torch.is_grad_enabled() and not any(one.requires_grad for one in _tensors(args)):
+        raise FrontendError(
+            "a checkpoint with use_reentrant=True gives its parameters no gradient where none of "
+            "its arguments requires one: use use_reentrant=False"
+        )
     with torch.set_grad_enabled(
         torch.is_grad_enabled() and any(one.requires_grad for one in _tensors(args))
     ):

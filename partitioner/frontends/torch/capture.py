@@ -27,7 +27,7 @@ from partitioner.frontends.torch.backward_calls import keep_parameter_hooks, rec
 from partitioner.frontends.torch.forward_effects import refusing_effects
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
 from partitioner.frontends.torch.nodes import dtype_name
-from partitioner.frontends.torch.reasons import reason
+from partitioner.frontends.torch.reasons import depends_at, raised_at, reason
 from partitioner.frontends.torch.rewrite import graph_modules
 
 
@@ -154,11 +154,15 @@ def export_module(
             program.graph_module.meta[ASSIGNED] = frozenset(assigned)
             return program
         except FrontendError as error:
-            raise _one_line(error) from error.__cause__
+            place = raised_at(error.__traceback__)
+            said = f"{place}: {_one_line(error)}" if place else str(_one_line(error))
+            raise FrontendError(said) from error.__cause__
         except Exception as error:
             graphs.append(f"{getattr(error, 'partial_fx_graph', '')}\n")
-            name = type(module).__name__
-            raise FrontendError(f"{name}: torch.export cannot trace it: {reason(error)}") from error
+            place = raised_at(error.__traceback__) or type(module).__name__
+            raise FrontendError(
+                f"{place}: torch.export cannot trace it: {reason(error)}"
+            ) from error
 
 
 def _one_line(error: FrontendError) -> FrontendError:
@@ -224,7 +228,9 @@ def capture(
         raise _one_line(error) from error.__cause__
     except Exception as error:
         passes = "forward and backward passes" if training else "forward pass"
-        raise FrontendError(f"the {passes} cannot be traced: {reason(error)}") from error
+        place = depends_at(module, program)
+        said = f"{place}: " if place else ""
+        raise FrontendError(f"{said}the {passes} cannot be traced: {reason(error)}") from error
     tensors: dict[str, torch.Tensor] = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),

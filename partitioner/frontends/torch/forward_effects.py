@@ -36,7 +36,8 @@ def refusing_effects(module: nn.Module) -> Iterator[set[tuple[int, str]]]:
 
     Raises:
         FrontendError: All modules have a hook; or the forward pass draws from Python's or NumPy's
-            random numbers, seeds PyTorch's, or changes a number that is an attribute.
+            random numbers, seeds PyTorch's, changes a number that is an attribute, or
+            differentiates.
     """
     for name in _GLOBAL_HOOKS:
         for hook in vars(nn.modules.module)[name].values():
@@ -51,6 +52,8 @@ def refusing_effects(module: nn.Module) -> Iterator[set[tuple[int, str]]]:
         (torch.random, "manual_seed"): _refused_seed(),
         (nn.Module, "__setattr__"): _refused_count(assigned),
         (Tensor, "data"): _detached(),
+        (torch.autograd, "grad"): _refused_gradient("grad"),
+        (torch.autograd, "backward"): _refused_gradient("backward"),
     }
     before = _generators(module)
     with replaced(replacements):
@@ -102,6 +105,21 @@ def _refused_seed() -> Callable[[Any], Any]:
         )
 
     return manual_seed
+
+
+def _refused_gradient(name: str) -> Callable[..., Any]:
+    original = getattr(torch.autograd, name)
+
+    def differentiate(*args: Any, **kwargs: Any) -> Any:
+        if writing() is None:
+            return original(*args, **kwargs)
+        raise FrontendError(
+            f"forward calls torch.autograd.{name}, which is not traced: a program has no gradients "
+            "of gradients; write the derivative's formula in forward, or train such a loss (a "
+            "gradient penalty) without this program"
+        )
+
+    return differentiate
 
 
 def _refused_count(assigned: set[tuple[int, str]]) -> Callable[..., None]:

@@ -117,15 +117,19 @@ def _may_write(module: fx.GraphModule) -> bool:
 
 
 def _register_attributes(flat: nn.Module, program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Make buffers of the tensors that are plain attributes of the user's modules; by name.
+    """Make buffers of the tensors that user code reads and no module registers; by name.
 
-    The next trace takes no other tensors than parameters, buffers and inputs.
+    These are plain attributes of modules and variables outside of them. The next trace takes no
+    other tensors than parameters, buffers and inputs.
     """
     attributes = {}
-    for name in program.graph_signature.lifted_tensor_constants:
-        path, _, leaf = name.rpartition(".")
-        if leaf.startswith("lifted_tensor_"):  # made in a call
+    names = program.graph_signature.inputs_to_lifted_tensor_constants
+    for node in program.graph.find_nodes(op="placeholder"):
+        name = names.get(node.name)
+        made_in_a_call = all(user.target is aten.lift_fresh_copy.default for user in node.users)
+        if name is None or made_in_a_call:
             continue
+        path, _, leaf = name.rpartition(".")
         owner = flat.get_submodule(path)
         attributes[name] = getattr(owner, leaf)
         delattr(owner, leaf)

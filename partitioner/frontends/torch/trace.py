@@ -26,7 +26,7 @@ from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import OPTIMIZERS, ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.strides import make_contiguous
-from partitioner.frontends.torch.unchanged import Snapshot
+from partitioner.frontends.torch.unchanged import Snapshot, settings_of
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 
@@ -148,7 +148,7 @@ def trace_module(
         return tensor.detach().clone() if repeated else tensor
 
     arguments = pytree.tree_map_only(torch.Tensor, distinct, (example.args, dict(example.kwargs)))
-    traceable = materialised(module)
+    traceable, before = materialised(module), settings_of(module)
     program = export_module(traceable, *arguments, training=options.training)
     rewrites = state_dtypes, replace_attention, replace_losses, keep_composites, make_contiguous
     for rewrite in rewrites:
@@ -156,4 +156,4 @@ def trace_module(
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
     graph = module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)
     assigned = program.graph_module.meta[ASSIGNED]
-    return TracedModule(module, graph, options, Snapshot.of(module, assigned, graph.fixed))
+    return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))

@@ -84,3 +84,10 @@ def test_a_mask_as_an_index_has_no_rule() -> None:
 def test_a_source_that_is_written_in_part_has_no_rule() -> None:
     case = aten("scatter.src", f32(4, 6), 1, ints(3, 2, low=0, high=5), f32(4, 3))
     assert check_opaque(case) == "the source is (4, 3), the index (3, 2)"
+
+
+@pytest.mark.parametrize("name", ["index_select", "index_copy"])
+def test_data_without_dims_has_no_rule(name: str) -> None:
+    source = [f32(1)] if name == "index_copy" else []
+    case = aten(name, np.array(2, np.float32), 0, np.array([0]), *source)
+    assert check_opaque(case) == "the data or the index has no dims"

@@ -1,0 +1,137 @@
+"""A rank of a saved compilation under torchrun, from its own file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from partitioner.backends.arrays import assemble, check_inputs, local_inputs
+from partitioner.backends.errors import BackendError
+from partitioner.backends.header import Header
+from partitioner.backends.launch import threads_per_rank
+from partitioner.backends.onnx.load import RankFile, check_ranks, load_rank, read_rank
+from partitioner.backends.onnx.rank import RankProcess
+from partitioner.backends.onnx.sessions import SessionConfig
+from partitioner.backends.onnx.steps import RankModel
+from partitioner.backends.process_group import Start
+from partitioner.compiled.folder import load_plan
+from partitioner.compiled.rank_files import check_plan, has_module_file
+from partitioner.run.local import (
+    check_outputs,
+    draw_inputs,
+    prediction,
+    read_inputs,
+    report,
+    write_outputs,
+)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank with what it reads before it meets the others.
+
+    Attributes:
+        directory: Folder of its file; rank 0's has the plan and what inputs are drawn from.
+        file: Header and steps of its file.
+        model: The file, loaded.
+        inputs: Whole inputs; on rank 0 only.
+        outputs: .npz to write whole outputs to, on rank 0.
+        requests: Requests in flight.
+    """
+
+    directory: Path
+    file: RankFile
+    model: RankModel
+    inputs: Mapping[str, np.ndarray] | None
+    outputs: Path | None
+    requests: int
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        start: Start,
+        inputs: Path | None,
+        outputs: Path | None,
+        requests: int,
+        seed: int,
+    ) -> Rank:
+        """This process's rank.
+
+        Args:
+            directory: Folder of its file.
+            start: The ranks.
+            inputs: .npz of whole inputs by name; None draws valid random ones.
+            outputs: As the attribute.
+            requests: As the attribute.
+            seed: Seed of the random inputs.
+
+        Raises:
+            PartitionerError: A file is missing or wrong, or is not of the plan or of so many ranks.
+        """
+        if has_module_file(directory, start.rank):
+            raise BackendError(
+                f"{directory} is of a PyTorch module: use `partition run`, or module() of the "
+                "loaded program under torchrun"
+            )
+        file = read_rank(directory, start.rank)
+        header = file[0]
+        if header.ranks != start.ranks:
+            raise BackendError(
+                f"{directory} holds {header.ranks} ranks, torchrun started {start.ranks}"
+            )
+        if (directory / "plan.json").exists():  # without a plan the file cannot be out of date
+            check_plan(directory, header, f"rank{start.rank}.onnx", load_plan(directory))
+        if requests < 1:
+            raise BackendError(f"--requests is {requests}; it must be at least 1")
+        wholes: Mapping[str, np.ndarray] | None = None
+        if start.rank == 0:
+            if outputs is not None:
+                check_outputs(outputs, directory)
+            wholes = draw_inputs(directory, seed) if inputs is None else read_inputs(inputs, header)
+            check_inputs(header, wholes)
+        model = load_rank(directory / f"rank{start.rank}.onnx")
+        return cls(directory, file, model, wholes, outputs, requests)
+
+    def run(self, start: Start) -> str:
+        """Run it, once torch.distributed is up; on rank 0 the outputs are written.
+
+        Returns:
+            A report of a few lines; "" on other ranks.
+
+        Raises:
+            PartitionerError: The ranks' files do not fit each other, or a rank failed.
+        """
+        files: list[Any] = [None] * start.ranks
+        dist.all_gather_object(files, self.file)
+        headers = check_ranks(files, str(self.directory))
+        config = SessionConfig(threads=threads_per_rank(int(os.environ["LOCAL_WORLD_SIZE"])))
+        with start.together("making sessions"):
+            process = RankProcess(self.model, int(os.environ["LOCAL_RANK"]), config)
+        outputs, seconds = process.run(_scattered(self.inputs, headers), self.requests)
+        parts: list[Mapping[str, np.ndarray] | None] = [None] * start.ranks
+        dist.gather_object(outputs, parts if start.rank == 0 else None)
+        if start.rank > 0:
+            return ""
+        wholes = assemble(headers, {rank: part or {} for rank, part in enumerate(parts)})
+        if self.outputs is not None:
+            write_outputs(self.outputs, wholes)
+        has_plan = (self.directory / "plan.json").exists()
+        expected = prediction(self.directory) if has_plan else ""
+        return report(seconds, self.requests, expected, wholes)
+
+
+def _scattered(
+    inputs: Mapping[str, np.ndarray] | None, headers: Sequence[Header]
+) -> Mapping[str, np.ndarray]:
+    """This rank's parts of the whole inputs; rank 0 has `inputs` and scatters them, others None."""
+    parts = None if inputs is None else [local_inputs(header, inputs) for header in headers]
+    received: list[Mapping[str, np.ndarray]] = [{}]
+    dist.scatter_object_list(received, parts)
+    return received[0]

@@ -35,7 +35,7 @@ def resolve_cluster(
             without; "ideal" or "local" in the same way; a TOML file; None for the reference
             accelerator.
         devices: Number of devices; must agree with `spec` where both give it.
-        otherwise: Number of devices of a preset where neither gives it.
+        otherwise: Number of devices of a preset, or of processes, where neither gives it.
         profile: File with measurements of this machine, for "local"; default: that of the user's
             cache folder.
 
@@ -72,17 +72,20 @@ def preset_cluster(name: str, nodes: int, per_node: int) -> Cluster:
     return Cluster(title, (presets.device(name),) * count, levels)
 
 
-def local_cluster(count: int | None, cuda: Any = None, profile: Path | None = None) -> Cluster:
+def local_cluster(
+    count: int | None, cuda: Any = None, profile: Path | None = None, processes: int = 1
+) -> Cluster:
     """The first `count` GPUs of this machine (None: all), or as many processes on its cores.
 
     GPUs have the rates of the preset with their name and their own memory size. On a machine
-    without GPUs, `count` (None: one) processes share cores and memory evenly; their operators cost
-    what the profile says.
+    without GPUs, `count` processes share cores and memory evenly; their operators cost what the
+    profile says.
 
     Args:
         count: Number of devices.
         cuda: Stands in for `torch.cuda`.
         profile: File with measurements of this machine; default: that of the user's cache folder.
+        processes: Number of processes if `count` is None.
 
     Raises:
         CostError: There are fewer GPUs, or fewer cores; a GPU is not one of the presets; the
@@ -94,7 +97,8 @@ def local_cluster(count: int | None, cuda: Any = None, profile: Path | None = No
         cuda = torch.cuda
     available = int(cuda.device_count()) if cuda.is_available() else 0
     if not available:
-        return _processes(1 if count is None else count, profile or default_profile())
+        file = profile or default_profile()
+        return _processes(processes if count is None else count, file)
     wanted = available if count is None else count
     if available < wanted:
         raise CostError(f"cluster 'local' needs {wanted} GPUs, this machine has {available}")
@@ -162,7 +166,7 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
     if total is not None:
         _check_agreement(spec, total, devices)
     if name == "local":
-        return local_cluster(total or devices, profile=profile)
+        return local_cluster(total or devices, profile=profile, processes=otherwise)
     if name not in presets.names():
         known = ", ".join((*presets.names(), "local"))
         raise ClusterOptionError(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from partitioner.backends.header import Header
 from partitioner.compiled.folder import load_plan, load_summary
 from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.cluster import Cluster
+from partitioner.drafts import draft_file
 from partitioner.files import ResultError, umask
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
@@ -206,7 +205,8 @@ def check_outputs(path: Path, directory: Path) -> None:
     """
     try:
         _check_outputs_place(path, directory)
-        _draft(path).unlink()
+        with draft_file(path):
+            pass
     except RunError:
         raise
     except (OSError, ValueError) as error:
@@ -226,13 +226,6 @@ def _check_outputs_place(path: Path, directory: Path) -> None:
         raise RunError(f"outputs {path}: not an .npz file, so it is not replaced")
 
 
-def _draft(path: Path) -> Path:
-    """A new, empty file beside a path."""
-    handle, draft = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
-    os.close(handle)
-    return Path(draft)
-
-
 def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write whole outputs to an .npz file; no part of it is left if that fails.
 
@@ -246,13 +239,10 @@ def write_outputs(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items()
     }
     try:
-        draft = _draft(path)
-        try:
+        with draft_file(path) as draft:
             with draft.open("wb") as file:
                 np.savez(file, **stored)  # type: ignore[arg-type]
             draft.chmod(0o666 & ~umask())
             draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"outputs {path}: {error.strerror}") from None

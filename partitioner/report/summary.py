@@ -75,14 +75,17 @@ def facts(
         "load_s": [figures.load_s.get(device, 0.0) for device in range(devices)],
         "peak_bytes": [figures.held_bytes.get(device, 0) for device in range(devices)],
         "peak_bytes_one_device": max(peak.bytes for peak in single.peak.values()),
-        "fewer_devices": _fewer(outcome, single),
+        "fewer_devices": _fewer(outcome, single, devices),
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
         "notes": list(notes),
     }
 
 
-def _fewer(outcome: Outcome, single: Evaluation) -> dict[str, Any] | None:
-    """The cheapest known plan on fewer devices, if it costs less than the chosen one."""
+def _fewer(outcome: Outcome, single: Evaluation, devices: int) -> dict[str, Any] | None:
+    """The cheapest known plan on fewer devices, if it costs less than the chosen one.
+
+    Else the chosen one, if it leaves devices idle: those that it uses do as well.
+    """
     cert = outcome.plan.certificate
     assert cert is not None
     used = outcome.evaluation.devices_used
@@ -92,9 +95,9 @@ def _fewer(outcome: Outcome, single: Evaluation) -> dict[str, Any] | None:
     if cert.status != "infeasible" and single.fits:
         rivals.append((single.cost(cert.objective), 1))
     better = [rival for rival in rivals if rival[1] < used and rival[0] < cert.cost]
-    if not better:
+    if not better and used == devices:
         return None
-    cost, count = min(better)
+    cost, count = min(better, default=(cert.cost, used))
     return {"devices": count, "cost": cost, "cost_here": cert.cost}
 
 
@@ -118,10 +121,13 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     ]
     if fewer:
         count, cost, here = fewer["devices"], fewer["cost"], fewer["cost_here"]
-        lines.append(
-            f"  note: {f'{count} devices' if count > 1 else 'one device'} would do better by "
-            f"{objective}: {units.cost(objective, cost)} against {units.cost(objective, here)} here"
-        )
+        few = f"{count:,} devices" if count > 1 else "one device"
+        better = f"{units.cost(objective, cost)} against {units.cost(objective, here)} here"
+        if cost < here:
+            lines.append(f"  note: {few} would do better by {objective}: {better}")
+        else:
+            does = "do" if count > 1 else "does"
+            lines.append(f"  note: {few} {does} as well by {objective}: the others are left idle")
     lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
     lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)

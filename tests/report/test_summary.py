@@ -134,6 +134,15 @@ def test_fewer_devices_are_named(model: onnx.ModelProto) -> None:
         )
 
 
+def test_devices_that_a_plan_leaves_idle_are_not_needed() -> None:
+    model = examples.build("mlp", layers=2, hidden=64, batch=4)
+    result = partitioner.compile(model, cluster="16x8xh100")
+    used, devices = result.summary["devices_used"], result.summary["devices"]
+    assert used < devices == 128
+    few = f"{used} devices do" if used > 1 else "one device does"
+    assert f"note: {few} as well by throughput: the others are left idle" in text(result.summary)
+
+
 def test_families_without_a_plan_share_a_line(model: onnx.ModelProto, tmp_path: Path) -> None:
     pins = tmp_path / "pins.toml"
     pins.write_text('[[pin]]\nop = "Gemm"\ndevice = 1\n')

@@ -61,11 +61,12 @@ def local_search(
         goal: Values whose largest is to be small.
         effort: Moves to try at most.
         work: Pays for the moves, and ends the search; None for no other end than `effort`.
-        move_steps: Steps of a move with this goal.
+        move_steps: Steps of a move with this goal, of which bytes double those.
         seed: Of all random choices.
     """
     bytes_matter = goal is peaks or problem.limited
     state = State(tables(problem), chosen, bytes_matter=bytes_matter)
+    move_steps *= 2 if bytes_matter else 1
     rng = random.Random(seed)  # noqa: S311 - no secret
     return _LocalSearch(state, goal, effort, work or Work(), move_steps, rng).run()
 

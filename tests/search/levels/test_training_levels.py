@@ -233,7 +233,7 @@ def test_copies_that_last_are_among_what_passes(small: Folded) -> None:
             for choices in tied.nodes
         )
         free = replace(tied, nodes=drawn, limit_bytes=(math.inf,))
-        solution = minimised(free, 60, 0.5, 1, HIGHS, 1)
+        solution = minimised(free, Work.within(60), 0.5, 1, HIGHS, 1)
         assert solution is not None
         items = {i for hold in tied.holds for i in hold.items[solution.chosen[hold.node]]}
         whole = {i for i, item in enumerate(tied.items) if (item.first, item.last) == (0, last)}

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 
 _WEIGHTS, _PARAMETERS, _STATE = "weights", "parameters", "optimizer's state"
-_RESIDENT = (_WEIGHTS, _PARAMETERS, _STATE)
+_ZEROS = "zeros"  #: Of a pending sum, on the devices that add nothing to it.
+_RESIDENT = (_WEIGHTS, _PARAMETERS, _STATE, _ZEROS)
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,11 @@ class Holdings:
         """
         kinds = Kinds(self.graph)
         parts: Counter[str] = Counter()
-        for (where, (value, _)), nbytes in self.schedule.residents.items():
-            if where == device:
+        for key, nbytes in self.schedule.residents.items():
+            where, (value, _) = key
+            if where == device and key in self.schedule.zeros:
+                parts[_ZEROS] += nbytes
+            elif where == device:
                 parts.update(kinds.resident(value, nbytes))
         lifetimes = exact_lifetimes if exact else safe_lifetimes
         lives = [life for life in lifetimes(self.schedule) if life.device == device]
@@ -95,7 +99,9 @@ def planned_parts(
         nbytes = round(item.bytes[0])
         if not item.first <= position <= item.last:
             continue
-        if index in built.zeros or (index in by_nodes and kinds.stays(value)):
+        if index in built.zeros:
+            parts[_ZEROS] += nbytes
+        elif index in by_nodes and kinds.stays(value):
             parts.update(kinds.resident(value, nbytes))
         else:
             buffer = index not in by_nodes and any(item.load_s)

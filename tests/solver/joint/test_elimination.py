@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 from solver_instances import placement, spmd
 
-from partitioner.solver import Choice, Edge, Hold, Item, Problem, brute_force, evaluate_choices
+from partitioner.solver import (
+    Choice,
+    Edge,
+    Hold,
+    Item,
+    Problem,
+    brute_force,
+    evaluate_choices,
+    solve,
+)
+from partitioner.solver.joint import elimination
 from partitioner.solver.joint.elimination import Eliminator
 
 
@@ -109,3 +119,45 @@ def test_an_item_of_many_nodes_without_a_choice_is_eliminated() -> None:
     answer = Eliminator(problem).min_sum([1.0, 1.0])
     assert answer is not None
     assert answer[1] == pytest.approx(evaluate_choices(problem, answer[0]).step_s)
+
+
+def test_of_plans_of_equal_load_the_one_that_holds_less_and_more_evenly_wins() -> None:
+    choices = tuple(Choice((1.0, 1.0), 0, label) for label in ("uneven", "heavy", "even"))
+    bytes_of = ((8.0, 0.0), (9.0, 9.0), (3.0, 3.0))
+    problem = Problem(
+        devices=2,
+        limit_bytes=(math.inf,) * 2,
+        nodes=(choices,) * 3,
+        names=("a", "b", "c"),
+        edges=(),
+        holds=tuple(
+            Hold(node, ((3 * node,), (3 * node + 1,), (3 * node + 2,))) for node in range(3)
+        ),
+        items=tuple(Item((0.0, 0.0), held, 0, 2) for _ in range(3) for held in bytes_of),
+    )
+    solution = solve(problem)
+    assert solution.chosen == (2, 2, 2)
+    assert (solution.cost, solution.status) == (3.0, "optimal")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_what_many_nodes_decide_the_value_is_a_bound(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = spmd(seed, 6, 3)
+    best = brute_force(problem, "throughput")
+    assert best is not None
+    weights = [1 / problem.devices] * problem.devices
+    whole = Eliminator(problem).min_sum(weights)
+    assert whole is not None
+    monkeypatch.setattr(elimination, "MAX_SHARED", 1)
+    monkeypatch.setattr(elimination, "MAX_SWITCHES", 0)
+    narrow = Eliminator(problem)
+    assert narrow.tables.wide
+    assert narrow.min_sum(weights) is None
+    near = narrow.min_near(weights)
+    assert near is not None
+    least = sum(min(sum(c.load_s) for c in choices) for choices in problem.nodes) / problem.devices
+    assert least <= near[1] <= whole[1] * (1 + 1e-9)
+    solution = solve(problem, gap=0.0)
+    assert solution.cost == pytest.approx(best[1])

@@ -33,6 +33,10 @@ _LOOK = timedelta(seconds=2)
 _SEARCH = timedelta(hours=1)
 
 
+class AgreedError(BackendError):
+    """An error that all ranks raise at the same time."""
+
+
 class Agreement:
     """Messages between all ranks; every rank must call the same methods in the same order.
 
@@ -100,8 +104,8 @@ class Agreement:
         texts = self._texts(problem or doing)
         wrong = {rank: texts[rank] for rank, mark in enumerate(codes.tolist()) if mark == -1}
         if wrong:
-            raise BackendError(_joined(wrong, self.ranks))
-        raise BackendError(_differ(dict(enumerate(texts))))
+            raise AgreedError(_joined(wrong, self.ranks))
+        raise AgreedError(_differ(dict(enumerate(texts))))
 
     def compare(self, sums: Sums) -> None:
         """Compare values of the ranks, any number of them.
@@ -114,7 +118,7 @@ class Agreement:
         names = code("\n".join(sums.words).encode())
         heads = self._gather(torch.tensor([names, len(sums.words)]), "comparing weights")
         if not bool((heads.reshape(self.ranks, 2) == heads[:2]).all()):
-            raise BackendError("the ranks have weights or constants of other names")
+            raise AgreedError("the ranks have weights or constants of other names")
         if sums.words:
             words = self._gather(torch.tensor(list(sums.words.values())), "comparing weights")
             self._check_sums(sums, words.reshape(self.ranks, -1))
@@ -133,11 +137,13 @@ class Agreement:
             for name, word in tables[first].items()
         }
         differing = {key: ranks for key, ranks in inner.items() if ranks} or differing
-        raise BackendError(sums.problem(differing))
+        raise AgreedError(sums.problem(differing))
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
         """Do something that may fail on single ranks: if it does on any, all of them raise.
+
+        Inside, ranks may meet in other calls of this object: the errors of those are all ranks'.
 
         Args:
             doing: As of `check`, which follows.
@@ -148,7 +154,7 @@ class Agreement:
         error: Exception | None = None
         try:
             yield
-        except CommunicationError:
+        except (CommunicationError, AgreedError):
             raise
         except Exception as raised:  # noqa: BLE001 - a user's function may raise anything
             error = raised

@@ -20,7 +20,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.tensors import from_numpy
-from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.agreement import AgreedError, Agreement
 from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps, storages
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import torch_meshes
@@ -363,7 +363,7 @@ class RankModule(nn.Module):
             with self._agreement.together(name):
                 try:
                     whole = self._variants(training, args, kwargs, share)
-                except CommunicationError:
+                except (CommunicationError, AgreedError):
                     raise
                 except PartitionerError as error:
                     raise BackendError(f"{name}: {error}") from error

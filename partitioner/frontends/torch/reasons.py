@@ -28,7 +28,8 @@ _BRANCH = "data-dependent expression"
 _WAYS = (
     ("_local_scalar_dense", "keep it a tensor, without .item(), .tolist(), int() or float()"),
     (_BRANCH, "choose by torch.where, or by torch.cond for a costly branch"),
-    ("depend on data", "keep all elements and mask them, by torch.where or a product"),
+    ("nonzero", "keep all elements and mask them, by torch.where or a product"),
+    ("repeat_interleave", "give it a number of repeats"),
     ("functorch", "call torch.autograd.Function or the formula instead of torch.func in forward"),
     (".numpy()", "compute with PyTorch's operators"),
 )

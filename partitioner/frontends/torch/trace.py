@@ -26,7 +26,7 @@ from partitioner.frontends.torch.losses import replace_losses
 from partitioner.frontends.torch.options import OPTIMIZERS, ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.strides import make_contiguous
-from partitioner.frontends.torch.unchanged import Snapshot, settings_of
+from partitioner.frontends.torch.unchanged import Snapshot, check_registered, settings_of
 from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 
@@ -154,6 +154,9 @@ def trace_module(
     for rewrite in rewrites:
         rewrite(program.graph_module)
     captured = capture(traceable, program, DECOMPOSITIONS, training=options.training)
+    if options.training:
+        constants = captured.ties.keys() - dict(module.state_dict(keep_vars=True)).keys()
+        check_registered(before, (captured.tensors[name] for name in sorted(constants)))
     graph = module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)
     assigned = program.graph_module.meta[ASSIGNED]
     return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))

@@ -136,6 +136,28 @@ def settings_of(module: nn.Module, assigned: Collection[tuple[int, str]] = ()) -
     }
 
 
+def check_registered(settings: Settings, constants: Iterable[torch.Tensor]) -> None:
+    """Refuse tensors that are constants of a graph and would have gradients in the module.
+
+    Args:
+        settings: Those of the module.
+        constants: Tensors that the forward pass reads and no module registers.
+
+    Raises:
+        FrontendError: One of them requires a gradient; the message names it.
+    """
+    places = {tensor.data_ptr() for tensor in constants} - {0}
+    for path, known in settings.items():
+        for name, value in known.items():
+            tensor = value.tensor if isinstance(value, _Held) else None
+            if tensor is not None and tensor.requires_grad and tensor.data_ptr() in places:
+                raise FrontendError(
+                    f"{path}.{name}".lstrip(".") + f" is a tensor of {list(tensor.shape)} that "
+                    "requires a gradient and is no parameter of the module: make it an "
+                    "nn.Parameter that is an attribute, or hold it in an nn.ParameterList"
+                )
+
+
 #: Attributes of every module.
 _STANDARD = frozenset(vars(nn.Module()))
 #: Most values that are looked at in one attribute, and how deep.

@@ -98,6 +98,9 @@ def compile(  # noqa: A001 - the public name
 
             memory: Memory limit of each device, in bytes or as text ("8GiB").
 
+            profile: File with measurements of this machine, for ``cluster="local"``; default:
+            `profile.sqlite` in the user's cache folder (see `profile`).
+
             objective: "throughput" (default: least load of the busiest device), "latency" or
             "memory".
 

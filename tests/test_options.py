@@ -60,6 +60,7 @@ def test_other_arguments_are_refused(
     [
         (partitioner.compile, options.CompileOptions),
         (partitioner.dump_problem, options.DumpOptions),
+        (partitioner.profile, options.ProfileOptions),
         (partitioner.sweep, options.SweepOptions),
     ],
 )

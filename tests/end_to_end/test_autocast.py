@@ -72,7 +72,9 @@ def test_outputs_and_gradients(parallel: str | None, inside: bool) -> None:
     (sharded_loss, sharded_scores), gradients = program.gradients(*batch(1))
     assert sharded_scores.dtype == scores.dtype == torch.bfloat16
     torch.testing.assert_close(sharded_loss, loss, rtol=ALLOWED, atol=0)
-    torch.testing.assert_close(sharded_scores, scores, rtol=ALLOWED, atol=ALLOWED)
+    # parts of a sum in bfloat16 are rounded before they are added: an ulp of the largest score
+    ulp = torch.finfo(torch.bfloat16).eps * float(scores.detach().abs().max())
+    torch.testing.assert_close(sharded_scores, scores, rtol=ALLOWED, atol=ulp)
     for name, parameter in alone.named_parameters():
         expected = parameter.grad
         assert expected is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -43,20 +44,27 @@ def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     )
 
 
+#: Ranks of the named groups that were made, by the group of all ranks.
+_MADE: WeakKeyDictionary[Any, set[tuple[int, ...]]] = WeakKeyDictionary()
+
+
 def register_named(groups: Iterable[tuple[int, ...]]) -> None:
     """Make process groups under the names that graphs call them by.
 
-    They live until `destroy_process_group`: nobody else may hold them, since their threads would
-    still run while Python shuts down.
+    Each is made once, by all ranks: those outside of it take part too. They live until
+    `destroy_process_group`: nobody else may hold them, since their threads would still run while
+    Python shuts down.
 
     Args:
         groups: Ranks of each; the same on every rank, in the same order.
     """
+    made = _MADE.setdefault(dist.group.WORLD, set())
     for ranks in groups:
-        name = GroupName(group_name(ranks))
-        if not _is_registered(name):
+        if ranks not in made:
+            made.add(ranks)
             group = new_group(ranks)
             if dist.get_rank() in ranks:
+                name = GroupName(group_name(ranks))
                 torch._C._distributed_c10d._register_process_group(name, group)
 
 
@@ -90,15 +98,6 @@ def _timeout() -> timedelta | None:
             timeout: timedelta = options._timeout
             return timeout
     return None
-
-
-def _is_registered(name: GroupName) -> bool:
-    """Whether an earlier program registered the group, and it is still of this world."""
-    try:
-        resolved_group(name)
-    except (RuntimeError, ValueError):
-        return False
-    return True
 
 
 def torch_meshes(

@@ -24,6 +24,8 @@ from trained import Batch, Gpt, Mlp
 
 import partitioner
 from partitioner.backends.errors import BackendError, CommunicationError
+from partitioner.backends.torch.comms import group_name
+from partitioner.backends.torch.groups import register_named, resolved_group
 from partitioner.backends.torch.initialise import Initialiser
 from partitioner.backends.torch.rank_module import RankModule
 from partitioner.compiled.module import ModuleProgram
@@ -574,6 +576,22 @@ def programs(ranks: int = 2, **options: Any) -> list[Callable[[], ModuleProgram]
 
 MLP, GPT = programs()
 MLP_ON_4, GPT_ON_4 = programs(4)
+
+
+def two_programs_share_groups(rank: int) -> None:
+    """A rank outside of a group that it has seen before makes the next ones with the others."""
+    register_named([(0, 1)])
+    register_named([(0, 1), (1, 2)])
+    register_named([(0, 1), (0, 2), (1, 2)])
+    for ranks in ((0, 1), (1, 2), (0, 2)):
+        if rank in ranks:
+            group = resolved_group(group_name(ranks))
+            total = torch.tensor([rank])
+            dist.all_reduce(total, group=group)
+            assert total.item() == sum(ranks)
+            del group
+
+
 PLACED, ZERO3 = (partial(placed_modules.program, how) for how in ("placed", "zero3"))
 
 JOBS = {
@@ -618,6 +636,7 @@ JOBS = {
     "attributes": Job(2, side_modules.refuses_attributes_of_the_graphs),
     "zero3": Job(2, trains_by_zero3),
     "initialise": Job(2, initialises_from_a_seed, [program_of_fakes]),
+    "shared_groups": Job(3, two_programs_share_groups, timeout_s=10),
     "placed_state": Job(2, placed_modules.holds_the_whole_state, [PLACED]),
     "placed_clipping": Job(2, placed_modules.clips_by_the_whole_norm, [PLACED, ZERO3]),
     "placed_resuming": Job(2, placed_modules.resumes, [PLACED]),

@@ -188,7 +188,7 @@ class Profile:
         """
         entries: dict[str, Entry] = {}
         links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
-        if file.exists():
+        if _exists(file):
             with _opened(file) as database:
                 for row in database.execute(_SELECT, (device, threads)):
                     entry = Entry(*row)
@@ -313,7 +313,7 @@ def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
     Raises:
         CostError: The file is something else, damaged, of another version, or not accessible.
     """
-    if file.exists() and not file.is_file():
+    if _exists(file) and not file.is_file():
         raise CostError(f"profile {file}: it is not a file")
     mode = "rwc" if write else "ro"
     try:
@@ -325,6 +325,18 @@ def _opened(file: Path, *, write: bool = False) -> Iterator[sqlite3.Connection]:
             yield database
     except sqlite3.Error as error:
         raise CostError(f"profile {file}: {error}") from None
+
+
+def _exists(file: Path) -> bool:
+    """Whether there is something of that name.
+
+    Raises:
+        CostError: No file can have that name, or its folder cannot be read.
+    """
+    try:
+        return file.exists()
+    except (OSError, ValueError) as error:
+        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _make_tables(database: sqlite3.Connection) -> None:

@@ -69,6 +69,14 @@ def test_no_file_is_an_empty_profile_and_is_not_made(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000 + "y"])
+def test_names_that_no_file_can_have_are_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    for refused in (Profile.read, lambda *args: write_entries(*args, [])):
+        with pytest.raises(CostError, match=r"^profile .*: File name too long$"):
+            refused(file, DEVICE, THREADS)
+
+
 def _foreign(file: Path) -> None:
     database = sqlite3.connect(file)
     database.execute("CREATE TABLE entries (mine TEXT)")

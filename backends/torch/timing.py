@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -17,12 +18,22 @@ from partitioner.ir.program import Programs
 NAME = f"torch {torch.__version__}"
 
 
+@contextmanager
+def same_threads() -> Iterator[None]:
+    """Give the process back the threads that it had."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def prepared(
     programs: Programs, graph: Graph, inputs: Mapping[str, np.ndarray], threads: int
 ) -> Callable[[], object]:
     """A function that runs the program of a single rank once, eagerly.
 
-    It sets the threads of the process.
+    It sets the threads of the process: see `same_threads`.
 
     Raises:
         BackendError: PyTorch does not take or run the program.

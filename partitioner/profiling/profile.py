@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,10 +149,11 @@ def profile(
     graph = opened.graph
     say("collecting the operators")
     wanted = candidates(graph, cluster, strategy, mesh)
-    backend, prepare = _backend(is_module=isinstance(opened, ModuleInput))
+    backend, prepare, threads = _backend(is_module=isinstance(opened, ModuleInput))
     new = [one for one in wanted if not _is_known(one, known, backend)]
     session = _Session(graph, cluster, known, backend, prepare, say)
-    session.measure(new, begin + limit_s)
+    with threads():
+        session.measure(new, begin + limit_s)
     links = 0
     if len(cluster) > 1 and time.perf_counter() < begin + limit_s:
         links = _measure_links(known, len(cluster), say)
@@ -222,15 +224,15 @@ def _is_known(candidate: Candidate, known: Profile, backend: str) -> bool:
     return entry is not None and entry.backend == backend
 
 
-def _backend(*, is_module: bool) -> tuple[str, Prepare]:
-    """The backend's name, and its function that prepares a program."""
+def _backend(*, is_module: bool) -> tuple[str, Prepare, Callable[[], AbstractContextManager[None]]]:
+    """The backend's name, its function that prepares a program, and what restores the threads."""
     if is_module:
         from partitioner.backends.torch import timing as torch_timing
 
-        return torch_timing.NAME, torch_timing.prepared
+        return torch_timing.NAME, torch_timing.prepared, torch_timing.same_threads
     from partitioner.backends.onnx import timing as onnx_timing
 
-    return onnx_timing.NAME, onnx_timing.prepared
+    return onnx_timing.NAME, onnx_timing.prepared, nullcontext
 
 
 @dataclass

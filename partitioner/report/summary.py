@@ -134,7 +134,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
 
 
 def costs_sentence(shares: Mapping[str, float], error: float) -> str:
-    """Where the seconds of operators come from; communication is by the cluster's rates."""
+    """Where the seconds of operators come from."""
     if set(shares) == {"datasheet"}:
         return "of operators by the cluster's rates, not measured"
     order = ("measured", "fitted", "datasheet")

@@ -8,6 +8,7 @@ from pathlib import Path
 import modules
 import onnx
 import pytest
+import torch
 from torch import nn
 
 import partitioner
@@ -115,7 +116,13 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     two_processes(file)
     module: nn.Module = modules.classifier(training=training)
     batch = modules.batch(labels=training)
-    done = profile(module, batch, devices=2, training=training, profile=file)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        done = profile(module, batch, devices=2, training=training, profile=file)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
     assert done.backend.startswith("torch ")
     assert done.measured == done.forms
     assert not done.failed

@@ -90,7 +90,7 @@ class Entry:
 
     Attributes:
         form: `Form.key`.
-        op: Key of the op table.
+        op: `Form.family`.
         dtype: Element type that it computes in.
         flops: FLOPs of the form.
         moved_bytes: Bytes that it reads and writes.
@@ -271,6 +271,7 @@ class Profile:
     ) -> Estimate:
         """Seconds of a form: its own entry, else a fit over its operator's, else `datasheet_s`.
 
+        A form that stands behind others takes what is known of it there, else what it takes alone.
         The fit is the mean, in logarithms and weighted by nearness, of what entries of the same
         operator and type took in relation to their datasheet's rates; its error is their spread.
 
@@ -281,13 +282,16 @@ class Profile:
             moved_bytes: Bytes that it reads and writes.
             datasheet_s: Seconds by the device's rates.
         """
-        entry = self.entries.get(form.key)
-        if entry is not None:
-            return Estimate(entry.seconds, "measured", entry.spread)
-        family = self._families.get((form.op, dtype), ())
-        if not family:
-            return Estimate(datasheet_s, "datasheet")
-        return _fitted(family, flops, moved_bytes)
+        forms = dict.fromkeys((form, form.alone))
+        for one in forms:
+            entry = self.entries.get(one.key)
+            if entry is not None:
+                return Estimate(entry.seconds, "measured", entry.spread)
+        for one in forms:
+            family = self._families.get((one.family, dtype))
+            if family:
+                return _fitted(family, flops, moved_bytes)
+        return Estimate(datasheet_s, "datasheet")
 
     @cached_property
     def _families(self) -> Mapping[tuple[str, str], tuple[Entry, ...]]:

@@ -38,6 +38,7 @@ _RUNNERS: Mapping[str, str] = {
     "onnx": "partitioner.backends.onnx.rank",
     "torch": "partitioner.backends.torch.local",
     "links": "partitioner.backends.torch.links",
+    "steps": "partitioner.backends.torch.steps",
 }
 
 

@@ -127,8 +127,8 @@ def _searched(
     results: list[SpaceResult] = []
 
     def share(parts: int) -> Budget:
-        best_s = _best_s(results, request, cluster)
-        return replace(budget.share(parts), best_s=min(budget.best_s, best_s))
+        cutoff_s = _cutoff_s(results, request, cluster)
+        return replace(budget.share(parts), best_s=min(budget.best_s, cutoff_s))
 
     for index, space in enumerate(spaces):
         results.append(space.search(share(len(spaces) - index), tuple(results)))
@@ -154,20 +154,31 @@ def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) 
     return best_of(plans, request.objective, len(cluster)).cost(request.objective)
 
 
+def _cutoff_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:
+    """The cost that a plan of another space must beat to be wanted; infinite if any is.
+
+    That is the cost of the best plan or, if several plans are to be run, that of the last of them.
+    """
+    if request.tune is None:
+        return _best_s(results, request, cluster)
+    costs = sorted(_best_s([result], request, cluster) for result in results)
+    return costs[request.tune - 1] if len(costs) >= request.tune else math.inf
+
+
 def _looked_again(
     results: Sequence[SpaceResult], search: JointSearch, budget: Budget
 ) -> list[SpaceResult]:
     """The results with the plans, of spaces that were refused, that fit by exact liveness.
 
-    Only those are looked for that cost less than the best plan.
+    Only those are looked for that cost less than the best plan, or the last that is wanted.
     """
     looked = list(results)
     for index, result in enumerate(results):
         if result.refused is None or budget.work.over:
             continue
-        best_s = _best_s(looked, search.request, search.cluster)
+        cutoff_s = _cutoff_s(looked, search.request, search.cluster)
         budget.say(f"looking again at {result.refused.space}")
-        share = replace(budget.share(len(results) - index), best_s=min(budget.best_s, best_s))
+        share = replace(budget.share(len(results) - index), best_s=min(budget.best_s, cutoff_s))
         plan = exact_plan(result.refused, share, search.candidate)
         if plan is not None:
             looked[index] = SpaceResult((plan,), result.searched)

@@ -23,8 +23,9 @@ from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Request, Say
 from partitioner.search.tried import kept, worth_a_run
 
-#: Rounds in which each plan is run once, after one that tells how many requests a run takes.
-ROUNDS = 5
+#: Rounds in which each plan is run once, after one that tells how many requests a run takes. They
+#: end after the fewest once each run of one plan was faster than all runs of the others.
+LEAST_ROUNDS, ROUNDS = 3, 5
 #: Fewest and most requests or steps of a run, and the seconds that it should take at least.
 _LEAST, _MOST, _ENOUGH_S = 4, 200, 1.0
 
@@ -131,11 +132,20 @@ def _rounds(
         seconds = run(in_flight) / in_flight
         enough = math.ceil(_ENOUGH_S / seconds) if seconds else _MOST
         counts.append(in_flight if in_flight == 1 else min(_MOST, max(_LEAST, enough)))
-    rounds = []
-    for number in range(ROUNDS):
-        say(f"running {len(runs)} plans, round {number + 1} of {ROUNDS}")
-        rounds.append([run(count) / count for run, count in zip(runs, counts, strict=True)])
-    return list(zip(*rounds, strict=True))
+    seconds: list[list[float]] = [[] for _ in runs]
+    for number in range(1, ROUNDS + 1):
+        say(f"running {len(runs)} plans, round {number} of {ROUNDS}")
+        for of_plan, run, count in zip(seconds, runs, counts, strict=True):
+            of_plan.append(run(count) / count)
+        if number >= LEAST_ROUNDS and _is_clear(seconds):
+            break
+    return seconds
+
+
+def _is_clear(seconds: Sequence[Sequence[float]]) -> bool:
+    """Whether each run of one plan was faster than all runs of the others."""
+    best, *others = sorted(seconds, key=statistics.median)
+    return all(max(best) < min(other) for other in others)
 
 
 def tuning_notes(outcome: Outcome, request: Request) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 from partitioner.search.by_levels import StagesSpace
 from partitioner.search.exact_memory import exact_plan, second_look
-from partitioner.search.explicit import JointSearch, JointSpace
+from partitioner.search.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
 from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
 from partitioner.search.request import Budget, Request
@@ -27,6 +27,9 @@ from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError, check_space, families
+
+#: The kinds of parallelism that are searched for plans to run: those of one axis that differ.
+KINDS = ("dp", "zero2", "zero3", "tp")
 
 
 class Space(Protocol):
@@ -100,6 +103,8 @@ def _explicit(
     spaces: list[Space] = [JointSpace(search, family) for family in joint]
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
+    if _tries_kinds(graph, request) and len(cluster) > 1:
+        spaces += [KindSpace(search, kind) for kind in KINDS]
     results = _searched(spaces, request, cluster, budget)
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
@@ -114,6 +119,12 @@ def _explicit(
     )
     results.append(SpaceResult((plan,)))
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
+
+
+def _tries_kinds(graph: Graph, request: Request) -> bool:
+    """Whether plans are to be run, and the usual kinds of parallelism are among the possible."""
+    free = request.parallel is None and request.mesh is None and not request.constraints.bound
+    return request.tune is not None and bool(graph.backward) and free and request.strategy == "auto"
 
 
 def _searched(

@@ -21,7 +21,7 @@ def worth_a_run(outcome: Outcome, request: Request, devices: int) -> tuple[Candi
         best = best_of(left, request.objective, devices)
         left.remove(best)
         ranked.append(best)
-    ranked.sort(key=lambda plan: plan.plan.nodes != outcome.plan.nodes)
+    ranked.sort(key=lambda candidate: candidate.plan.digest != outcome.plan.digest)
     firsts: dict[str, Candidate] = {}
     different: dict[str, Candidate] = {}
     for candidate in ranked:
@@ -46,7 +46,7 @@ def kept(outcome: Outcome, candidate: Candidate, trials: Sequence[Trial], gap: f
     """
     certificate = outcome.plan.certificate
     assert certificate is not None
-    if candidate.plan.nodes == outcome.plan.nodes:
+    if candidate.plan.digest == outcome.plan.digest:
         tried = replace(certificate, trials=tuple(trials))
         return replace(outcome, plan=replace(outcome.plan, certificate=tried))
     cost = candidate.cost(certificate.objective)

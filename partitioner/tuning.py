@@ -129,8 +129,8 @@ def _rounds(
     counts = []
     say(f"running {len(runs)} plans, to warm up")
     for run in runs:
-        seconds = run(in_flight) / in_flight
-        enough = math.ceil(_ENOUGH_S / seconds) if seconds else _MOST
+        one_s = run(in_flight) / in_flight
+        enough = math.ceil(_ENOUGH_S / one_s) if one_s else _MOST
         counts.append(in_flight if in_flight == 1 else min(_MOST, max(_LEAST, enough)))
     seconds: list[list[float]] = [[] for _ in runs]
     for number in range(1, ROUNDS + 1):

@@ -100,7 +100,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     torch.set_num_threads(job["threads"])
     step = _Step(rank, folder, job)
     try:
-        _, seconds = timed(lambda count: [step() for _ in range(count)], job["steps"])
+        _, seconds = timed(step.run, job["steps"])
     except RuntimeError as error:  # most often because another rank is gone
         raise CommunicationError(one_line(error)) from error
     if rank == 0:
@@ -123,7 +123,12 @@ class _Step:
         trained = [self._values[local] for local in self._updates]
         self._optimizer = _OPTIMIZERS[job["optimizer"]](trained) if trained else None
 
-    def __call__(self) -> None:
+    def run(self, steps: int) -> None:
+        """Run so many steps."""
+        for _ in range(steps):
+            self._run()
+
+    def _run(self) -> None:
         values = dict(self._values)
         with torch.no_grad():
             for file, module in self._passes:

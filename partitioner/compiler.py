@@ -17,6 +17,7 @@ from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import OptionError
@@ -169,9 +170,8 @@ def compile(  # noqa: A001 - the public name
     def compiled(candidate: Candidate) -> Compiled:
         return Compiled.of(onnx_model, cluster, candidate.plan, candidate.evaluation, {})
 
-    outcome, summary = plan_graph(
-        traced.graph, traced.notes, cluster, request, clock, compiled=compiled
-    )
+    notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
+    outcome, summary = plan_graph(traced.graph, notes, cluster, request, clock, compiled=compiled)
     result = Compiled.of(
         onnx_model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
     )
@@ -208,7 +208,7 @@ def _compile_module(
         request,
         lambda: plan_graph(
             traced.graph,
-            (),
+            profile_notes(cluster, _torch_backend, training=opened.training),
             cluster,
             spaces.on(traced.graph),
             clock,
@@ -437,6 +437,18 @@ class Clock:
             yield
         finally:
             self.seconds[stage] = time.perf_counter() - start
+
+
+def _onnx_backend() -> str:
+    from partitioner.backends.onnx.timing import NAME
+
+    return NAME
+
+
+def _torch_backend() -> str:
+    from partitioner.backends.torch.timing import NAME
+
+    return NAME
 
 
 def _size_notes(cluster: Cluster) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from partitioner.ir.program import Programs
 
 #: The optimizers whose state a plan counts. Their rate is 0: an update costs the same, and the
 #: steps that are timed do not depend on the ones before.
-_OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, lr=0.0),
     "adam": partial(torch.optim.Adam, lr=0.0),
     "sgd": partial(torch.optim.SGD, lr=0.0),
@@ -121,7 +121,7 @@ class _Step:
         self._values = torch.load(folder / f"values-{rank}.pt", weights_only=True)
         self._updates: Mapping[str, str] = job["updates"][rank]
         trained = [self._values[local] for local in self._updates]
-        self._optimizer = _OPTIMIZERS[job["optimizer"]](trained) if trained else None
+        self._optimizer = OPTIMIZERS[job["optimizer"]](trained) if trained else None
 
     def run(self, steps: int) -> None:
         """Run so many steps."""

@@ -76,8 +76,9 @@ def certificate_of(program: Compiled | ModuleProgram) -> Certificate:
     return certificate
 
 
+@pytest.mark.usefixtures("few_rounds")
 def test_the_measured_best_is_kept(
-    mlp: onnx.ModelProto, local: Mapping[str, Any], few_rounds: None, tmp_path: Path
+    mlp: onnx.ModelProto, local: Mapping[str, Any], tmp_path: Path
 ) -> None:
     program = partitioner.compile(mlp, tune=2, **local)
     certificate = certificate_of(program)
@@ -98,7 +99,8 @@ def test_the_measured_best_is_kept(
     assert "chosen by measurement" in (folder / "report.html").read_text()
 
 
-def test_steps_of_training_are_run(local: Mapping[str, Any], few_rounds: None) -> None:
+@pytest.mark.usefixtures("few_rounds")
+def test_steps_of_training_are_run(local: Mapping[str, Any]) -> None:
     model, batch = small_gpt()
     program = partitioner.compile(model, batch, training=True, tune=2, **local)
     trials = certificate_of(program).trials
@@ -242,9 +244,8 @@ def test_the_command(
     assert len(load_summary(folder)["trials"]) == 2
     assert main(["show", str(folder)]) == 0
     assert CHOSEN in capsys.readouterr().out
-    assert (
-        main([str(model), "--cluster", "2xh100", "--tune", "2", "--force", "-o", str(folder)]) == 2
-    )
+    elsewhere = ["--cluster", "2xh100", "--tune", "2", "--force", "-o", str(folder), "-q"]
+    assert main([str(model), *elsewhere]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert "give cluster local" in err
@@ -265,7 +266,7 @@ def test_trials_that_are_malformed_are_refused(
     summary = json.loads((folder / "summary.json").read_text())
     for wrong in ({"plan": "intra"}, [{"plan": "intra"}]):
         (folder / "summary.json").write_text(json.dumps({**summary, "trials": wrong}))
-        with pytest.raises(ResultError, match="summary.json has trials"):
+        with pytest.raises(ResultError, match=r"summary\.json has trials"):
             load_summary(folder)
     del summary["trials"]
     (folder / "summary.json").write_text(json.dumps(summary))

@@ -117,10 +117,9 @@ def test_a_space_that_fits_exactly_is_compared_with_one_that_fits_safely() -> No
 
 def test_a_rank_without_a_backward_pass_is_saved_and_read_back(tmp_path: Path) -> None:
     """All trained weights are on rank 0; rank 1 computes what needs no gradient."""
-    placed = partitioner.Constraints.placed({"*": 0})
-    program = compiled(
-        Chain(2, 8), torch.randn(4, 8), devices=2, strategy="inter", constraints=placed
-    )
+    placed = partitioner.Constraints.placed({"layers.0": 0, "layers.1": 0})
+    options = {"devices": 2, "strategy": "inter", "constraints": placed}
+    program = compiled(Chain(2, 8), torch.randn(4, 8), **options)
     backward = program.rank(1, "backward")
     (result,) = next(node for node in backward.graph.nodes if node.op == "output").args[0]
     assert result.target is torch.ops.aten.zeros.default

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.profile import Profile, default_profile, read_contents
+from partitioner.cost_model.profile import Profile, default_profile, read_contents, shares
 from partitioner.cost_model.resolve import cpu_fingerprint
 
 #: Most parts of a profile that a note lists.
@@ -36,8 +36,7 @@ def profile_notes(
 def _notes(
     cluster: Cluster, profile: Profile, backend: Callable[[], str], training: bool
 ) -> Iterator[str]:
-    threads = f"{profile.threads} thread{'s' if profile.threads > 1 else ''}"
-    device = f"{profile.device}, {threads}"
+    device = f"{profile.device}, {shares(profile.processes, profile.threads)}"
     here = cpu_fingerprint()
     is_here = profile.device == here
     measure = _command(cluster, profile, training)

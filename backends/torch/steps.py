@@ -90,7 +90,7 @@ def run_steps(
             outputs = {output.whole: output.value for output in file.header.outputs}
             trained = {local: gradients.get(homes[local][0], "") for local in file.stored}
             updates.append({local: outputs[of] for local, of in trained.items() if of in outputs})
-        job = {"backend": "steps", "directory": str(directory.resolve()), "updates": updates}
+        job = {"runner": __name__, "directory": str(directory.resolve()), "updates": updates}
         run_job(folder, len(files), {**job, "optimizer": optimizer, "steps": steps})
         return float(json.loads((folder / "seconds.json").read_text()))
 

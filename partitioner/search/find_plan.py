@@ -21,6 +21,7 @@ from partitioner.search.by_levels import StagesSpace
 from partitioner.search.exact_memory import exact_plan, second_look
 from partitioner.search.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
+from partitioner.search.one_device import OneDeviceSpace, alone_is_faster, is_to_run
 from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
@@ -103,6 +104,10 @@ def _explicit(
     spaces: list[Space] = [JointSpace(search, family) for family in joint]
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
+    if alone_is_faster(graph, cluster, request):
+        spaces.insert(0, OneDeviceSpace(graph, cluster, request))
+    elif is_to_run(graph, request) and len(cluster) > 1:
+        spaces.append(OneDeviceSpace(graph, cluster, request))
     if _tries_kinds(graph, request) and len(cluster) > 1:
         spaces += [KindSpace(search, kind) for kind in KINDS]
     results = _searched(spaces, request, cluster, budget)

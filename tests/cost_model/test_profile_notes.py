@@ -69,7 +69,7 @@ def test_another_machine_and_other_threads_are_said(tmp_path: Path) -> None:
     write_entries(file, cpu_fingerprint(), 99, [entry("a")])
     write_entries(file, "Third CPU, 4 cores", 1, [entry("a")])
     (note,) = notes(local(file))
-    assert "2 forms of runtime 2.0 on Other CPU, 4 cores, 1 thread; 1 form of" in note
+    assert "2 forms of runtime 2.0 on Other CPU, 4 cores, 1 process x 1 thread; 1 form of" in note
     assert "and 1 more" in note
     assert f"nothing of {cpu_fingerprint()}" in note
     assert len(read_contents(file)) == 3
@@ -90,7 +90,7 @@ def test_a_cluster_file_of_another_machine_says_so(tmp_path: Path) -> None:
     unknown = dataclasses.replace(
         cluster,
         devices=tuple(
-            dataclasses.replace(spec, profile=dataclasses.replace(spec.profile, entries={}))
+            dataclasses.replace(spec, profile=dataclasses.replace(spec.profile, known={}))
             for spec in cluster.devices
         ),
     )

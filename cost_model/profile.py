@@ -432,7 +432,7 @@ class Contents:
     forms: int
 
     def __str__(self) -> str:
-        """In words: "12 forms of onnxruntime 1.31.1 on AMD EPYC, 2 cores, 2 processes x 1 thread"."""
+        """In words: "12 forms of onnxruntime 1.31.1 on AMD EPYC, 2 processes x 1 thread"."""
         forms = f"{self.forms} form{'s' if self.forms > 1 else ''}"
         return f"{forms} of {self.backend} on {self.device}, {shares(self.processes, self.threads)}"
 

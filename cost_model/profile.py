@@ -80,6 +80,11 @@ INSERT OR REPLACE INTO links (
     device, threads, kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_SELECT_CONTENTS = """
+SELECT device, threads, processes, backend, count(*) AS forms
+FROM entries GROUP BY device, threads, processes, backend
+ORDER BY forms DESC, device, threads, processes, backend
+"""
 #: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
 _NEIGHBOURS = 4
 
@@ -410,3 +415,49 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
             f"profile {file}: it has version {version}, this is version {_SCHEMA_VERSION}; "
             "name another file"
         )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The forms in a profile that one backend measured on one device.
+
+    Attributes:
+        device: Fingerprint of the device.
+        threads: Threads of one operator.
+        processes: Number of processes that were busy.
+        backend: What ran them, with its version.
+        forms: Number of forms.
+    """
+
+    device: str
+    threads: int
+    processes: int
+    backend: str
+    forms: int
+
+    def __str__(self) -> str:
+        """In words: "12 forms of onnxruntime 1.31.1 on AMD EPYC, 2 processes x 1 thread"."""
+        forms = f"{self.forms} form{'s' if self.forms > 1 else ''}"
+        return f"{forms} of {self.backend} on {self.device}, {shares(self.processes, self.threads)}"
+
+
+def shares(processes: int, threads: int) -> str:
+    """The share of a machine that a process has, in words.
+
+    >>> shares(2, 1)
+    '2 processes x 1 thread'
+    """
+    count = f"{processes} process{'es' if processes > 1 else ''}"
+    return f"{count} x {threads} thread{'s' if threads > 1 else ''}"
+
+
+def read_contents(file: Path) -> tuple[Contents, ...]:
+    """What a file holds, most forms first; nothing if there is no such file.
+
+    Raises:
+        CostError: The file is no profile.
+    """
+    if not _exists(file):
+        return ()
+    with _opened(file) as database:
+        return tuple(Contents(*row) for row in database.execute(_SELECT_CONTENTS))

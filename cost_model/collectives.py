@@ -20,6 +20,9 @@ the level below, the collective among the devices of equal rank in each group, t
 inside. Reduction arithmetic is bound by links and not priced. Point-to-point kinds and
 all-to-all are pairwise: alpha for each peer, and the busiest direction of the busiest level, since
 levels have separate wires and overlap.
+
+Where the level knows measured seconds of so many ranks, or published ones, these go before all
+formulas, start-up included.
 """
 
 from __future__ import annotations
@@ -48,6 +51,14 @@ class Algorithm:
     name: str
     seconds: float
 
+    def with_start(self, launch_s: float) -> float:
+        """Seconds with the start-up, which measurements include."""
+        return self.seconds if self.name in _KNOWN else launch_s + self.seconds
+
+
+#: Names of what is no algorithm but a measurement.
+_KNOWN = ("measured", "published")
+
 
 @dataclass(frozen=True)
 class CommCost:
@@ -67,8 +78,10 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
     if comm.kind not in _FLAT:
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
     best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
-    seconds = {rank: cluster.devices[rank].launch_s + best.seconds for rank in comm.ranks}
-    return CommCost(best.name, seconds)
+    return CommCost(
+        best.name,
+        {rank: best.with_start(cluster.devices[rank].launch_s) for rank in comm.ranks},
+    )
 
 
 def collective(
@@ -77,16 +90,42 @@ def collective(
     """The cheapest algorithm of a ring-or-tree kind for `nbytes` (n above) over these ranks."""
     if len(ranks) < 2 or not nbytes:
         return Algorithm("none", 0.0)
-    level = cluster.level(ranks)
+    level, groups = cluster.level(ranks), _inner_groups(ranks, cluster)
+    known = _known(kind, ranks, nbytes, level, len(groups[0]) if groups else 1)
+    if known is not None:
+        return known
+    flat = _known(kind, ranks, nbytes, level, 1)
+    options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
+    options = options if flat is None else [flat]
+    if groups:
+        options.append(_two_level(kind, groups, nbytes, cluster))
+    return min(options, key=lambda option: option.seconds)
+
+
+def _known(
+    kind: CommKind, ranks: tuple[int, ...], nbytes: float, level: LinkLevel, each: int
+) -> Algorithm | None:
+    """Measured or published seconds of so many ranks, `each` of them in every inner group."""
     if level.profile is not None:
         measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes)
         if measured_s is not None:
             return Algorithm("measured", measured_s)
-    options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
-    groups = _inner_groups(ranks, level, cluster)
-    if groups:
-        options.append(_two_level(kind, groups, nbytes, cluster))
-    return min(options, key=lambda option: option.seconds)
+    table = level.tables(each)
+    seconds = None if table is None else table.seconds(kind.value, len(ranks), nbytes)
+    return None if seconds is None else Algorithm("published", seconds)
+
+
+def all_to_all(ranks: tuple[int, ...], nbytes: float, cluster: Cluster) -> float | None:
+    """Seconds of an all-to-all by measurement; None if there is none.
+
+    Args:
+        ranks: Of which each sends an equal part to every one.
+        nbytes: Of all parts that a rank holds, the one for itself included.
+    """
+    groups = _inner_groups(ranks, cluster)
+    each = len(groups[0]) if groups else 1
+    found = _known(CommKind.ALL_TO_ALL, ranks, nbytes, cluster.level(ranks), each)
+    return None if found is None else found.seconds
 
 
 def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
@@ -98,11 +137,9 @@ def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) ->
     return Algorithm(name, _FLAT[kind][name](p, nbytes, level.latency_s, 1 / bandwidth))
 
 
-def _inner_groups(
-    ranks: tuple[int, ...], level: LinkLevel, cluster: Cluster
-) -> list[tuple[int, ...]]:
+def _inner_groups(ranks: tuple[int, ...], cluster: Cluster) -> list[tuple[int, ...]]:
     """The ranks by group of the level below; [] unless all groups have the same number above 1."""
-    index = cluster.levels.index(level)
+    index = cluster.levels.index(cluster.level(ranks))
     if index == 0:
         return []
     size = cluster.levels[index - 1].size
@@ -157,6 +194,14 @@ def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
 
 def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     item = item_bytes(comm.dtype)
+    if comm.kind is CommKind.ALL_TO_ALL and len(comm.ranks) > 1:
+        among = [transfer for transfer in comm.transfers if transfer.source != transfer.target]
+        pairs = {(transfer.source, transfer.target) for transfer in among}
+        if len(pairs) == len(comm.ranks) * (len(comm.ranks) - 1):
+            largest = max(transfer.numel for transfer in among) * item
+            known_s = all_to_all(comm.ranks, largest * len(comm.ranks), cluster)
+            if known_s is not None:
+                return dict.fromkeys(comm.ranks, known_s)
     wires: dict[int, dict[tuple[LinkLevel, str], float]] = defaultdict(lambda: defaultdict(float))
     peers: dict[int, dict[int, float]] = defaultdict(dict)
     for transfer in comm.transfers:

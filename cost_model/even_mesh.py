@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster, LinkLevel
-from partitioner.cost_model.collectives import collective
+from partitioner.cost_model.collectives import all_to_all, collective
 from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
@@ -245,8 +245,9 @@ class EvenResharder(Resharder):
         # each device gets an equal share from every device along the axes
         ranks = self.even.line(axes)
         share = numel / len(ranks) * item_bytes(dtype)
-        seconds, sent = self._pairwise_s(self._peers_of(ranks), share), share * (len(ranks) - 1)
-        return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
+        known_s = all_to_all(ranks, share * len(ranks), self.cluster)
+        seconds = self._pairwise_s(self._peers_of(ranks), share) if known_s is None else known_s
+        return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, share * (len(ranks) - 1))
 
     def _to_or_from_one(self, reshard: Reshard) -> Hop:
         """Between the group and one device of it (an op that is kept whole), its busiest."""
@@ -264,7 +265,8 @@ class EvenResharder(Resharder):
         share = self.even.local_numel(target) * item_bytes(dtype)
         if target.sharding.is_replicated:
             kind = CommKind.BROADCAST
-            seconds = self._launch_s + collective(kind, ranks, share, self.cluster).seconds
+            best = collective(kind, ranks, share, self.cluster)
+            seconds = best.with_start(self._launch_s)
         else:
             kind, seconds = CommKind.SCATTER, self._pairwise_s(self._peers_of(ranks), share)
         return self._hop(kind, ranks, reshard, seconds, share * (len(ranks) - 1))
@@ -302,7 +304,7 @@ class EvenResharder(Resharder):
         """A collective over the line of the axes; `numel` of the part that each member has."""
         ranks = self.even.line(axes)
         whole = numel * item_bytes(reshard[0]) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
-        seconds = self._launch_s + collective(kind, ranks, whole, self.cluster).seconds
+        seconds = collective(kind, ranks, whole, self.cluster).with_start(self._launch_s)
         passes = 2 if kind is CommKind.ALL_REDUCE else 1
         sent = passes * whole * (len(ranks) - 1) / len(ranks)
         return self._hop(kind, ranks, reshard, seconds, sent)

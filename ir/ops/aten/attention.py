@@ -62,7 +62,7 @@ def _mask_backward(view: OpView) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::attention": OpRow(_attention),
-    "partitioner::attention_backward": OpRow(_backward),
-    "partitioner::attention_mask_backward": OpRow(_mask_backward),
+    "partitioner::attention": OpRow(_attention, attention=True),
+    "partitioner::attention_backward": OpRow(_backward, attention=True),
+    "partitioner::attention_mask_backward": OpRow(_mask_backward, attention=True),
 }

@@ -3,10 +3,10 @@
 Seconds are those of the device's profile, where it has one that knows the operator. By the device's
 rates, a kernel takes max(launch, FLOPs / peak, bytes / bandwidth); where the device names a table
 of published measurements, matrix products and fused attention take what `published.Kernels` says.
-The launch is a floor and not an addend, because launches are asynchronous: while one kernel runs, the host submits the next, so
-that the slower of the two paces a stream of kernels. The peak is that of the first floating-point
-operand (matrix products accumulate in a wider type but read this one). Bytes are those that the
-op's row moves, by default every operand and result once.
+The launch is a floor and not an addend, because launches are asynchronous: while one kernel runs,
+the host submits the next, so that the slower of the two paces a stream of kernels. The peak is
+that of the first floating-point operand (matrix products accumulate in a wider type but read this
+one). Bytes are those that the op's row moves, by default every operand and result once.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class LinkTable:
             return above_s
         fewer, more = known[at - 1], known[at]
         share = math.log(ranks / fewer) / math.log(more / fewer)
-        return self._at(kind, fewer, nbytes) ** (1 - share) * above_s**share
+        below_s = self._at(kind, fewer, nbytes)
+        return below_s * math.exp(share * math.log(above_s / below_s))
 
     def _at(self, kind: str, ranks: int, nbytes: float) -> float:
         sizes, rising = self._curves[kind, ranks]

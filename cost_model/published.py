@@ -51,7 +51,8 @@ class Kernels:
     def product_s(self, arithmetic_s: float, memory_s: float) -> float:
         """Seconds of a matrix product by those of its FLOPs and of its bytes."""
         power = self.sharpness
-        return self.fixed_s + (arithmetic_s**power + memory_s**power) ** (1 / power)
+        sum_s: float = (arithmetic_s**power + memory_s**power) ** (1 / power)
+        return self.fixed_s + sum_s
 
 
 def _halves(share: float, byte: float) -> Mapping[str, float]:
@@ -75,7 +76,7 @@ KERNELS: Mapping[str, Kernels] = {
     "h100": Kernels(_halves(800 / 989.4, 1355 / 1978.9), 2.90 / 3.35, 5.6 * _MICRO_S, 3.0, 0.331),
     "h200": Kernels(_halves(800 / 989.4, 1355 / 1978.9), 4.01 / 4.8, 5.6 * _MICRO_S, 3.0, 0.333),
     "b200": Kernels(_halves(1728 / 2250, 1728 / 2250), 0.9, 5.6 * _MICRO_S, 1.5, None),
-    "mi300x": Kernels(_halves(1198 / 2614.9, 1198 / 2614.9), 4.11 / 5.3, 5.6 * _MICRO_S, 1.5, 0.251),
+    "mi300x": Kernels(_halves(0.458, 0.458), 4.11 / 5.3, 5.6 * _MICRO_S, 1.5, 0.251),
 }  # fmt: skip
 
 
@@ -149,7 +150,8 @@ _NVLINK3: Mapping[tuple[str, int], tuple[float, float]] = {
 #: Infinity Fabric: one link to each peer. An all-reduce of 2 reaches 47.7 GB/s and of 8 the table
 #: above (stas00/ml-engineering, as above); groups of p use p - 1 of the seven links, at 48 GB/s:
 #: https://rocm.blogs.amd.com/software-tools-optimization/mi300x-rccl-xgmi/README.html
-#: Start-ups are those of small all-reduces in the table above.
+#: Gathers of 8 run the ring of the all-reduce at the table's 315.7 GB/s a device. Start-ups are
+#: those of small all-reduces in the table above.
 _XGMI: Mapping[tuple[str, int], tuple[float, float]] = {
     ("all_gather", 2): (13.7, 95), ("all_gather", 4): (13.7, 191), ("all_gather", 8): (13.7, 360),
     ("all_reduce", 2): (13.7, 47.7), ("all_reduce", 4): (13.7, 95),
@@ -206,9 +208,11 @@ _SWITCH_TREE: Mapping[tuple[int, int], tuple[float, float]] = {
 }  # fmt: skip
 #: Share of those rates that is reached, by log2 of the bytes of each rank, of rings over whole
 #: nodes and of NVLS trees (same file).
-_RING_RAMP = {6: 0.01, 8: 0.03, 10: 0.1, 12: 0.25, 13: 0.36, 14: 0.68, 23: 0.68, 24: 0.79, 25: 0.87}
+_RING_RAMP = {
+    6: 0.01, 8: 0.03, 10: 0.1, 12: 0.25, 13: 0.36, 14: 0.68, 23: 0.68, 24: 0.79, 25: 0.87
+}  # fmt: skip
 _SWITCH_RAMP = {14: 0.1, 16: 0.15, 17: 0.28, 18: 0.41, 19: 0.55, 20: 0.72, 21: 0.88, 22: 1.0}
-#: All-to-all over whole nodes: start-up in us by nodes; a port reaches 1 - 0.44 / nodes of its rate.
+#: All-to-all over whole nodes: start-up in us by nodes; ports reach 1 - 0.44 / nodes of their rate.
 _ALL_TO_ALL_S = {2: 37.0, 4: 42.0, 8: 60.0, 16: 98.0, 32: 290.0}
 _PORT_LOSS = 0.44
 _PORT = 50.0  #: 1e9 bytes/s, of the nodes that these figures are of.
@@ -228,11 +232,14 @@ def _share(ramp: Mapping[int, float], nbytes: float) -> float:
     return ramp[low] + (ramp[high] - ramp[low]) * (at - low) / (high - low)
 
 
+def _fastest(rows: Iterable[tuple[float, float]], nbytes: float, share: float = 1.0) -> float:
+    """Seconds of the fastest of some (start-up in us, 1e9 bytes/s), at a share of the rates."""
+    return min(start * _MICRO_S + nbytes / (rate * share * _GIGA) for start, rate in rows)
+
+
 def _regimes(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """(bytes, seconds) of the fastest of some (start-up in us, 1e9 bytes/s)."""
-    return tuple(
-        (n, min(start * _MICRO_S + n / (rate * _GIGA) for start, rate in rows)) for n in _SIZES
-    )
+    """(bytes, seconds) by regimes."""
+    return tuple((n, _fastest(rows, n)) for n in _SIZES)
 
 
 def _ring(nodes: int, each: int) -> tuple[tuple[float, float], ...]:
@@ -255,15 +262,20 @@ def _tree(nodes: int, each: int) -> tuple[tuple[float, float], ...]:
     return tuple((start + steps * step, rate) for (start, rate), step in rows)
 
 
-def _between_nodes(each: int, port: float, switched: bool) -> LinkTable:
+def _between_nodes(inside: LinkTable, each: int, port: float, switched: bool) -> LinkTable:
     """Communications of `each` ranks on every node, by number of ranks.
 
+    They are never faster than those of as many ranks (or all 8) of one node, which are measured:
+    start-ups here are those that the library reckons with.
+
     Args:
+        inside: Communications in one node.
         each: 1, 2, 4 or 8.
         port: 1e9 bytes/s of a device's port.
         switched: Whether switches inside the nodes reduce.
     """
-    scale, points = port / _PORT, {}
+    scale = port / _PORT
+    points: dict[tuple[str, int], tuple[tuple[float, float], ...]] = {}
     for nodes in _NODES:
         ranks, ring = nodes * each, _ring(nodes, each)
         gather, reduce = [], []
@@ -286,34 +298,51 @@ def _between_nodes(each: int, port: float, switched: bool) -> LinkTable:
                 rate *= _share(_SWITCH_RAMP, n / ranks) * scale
                 options.append(start * _MICRO_S + n / (rate * _GIGA))
             reduce.append(min(options))
-        parts = tuple(zip(_SIZES, gather, strict=True))
-        points["all_gather", ranks] = points["reduce_scatter", ranks] = parts
-        points["all_reduce", ranks] = tuple(zip(_SIZES, reduce, strict=True))
         start = _ALL_TO_ALL_S.get(nodes, 290.0 * nodes / 32)
         far = (nodes - 1) * each / ranks  # share of a rank's bytes that leave its node
-        rate = port * (1 - _PORT_LOSS / nodes) / far
-        points["all_to_all", ranks] = _regimes([(start, rate)])
+        port_rows = [(start, port * (1 - _PORT_LOSS / nodes) / far)]
+        for kind, seconds in (
+            ("all_gather", gather),
+            ("reduce_scatter", gather),
+            ("all_reduce", reduce),
+            ("all_to_all", [_fastest(port_rows, n) for n in _SIZES]),
+        ):
+            points[kind, ranks] = tuple(
+                (n, max(one, inside.seconds(kind, min(ranks, 8), n) or 0.0))
+                for n, one in zip(_SIZES, seconds, strict=True)
+            )
     points["send", 2] = _regimes([(row[0], row[1] / 2 * scale) for row in _RING[2, 1]])
     return LinkTable(points)
 
 
 def _inside(name: str, rows: Mapping[tuple[str, int], tuple[float, float]]) -> LinkTable:
+    """Communications inside a node.
+
+    A gather or reduce-scatter never takes longer than an all-reduce, which does both.
+    """
     points = {key: _regimes([row]) for key, row in rows.items()}
-    for ranks in (2, 4, 8):
-        points["reduce_scatter", ranks] = points["all_gather", ranks]
     first, bus = _ALL_REDUCE_BUS[name]
     sizes = (2.0 ** (first + step) for step in range(len(bus)))
     points["all_reduce", 8] = tuple(
         (n, n * 7 / 4 / (rate * _GIGA)) for n, rate in zip(sizes, bus, strict=True)
     )
+    reduces = LinkTable(points)
+    for ranks in (2, 4, 8):
+        parts = tuple(
+            (n, min(seconds, reduces.seconds("all_reduce", ranks, n) or seconds))
+            for n, seconds in points["all_gather", ranks]
+        )
+        points["all_gather", ranks] = points["reduce_scatter", ranks] = parts
     return LinkTable(points)
 
 
 def _tables(
     name: str, rows: Mapping[tuple[str, int], tuple[float, float]], port: float, switched: bool
 ) -> Iterable[tuple[str, Mapping[int, LinkTable]]]:
-    yield name, {1: _inside(name, rows)}
-    yield f"{name}-network", {each: _between_nodes(each, port, switched) for each in (1, 2, 4, 8)}
+    inside = _inside(name, rows)
+    yield name, {1: inside}
+    network = {each: _between_nodes(inside, each, port, switched) for each in (1, 2, 4, 8)}
+    yield f"{name}-network", network
 
 
 #: By name of a table, which presets and cluster files give: tables by the number of ranks in each

@@ -126,7 +126,9 @@ COLLECTIVES: tuple[Collective, ...] = (
     *_fitted(),
     Collective("a100-80g", 1, 8, "all_reduce", _series(10, _A100_GUIDE), True, GUIDE, "check"),
     Collective("h200", 1, 8, "all_reduce", _series(10, _H200_GUIDE), True, GUIDE, "check"),
-    Collective("mi300x", 1, 8, "all_reduce", _series(10, _MI300X_GUIDE), True, MI300X_GUIDE, "check"),
+    Collective(
+        "mi300x", 1, 8, "all_reduce", _series(10, _MI300X_GUIDE), True, MI300X_GUIDE, "check"
+    ),
     *(
         Collective("h100", 1, ranks, kind, points, False, XLA, "check")
         for kind, ranks, points in (

@@ -28,6 +28,7 @@ def _attention_of(view: OpView, first: int) -> tuple[Attention, list[Dims]]:
         values=value[3],
         ordered=bool(view.attr("is_causal", 0)),
         masked="k",
+        causal=bool(view.attr("is_causal", 0)),
     )
     mask = node.mask(view.type(first + 3))
     return node, [node.split["query"], node.split["key"], node.split["value"], mask]

@@ -70,7 +70,7 @@ def test_products_grow_with_each_dim(preset: str, dims: tuple[int, int, int], gr
 @pytest.mark.parametrize(
     ("preset", "kind", "ranks", "nbytes", "published_s", "within"),
     [
-        # H100: meta-pytorch/autoparallel, nccl-tests of 1 GB. All-reduce is fitted to another table.
+        # H100: meta-pytorch/autoparallel, nccl-tests of 1 GB; the all-reduce of 8 is not fitted.
         ("h100", CommKind.ALL_REDUCE, 8, 10**9, 31e-6 + 1e9 / 267e9, 0.05),
         ("h100", CommKind.ALL_REDUCE, 4, 10**9, 15e-6 + 1e9 / 236e9, 0.01),
         ("h100", CommKind.ALL_GATHER, 2, 10**9, 8e-6 + 1e9 / 537e9, 0.01),

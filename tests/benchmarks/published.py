@@ -142,9 +142,13 @@ COLLECTIVES: tuple[Collective, ...] = (
             ("reduce_scatter", 4, ((27, 331.9), (31, 383.2))),
             ("reduce_scatter", 2, ((27, 330.3), (31, 410.4))),
             ("all_to_all", 8, ((26, 306.8), (27, 325.3), (30, 384.0), (31, 388.1))),
-            ("all_to_all", 4, ((26, 288.5), (27, 374.9), (30, 450.5))),
-            ("all_to_all", 2, ((26, 395.8), (27, 435.8), (30, 623.8))),
         )
+    ),
+    Collective(
+        "h100", 1, 4, "all_to_all", ((26, 288.5), (27, 374.9), (30, 450.5)), False, XLA, "fit"
+    ),
+    Collective(
+        "h100", 1, 2, "all_to_all", ((26, 395.8), (27, 435.8), (30, 623.8)), False, XLA, "fit"
     ),
     *(
         Collective("h200", 1, ranks, kind, ((power, rate),), True, ENGINEERING, "check")

@@ -4,8 +4,8 @@
 
 Nodes of 8 H100 with 96 GB at 2.4 TB/s, 400 Gb/s a GPU, of which pytorch/torchtitan published steps
 of Llama 3 (https://github.com/pytorch/torchtitan/tree/b5bcd76/benchmarks). The plan is forced:
-zero3 over 8 for 8B; dp=32 tp=8 with recompute for 70B. `--free` plans without. The model is the one of
-`llama.py`: bfloat16 parameters, where torchtitan keeps float32 ones; no weights, no GPU.
+zero3 over 8 for 8B; dp=32 tp=8 with recompute for 70B. `--free` plans without. The model is the
+one of `llama.py`: bfloat16 parameters, where torchtitan keeps float32 ones; no weights, no GPU.
 
 The forced 8B plan is searched without a limit of memory, and its bytes are compared afterwards:
 see docs/reference/presets.md for the reason.

@@ -32,7 +32,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import item_bytes
 
@@ -51,13 +51,9 @@ class Algorithm:
     name: str
     seconds: float
 
-    def with_start(self, launch_s: float) -> float:
-        """Seconds with the start-up, which measurements include."""
-        return self.seconds if self.name in _KNOWN else launch_s + self.seconds
-
-
-#: Names of what is no algorithm but a measurement.
-_KNOWN = ("measured", "published")
+    def start_s(self, device: DeviceSpec) -> float:
+        """Seconds of the start-up on a device; measured and published seconds contain it."""
+        return 0.0 if self.name in ("measured", "published") else device.launch_s
 
 
 @dataclass(frozen=True)
@@ -76,12 +72,13 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))
     if comm.kind not in _FLAT:
+        exchange = _even_exchange(comm, cluster)
+        if exchange is not None:
+            return CommCost(exchange.name, dict.fromkeys(comm.ranks, exchange.seconds))
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
     best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
-    return CommCost(
-        best.name,
-        {rank: best.with_start(cluster.devices[rank].launch_s) for rank in comm.ranks},
-    )
+    starts = {rank: best.start_s(cluster.devices[rank]) for rank in comm.ranks}
+    return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
 
 
 def collective(
@@ -90,10 +87,10 @@ def collective(
     """The cheapest algorithm of a ring-or-tree kind for `nbytes` (n above) over these ranks."""
     if len(ranks) < 2 or not nbytes:
         return Algorithm("none", 0.0)
+    found = known(kind, ranks, nbytes, cluster)
+    if found is not None:
+        return found
     level, groups = cluster.level(ranks), _inner_groups(ranks, cluster)
-    known = _known(kind, ranks, nbytes, level, len(groups[0]) if groups else 1)
-    if known is not None:
-        return known
     flat = _known(kind, ranks, nbytes, level, 1)
     options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
     options = options if flat is None else [flat]
@@ -102,10 +99,22 @@ def collective(
     return min(options, key=lambda option: option.seconds)
 
 
+def known(
+    kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
+) -> Algorithm | None:
+    """Measured or published seconds of a collective, start-up included; None if there are none.
+
+    `nbytes` of an all-to-all are those of all parts that a rank holds.
+    """
+    groups = _inner_groups(ranks, cluster)
+    each = len(groups[0]) if groups else 1
+    return _known(kind, ranks, nbytes, cluster.level(ranks), each)
+
+
 def _known(
     kind: CommKind, ranks: tuple[int, ...], nbytes: float, level: LinkLevel, each: int
 ) -> Algorithm | None:
-    """Measured or published seconds of so many ranks, `each` of them in every inner group."""
+    """Known seconds of so many ranks, `each` of them in every inner group."""
     if level.profile is not None:
         measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes)
         if measured_s is not None:
@@ -113,19 +122,6 @@ def _known(
     table = level.tables(each)
     seconds = None if table is None else table.seconds(kind.value, len(ranks), nbytes)
     return None if seconds is None else Algorithm("published", seconds)
-
-
-def all_to_all(ranks: tuple[int, ...], nbytes: float, cluster: Cluster) -> float | None:
-    """Seconds of an all-to-all by measurement; None if there is none.
-
-    Args:
-        ranks: Of which each sends an equal part to every one.
-        nbytes: Of all parts that a rank holds, the one for itself included.
-    """
-    groups = _inner_groups(ranks, cluster)
-    each = len(groups[0]) if groups else 1
-    found = _known(CommKind.ALL_TO_ALL, ranks, nbytes, cluster.level(ranks), each)
-    return None if found is None else found.seconds
 
 
 def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
@@ -192,16 +188,22 @@ def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     }
 
 
+def _even_exchange(comm: Comm, cluster: Cluster) -> Algorithm | None:
+    """Known seconds of an all-to-all whose ranks all send each other equal parts, else None."""
+    sizes: dict[tuple[int, int], int] = defaultdict(int)
+    for transfer in comm.transfers:
+        if transfer.source != transfer.target:
+            sizes[transfer.source, transfer.target] += transfer.numel
+    count = len(comm.ranks)
+    is_even = len(sizes) == count * (count - 1) and len(set(sizes.values())) == 1
+    if comm.kind is not CommKind.ALL_TO_ALL or not is_even:
+        return None
+    nbytes = count * next(iter(sizes.values())) * item_bytes(comm.dtype)
+    return known(comm.kind, comm.ranks, nbytes, cluster)
+
+
 def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     item = item_bytes(comm.dtype)
-    if comm.kind is CommKind.ALL_TO_ALL and len(comm.ranks) > 1:
-        among = [transfer for transfer in comm.transfers if transfer.source != transfer.target]
-        pairs = {(transfer.source, transfer.target) for transfer in among}
-        if len(pairs) == len(comm.ranks) * (len(comm.ranks) - 1):
-            largest = max(transfer.numel for transfer in among) * item
-            known_s = all_to_all(comm.ranks, largest * len(comm.ranks), cluster)
-            if known_s is not None:
-                return dict.fromkeys(comm.ranks, known_s)
     wires: dict[int, dict[tuple[LinkLevel, str], float]] = defaultdict(lambda: defaultdict(float))
     peers: dict[int, dict[int, float]] = defaultdict(dict)
     for transfer in comm.transfers:
@@ -212,8 +214,9 @@ def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
         wires[source][level, "out"] += transfer.numel * item
         wires[target][level, "in"] += transfer.numel * item
         peers[source][target] = peers[target][source] = level.message_s
+    is_measured = cluster.level(comm.ranks).is_measured
     return {
-        rank: cluster.devices[rank].launch_s
+        rank: (0.0 if is_measured else cluster.devices[rank].launch_s)
         + sum(peers[rank].values())
         + max((level.transfer_s(n) for (level, _), n in wires[rank].items()), default=0)
         for rank in comm.ranks

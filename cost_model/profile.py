@@ -1,8 +1,8 @@
 """Profiles: measured seconds of operators and communications, kept in one SQLite file.
 
-An entry is of a device (its fingerprint), a number of threads, a backend with its version, and a
-form; one of a link is of a kind of communication, a number of ranks and bytes. The file may be
-written to by several processes at once.
+An entry is of a device (its fingerprint), a number of threads, a number of processes that were busy
+at once, a backend with its version, and a form; one of a link is of a kind of communication, a
+number of ranks and bytes. The file may be written to by several processes at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sqlite3
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
@@ -24,7 +24,7 @@ from partitioner.cost_model.link_table import LinkTable
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _WAIT_S = 60.0  #: For other writers.
 _ENTRIES = """
 CREATE TABLE entries (
@@ -40,7 +40,8 @@ CREATE TABLE entries (
     spread REAL NOT NULL,
     repeats INTEGER NOT NULL,
     measured_at TEXT NOT NULL,
-    PRIMARY KEY (device, threads, backend, form)
+    processes INTEGER NOT NULL,
+    PRIMARY KEY (device, threads, processes, backend, form)
 ) WITHOUT ROWID
 """
 _LINKS = """
@@ -59,14 +60,15 @@ CREATE TABLE links (
 ) WITHOUT ROWID
 """
 _SELECT = """
-SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at
+SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at,
+    processes
 FROM entries WHERE device = ? AND threads = ? ORDER BY measured_at
 """
 _INSERT = """
 INSERT OR REPLACE INTO entries (
     device, threads, form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend,
-    measured_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    measured_at, processes
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _SELECT_LINKS = """
 SELECT kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
@@ -87,7 +89,7 @@ class Entry:
 
     Attributes:
         form: `Form.key`.
-        op: Key of the op table.
+        op: `Form.family`.
         dtype: Element type that it computes in.
         flops: FLOPs of the form.
         moved_bytes: Bytes that it reads and writes.
@@ -96,6 +98,8 @@ class Entry:
         repeats: Number of timed runs.
         backend: What ran it, with its version: "onnxruntime 1.31.0".
         measured_at: Date and time, ISO 8601, UTC.
+        processes: Number of processes that ran the form at once, each with its own operands: they
+            share the memory's bandwidth and the caches.
     """
 
     form: str
@@ -108,6 +112,7 @@ class Entry:
     repeats: int
     backend: str
     measured_at: str
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -115,11 +120,12 @@ class LinkEntry:
     """A measurement of a communication.
 
     Attributes:
-        kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast" or "send".
+        kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all" or "send": one
+            that is waited for at once; with " beside" behind it, one that passes beside compute.
         ranks: Number of ranks that take part, all at once.
-        nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction, and of
-            a message or broadcast.
-        seconds: Median over the repeats of the slowest rank, all having begun together.
+        nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction or an
+            all-to-all, and of a message or broadcast.
+        seconds: Median over the repeats of what it adds to the compute of the slowest rank.
         spread: As of an `Entry`.
         repeats: Number of timed runs.
         backend: "gloo, torch 2.13.0".
@@ -158,6 +164,15 @@ def default_profile() -> Path:
     return Path(cache) / "partitioner" / "profile.sqlite"
 
 
+def beside(kind: str) -> str:
+    """The kind of the entries of communications that pass beside compute.
+
+    >>> beside("all_reduce")
+    'all_reduce beside'
+    """
+    return f"{kind} beside"
+
+
 @dataclass(frozen=True)
 class Profile:
     """The entries of one device at one number of threads.
@@ -166,39 +181,69 @@ class Profile:
         file: The SQLite file.
         device: Fingerprint of the device.
         threads: Threads of one operator.
-        entries: The newest entry of each form.
+        processes: Number of processes that share the device's machine.
+        known: The newest entry of each form, by the number of processes that were busy.
         links: The newest entries of communications, by kind and number of ranks, in order of bytes.
     """
 
     file: Path
     device: str
     threads: int
-    entries: Mapping[str, Entry] = field(repr=False, hash=False)
+    processes: int
+    known: Mapping[int, Mapping[str, Entry]] = field(repr=False, hash=False)
     links: Mapping[tuple[str, int], tuple[LinkEntry, ...]] = field(
         default_factory=dict, repr=False, hash=False
     )
 
     @classmethod
-    def read(cls, file: Path, device: str, threads: int) -> Profile:
+    def read(cls, file: Path, device: str, threads: int, processes: int = 1) -> Profile:
         """The entries in a file; none if there is no such file.
 
         Raises:
             CostError: The file is no profile.
         """
-        entries: dict[str, Entry] = {}
+        known: dict[int, dict[str, Entry]] = {}
         links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
         if _exists(file):
             with _opened(file) as database:
                 for row in database.execute(_SELECT, (device, threads)):
                     entry = Entry(*row)
-                    entries[entry.form] = entry
+                    known.setdefault(entry.processes, {})[entry.form] = entry
                 for row in database.execute(_SELECT_LINKS, (device, threads)):
                     link = LinkEntry(*row)
                     links.setdefault((link.kind, link.ranks), {})[link.nbytes] = link
         tables = {
             key: tuple(by_size[size] for size in sorted(by_size)) for key, by_size in links.items()
         }
-        return cls(file, device, threads, entries, tables)
+        return cls(file, device, threads, processes, known, tables)
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """The newest entry of each form with as many processes busy as there are."""
+        return self.known.get(self.processes, {})
+
+    def beside(self, processes: int) -> Profile:
+        """The profile of a plan that keeps so many of the processes busy.
+
+        It is the same one if no form was measured with so many.
+        """
+        if processes == self.processes or processes not in self.known:
+            return self
+        return replace(self, processes=processes)
+
+    def hidden_share(self, ranks: int) -> float | None:
+        """Share of the seconds of communications that compute hides; None if it is not known.
+
+        It is that of all seconds that were measured in both ways among so many ranks.
+        """
+        at_once_s = beside_s = 0.0
+        for (kind, count), entries in self.links.items():
+            later = {entry.nbytes: entry for entry in self.links.get((beside(kind), count), ())}
+            for entry in entries if count == ranks else ():
+                if entry.nbytes in later:
+                    at_once_s += entry.seconds
+                    beside_s += min(entry.seconds, later[entry.nbytes].seconds)
+        return 1 - beside_s / at_once_s if at_once_s else None
 
     def link_seconds(self, kind: str, ranks: int, nbytes: float) -> float | None:
         """Seconds of a communication; None if they are not known. See `LinkTable.seconds`."""
@@ -217,6 +262,7 @@ class Profile:
     ) -> Estimate:
         """Seconds of a form: its own entry, else a fit over its operator's, else `datasheet_s`.
 
+        A form that stands behind others takes what is known of it there, else what it takes alone.
         The fit is the mean, in logarithms and weighted by nearness, of what entries of the same
         operator and type took in relation to their datasheet's rates; its error is their spread.
 
@@ -227,13 +273,16 @@ class Profile:
             moved_bytes: Bytes that it reads and writes.
             datasheet_s: Seconds by the device's rates.
         """
-        entry = self.entries.get(form.key)
-        if entry is not None:
-            return Estimate(entry.seconds, "measured", entry.spread)
-        family = self._families.get((form.op, dtype), ())
-        if not family:
-            return Estimate(datasheet_s, "datasheet")
-        return _fitted(family, flops, moved_bytes)
+        forms = dict.fromkeys((form, form.alone))
+        for one in forms:
+            entry = self.entries.get(one.key)
+            if entry is not None:
+                return Estimate(entry.seconds, "measured", entry.spread)
+        for one in forms:
+            family = self._families.get((one.family, dtype))
+            if family:
+                return _fitted(family, flops, moved_bytes)
+        return Estimate(datasheet_s, "datasheet")
 
     @cached_property
     def _families(self) -> Mapping[tuple[str, str], tuple[Entry, ...]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model import presets
-from partitioner.cost_model.collectives import all_to_all, collective
+from partitioner.cost_model.collectives import collective, known
 from partitioner.cost_model.compute import node_estimates
 from partitioner.cost_model.published import _ALL_REDUCE_BUS
 from partitioner.cost_model.resolve import preset_cluster
@@ -75,12 +75,9 @@ class Collective:
         ranks = tuple(
             node * 8 + device for node in range(self.nodes) for device in range(self.ranks)
         )
-        nbytes, launch_s = 2.0**power, cluster.devices[0].launch_s
-        if self.kind == "all_to_all":
-            known_s = all_to_all(ranks, nbytes, cluster)
-            assert known_s is not None
-            return known_s
-        return collective(CommKind(self.kind), ranks, nbytes, cluster).with_start(launch_s)
+        kind, nbytes = CommKind(self.kind), 2.0**power
+        best = known(kind, ranks, nbytes, cluster) or collective(kind, ranks, nbytes, cluster)
+        return best.start_s(cluster.devices[0]) + best.seconds
 
 
 def _series(first: int, rates: Sequence[float]) -> tuple[tuple[int, float], ...]:
@@ -302,14 +299,14 @@ def collectives(every: bool) -> Iterator[str]:
                     f"| {_size(power)} | {seconds * 1e6:,.1f} | {predicted_s * 1e6:,.1f} "
                     f"| {errors[-1][1]:+.0%} | {table.use} |"
                 )
-        for title, known in (
+        for title, part in (
             ("up to 1 MiB", [error for power, error in errors if power <= 20]),
             ("above", [error for power, error in errors if power > 20]),
         ):
-            if known:
+            if part:
                 summaries.append(
                     f"{table.use:5} {table.preset} {table.nodes} x {table.ranks} {table.kind} "
-                    f"{title}: {_summary(known)}  ({table.source})"
+                    f"{title}: {_summary(part)}  ({table.source})"
                 )
     yield ""
     yield from summaries

@@ -7,8 +7,9 @@ of Llama 3 (https://github.com/pytorch/torchtitan/tree/b5bcd76/benchmarks). The 
 zero3 over 8 for 8B; dp=32 tp=8 with recompute for 70B. `--free` plans without. The model is the
 one of `llama.py`: bfloat16 parameters, where torchtitan keeps float32 ones; no weights, no GPU.
 
-The forced 8B plan is searched without a limit of memory, and its bytes are compared afterwards:
-see docs/reference/presets.md for the reason.
+The forced 8B plan is searched without a limit of memory, and its bytes are compared afterwards.
+The search does not solve 32 layers at once; few layers it does: two runs with `--layers` give the
+line on which the whole model lies (docs/reference/presets.md).
 """
 
 from __future__ import annotations
@@ -133,6 +134,9 @@ def main() -> None:
     print(f"sources  {program.summary['cost_sources']}")
     print(f"planned  in {time.perf_counter() - start:.0f} s")
     print(f"forced   {'no' if options.free else step.forced}")
+    if options.layers is not None:
+        print(f"{options.layers} layers: {predicted_s:.4f} s, {peak:.2f} GiB predicted")
+        return
     for title, seconds in step.seconds.items():
         print(f"{title}: {predicted_s:.3f} s predicted, {seconds:.3f} s published", end="")
         print(f" ({predicted_s / seconds - 1:+.0%})")

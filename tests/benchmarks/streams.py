@@ -105,16 +105,18 @@ def predicted(result: Compiled) -> str:
     return f"{result.summary['throughput_per_s'] or 0:8.1f}"
 
 
-def measure(name: str, profile: Path | None, rounds: int, requests: int) -> None:
+def measure(
+    name: str, plans: list[str], profile: Path | None, rounds: int, requests: int
+) -> None:
     """Print the rows of one model."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         path = folder / f"{name}.onnx"
         write_model(name, path)
         results: dict[str, Compiled] = {}
-        for plan, options in PLANS.items():
+        for plan in plans:
             results[plan] = partitioner.compile(
-                path, cluster=f"{RANKS}xlocal", profile=profile, **options
+                path, cluster=f"{RANKS}xlocal", profile=profile, **PLANS[plan]
             )
             results[plan].save(folder / plan)
         traced = load_onnx(path)
@@ -144,10 +146,11 @@ def main() -> None:
     parser.add_argument("models", nargs="+", metavar="MODEL", help="resnet50, vgg19, bert, ...")
     parser.add_argument("--profile", type=Path, help="measurements of this machine")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--plans", default=",".join(PLANS), help="automatic,inter,intra")
     args = parser.parse_args()
     for name in args.models:
-        measure(name, args.profile, args.rounds, args.requests)
+        measure(name, args.plans.split(","), args.profile, args.rounds, args.requests)
 
 
 if __name__ == "__main__":

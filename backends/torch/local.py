@@ -57,7 +57,7 @@ def run_module_files(
         )
     headers = [file.header for file in files]
     check_inputs(headers[0], inputs)
-    job = {"backend": "torch", "directory": str(directory.resolve()), "requests": requests}
+    job = {"runner": __name__, "directory": str(directory.resolve()), "requests": requests}
     return run_ranks(headers, inputs, job, timeout_s)
 
 

@@ -105,9 +105,7 @@ def predicted(result: Compiled) -> str:
     return f"{result.summary['throughput_per_s'] or 0:8.1f}"
 
 
-def measure(
-    name: str, plans: list[str], profile: Path | None, rounds: int, requests: int
-) -> None:
+def measure(name: str, plans: list[str], profile: Path | None, rounds: int, requests: int) -> None:
     """Print the rows of one model."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)

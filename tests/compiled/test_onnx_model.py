@@ -438,7 +438,9 @@ def test_sessions_are_opened_anew_where_a_rank_file_changed(
     assert len(opened) == count
     proto = onnx.load(saved / "rank0.onnx")
     weight = next(t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT)
-    weight.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weight), weight.name))
+    weight.CopyFrom(
+        onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weight), weight.name)
+    )
     onnx.save(proto, saved / "rank0.onnx")
     assert not np.array_equal(ranks.run(feeds())["y"], first)
     assert len(opened) == 2 * count

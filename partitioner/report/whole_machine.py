@@ -36,16 +36,18 @@ def whole_machine_notes(
     )
     sources = Sources.of(alone, resolve(alone, plan), whole)
     if sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN:
-        return (
+        note = (
             "whether splitting pays on this machine is not known: "
-            f"`partition profile MODEL --devices 1` measures one process with {threads} threads",
+            f"`partition profile MODEL --devices 1` measures one process with {threads} threads"
         )
+        return (note,)
     evaluation = evaluate(alone, plan, whole)
     alone_s = evaluation.cost(objective)
     if not evaluation.fits_exactly:
         return ()
     pays = "pays" if cost < alone_s else "does not pay"
-    return (
+    note = (
         f"one process with {threads} threads takes {units.seconds(alone_s)} for what this plan "
-        f"takes {units.seconds(cost)}: splitting {pays} on this machine",
+        f"takes {units.seconds(cost)}: splitting {pays} on this machine"
     )
+    return (note,)

@@ -131,8 +131,8 @@ def measure(name: str, plans: list[str], profile: Path | None, rounds: int, requ
         for plan, result in results.items():
             ratio = statistics.median(a / b for a, b in zip(rates[plan], wholes, strict=True))
             print(
-                f"  {plan:10s} {result.summary['strategy']:12s} segments {segments(folder / plan):8s}"
-                f" predicted {predicted(result)} measured {statistics.median(rates[plan]):8.1f}"
+                f"  {plan:10s} {result.summary['strategy']:8s}"
+                f" segments {segments(folder / plan):8s} predicted {predicted(result)} measured {statistics.median(rates[plan]):8.1f}"
                 f" ratio {ratio:.3f}",
                 flush=True,
             )

@@ -42,7 +42,7 @@ def graph(*lines: str, outputs: tuple[str, ...] = ("y",)) -> Graph:
         nodes.append(helper.make_node(op, operands, [result], name=result))
     used = {name for node in nodes for name in node.input}
     weights = {name: array for name, array in WEIGHTS.items() if name in used}
-    types = {name: ("float32", SHAPE) for name in ("x", *outputs)}
+    types = dict.fromkeys(("x", *outputs), ("float32", SHAPE))
     model = onnx_models.model(
         nodes, {"x": types["x"]}, {name: types[name] for name in outputs}, weights
     )

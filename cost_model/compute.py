@@ -18,7 +18,6 @@ from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
 from partitioner.cost_model.forms import LocalShape, form_of
-from partitioner.cost_model.kernels import computed_within
 from partitioner.cost_model.profile import Estimate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
@@ -119,9 +118,6 @@ def kernel_estimate(
 ) -> Estimate:
     """Seconds of a node's part on a device: by the device's profile, or else by its rates.
 
-    A profile's seconds of a Conv are those with what its kernel computes at its end, so such nodes
-    take none (see `kernels`). They are on the Conv's device unless memory or a pin forbids it.
-
     Args:
         flops: FLOPs of the part.
         moved_bytes: Bytes that the part reads and writes.
@@ -131,8 +127,6 @@ def kernel_estimate(
     datasheet_s = kernel_seconds(flops, moved_bytes, dtype, spec)
     if spec.profile is None:
         return Estimate(datasheet_s, "datasheet")
-    if placed.node.name in computed_within(graph):
-        return Estimate(0.0, "measured")
     form = form_of(graph, placed, local_shape)
     return spec.profile.estimate(form, dtype, flops, moved_bytes, datasheet_s)
 

@@ -160,9 +160,6 @@ class OpRow:
         where: `localize` needs the regions of a device's parts, not their sizes alone.
         either: The result is one of the operands, whichever the plan reads, and counts as a value
             of its own: the operand is kept for it alone from the last other use on.
-        within: Ops whose kernel computes this op too, where it alone reads their result: by itself
-            it then takes no time (ONNX Runtime's fusions into Conv and Gemm). Such an op is itself
-            one that is computed within another, or one that has no `within`.
     """
 
     rule: Callable[[OpView], Rule]
@@ -174,7 +171,6 @@ class OpRow:
     again: bool = False
     where: bool = False
     either: bool = False
-    within: frozenset[str] = frozenset()
 
 
 class Family(Protocol):

@@ -1,16 +1,20 @@
 """Choices in which nodes that one kernel can compute are on one device.
 
-Such nodes cost nothing (see `cost_model.kernels`), so the solver is as content with a cut between a
-Conv and its activation as with one behind both. Only the latter is one kernel.
+Such nodes cost next to nothing (see `cost_model.forms.chain`), so the solver is as content with a
+cut between a Conv and its activation as with one behind both. Only the latter is one kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from partitioner.cost_model.kernels import computed_within
+from partitioner.cost_model.forms import chain
 from partitioner.ir.graph import Graph
 from partitioner.problem.build import Built
+
+#: How much dearer all moves together may make a plan: less than a kernel that is torn apart costs,
+#: which is in no price.
+MOST_DEARER = 2e-3
 
 
 def beside_producers(
@@ -22,15 +26,16 @@ def beside_producers(
         graph: The graph of the problem.
         built: The problem.
         chosen: A choice for each node.
-        cost: The referee's cost of choices; a move that raises it is not made.
+        cost: The referee's cost of choices; no move is made that brings it above the first one by
+            more than `MOST_DEARER`.
     """
-    within, picks = computed_within(graph), list(chosen)
+    picks = list(chosen)
     known: float | None = None
     for index, node in enumerate(graph.nodes):
-        if node.name not in within:
+        *_, producer = chain(graph, node) or (None,)
+        if producer is None:
             continue
-        producer = within[node.name]
-        above = built.candidates[producer][picks[graph.order[producer]]]
+        above = built.candidates[producer.name][picks[graph.order[producer.name]]]
         own = built.candidates[node.name]
         if above.mesh.size() > 1 or own[picks[index]].mesh == above.mesh:
             continue
@@ -39,6 +44,6 @@ def beside_producers(
             continue
         known = cost(picks) if known is None else known
         moved = [*picks[:index], pick, *picks[index + 1 :]]
-        if cost(moved) <= known * (1 + 1e-9):
+        if cost(moved) <= known * (1 + MOST_DEARER):
             picks = moved
     return tuple(picks)

@@ -28,7 +28,7 @@ from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.simulator import Simulator
 from partitioner.backends.onnx.whole import open_whole
-from partitioner.cost_model.kernels import computed_within
+from partitioner.cost_model.forms import chain
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
 from partitioner.ir.graph import Graph
@@ -66,7 +66,7 @@ def kernel_ends(programs: Programs, graph: Graph) -> list[int]:
         index
         for index, step in enumerate(steps)
         if index > 0
-        and step.origin not in computed_within(graph)
+        and not chain(graph, graph.by_name[step.origin])
         and sum(at < index <= last.get(name, -1) for name, at in made.items()) == 1
     ]
 

@@ -132,8 +132,8 @@ def measure(name: str, plans: list[str], profile: Path | None, rounds: int, requ
             ratio = statistics.median(a / b for a, b in zip(rates[plan], wholes, strict=True))
             print(
                 f"  {plan:10s} {result.summary['strategy']:8s}"
-                f" segments {segments(folder / plan):8s} predicted {predicted(result)} measured {statistics.median(rates[plan]):8.1f}"
-                f" ratio {ratio:.3f}",
+                f" segments {segments(folder / plan):8s} predicted {predicted(result)}"
+                f" measured {statistics.median(rates[plan]):8.1f} ratio {ratio:.3f}",
                 flush=True,
             )
 

@@ -72,18 +72,9 @@ def _along(view: OpView, index: int, line: list[str]) -> list[str] | None:
     return broadcast(setting.shape, line or ["1"])
 
 
-def _within(op: str) -> frozenset[str]:
-    """Ops whose kernel computes this one too; see `OpRow.within`."""
-    if op in _ACTIVATIONS:
-        return frozenset(("Conv", "Gemm", "BatchNormalization", "Add", "Sum"))
-    return frozenset(("Conv", "BatchNormalization")) if op in ("Add", "Sum") else frozenset()
-
-
-#: Activations that ONNX Runtime computes at the end of a Conv or Gemm.
-_ACTIVATIONS = ("Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh")
 ROWS: Mapping[str, OpRow] = {
-    **{op: OpRow(partial(elementwise, flops=flops_of(op)), within=_within(op)) for op in FUNCTIONS},
-    **{op: OpRow(_variadic, within=_within(op)) for op in ("Max", "Mean", "Min", "Sum")},
+    **{op: OpRow(partial(elementwise, flops=flops_of(op))) for op in FUNCTIONS},
+    **{op: OpRow(_variadic) for op in ("Max", "Mean", "Min", "Sum")},
     "CastLike": OpRow(_cast_like),
     "DequantizeLinear": OpRow(_quantize),
     "Dropout": OpRow(_dropout),

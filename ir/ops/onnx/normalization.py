@@ -51,7 +51,7 @@ def _mean_variance_norm(view: OpView) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "BatchNormalization": OpRow(_batch_norm, within=frozenset(("Conv",))),
+    "BatchNormalization": OpRow(_batch_norm),
     "GroupNormalization": OpRow(_group_norm, local_groups("num_groups")),
     "InstanceNormalization": OpRow(pattern("n c s.., c, c -> n c s..", whole="s..", flops=CENTRED)),
     "LayerNormalization": OpRow(partial(_layer_norm, flops=CENTRED)),

@@ -129,6 +129,19 @@ def _processes(count: int, file: Path) -> Cluster:
     return Cluster("local", (spec,) * count, levels)
 
 
+def one_process(cluster: Cluster) -> Cluster | None:
+    """One process with all cores of this machine, beside a cluster of several processes on it.
+
+    None if the cluster is something else.
+    """
+    profile = cluster.devices[0].profile
+    if cluster.name != "local" or len(cluster) == 1 or profile is None:
+        return None
+    if profile.device != cpu_fingerprint():
+        return None
+    return _processes(1, profile.file)
+
+
 def cpu_fingerprint() -> str:
     """What identifies this machine's processor in a profile: its model and number of cores."""
     try:

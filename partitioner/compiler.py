@@ -36,6 +36,7 @@ from partitioner.options import (
 )
 from partitioner.problem.dump import Dump, write_problem
 from partitioner.report.summary import facts
+from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import MOST_EXPLICIT
@@ -333,6 +334,8 @@ def plan_graph(
     notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
         _, single = best_single(outcome.graph, cluster, request.objective)
+        cost = outcome.evaluation.cost(request.objective)
+        notes += whole_machine_notes(outcome.graph, cluster, cost, request.objective)
     summary = facts(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),

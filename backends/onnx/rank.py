@@ -38,7 +38,7 @@ class RankProcess:
             torch.cuda.set_device(self.device)
         torch.set_num_threads(config.threads)
         self.groups = make_groups(rank_sets(self.model), self.device)
-        communicator = DistributedCommunicator(self.model, self.groups)
+        communicator = DistributedCommunicator(self.model, self.groups, self.device)
         self._executor = Executor(
             self.model, communicator, replace(config, device=self.device, shared_arena=True)
         )

@@ -47,6 +47,10 @@ class Ranks(ABC):
         """Write the rank files into an existing folder."""
 
     @abstractmethod
+    def close(self) -> None:
+        """Free what a run left open and files of its own; the next run makes them anew."""
+
+    @abstractmethod
     def run_seconds(self, folder: Path, count: int) -> float:
         """Run the files that `write` left in a folder, one process of this machine a rank.
 
@@ -177,6 +181,9 @@ class Compiled(Planned):
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run all ranks in this process, in lock-step over simulated communications.
 
+        The ranks stay open (ONNX Runtime's sessions, a module's graphs) for the next call, until
+        `close` or until this object is gone.
+
         Args:
             inputs: Whole inputs by name of the graph's inputs; bfloat16 and float8 as arrays of
                 ml_dtypes' types.
@@ -189,6 +196,21 @@ class Compiled(Planned):
                 input or output is of 4-bit elements.
         """
         return self.ranks.run(inputs)
+
+    def close(self) -> None:
+        """Free the ranks that runs have opened, and their temporary files.
+
+        A later run opens them again. ``with partitioner.compile(...) as result:`` closes at its
+        end; an object that is not closed frees them when it is gone.
+        """
+        if "ranks" in self.__dict__:
+            self.ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def verify(self, seed: int = 0) -> Verification:
         """Compare all ranks with the whole model on random valid inputs.

@@ -171,6 +171,10 @@ class ModuleRanks(Ranks):
         check_memory(self.module.graph)
         return verify_module(self.module, self.all_ranks, seed)
 
+    def close(self) -> None:
+        """See `Ranks.close`."""
+        self._made.clear()
+
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; ranks are made one at a time, as each has its part of the weights."""
         from partitioner.backends.torch.rank_files import write_rank

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +29,11 @@ from partitioner.verify.onnx_model import verify
 
 if TYPE_CHECKING:
     import onnx
+
+    from partitioner.backends.onnx.simulator import Simulator
+
+#: Identity, size and time of change of each file that sessions were opened from, by name.
+_State = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,9 @@ class OnnxModel(Model):
 class OnnxRanks(Ranks):
     """The ranks of an ONNX model: one ONNX file each.
 
+    The sessions of all ranks are opened at the first run and kept; they are opened anew if a file
+    of the folder has changed since. Calls of several threads run one after the other.
+
     Attributes:
         traced: The whole model.
         programs: The programs of the ranks.
@@ -121,6 +130,9 @@ class OnnxRanks(Ranks):
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
+    _open: dict[_State, Simulator] = field(default_factory=dict, repr=False)  # at most one
+    _temporary: list[weakref.finalize[..., Any]] = field(default_factory=list, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @cached_property
     def folder(self) -> Path:
@@ -128,7 +140,7 @@ class OnnxRanks(Ranks):
         if self.read_from is not None:
             return self.read_from
         folder = Path(tempfile.mkdtemp(prefix="partitioner-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._temporary.append(weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True))
         self._emit(folder)
         return folder
 
@@ -156,15 +168,38 @@ class OnnxRanks(Ranks):
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""
-        from partitioner.backends.onnx.simulator import run_lockstep
-
         if not is_a(inputs, Mapping):
             names = ", ".join(map(repr, self.traced.graph.inputs))
             raise BackendError(
                 f"inputs is a {type(inputs).__name__}, not a dict of arrays by name ({names})"
             )
-        return dict(run_lockstep(self.folder, dict(inputs)))
+        with self._lock:
+            return dict(self._simulator().run([dict(inputs)])[0].outputs)
+
+    def _simulator(self) -> Simulator:
+        """All ranks with their sessions open, as the files are now."""
+        from partitioner.backends.onnx.simulator import Simulator
+
+        state = _state(self.folder)
+        if state not in self._open:
+            self._open.clear()
+            self._open[state] = Simulator(self.folder)
+        return self._open[state]
+
+    def close(self) -> None:
+        """See `Ranks.close`."""
+        with self._lock:
+            self._open.clear()
+            self.__dict__.pop("folder", None)
+            while self._temporary:
+                self._temporary.pop()()
 
     def verify(self, seed: int) -> Verification:
         """See `Ranks.verify`."""
         return verify(self.traced, self.programs, self.folder, seed)
+
+
+def _state(folder: Path) -> _State:
+    """What tells whether a file of a folder has changed."""
+    found = ((path.name, path.stat()) for path in sorted(folder.iterdir()))
+    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)

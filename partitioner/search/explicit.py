@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -19,6 +20,7 @@ from partitioner.problem.build import Built, build, nothing
 from partitioner.problem.decode import decided, kept_decision
 from partitioner.problem.idle_devices import cover
 from partitioner.problem.memory_kinds import Holdings
+from partitioner.search.one_kernel import beside_producers
 from partitioner.search.outcome import Candidate, OutOfTime, Refused, SpaceResult
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible, Objective, Solution, solve
@@ -59,9 +61,26 @@ class JointSearch:
         return "latency" if several and objective == "throughput" else objective
 
     def candidate(self, family: Family, built: Built, solution: Solution) -> Candidate:
-        """A solution as a plan, with its evaluation."""
+        """A solution as a plan, with its evaluation.
+
+        With measured costs, what one kernel can compute is on one device.
+        """
+        if any(spec.profile is not None for spec in self.cluster.devices):
+            solution = self._settled(built, solution)
         graph, plan = decided(self.graph, self.cluster, built, solution)
         return Candidate(family, graph, plan, evaluate(graph, plan, self.cluster), solution)
+
+    def _settled(self, built: Built, solution: Solution) -> Solution:
+        objective = self.request.objective
+
+        def cost(chosen: Sequence[int]) -> float:
+            graph, plan = decided(
+                self.graph, self.cluster, built, replace(solution, chosen=tuple(chosen))
+            )
+            evaluation = evaluate(graph, plan, self.cluster)
+            return evaluation.cost(objective) if evaluation.fits else math.inf
+
+        return replace(solution, chosen=beside_producers(self.graph, built, solution.chosen, cost))
 
     def holdings(self, candidate: Candidate, device: int) -> str:
         """In words, the bytes by kind that a device holds at its peak."""

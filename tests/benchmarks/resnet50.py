@@ -1,10 +1,13 @@
 """ResNet-50: seconds to plan and write four parts, and what cutting a session costs.
 
-    python tests/benchmarks/resnet50.py [--devices 4] [--runs 30]
+    python tests/benchmarks/resnet50.py [--devices 4] [--runs 30] [--threads 2]
 
-Prints two tables. The first has the seconds of each stage of `partition resnet50.onnx --devices N`
-after imports. The second compares one whole ONNX Runtime session with our runtime on one rank,
-the model cut into 1, 2, 4 and 8 segments; runs alternate, the least of each is taken.
+Prints three tables. The first has the seconds of each stage of `partition resnet50.onnx
+--devices N` after imports. The second compares one whole ONNX Runtime session with our runtime on
+one rank, the model cut into 1, 2, 4 and 8 segments: of equal numbers of nodes ("anywhere"), or at
+the nearest places where a kernel ends and one value crosses, as plans of measured costs are cut.
+Runs alternate, the least of each is taken. The third has the time of a call of `Compiled.run` of a
+toy decoder, with its sessions kept and opened anew (and its files written anew).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,24 +28,47 @@ from partitioner.backends.onnx.emit import emit_models
 from partitioner.backends.onnx.sessions import SessionConfig
 from partitioner.backends.onnx.simulator import Simulator
 from partitioner.backends.onnx.whole import open_whole
+from partitioner.cost_model.forms import chain
 from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced, load_onnx
+from partitioner.ir.graph import Graph
 from partitioner.ir.program import Compute, Programs, RankProgram
 from partitioner.verify.first_difference import uncut_programs
 
-THREADS = 2
 
+def cut_in(programs: Programs, parts: int, ends: Sequence[int]) -> Programs:
+    """The one rank's program in `parts` phases, each of which is a session of its own.
 
-def cut_in(programs: Programs, parts: int) -> Programs:
-    """The one rank's program in `parts` phases, each of which is a session of its own."""
+    Args:
+        programs: Of one rank without communications.
+        parts: Number of phases.
+        ends: Positions before which a phase may end; the nearest to equal numbers of steps count.
+    """
     (program,) = programs.ranks
-    count = len(program.steps)
+    wanted = [part * len(program.steps) // parts for part in range(1, parts)]
+    bounds = [min(ends, key=lambda end: abs(end - place)) for place in wanted]
     steps = [
-        replace(step, phase=index * parts // count) if isinstance(step, Compute) else step
+        replace(step, phase=sum(index >= bound for bound in bounds))
         for index, step in enumerate(program.steps)
+        if isinstance(step, Compute)
     ]
     cut: RankProgram = replace(program, steps=tuple(steps))
     return replace(programs, ranks=(cut,))
+
+
+def kernel_ends(programs: Programs, graph: Graph) -> list[int]:
+    """Positions of steps that no kernel before computes too, and to which one value crosses."""
+    (program,) = programs.ranks
+    steps = [step for step in program.steps if isinstance(step, Compute)]
+    last = {name: index for index, step in enumerate(steps) for name in step.node.reads}
+    made = {name: index for index, step in enumerate(steps) for name in step.node.outputs}
+    return [
+        index
+        for index, step in enumerate(steps)
+        if index > 0
+        and not chain(graph, graph.by_name[step.origin])
+        and sum(at < index <= last.get(name, -1) for name, at in made.items()) == 1
+    ]
 
 
 def plan_seconds(model: Path, devices: int) -> Mapping[str, float]:
@@ -58,19 +84,36 @@ def plan_seconds(model: Path, devices: int) -> Mapping[str, float]:
 
 
 def contestants(
-    traced: Traced, inputs: Mapping[str, np.ndarray]
+    traced: Traced, inputs: Mapping[str, np.ndarray], threads: int
 ) -> dict[str, Callable[[], object]]:
     """What is timed, by name."""
-    whole = open_whole(traced.whole, traced.folder, optimization="all", threads=THREADS)
+    whole = open_whole(traced.whole, traced.folder, optimization="all", threads=threads)
     fed = dict(inputs)
     found: dict[str, Callable[[], object]] = {"whole session": lambda: whole.run(None, fed)}
     programs = uncut_programs(traced.graph)
-    config = SessionConfig(optimization="all", threads=THREADS)
-    for parts in (1, 2, 4, 8):
-        models = emit_models(cut_in(programs, parts), traced.graph)
-        simulator = Simulator(models, configs={0: config})
-        found[f"{parts} segments"] = lambda simulator=simulator: simulator.run([fed])
+    config = SessionConfig(optimization="all", threads=threads)
+    count = len(programs.ranks[0].steps)
+    for where, ends in (("anywhere", range(1, count)), ("", kernel_ends(programs, traced.graph))):
+        for parts in (1, 2, 4, 8) if where else (2, 4, 8):
+            models = emit_models(cut_in(programs, parts, ends), traced.graph)
+            simulator = Simulator(models, configs={0: config})
+            name = f"{parts} segments {where}".strip() if parts > 1 else "1 segment"
+            found[name] = lambda simulator=simulator: simulator.run([fed])
     return found
+
+
+def call_seconds() -> dict[str, float]:
+    """The least time of a call of `Compiled.run` of a toy decoder, sessions kept or not."""
+    result = partitioner.compile(
+        examples.build("llama"), devices=2, strategy="intra", cluster="2xideal"
+    )
+    inputs = random_inputs(result.graph, 0)
+
+    def reopened() -> object:
+        result.ranks.close()
+        return result.run(inputs)
+
+    return least_seconds({"kept": lambda: result.run(inputs), "opened anew": reopened}, 10)
 
 
 def least_seconds(entries: Mapping[str, Callable[[], object]], runs: int) -> dict[str, float]:
@@ -90,6 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--devices", type=int, default=4)
     parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=2, help="of the second table")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "resnet50.onnx"
@@ -99,10 +143,14 @@ def main() -> None:
     print(f"resnet50, {args.devices} devices: seconds after imports")
     for name, seconds in stages.items():
         print(f"  {name:22s} {seconds:6.2f}")
-    best = least_seconds(contestants(traced, random_inputs(traced.graph, 0)), args.runs)
-    print(f"resnet50, one rank, {THREADS} threads: least of {args.runs} runs")
+    inputs = random_inputs(traced.graph, 0)
+    best = least_seconds(contestants(traced, inputs, args.threads), args.runs)
+    print(f"resnet50, one rank, {args.threads} threads: least of {args.runs} runs")
     for name, seconds in best.items():
         print(f"  {name:22s} {seconds * 1e3:7.2f} ms  {seconds / best['whole session']:6.3f}")
+    print("llama example, 2 ranks, a call of Compiled.run: least of 10")
+    for name, seconds in call_seconds().items():
+        print(f"  {name:22s} {seconds * 1e3:7.2f} ms")
 
 
 if __name__ == "__main__":

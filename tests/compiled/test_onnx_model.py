@@ -1,7 +1,10 @@
 """Compiled models: saved and loaded again; moved or changed models; failures leave nothing."""
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 import partitioner
 from partitioner import examples, units
+from partitioner.backends.onnx.sessions import open_session
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.folder import is_written
@@ -372,3 +376,81 @@ def test_a_model_in_memory_is_saved_with_its_plan(compiled: Compiled, saved: Pat
     }
     assert onnx.load(saved / "model.onnx").graph.name == "mlp"
     assert partitioner.load(saved).model.path == (saved / "model.onnx").resolve()
+
+
+def counted_sessions(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
+    """Sessions that are opened from now on."""
+    opened: list[weakref.ref[Any]] = []
+
+    def note(*args: Any) -> Any:
+        session = open_session(*args)
+        opened.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr("partitioner.backends.onnx.executor.open_session", note)
+    return opened
+
+
+def test_sessions_are_opened_once_and_freed_with_the_object(
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = counted_sessions(monkeypatch)
+    result = partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
+    first = result.run(feeds())["y"]
+    count = len(opened)
+    assert count >= 2
+    again = result.run(feeds())["y"]
+    np.testing.assert_array_equal(again, first)
+    again += 1  # results are the caller's own
+    np.testing.assert_array_equal(result.run(feeds())["y"], first)
+    other = result.run({"x": -feeds()["x"]})["y"]
+    assert not np.array_equal(other, first)
+    assert len(opened) == count
+    folder = result.ranks.folder  # type: ignore[attr-defined]
+    del result
+    gc.collect()
+    assert [session for session in opened if session() is not None] == []
+    assert not folder.exists()
+
+
+def test_a_closed_compilation_leaves_nothing_and_opens_again(
+    model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = counted_sessions(monkeypatch)
+    with partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal") as result:
+        result.close()  # nothing is open yet
+        first = result.run(feeds())["y"]
+        folder = result.ranks.folder  # type: ignore[attr-defined]
+    assert [session for session in opened if session() is not None] == []
+    assert not folder.exists()
+    np.testing.assert_array_equal(result.run(feeds())["y"], first)
+    result.close()
+
+
+def test_sessions_are_opened_anew_where_a_rank_file_changed(
+    compiled: Compiled, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = counted_sessions(monkeypatch)
+    ranks = compiled.model.read(compiled.programs, saved)
+    first = ranks.run(feeds())["y"]
+    count = len(opened)
+    ranks.run(feeds())
+    assert len(opened) == count
+    proto = onnx.load(saved / "rank0.onnx")
+    weight = next(t for t in proto.graph.initializer if t.data_type == onnx.TensorProto.FLOAT)
+    weight.CopyFrom(
+        onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(weight), weight.name)
+    )
+    onnx.save(proto, saved / "rank0.onnx")
+    assert not np.array_equal(ranks.run(feeds())["y"], first)
+    assert len(opened) == 2 * count
+    assert [session for session in opened[:count] if session() is not None] == []
+
+
+def test_calls_of_several_threads_do_not_mix(compiled: Compiled) -> None:
+    inputs = [{"x": np.full((4, 8), float(n), np.float32)} for n in range(8)]
+    expected = [compiled.run(one)["y"] for one in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(compiled.run, inputs * 4))
+    for result, whole in zip(results, expected * 4, strict=True):
+        np.testing.assert_array_equal(result["y"], whole)

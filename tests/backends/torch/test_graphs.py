@@ -60,7 +60,7 @@ def summing(sizes: list[int], wait_first: int) -> fx.GraphModule:
 
 
 def test_small_sums_go_together_and_give_the_same() -> None:
-    sizes = [3, 50_000, 7, 5]  # the second is above the limit
+    sizes = [3, 600_000, 7, 5]  # the second is above the limit
     plain, joined = summing(sizes, 0), summing(sizes, 0)
     bucket(joined.graph)
     joined.graph.lint()

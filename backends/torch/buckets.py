@@ -2,8 +2,9 @@
 
 Each small collective has a window, from the step of the program that makes its operand to the one
 that reads its result; those whose windows share a point go together in one flat tensor, in the
-order in which they are made, and start as soon as the last operand is there. Large ones stay
-alone: bandwidth sets their pace, and copying them into one tensor would cost more than it saves.
+order in which they are made, and start as soon as the last operand is there or the tensor is full,
+so that they travel while the pass goes on. Large ones stay alone: bandwidth sets their pace, and
+copying them into one tensor would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from partitioner.backends.torch.values import move_notes
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
-#: Collectives of fewer bytes are small.
-SMALL_BYTES = 128 << 10
+#: Collectives of fewer bytes are small; at most `BUCKET_BYTES`. Measured over gloo
+#: (docs/performance.md, A training step).
+SMALL_BYTES = 2 << 20
 #: Most bytes of a bucket.
-BUCKET_BYTES = 1 << 20
+BUCKET_BYTES = 4 << 20
 
 #: Operators that arrange parts for a collective, and compute nothing.
 _ARRANGING = frozenset(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -27,7 +28,8 @@ _WHOLE_ONLY = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.SparseAdam)
 def storages(tensors: Mapping[str, Tensor]) -> dict[str, torch.UntypedStorage]:
     """The storage of each tensor, which an assignment to `tensor.data` replaces.
 
-    Such an assignment has no effect on a DTensor: its part stays as it is.
+    Such an assignment has no effect on a DTensor: its part stays as it is. So it is refused under
+    every plan.
     """
     return {name: tensor.untyped_storage() for name, tensor in tensors.items()}
 
@@ -63,7 +65,7 @@ def check_changes(
             )
         if tensor.untyped_storage()._cdata != held[entry.names[0]]._cdata:
             raise BackendError(
-                f"{entry.names[0]}.data was set, which does not change this rank's part of it: "
+                f"{entry.names[0]}.data was set, which changes no parameter that a plan cuts: "
                 "write in place under torch.no_grad(), as by copy_()"
             )
         for name in entry.names:
@@ -127,9 +129,8 @@ def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
         if not isinstance(optimizer, _WHOLE_ONLY):
             return
         parameters = (x for group in optimizer.param_groups for x in group["params"])
-        if any(
-            id(x) in ours and not all(p.is_replicate() for p in x.placements) for x in parameters
-        ):
+        cut = (x for x in parameters if id(x) in ours and isinstance(x, DTensor))
+        if any(not all(place.is_replicate() for place in x.placements) for x in cut):
             raise BackendError(
                 f"{type(optimizer).__name__} does not work on parts of tensors in PyTorch: take "
                 "another optimizer, or a plan that keeps parameters whole, as parallel='dp'"

@@ -15,10 +15,11 @@ from torch.fx.graph import _BoxedCodeGen
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
-#: Operators that return their operand's memory or a copy; schemas of communications do not say so.
+#: Operators that return their operand's elements, in its memory or in a copy.
 _PASSING_ON = frozenset(
     {
         *(aten.reshape.default, aten.view.default, aten._unsafe_view.default),
+        *(aten.t.default, aten.transpose.int, aten.permute.default),
         *(c10d.wait_tensor.default, c10d.isend.default, c10d.irecv.default),
         c10d.all_reduce_.default,
     }

@@ -1,9 +1,13 @@
 """A rank's part of a compiled module, as an ordinary module under torchrun.
 
-Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Calling
-the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No gradient
-goes through a collective: the backward graph has its own. Evaluation, and batches of other sizes,
-are other programs over the same shards, made when they are first called for.
+Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Where
+the plan keeps every one of them whole on every rank, they are ordinary parameters instead: PyTorch
+spends some 50 us on each operator of an optimizer's step on a DTensor. One module has one or the
+other, since PyTorch's operators on lists of tensors refuse both in one list. So it is with buffers.
+
+Calling the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No
+gradient goes through a collective: the backward graph has its own. Evaluation, and batches of other
+sizes, are other programs over the same shards, made when they are first called for.
 """
 
 from __future__ import annotations
@@ -101,6 +105,14 @@ class RankModule(nn.Module):
             or Placement(whole.spare, Sharding.replicate(entry.shape))
             for entry in whole.stored
         }
+        self._are_cut = {  # of buffers, and of parameters
+            is_parameter: any(
+                not self._is_whole(entry)
+                for entry in whole.stored
+                if entry.parameter is is_parameter
+            )
+            for is_parameter in (False, True)
+        }
         self._trained = {  # by rank, what it holds
             rank: [e.names[0] for e in whole.stored if e.trained and self._holds(rank, e)]
             for rank in range(agreement.ranks)
@@ -113,7 +125,8 @@ class RankModule(nn.Module):
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         _allow_anomaly_detection()
-        meshes = torch_meshes([place.mesh for place in self._places.values()], device)
+        cut = (entry.names[0] for entry in whole.stored if self._are_cut[entry.parameter])
+        meshes = torch_meshes([self._places[name].mesh for name in cut], device)
         self._tensors: dict[str, Tensor] = {}
         for entry in whole.stored:  # first names first: PyTorch lists those
             if self._holds(self.rank, entry):
@@ -168,14 +181,16 @@ class RankModule(nn.Module):
         part = part_of(whole.detach(), region_on(place, self.rank)).to(self._device)
         if part.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr():
             part = part.clone()
-        tensor: Tensor = DTensor.from_local(
-            part,
-            meshes[place.mesh],
-            _placements(place),
-            run_check=False,
-            shape=whole.shape,
-            stride=torch.empty(whole.shape, device="meta").stride(),
-        )
+        tensor = part
+        if self._are_cut[entry.parameter]:
+            tensor = DTensor.from_local(
+                part,
+                meshes[place.mesh],
+                _placements(place),
+                run_check=False,
+                shape=whole.shape,
+                stride=torch.empty(whole.shape, device="meta").stride(),
+            )
         if entry.parameter:
             tensor = nn.Parameter(tensor, requires_grad=entry.trained)
         self._tensors[entry.names[0]] = tensor
@@ -190,6 +205,11 @@ class RankModule(nn.Module):
 
     def _holds(self, rank: int, entry: Stored) -> bool:
         return rank in self._places[entry.names[0]].mesh.devices
+
+    def _is_whole(self, entry: Stored) -> bool:
+        """Whether every rank holds all of it."""
+        place = self._places[entry.names[0]]
+        return place.sharding.is_replicated and place.mesh.size() == self._agreement.ranks
 
     def _sum_of(self, tensor: Tensor) -> int:
         """Checksum of a tensor; 0 where there is no other rank."""
@@ -388,9 +408,10 @@ class RankModule(nn.Module):
         gradients = passes.backward(kept, tangent)
         for name in names:
             tensor, gradient = self._tensors[name], gradients.get(name)
-            assert isinstance(tensor, DTensor)
             if gradient is not None:
-                gradient = _sharded_as(tensor, _strided_as(_local(tensor), gradient))
+                gradient = _strided_as(_local(tensor), gradient)
+                if isinstance(tensor, DTensor):
+                    gradient = _sharded_as(tensor, gradient)
             yield gradient
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -613,7 +634,10 @@ def _refuse(*_: Any) -> None:
 def _take_parts(
     module: nn.Module, state: dict[str, Any], prefix: str, local: Mapping[str, Any], *_: Any
 ) -> None:
-    """Whole tensors in a state that is loaded become this rank's shards."""
+    """Whole tensors in a state that is loaded become this rank's shards.
+
+    DTensors in the state become whole where the module has no shards: all ranks must load it.
+    """
     assert isinstance(module, RankModule)
     if local.get("assign_to_params_buffers"):
         raise BackendError("load_state_dict(assign=True): load it without assign, into the shards")
@@ -623,6 +647,9 @@ def _take_parts(
                 module._loaded[entry.names[0]] = module._sum_of(whole)
                 module._is_loaded = True
         tensor = module._tensors.get(entry.names[0])
+        if not module._are_cut[entry.parameter]:
+            sharded = {prefix + name: state.get(prefix + name) for name in entry.names}
+            state |= {n: x.full_tensor() for n, x in sharded.items() if isinstance(x, DTensor)}
         if not isinstance(tensor, DTensor):
             continue
         region = region_on(module._places[entry.names[0]], module.rank)

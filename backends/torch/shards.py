@@ -67,15 +67,14 @@ def gathered_value(
     """A stored value, whole on every rank; all ranks must call it.
 
     Args:
-        shard: This rank's DTensor; None if it has none.
+        shard: This rank's DTensor, or the whole value; None if it has none.
         holders: Ranks that have a shard.
         shape: Sizes of the whole value.
     """
     full: Tensor | None = None
     if shard is not None:
         tensor = shard.detach()
-        assert isinstance(tensor, DTensor)
-        full = tensor.full_tensor()
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     if len(holders) == dist.get_world_size():
         assert full is not None
         return full

@@ -88,13 +88,18 @@ def batch_inputs(graph: Graph) -> tuple[str, ...]:
 
 
 def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
-    """Nodes that depend on the batch, except those that write to where a value is stored."""
+    """Nodes that depend on the batch, except those that compute nothing.
+
+    Those write to where a value is stored, or are the value in the other pass: what is reduced once
+    serves both passes.
+    """
     known = set(batch)
     for node in graph.nodes:
         row = row_of(node)
         if known.intersection(node.reads) and (row is None or row.in_place is None):
             known.update(node.writes)
-            yield node.name
+            if row is None or not row.again:
+                yield node.name
 
 
 def _data(word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:

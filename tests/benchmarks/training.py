@@ -17,7 +17,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -84,15 +84,20 @@ class GPT(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def seconds_of(action: Callable[[], object], times: int = 15) -> float:
-    """Median seconds of an action; as often on every rank."""
-    action()
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        action()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+def seconds_of(actions: Mapping[str, Callable[[], object]], turns: int = 5) -> dict[str, float]:
+    """Median seconds of each action, equally often on every rank.
+
+    They take turns of five runs in a row, behind one that is not counted.
+    """
+    found: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(turns):
+        for name, action in actions.items():
+            action()
+            for _ in range(5):
+                start = time.perf_counter()
+                action()
+                found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
 def measured_cluster(ranks: int) -> Cluster:
@@ -100,57 +105,69 @@ def measured_cluster(ranks: int) -> Cluster:
 
     Collectives are measured as a step has them, each after a product of every rank: the wait for
     the slower rank is part of what a collective costs. What is hidden is the share of it that is
-    saved if only the last one is waited for.
+    saved if only the last one is waited for. At the measured sizes the cost model gives the
+    measured seconds of each collective: a rate is of what its hops' latency leaves.
     """
     a, b = torch.randn(1024, 512), torch.randn(512, 512)
+    big, tiny = torch.randn(1 << 22), torch.randn(4)
+    small, large = torch.randn(16), torch.randn(ranks << 18)
+    part, whole = torch.empty(1 << 18), torch.empty(ranks * large.numel())
+    collectives: dict[str, Callable[[], object]] = {
+        "latency": lambda: dist.all_reduce(small),
+        "reduce": lambda: dist.all_reduce(large),
+        "scatter": lambda: dist.reduce_scatter_tensor(part, large),
+        "gather": lambda: dist.all_gather_into_tensor(whole, large),
+    }
 
     def product() -> object:
         return a @ b
 
-    compute = seconds_of(product)
-    big = torch.randn(1 << 22)
-    moved = 2 * big.nbytes / seconds_of(big.clone)
-    tiny = torch.randn(4)
-    launch = seconds_of(lambda: tiny + tiny)
+    def behind_product(collective: Callable[[], object]) -> Callable[[], object]:
+        return lambda: (product(), collective())
 
-    def added(collective: Callable[[], object]) -> float:
-        """Seconds that a collective adds to a product, and no less than it takes alone."""
-        alone = seconds_of(collective)
-        return max(alone, seconds_of(lambda: (product(), collective())) - compute)
-
-    small, large = torch.randn(16), torch.randn(ranks << 18)
-    part, whole = torch.empty(1 << 18), torch.empty(ranks * large.numel())
-    latency = added(lambda: dist.all_reduce(small))
-    reduce = added(lambda: dist.all_reduce(large))
-    scatter = added(lambda: dist.reduce_scatter_tensor(part, large))
-    gather = added(lambda: dist.all_gather_into_tensor(whole, large))
-    hidden = hidden_share(product, large, compute)
-    figures = [compute, moved, launch, latency, reduce, scatter, gather, hidden]
-    shared = torch.tensor(figures, dtype=torch.float64)
+    found = seconds_of(
+        {
+            "compute": product,
+            "copy": big.clone,
+            "launch": lambda: tiny + tiny,
+            **{f"{name} alone": run for name, run in collectives.items()},
+            **{name: behind_product(run) for name, run in collectives.items()},
+        }
+    )
+    for name in collectives:  # seconds that it adds to a product, and no less than it takes alone
+        found[name] = max(found[f"{name} alone"], found[name] - found["compute"])
+    found["hidden"] = hidden_share(product, large)
+    shared = torch.tensor(list(found.values()), dtype=torch.float64)
     dist.all_reduce(shared)
-    compute, moved, launch, latency, reduce, scatter, gather, hidden = (shared / ranks).tolist()
+    mean = dict(zip(found, (shared / ranks).tolist(), strict=True))
     rounds, share = ranks - 1, (ranks - 1) / ranks
-    flops = 2 * 1024 * 512 * 512 / compute
-    device = DeviceSpec("core", {"float32": flops}, moved, 8 << 30, launch)
+    hop_s = mean["latency"] / (2 * rounds)
+    flops = 2 * 1024 * 512 * 512 / mean["compute"]
+    moved = 2 * big.nbytes / mean["copy"]
+    device = DeviceSpec("core", {"float32": flops}, moved, 8 << 30, mean["launch"])
 
-    def rate(nbytes: float, seconds: float) -> float:
-        return nbytes / max(seconds - latency, seconds / 10)
+    def rate(nbytes: float, seconds: float, hops: int) -> float:
+        return nbytes / max(seconds - hops * hop_s, seconds / 10)
 
     link = LinkLevel(
         "gloo",
         ranks,
-        rate(large.nbytes * rounds, gather),
-        latency / (2 * rounds),
-        rate(2 * large.nbytes * share, reduce),
-        rate(large.nbytes * share, scatter),
-        hidden,
+        rate(large.nbytes * rounds, mean["gather"], rounds),
+        hop_s,
+        rate(2 * large.nbytes * share, mean["reduce"], 2 * rounds),
+        rate(large.nbytes * share, mean["scatter"], rounds),
+        mean["hidden"],
     )
     return Cluster("measured", (device,) * ranks, (link,))
 
 
-def hidden_share(product: Callable[[], object], tensor: torch.Tensor, compute: float) -> float:
+def hidden_share(product: Callable[[], object], tensor: torch.Tensor) -> float:
     """Of the seconds that all-reduces add to products, those that later products hide."""
     count = 8
+
+    def computed() -> None:
+        for _ in range(count):
+            product()
 
     def waited() -> None:
         for _ in range(count):
@@ -165,7 +182,8 @@ def hidden_share(product: Callable[[], object], tensor: torch.Tensor, compute: f
         for work in works:
             work.wait()
 
-    added, shown = seconds_of(waited) - count * compute, seconds_of(left) - count * compute
+    found = seconds_of({"computed": computed, "waited": waited, "left": left})
+    added, shown = found["waited"] - found["computed"], found["left"] - found["computed"]
     return min(1.0, max(0.0, 1 - shown / added)) if added > 0 else 0.0
 
 

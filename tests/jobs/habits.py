@@ -772,11 +772,11 @@ HABITS: dict[str, Habit] = {
     ),
     "logs": Habit(logs),
     "assigned .data": Habit(
-        assigns_data, refused=r"rank 0: up\.weight\.data was set, which does n"
+        assigns_data, refused=r"rank 0: up\.weight\.data was set, which changes n"
     ),
     "vector_to_parameters": Habit(
         flattens,
-        refused=r"rank 0: up\.weight\.data was set, which does not change this rank's part",
+        refused=r"rank 0: up\.weight\.data was set, which changes no parameter that a plan cuts",
     ),
     **{
         f"{make.__name__}{options or ''}": Habit(optimizes(make, **options))

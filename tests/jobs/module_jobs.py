@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -338,6 +339,92 @@ def checkpoint_of(kind: type[Mlp | Gpt]) -> None:
 
 
 @cache
+def data_parallel() -> ModuleProgram:
+    """Every rank holds all of it."""
+    compiled_program = partitioner.compile(
+        seeded(Mlp), Mlp.batch(0), devices=2, training=True, cluster="ideal", parallel="dp"
+    )
+    assert isinstance(compiled_program, ModuleProgram)
+    return compiled_program
+
+
+def whole_parameters_are_ordinary(_: int) -> None:
+    """Where no rank holds a part, any optimizer takes them, those with lists of tensors too."""
+    optimizers: list[Optimizer] = [
+        sgd,
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+        *(
+            partial(torch.optim.AdamW, lr=1e-2, **way)
+            for way in ({"foreach": True}, {"fused": True})
+        ),
+    ]
+    for optimizer in optimizers:
+        module, whole = data_parallel().module(), seeded(Mlp)
+        assert not any(isinstance(parameter, DTensor) for parameter in module.parameters())
+        losses = [train(one, Mlp.batch, optimizer) for one in (module, whole)]
+        torch.testing.assert_close(*map(torch.tensor, losses))
+        same(module, whole)
+        theirs = partial(nn.utils.clip_grad_norm_, list(whole.parameters()))
+        torch.testing.assert_close(clipped(module, module.clip_grad_norm_), clipped(whole, theirs))
+    with torch.no_grad():
+        next(module.parameters()).data = torch.zeros(32, 16, dtype=torch.float64)
+    with pytest.raises(BackendError, match=r"first\.weight\.data was set, which changes no"):
+        module(*Mlp.batch(0))
+
+
+def clipped(module: nn.Module, clip: Callable[[float], torch.Tensor]) -> torch.Tensor:
+    """The norm of the gradients of a step."""
+    loss_of(module(*Mlp.batch(20))).backward()
+    return clip(0.01).double()
+
+
+def whole_and_cut_parameters_load_each_other(_: int) -> None:
+    """Weights and the optimizer's state, from a plan that cuts none to one that does, and back."""
+    load_from(data_parallel().module(), program(Mlp, 2).module())
+    load_from(program(Mlp, 2).module(), data_parallel().module())
+    whole, cut = data_parallel().module(), program(Mlp, 2).module()
+    train(cut, Mlp.batch)
+    parameters = dict(cut.named_parameters())
+    whole.load_state_dict(parameters, strict=False)  # its buffers lie on another mesh
+    for name, parameter in whole.named_parameters():
+        torch.testing.assert_close(parameter, parameters[name].full_tensor(), rtol=0, atol=0)
+    cut.load_state_dict(dict(whole.named_parameters()), strict=False)
+    for module in (whole, cut):
+        module(*Mlp.batch(0))
+
+
+def load_from(saved: RankModule, loaded: RankModule) -> None:
+    """A checkpoint of one module, which the other goes on from."""
+    updates = [adamw(module.parameters()) for module in (saved, loaded)]
+
+    def step(index: int, number: int) -> None:
+        loss_of((saved, loaded)[index](*Mlp.batch(number))).backward()
+        updates[index].step()
+        updates[index].zero_grad()
+
+    for number in range(3):
+        step(0, number)
+    names = "model", "optimizer"
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder)
+    state = dict(zip(names, get_state_dict(saved, updates[0]), strict=True))
+    dcp.save(state, checkpoint_id=folder[0])
+    state = dict(zip(names, get_state_dict(loaded, updates[1]), strict=True))
+    dcp.load(state, checkpoint_id=folder[0])
+    set_state_dict(
+        loaded,
+        updates[1],
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    for index in range(2):
+        step(index, 3)
+    expected = saved.full_state_dict()
+    for name, tensor in loaded.full_state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-6, msg=name)
+
+
+@cache
 def program_of_fakes() -> ModuleProgram:
     """Its weights have no contents."""
     with torch.device("meta"):
@@ -617,6 +704,8 @@ JOBS = {
     "own_parts": Job(2, own_parts_are_the_whole_batch, [partial(program, Mlp, 2, parts=True)]),
     **agreement_jobs.JOBS,
     "differ": Job(2, ranks_that_differ_say_so, [MLP]),
+    "ordinary": Job(2, whole_parameters_are_ordinary, [data_parallel]),
+    "whole_and_cut": Job(2, whole_and_cut_parameters_load_each_other, [data_parallel, MLP]),
     "load": Job(2, loads_the_whole_model, [MLP, GPT]),
     "save_on_4_and_load_on_2": Job(
         4, checkpoint, [MLP_ON_4, GPT_ON_4], then=Job(2, checkpoint, [MLP, GPT])

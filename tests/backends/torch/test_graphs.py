@@ -60,7 +60,7 @@ def summing(sizes: list[int], wait_first: int) -> fx.GraphModule:
 
 
 def test_small_sums_go_together_and_give_the_same() -> None:
-    sizes = [3, 50_000, 7, 5]  # the second is above the limit
+    sizes = [3, 600_000, 7, 5]  # the second is above the limit
     plain, joined = summing(sizes, 0), summing(sizes, 0)
     bucket(joined.graph)
     joined.graph.lint()
@@ -115,6 +115,21 @@ def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
             aten.slice.Tensor, (graph.call_function(aten.exp.default, (argument,)),)
         ),
         "own": graph.call_function(aten.add.Tensor, (argument, 1)),
+        "kept_turned": graph.call_function(aten.t.default, (kept,)),
+        "turned_twice": graph.call_method(
+            "contiguous",
+            (
+                graph.call_function(
+                    aten.t.default,
+                    (
+                        graph.call_function(
+                            aten.t.default,
+                            (graph.call_function(aten.mm.default, (argument, argument)),),
+                        ),
+                    ),
+                ),
+            ),
+        ),
         "shaped": graph.call_method(
             "contiguous",
             (
@@ -138,7 +153,7 @@ def test_a_pass_that_runs_writes_only_over_what_nothing_else_reads() -> None:
     assert str(module.graph) == before
     assert targets[gather.name] is gathered
     written = {name for name in operands if targets[f"sum_{name}"] is c10d.all_reduce_.default}
-    free = {"own", "shaped", "summed_given", "summed_own", "gathered", "scattered"}
+    free = {"own", "shaped", "turned_twice", "summed_given", "summed_own", "gathered", "scattered"}
     assert written == free
 
 

@@ -22,6 +22,7 @@ def run_local(
     inputs: Mapping[str, np.ndarray],
     requests: int = 1,
     *,
+    steps: int = 0,
     optimization: str = "all",
     timeout_s: float | None = None,
 ) -> LocalRun:
@@ -31,6 +32,7 @@ def run_local(
         directory: The folder.
         inputs: By name.
         requests: At least 1.
+        steps: Steps of one request each that are recorded before; 0 for none.
         optimization: ONNX Runtime's level, see `SessionConfig`.
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
@@ -43,4 +45,4 @@ def run_local(
     headers = read_directory(directory)
     check_inputs(headers[0], inputs)
     job = {"backend": "onnx", "directory": str(directory.resolve()), "optimization": optimization}
-    return run_ranks(headers, inputs, {**job, "requests": requests}, timeout_s)
+    return run_ranks(headers, inputs, {**job, "requests": requests, "steps": steps}, timeout_s)

@@ -13,6 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeAlias
 
+#: Steps that are recorded unless the user says otherwise.
+STEPS = 10
+
 
 class Role(StrEnum):
     """A rank's part in an event."""

@@ -230,6 +230,8 @@ def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    from partitioner.backends.observed import STEPS
+
     parser = command("run", "Run a plan, one local process a rank.", DIR=WRITTEN)
     parser.add_argument(
         "--inputs", metavar="in.npz", help="whole inputs by name (default: random valid ones)"
@@ -239,7 +241,21 @@ def _run(argv: Sequence[str]) -> int:
         "--requests", type=positive, default=1, metavar="N", help="requests in flight"
     )
     parser.add_argument("--seed", type=natural, default=0, help="of random inputs")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="record every kernel and communication, and show them beside the prediction, also in "
+        "DIR/report.html",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help=f"steps of one request each that --profile records (default: {STEPS})",
+    )
     args = parser.parse_args(argv)
+    if args.steps and not args.profile:
+        parser.error("--steps is of --profile: give both or neither")
     from partitioner.run.local import run_directory
 
     report = run_directory(
@@ -248,6 +264,7 @@ def _run(argv: Sequence[str]) -> int:
         Path(args.outputs) if args.outputs else None,
         requests=args.requests,
         seed=args.seed,
+        steps=(args.steps or STEPS) if args.profile else 0,
     )
     print(safe(report))
     return 0
@@ -278,6 +295,8 @@ def _show(argv: Sequence[str]) -> int:
     result = load(args.dir)
     warn(result.warnings)
     print(safe(show(result, everything=args.all)))
+    if result.comparison is not None:
+        print(safe(f"\n{result.comparison}"))
     return 0
 
 

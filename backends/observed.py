@@ -223,4 +223,3 @@ def _spread(seconds: Sequence[float], median: float) -> float:
 
 def _start(task: MeasuredTask) -> float:
     return task.start_s
-

@@ -34,9 +34,9 @@ from partitioner.report.planned import Planned, check_explicit
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
 
-
 if TYPE_CHECKING:
     from partitioner.backends.launch import LocalRun
+
 
 class Ranks(ABC):
     """The emitted ranks of a plan; whole tensors go in and come out."""

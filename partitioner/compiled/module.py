@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.observed import STEPS
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.backends.torch.emit import emit_rank
@@ -21,6 +23,7 @@ from partitioner.backends.torch.signature import Signature
 from partitioner.compiled.base import Compiled, Model, Ranks, origin
 from partitioner.compiled.folder import ModuleRequest
 from partitioner.compiled.rank_files import ModuleFiles
+from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.torch.calls import constant_loader
 from partitioner.frontends.torch.graph import ModuleGraph
@@ -28,8 +31,10 @@ from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
+from partitioner.report.measured import Comparison, Measured
 from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import check_contents, verify_module
 
@@ -278,6 +283,61 @@ class ModuleProgram(Compiled):
         step = self._step(args, kwargs, seed)
         by_name = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
         return self.signature.unflatten(step.results), by_name
+
+    def profile(  # type: ignore[override]
+        self, *args: Any, steps: int = STEPS, seed: int = 0, **kwargs: Any
+    ) -> Comparison[ModuleProgram]:
+        """Run the ranks on this machine, one process each, and record what they do.
+
+        Every operator and communication of every rank is recorded, and the most bytes that each
+        rank held. A step is a forward pass and, in training, a backward pass; no optimizer runs,
+        the bytes of its state are counted. The passes run eagerly, on the CPU.
+
+        Args:
+            args: Positional arguments of the module, with the example inputs' shapes and types.
+            steps: Number of recorded steps, at least 1.
+            seed: Seed of dropout.
+            kwargs: Keyword arguments of the module.
+
+        Returns:
+            The plan's prediction beside the measurements; its `result` is this program with the
+            measurements, which `report` and `save` write.
+
+        Raises:
+            BackendError: The inputs are not like the example inputs, or a rank failed.
+            VerificationError: The module's weights are fake.
+        """
+        from partitioner.backends.torch.local import record_module_files
+
+        module = self.model.module
+        check_contents(module)
+        inputs = self.signature.feed(args, kwargs, seed)
+        values = self.ranks.all_ranks.start(inputs, module.stored_values())
+        with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
+            self.ranks.write(Path(name))
+            logs = record_module_files(Path(name), values, steps)
+        state = self._state_bytes()
+        logs = tuple(
+            replace(log, peak_bytes=log.peak_bytes and log.peak_bytes + state[rank])
+            for rank, log in enumerate(logs)
+        )
+        measured = Measured.of(self.plan.digest, logs)
+        return Comparison(replace(self, measured=measured), measured)
+
+    def _state_bytes(self) -> Sequence[int]:
+        """Bytes of the optimizer's state on each rank."""
+        counts = [0] * len(self.cluster)
+        for task in self.run_schedule.tasks:
+            node = task.placed.node if task.placed is not None else None
+            row = None if node is None else row_of(node)
+            if node is None or row is None or not row.stored:
+                continue
+            assert task.placed is not None
+            for value, at in task.placed.results():
+                dtype = self.graph.types[value].dtype
+                for rank, nbytes in at.local_bytes(dtype).items():
+                    counts[rank] += stored_bytes(node, dtype, nbytes) - nbytes
+        return counts
 
     def module(
         self,

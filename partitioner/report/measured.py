@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from partitioner.backends.observed import MeasuredRank, MeasuredTask, RankLog
-from partitioner.backends.observed import measured_ranks, recorded_step_s
+from partitioner.backends.observed import (
+    MeasuredRank,
+    MeasuredTask,
+    RankLog,
+    measured_ranks,
+    recorded_step_s,
+)
 from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.cost_model.simulate import Timeline, simulate
 from partitioner.files import ResultError

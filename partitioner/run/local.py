@@ -22,7 +22,6 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
 from partitioner.report.measured import FILE
 
-
 if TYPE_CHECKING:
     from partitioner.compiled.base import Compiled
 

@@ -117,7 +117,8 @@ class MeasuredTask:
         nodes: As of an `Event`.
         comms: As of an `Event`.
         label: As of an `Event`.
-        start_s: Median of its start, from the begin of the step.
+        start_s: Median of the start of its longest event, from the begin of the step; the waiting
+            comes first.
         seconds: Median of its busy seconds, without the waiting for other ranks.
         waited_s: Median of the seconds in which it waited for other ranks to begin.
         spread: Half the distance of the quartiles of `seconds`, as a share of the median.
@@ -172,9 +173,17 @@ def measured_ranks(logs: Sequence[RankLog]) -> tuple[MeasuredRank, ...]:
 
 @dataclass(frozen=True)
 class _Run:
-    """A task in one step."""
+    """A task in one step.
+
+    Attributes:
+        start_s: Start of its longest event.
+        longest_s: Seconds of that event.
+        seconds: Of all its events, without the waiting.
+        waited_s: Of the waiting.
+    """
 
     start_s: float
+    longest_s: float
     seconds: float
     waited_s: float
 
@@ -196,9 +205,15 @@ def _runs(step: Step, zero: float, begun: Mapping[tuple[int, ...], float]) -> di
         if event.role is Role.RECEIVE:
             until = min(event.end_s, begun.get(event.comms, event.begin_s))
             waited_s = max(0.0, until - event.begin_s)
-        seconds = event.end_s - event.begin_s - waited_s
-        known = runs.get(key, _Run(event.begin_s - zero, 0.0, 0.0))
-        runs[key] = _Run(known.start_s, known.seconds + seconds, known.waited_s + waited_s)
+        whole_s = event.end_s - event.begin_s
+        known = runs.get(key, _Run(event.begin_s - zero, whole_s, 0.0, 0.0))
+        first = known.longest_s >= whole_s
+        runs[key] = _Run(
+            known.start_s if first else event.begin_s - zero,
+            max(known.longest_s, whole_s),
+            known.seconds + whole_s - waited_s,
+            known.waited_s + waited_s,
+        )
     return runs
 
 

@@ -329,7 +329,7 @@ class Compiled(Planned):
         from partitioner.report.page.data import report_data
         from partitioner.report.page.page import render
 
-        return render(report_data(self))
+        return render(report_data(self, self.comparison))
 
     def _repr_html_(self) -> str:
         """The report in a frame, for a notebook's cell."""

@@ -144,9 +144,10 @@ class MeasuredRank:
 def recorded_step_s(logs: Sequence[RankLog]) -> float:
     """Median seconds of a recorded step, from the first rank's begin to the last rank's end."""
     steps = zip(*(log.steps for log in logs), strict=True)
-    return statistics.median(
+    seconds: float = statistics.median(
         max(step.end_s for step in ranks) - min(step.begin_s for step in ranks) for ranks in steps
     )
+    return seconds
 
 
 def measured_ranks(logs: Sequence[RankLog]) -> tuple[MeasuredRank, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 
@@ -44,16 +45,6 @@ class HostClock:
         return self._marks
 
 
-class StreamEvent(Protocol):
-    """An event of a GPU's stream, like `torch.cuda.Event` with timing."""
-
-    def record(self) -> None:
-        """Put it into the current stream."""
-
-    def elapsed_time(self, end_event: StreamEvent, /) -> float:
-        """Milliseconds from this event to another one."""
-
-
 @dataclass
 class StreamClock:
     """Events in the current stream of a GPU, which runs behind the processor.
@@ -61,21 +52,22 @@ class StreamClock:
     The second of an event counts from `begin`, at which the stream is empty.
 
     Attributes:
-        event: Makes an event.
+        event: Makes an event like `torch.cuda.Event` with timing: `record()` puts it into the
+            current stream, `elapsed_time(later)` gives milliseconds.
         synchronize: Waits until the stream is empty.
         now: The clock of the processor.
     """
 
-    event: Callable[[], StreamEvent]
+    event: Callable[[], Any]
     synchronize: Callable[[], object]
     now: Callable[[], float] = time.perf_counter
     _origin_s: float = 0.0
-    _events: list[StreamEvent] = field(default_factory=list)
+    _events: list[Any] = field(default_factory=list)
 
     @classmethod
     def cuda(cls) -> StreamClock:
         """The clock of the current CUDA device."""
-        return cls(lambda: torch.cuda.Event(enable_timing=True), torch.cuda.synchronize)
+        return cls(partial(torch.cuda.Event, enable_timing=True), torch.cuda.synchronize)
 
     def begin(self) -> float:
         """See `Clock`."""

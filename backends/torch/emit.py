@@ -212,7 +212,7 @@ class _PassWriter:
 
     @contextmanager
     def noting(self, task: Task) -> Iterator[None]:
-        """Note at the nodes that are added inside, and are of no other task, that they are of it."""
+        """Note at the nodes that are added inside that they are of a task, if they are of none."""
         last = self.graph._root.prev
         yield
         note_tasks(self._behind(last), [task])

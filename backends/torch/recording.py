@@ -1,7 +1,7 @@
 """The record of a rank's steps: its passes with marks between the tasks, its bytes counted.
 
-A pass runs as it does without recording (see `eager`); between the calls of two tasks its code marks
-the time. What the host does beside the calls of a task counts for the task.
+A pass runs as it does without recording (see `eager`); between the calls of two tasks its code
+marks the time. What the host does beside the calls of a task counts for the task.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> i
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profiler:
         run()
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    results = profiler.profiler.kineto_results
     changes: list[tuple[int, int]] = []
     left = list(results.experimental_event_tree())
     while left:

@@ -29,13 +29,23 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.no_gc import no_collection
-from partitioner.report.measured import FILE, Comparison, Measured
+from partitioner.report.measured import FILE, Comparison, Measured, PlannedT_co
 from partitioner.report.planned import Planned, check_explicit
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
 
 if TYPE_CHECKING:
     from partitioner.backends.launch import LocalRun
+
+
+class ProfiledRun(Comparison[PlannedT_co]):
+    """A plan's prediction beside a measured run of it; printed, a few tables."""
+
+    def __str__(self) -> str:
+        """The comparison as lines for people."""
+        from partitioner.report.text.measured import measured_text
+
+        return measured_text(self)
 
 
 class Ranks(ABC):
@@ -288,7 +298,7 @@ class Compiled(Planned):
         steps: int = STEPS,
         requests: int = 1,
         seed: int = 0,
-    ) -> Comparison[Self]:
+    ) -> ProfiledRun[Self]:
         """Run the ranks on this machine, one process each, and record what they do.
 
         Every kernel and communication of every rank is recorded, and the most bytes that each rank
@@ -314,16 +324,16 @@ class Compiled(Planned):
             run = self.model.files(folder).run(arrays, requests, steps)
         return self.compared(run, requests)
 
-    def compared(self, run: LocalRun, requests: int = 1) -> Comparison[Self]:
+    def compared(self, run: LocalRun, requests: int = 1) -> ProfiledRun[Self]:
         """The prediction beside a run whose steps were recorded, of so many requests in flight."""
         stream_s = run.seconds / requests if requests > 1 else None
         measured = Measured.of(self.plan.digest, run.logs, stream_s)
-        return Comparison(replace(self, measured=measured), measured)
+        return ProfiledRun(replace(self, measured=measured), measured)
 
     @property
-    def comparison(self) -> Comparison[Self] | None:
+    def comparison(self) -> ProfiledRun[Self] | None:
         """The plan's prediction beside the measured run of it; None if there was no run."""
-        return None if self.measured is None else Comparison(self, self.measured)
+        return None if self.measured is None else ProfiledRun(self, self.measured)
 
     def _page(self) -> str:
         from partitioner.report.page.data import report_data

@@ -20,7 +20,7 @@ from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.backends.torch.emit import emit_rank
 from partitioner.backends.torch.signature import Signature
-from partitioner.compiled.base import Compiled, Model, Ranks, origin
+from partitioner.compiled.base import Compiled, Model, ProfiledRun, Ranks, origin
 from partitioner.compiled.folder import ModuleRequest
 from partitioner.compiled.rank_files import ModuleFiles
 from partitioner.cost_model.compute import stored_bytes
@@ -34,7 +34,7 @@ from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
-from partitioner.report.measured import Comparison, Measured
+from partitioner.report.measured import Measured
 from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import check_contents, verify_module
 
@@ -284,9 +284,9 @@ class ModuleProgram(Compiled):
         by_name = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
         return self.signature.unflatten(step.results), by_name
 
-    def profile(  # type: ignore[override]
+    def profile(
         self, *args: Any, steps: int = STEPS, seed: int = 0, **kwargs: Any
-    ) -> Comparison[ModuleProgram]:
+    ) -> ProfiledRun[ModuleProgram]:
         """Run the ranks on this machine, one process each, and record what they do.
 
         Every operator and communication of every rank is recorded, and the most bytes that each
@@ -322,7 +322,7 @@ class ModuleProgram(Compiled):
             for rank, log in enumerate(logs)
         )
         measured = Measured.of(self.plan.digest, logs)
-        return Comparison(replace(self, measured=measured), measured)
+        return ProfiledRun(replace(self, measured=measured), measured)
 
     def _state_bytes(self) -> Sequence[int]:
         """Bytes of the optimizer's state on each rank."""

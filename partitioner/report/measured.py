@@ -31,7 +31,7 @@ from partitioner.report.planned import Planned
 FILE = "measured.json"
 _VERSION = 1
 
-PlannedT = TypeVar("PlannedT", bound=Planned, covariant=True)
+PlannedT_co = TypeVar("PlannedT_co", bound=Planned, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -108,25 +108,29 @@ class Measured:
         """
         try:
             data = json.loads(text)
-            if data["version"] != _VERSION:
-                raise ResultError(f"it has version {data['version']!r}, not {_VERSION}")
-            stream_s = data["stream_s"]
-            return cls(
-                _text(data["plan"]),
-                _text(data["backend"]),
-                _count(data["threads"]),
-                _text(data["measured_at"]),
-                _count(data["steps"]),
-                _seconds(data["step_s"]),
-                _seconds(data["recorded_step_s"]),
-                None if stream_s is None else _seconds(stream_s),
-                tuple(map(_rank, data["ranks"])),
-            )
-        except ResultError:
-            raise
+            version = data["version"]
+            measured = cls._of_data(data) if version == _VERSION else None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            text = f"{type(error).__name__}: {error}"
-            raise ResultError(f"it is no record of a run ({text[:80]})") from None
+            why = f"{type(error).__name__}: {error}"
+            raise ResultError(f"it is no record of a run ({why[:80]})") from None
+        if measured is None:
+            raise ResultError(f"it has version {version!r}, not {_VERSION}")
+        return measured
+
+    @classmethod
+    def _of_data(cls, data: Mapping[str, Any]) -> Measured:
+        stream_s = data["stream_s"]
+        return cls(
+            _text(data["plan"]),
+            _text(data["backend"]),
+            _count(data["threads"]),
+            _text(data["measured_at"]),
+            _count(data["steps"]),
+            _seconds(data["step_s"]),
+            _seconds(data["recorded_step_s"]),
+            None if stream_s is None else _seconds(stream_s),
+            tuple(map(_rank, data["ranks"])),
+        )
 
 
 def _rank_text(rank: MeasuredRank) -> str:
@@ -235,10 +239,10 @@ class RankTotals:
 
 
 @dataclass(frozen=True)
-class Comparison(Generic[PlannedT]):
-    """A plan's prediction beside a measured run of it; printed, its text."""
+class Comparison(Generic[PlannedT_co]):
+    """A plan's prediction beside a measured run of it."""
 
-    result: PlannedT
+    result: PlannedT_co
     measured: Measured
 
     @property
@@ -304,9 +308,3 @@ class Comparison(Generic[PlannedT]):
             self.result.evaluation.held_bytes.get(rank, 0),
             measured.peak_bytes,
         )
-
-    def __str__(self) -> str:
-        """The comparison as lines for people."""
-        from partitioner.report.text.measured import measured_text
-
-        return measured_text(self)

@@ -66,11 +66,11 @@ class _Refs:
     def __init__(self, comparison: Comparison[Planned], refs: Sequence[int]) -> None:
         by_comm: dict[Comm, int] = {}
         by_node: dict[str, int] = {}
-        for task, ref in zip(comparison.result.schedule.tasks, refs, strict=True):
-            if task.comm is not None:
-                by_comm[task.comm.renamed(seq=0)] = ref
-            elif task.placed is not None:
-                by_node[task.placed.node.name] = ref
+        for shown, row in zip(comparison.result.schedule.tasks, refs, strict=True):
+            if shown.comm is not None:
+                by_comm[shown.comm.renamed(seq=0)] = row
+            elif shown.placed is not None:
+                by_node[shown.placed.node.name] = row
         self._by_task: list[int | None] = []
         self.by_seq: dict[int, int | None] = {}
         self.by_node: Mapping[str, int] = by_node

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,9 @@ from partitioner.backends.arrays import (
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
 from partitioner.backends.observed import RankLog
+
+#: Seconds between two looks at a job that is watched.
+_WATCH_S = 0.2
 
 
 class LocalRun(NamedTuple):
@@ -67,16 +72,27 @@ def run_ranks(
 
 
 def run_job(
-    folder: Path, ranks: int, job: Mapping[str, Any], timeout_s: float | None = None
+    folder: Path,
+    ranks: int,
+    job: Mapping[str, Any],
+    timeout_s: float | None = None,
+    watch: Callable[[], object] | None = None,
 ) -> None:
     """Run a job of `partitioner.backends.worker` in its folder; see `run_ranks`.
+
+    Args:
+        folder: Private to the job.
+        ranks: Number of processes.
+        job: Has the name of its "runner", and arguments of its `run_files`.
+        timeout_s: As of `run_ranks`.
+        watch: Called now and then while the job runs, and once when it is over.
 
     Raises:
         BackendError: As `run_ranks`.
     """
     threads = threads_per_rank(ranks)
     (folder / "job.json").write_text(json.dumps({**job, "ranks": ranks, "threads": threads}))
-    _run(folder, threads, timeout_s)
+    _run(folder, threads, timeout_s, watch)
 
 
 def threads_per_rank(ranks: int) -> int:
@@ -84,12 +100,24 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def _run(folder: Path, threads: int, timeout_s: float | None) -> None:
+def _run(
+    folder: Path, threads: int, timeout_s: float | None, watch: Callable[[], object] | None
+) -> None:
+    end_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     with _worker(folder, threads) as process:
-        try:
-            code = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise BackendError(f"no result within {timeout_s} s; the run was given up") from None
+        while True:
+            left_s = end_s - time.monotonic()
+            wait_s = left_s if watch is None else min(left_s, _WATCH_S)
+            try:
+                code = process.wait(None if wait_s == math.inf else wait_s)
+                break
+            except subprocess.TimeoutExpired:
+                if time.monotonic() >= end_s:
+                    message = f"no result within {timeout_s} s; the run was given up"
+                    raise BackendError(message) from None
+            finally:
+                if watch is not None:
+                    watch()
     if not code:
         return
     failure = folder / "failure.txt"

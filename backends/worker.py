@@ -1,8 +1,10 @@
 """The process behind `run_ranks`: imports once, forks one process a rank, watches over them.
 
 `python -m partitioner.backends.worker FOLDER`: FOLDER is private to one run and holds job.json and
-each rank's inputs; ranks leave their outputs there, and failure.txt says what went wrong. It ends,
-with all its ranks, when its standard input closes: when the process that wants the run is gone.
+each rank's inputs; ranks leave their outputs there, and failure.txt says what went wrong. The job
+names its "runner", the module whose `run_files` runs a rank: from its inputs' file to its outputs'.
+The process ends, with all its ranks, when its standard input closes: when the process that wants
+the run is gone.
 """
 
 from __future__ import annotations
@@ -33,12 +35,6 @@ _POLL_S = 0.01
 #: gone makes communications of the others fail.
 _GRACE_S = 0.3
 _PR_SET_PDEATHSIG = 1
-#: By backend the module whose `run_files` runs a rank: from its inputs' file to its outputs'.
-_RUNNERS: Mapping[str, str] = {
-    "onnx": "partitioner.backends.onnx.rank",
-    "torch": "partitioner.backends.torch.local",
-    "links": "partitioner.backends.torch.links",
-}
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class _Failure:
 def main(folder: Path) -> int:
     """Run all ranks of a job; 0 if all succeed, else 1."""
     job = json.loads((folder / "job.json").read_text())
-    importlib.import_module(_RUNNERS[job["backend"]])  # once, for all ranks
+    importlib.import_module(job["runner"])  # once, for all ranks
     listener = socket.create_server(("127.0.0.1", 0))
     ranks = {_fork(rank, folder, job, listener): rank for rank in range(job["ranks"])}
     failures = _watch(ranks, folder)
@@ -132,7 +128,7 @@ def _run_rank(rank: int, folder: Path, job: Mapping[str, Any], listener: socket.
         master_listen_fd=listener.detach() if rank == 0 else None,
     )
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
-    runner = importlib.import_module(_RUNNERS[job["backend"]])
+    runner = importlib.import_module(job["runner"])
     runner.run_files(rank, folder, job)
     dist.barrier()  # rank 0 holds the store: none leaves alone
 

@@ -97,7 +97,7 @@ class LinkLevel:
     #: that of other reducing collectives.
     scatter_bytes_per_s: float | None = None
     #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
-    #: once (see `cost_model.overlap`).
+    #: once (see `cost_model.overlap`), where it is not measured.
     overlap: float = 0.0
     profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
 
@@ -117,6 +117,16 @@ class LinkLevel:
     def message_s(self) -> float:
         """Seconds of a message without contents."""
         return self._sent_s(0.0) or self.latency_s
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the seconds of messages are measured: the start-up is in them."""
+        return self._sent_s(0.0) is not None
+
+    def hidden_share(self, ranks: int) -> float:
+        """Share of a communication among so many ranks that compute hides: measured or assumed."""
+        measured = None if self.profile is None else self.profile.hidden_share(ranks)
+        return self.overlap if measured is None else measured
 
     def transfer_s(self, nbytes: float) -> float:
         """Seconds that the contents of a message add."""
@@ -184,6 +194,20 @@ class Cluster:
                 return level
         raise CostError(f"devices {wanted} are not all of cluster {self.name!r} ({len(self)})")
 
+    def beside(self, devices: Iterable[int]) -> Cluster:
+        """The cluster as it is for a plan that keeps these devices busy alone.
+
+        Processes share the memory's bandwidth and the caches of their machine: where the seconds of
+        operators were measured with one process alone, a plan on one device takes those.
+        """
+        if len(set(devices)) > 1 or len(self) == 1:
+            return self
+        alone = {
+            spec: spec if spec.profile is None else replace(spec, profile=spec.profile.beside(1))
+            for spec in self.first_of_spec
+        }
+        return replace(self, devices=tuple(alone[spec] for spec in self.devices))
+
     def with_memory(self, memory_bytes: int) -> Cluster:
         """The same cluster with this limit on every device."""
         limited = tuple(replace(device, memory_bytes=memory_bytes) for device in self.devices)
@@ -231,7 +255,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any) -> Any:
     if isinstance(value, Profile):
-        return {"file": str(value.file), "device": value.device, "threads": value.threads}
+        keys = ("file", "device", "threads", "processes")
+        return {**{key: getattr(value, key) for key in keys}, "file": str(value.file)}
     if isinstance(value, Mapping):
         return {key: _number(item) for key, item in sorted(value.items())}
     return "inf" if value == math.inf else value
@@ -293,9 +318,10 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
 
 def _profile(title: str, entry: Any) -> Profile:
     keys = {"file", "device", "threads"}
-    _check_keys(title, entry, keys, keys)
+    _check_keys(title, entry, keys, keys | {"processes"})
     threads = _count(f"{title}: threads", entry["threads"])
-    return Profile.read(Path(str(entry["file"])), str(entry["device"]), threads)
+    processes = _count(f"{title}: processes", entry.get("processes", 1))
+    return Profile.read(Path(str(entry["file"])), str(entry["device"]), threads, processes)
 
 
 def _level(number: int, entry: Any) -> LinkLevel:

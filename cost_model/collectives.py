@@ -29,7 +29,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from partitioner.cost_model.cluster import Cluster, LinkLevel
+from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import item_bytes
 
@@ -48,6 +48,10 @@ class Algorithm:
     name: str
     seconds: float
 
+    def start_s(self, device: DeviceSpec) -> float:
+        """Seconds of the start-up on a device; measured seconds contain it."""
+        return 0.0 if self.name == "measured" else device.launch_s
+
 
 @dataclass(frozen=True)
 class CommCost:
@@ -65,10 +69,13 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))
     if comm.kind not in _FLAT:
+        measured_s = _even_exchange_s(comm, cluster)
+        if measured_s is not None:
+            return CommCost("measured", dict.fromkeys(comm.ranks, measured_s))
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
     best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
-    seconds = {rank: cluster.devices[rank].launch_s + best.seconds for rank in comm.ranks}
-    return CommCost(best.name, seconds)
+    starts = {rank: best.start_s(cluster.devices[rank]) for rank in comm.ranks}
+    return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
 
 
 def collective(
@@ -78,15 +85,22 @@ def collective(
     if len(ranks) < 2 or not nbytes:
         return Algorithm("none", 0.0)
     level = cluster.level(ranks)
-    if level.profile is not None:
-        measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes)
-        if measured_s is not None:
-            return Algorithm("measured", measured_s)
+    measured_s = measured_seconds(kind, ranks, nbytes, cluster)
+    if measured_s is not None:
+        return Algorithm("measured", measured_s)
     options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
     groups = _inner_groups(ranks, level, cluster)
     if groups:
         options.append(_two_level(kind, groups, nbytes, cluster))
     return min(options, key=lambda option: option.seconds)
+
+
+def measured_seconds(
+    kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
+) -> float | None:
+    """Measured seconds of a collective, start-up included; None if it was not measured."""
+    profile = cluster.level(ranks).profile
+    return None if profile is None else profile.link_seconds(kind.value, len(ranks), nbytes)
 
 
 def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
@@ -155,6 +169,20 @@ def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     }
 
 
+def _even_exchange_s(comm: Comm, cluster: Cluster) -> float | None:
+    """Measured seconds of an all-to-all whose ranks all send each other equal parts, else None."""
+    sizes: dict[tuple[int, int], int] = defaultdict(int)
+    for transfer in comm.transfers:
+        if transfer.source != transfer.target:
+            sizes[transfer.source, transfer.target] += transfer.numel
+    count = len(comm.ranks)
+    is_even = len(sizes) == count * (count - 1) and len(set(sizes.values())) == 1
+    if comm.kind is not CommKind.ALL_TO_ALL or not is_even:
+        return None
+    nbytes = count * next(iter(sizes.values())) * item_bytes(comm.dtype)
+    return measured_seconds(comm.kind, comm.ranks, nbytes, cluster)
+
+
 def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     item = item_bytes(comm.dtype)
     wires: dict[int, dict[tuple[LinkLevel, str], float]] = defaultdict(lambda: defaultdict(float))
@@ -167,8 +195,9 @@ def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
         wires[source][level, "out"] += transfer.numel * item
         wires[target][level, "in"] += transfer.numel * item
         peers[source][target] = peers[target][source] = level.message_s
+    is_measured = cluster.level(comm.ranks).is_measured
     return {
-        rank: cluster.devices[rank].launch_s
+        rank: (0.0 if is_measured else cluster.devices[rank].launch_s)
         + sum(peers[rank].values())
         + max((level.transfer_s(n) for (level, _), n in wires[rank].items()), default=0)
         for rank in comm.ranks

@@ -79,6 +79,7 @@ class Sources:
     @classmethod
     def of(cls, graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Sources:
         """The sources of a plan's nodes."""
+        cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
         seconds: dict[str, float] = {}
         error_s = 0.0
         for node in placed:

@@ -15,7 +15,7 @@ share, the others do not). `EvenResharder.allows` is False for it, and plans do 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster, LinkLevel
-from partitioner.cost_model.collectives import collective
+from partitioner.cost_model.collectives import collective, measured_seconds
 from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
@@ -245,7 +245,11 @@ class EvenResharder(Resharder):
         # each device gets an equal share from every device along the axes
         ranks = self.even.line(axes)
         share = numel / len(ranks) * item_bytes(dtype)
-        seconds, sent = self._pairwise_s(self._peers_of(ranks), share), share * (len(ranks) - 1)
+        whole = share * len(ranks)
+        measured_s = measured_seconds(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
+        by_formula_s = self._pairwise_s(self._peers_of(ranks), share)
+        seconds = by_formula_s if measured_s is None else measured_s
+        sent = share * (len(ranks) - 1)
         return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
 
     def _to_or_from_one(self, reshard: Reshard) -> Hop:
@@ -264,7 +268,7 @@ class EvenResharder(Resharder):
         share = self.even.local_numel(target) * item_bytes(dtype)
         if target.sharding.is_replicated:
             kind = CommKind.BROADCAST
-            seconds = self._launch_s + collective(kind, ranks, share, self.cluster).seconds
+            seconds = self._collective_s(kind, ranks, share)
         else:
             kind, seconds = CommKind.SCATTER, self._pairwise_s(self._peers_of(ranks), share)
         return self._hop(kind, ranks, reshard, seconds, share * (len(ranks) - 1))
@@ -288,10 +292,11 @@ class EvenResharder(Resharder):
         nbytes = there.local_numel(target) * item_bytes(dtype)
         ends = here.device, there.device
         launch_s = max(self.cluster.devices[device].launch_s for device in ends)
+        launch_s = 0.0 if level.is_measured else launch_s
         seconds = launch_s + pieces * level.message_s + level.transfer_s(nbytes)
         comm = Comm(-1, CommKind.ALL_TO_ALL, ends, "", "", dtype)
         busy = dict.fromkeys(ends, seconds)
-        return Hop(target, (PricedComm(comm, busy, nbytes, level.overlap),))
+        return Hop(target, (PricedComm(comm, busy, nbytes, level.hidden_share(2)),))
 
     def _alias(self, target: Placement) -> Hop:
         return Hop(target, aliases=frozenset((self.column(target.mesh),)))
@@ -302,7 +307,7 @@ class EvenResharder(Resharder):
         """A collective over the line of the axes; `numel` of the part that each member has."""
         ranks = self.even.line(axes)
         whole = numel * item_bytes(reshard[0]) * (1 if kind is CommKind.ALL_REDUCE else len(ranks))
-        seconds = self._launch_s + collective(kind, ranks, whole, self.cluster).seconds
+        seconds = self._collective_s(kind, ranks, whole)
         passes = 2 if kind is CommKind.ALL_REDUCE else 1
         sent = passes * whole * (len(ranks) - 1) / len(ranks)
         return self._hop(kind, ranks, reshard, seconds, sent)
@@ -321,8 +326,15 @@ class EvenResharder(Resharder):
         busy = {self.column(source.mesh): seconds}
         return Hop(target, (PricedComm(comm, busy, sent, overlap_share(comm, self.cluster)),))
 
-    @property
-    def _launch_s(self) -> float:
+    def _collective_s(self, kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> float:
+        """Seconds of a collective on the representative."""
+        best = collective(kind, ranks, nbytes, self.cluster)
+        return best.start_s(self.cluster.devices[self.even.device]) + best.seconds
+
+    def _start_s(self, levels: Iterable[LinkLevel]) -> float:
+        """Seconds of the start-up of messages; measured ones contain it."""
+        if all(level.is_measured for level in levels):
+            return 0.0
         return self.cluster.devices[self.even.device].launch_s
 
     def _peers_of(self, ranks: tuple[int, ...]) -> Mapping[LinkLevel, int]:
@@ -339,4 +351,4 @@ class EvenResharder(Resharder):
         """Seconds to exchange `share` bytes with each peer."""
         waits = sum(level.message_s * count for level, count in peers.items())
         wires = (level.transfer_s(share * n) for level, n in peers.items())
-        return self._launch_s + waits + max(wires, default=0.0)
+        return self._start_s(peers) + waits + max(wires, default=0.0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from partitioner.ir.graph import Attr, Graph, Opaque
 from partitioner.ir.layout import Placement
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
 
 #: Shape of a device's part of a placement.
@@ -28,7 +29,8 @@ class Form:
 
     Attributes:
         op: Key of the op table.
-        attrs: Attributes in the form of `_plain`, by name, sorted.
+        attrs: Attributes in the form of `_plain`, by name, sorted; of an operator that writes to a
+            stored value also "cut": whether the value is stored in parts.
         operands: Element type and local shape of each operand, then each capture; None if absent.
         results: The same of each result.
     """
@@ -49,13 +51,19 @@ def form_of(graph: Graph, placed: PlacedNode, local_shape: LocalShape) -> Form:
     """The form of a placed node on a device, which has these shapes of its operands and results."""
     node = placed.node
 
+    row = row_of(node)
+    attrs = {**node.attrs}
+    if row is not None and row.in_place is not None:
+        stored = next(at for at in placed.outs if at is not None)
+        attrs["cut"] = bool(stored.sharding.axes)
+
     def part(value: str, at: Placement | None) -> tuple[str, tuple[int, ...]] | None:
         return None if at is None else (graph.types[value].dtype, local_shape(at))
 
     reads = (*node.inputs, *node.captures)
     return Form(
         node.op,
-        tuple((name, _plain(attr)) for name, attr in sorted(node.attrs.items())),
+        tuple((name, _plain(attr)) for name, attr in sorted(attrs.items())),
         tuple(map(part, reads, placed.ins)),
         tuple(map(part, node.outputs, placed.outs)),
     )

@@ -1,8 +1,8 @@
 """Profiles: measured seconds of operators and communications, kept in one SQLite file.
 
-An entry is of a device (its fingerprint), a number of threads, a backend with its version, and a
-form; one of a link is of a kind of communication, a number of ranks and bytes. The file may be
-written to by several processes at once.
+An entry is of a device (its fingerprint), a number of threads, a number of processes that were busy
+at once, a backend with its version, and a form; one of a link is of a kind of communication, a
+number of ranks and bytes. The file may be written to by several processes at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sqlite3
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
@@ -25,7 +25,7 @@ from partitioner.cost_model.forms import Form
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _WAIT_S = 60.0  #: For other writers.
 _ENTRIES = """
 CREATE TABLE entries (
@@ -41,7 +41,8 @@ CREATE TABLE entries (
     spread REAL NOT NULL,
     repeats INTEGER NOT NULL,
     measured_at TEXT NOT NULL,
-    PRIMARY KEY (device, threads, backend, form)
+    processes INTEGER NOT NULL,
+    PRIMARY KEY (device, threads, processes, backend, form)
 ) WITHOUT ROWID
 """
 _LINKS = """
@@ -60,14 +61,15 @@ CREATE TABLE links (
 ) WITHOUT ROWID
 """
 _SELECT = """
-SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at
+SELECT form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend, measured_at,
+    processes
 FROM entries WHERE device = ? AND threads = ? ORDER BY measured_at
 """
 _INSERT = """
 INSERT OR REPLACE INTO entries (
     device, threads, form, op, dtype, flops, moved_bytes, seconds, spread, repeats, backend,
-    measured_at
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    measured_at, processes
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _SELECT_LINKS = """
 SELECT kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
@@ -97,6 +99,8 @@ class Entry:
         repeats: Number of timed runs.
         backend: What ran it, with its version: "onnxruntime 1.31.0".
         measured_at: Date and time, ISO 8601, UTC.
+        processes: Number of processes that ran the form at once, each with its own operands: they
+            share the memory's bandwidth and the caches.
     """
 
     form: str
@@ -109,6 +113,7 @@ class Entry:
     repeats: int
     backend: str
     measured_at: str
+    processes: int = 1
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,12 @@ class LinkEntry:
     """A measurement of a communication.
 
     Attributes:
-        kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast" or "send".
+        kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all" or "send": one
+            that is waited for at once; with " beside" behind it, one that passes beside compute.
         ranks: Number of ranks that take part, all at once.
-        nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction, and of
-            a message or broadcast.
-        seconds: Median over the repeats of the slowest rank, all having begun together.
+        nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction or an
+            all-to-all, and of a message or broadcast.
+        seconds: Median over the repeats of what it adds to the compute of the slowest rank.
         spread: As of an `Entry`.
         repeats: Number of timed runs.
         backend: "gloo, torch 2.13.0".
@@ -159,6 +165,15 @@ def default_profile() -> Path:
     return Path(cache) / "partitioner" / "profile.sqlite"
 
 
+def beside(kind: str) -> str:
+    """The kind of the entries of communications that pass beside compute.
+
+    >>> beside("all_reduce")
+    'all_reduce beside'
+    """
+    return f"{kind} beside"
+
+
 @dataclass(frozen=True)
 class Profile:
     """The entries of one device at one number of threads.
@@ -167,39 +182,69 @@ class Profile:
         file: The SQLite file.
         device: Fingerprint of the device.
         threads: Threads of one operator.
-        entries: The newest entry of each form.
+        processes: Number of processes that share the device's machine.
+        known: The newest entry of each form, by the number of processes that were busy.
         links: The newest entries of communications, by kind and number of ranks, in order of bytes.
     """
 
     file: Path
     device: str
     threads: int
-    entries: Mapping[str, Entry] = field(repr=False, hash=False)
+    processes: int
+    known: Mapping[int, Mapping[str, Entry]] = field(repr=False, hash=False)
     links: Mapping[tuple[str, int], tuple[LinkEntry, ...]] = field(
         default_factory=dict, repr=False, hash=False
     )
 
     @classmethod
-    def read(cls, file: Path, device: str, threads: int) -> Profile:
+    def read(cls, file: Path, device: str, threads: int, processes: int = 1) -> Profile:
         """The entries in a file; none if there is no such file.
 
         Raises:
             CostError: The file is no profile.
         """
-        entries: dict[str, Entry] = {}
+        known: dict[int, dict[str, Entry]] = {}
         links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
         if _exists(file):
             with _opened(file) as database:
                 for row in database.execute(_SELECT, (device, threads)):
                     entry = Entry(*row)
-                    entries[entry.form] = entry
+                    known.setdefault(entry.processes, {})[entry.form] = entry
                 for row in database.execute(_SELECT_LINKS, (device, threads)):
                     link = LinkEntry(*row)
                     links.setdefault((link.kind, link.ranks), {})[link.nbytes] = link
         tables = {
             key: tuple(by_size[size] for size in sorted(by_size)) for key, by_size in links.items()
         }
-        return cls(file, device, threads, entries, tables)
+        return cls(file, device, threads, processes, known, tables)
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """The newest entry of each form with as many processes busy as there are."""
+        return self.known.get(self.processes, {})
+
+    def beside(self, processes: int) -> Profile:
+        """The profile of a plan that keeps so many of the processes busy.
+
+        It is the same one if no form was measured with so many.
+        """
+        if processes == self.processes or processes not in self.known:
+            return self
+        return replace(self, processes=processes)
+
+    def hidden_share(self, ranks: int) -> float | None:
+        """Share of the seconds of communications that compute hides; None if it is not known.
+
+        It is that of all seconds that were measured in both ways among so many ranks.
+        """
+        at_once_s = beside_s = 0.0
+        for (kind, count), entries in self.links.items():
+            later = {entry.nbytes: entry for entry in self.links.get((beside(kind), count), ())}
+            for entry in entries if count == ranks else ():
+                if entry.nbytes in later:
+                    at_once_s += entry.seconds
+                    beside_s += min(entry.seconds, later[entry.nbytes].seconds)
+        return 1 - beside_s / at_once_s if at_once_s else None
 
     def link_seconds(self, kind: str, ranks: int, nbytes: float) -> float | None:
         """Seconds of a communication; None if no size of its kind and number of ranks is known.

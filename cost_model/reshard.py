@@ -215,7 +215,9 @@ def _stations(source: Placement, target: Placement) -> tuple[Placement, ...]:
 
 def overlap_share(comm: Comm, cluster: Cluster) -> float:
     """Share of a communication that compute may hide; a local copy is compute itself."""
-    return 0.0 if comm.kind is CommKind.SLICE else cluster.level(comm.ranks).overlap
+    if comm.kind is CommKind.SLICE:
+        return 0.0
+    return cluster.level(comm.ranks).hidden_share(len(comm.ranks))
 
 
 def _busiest_s(hops: Sequence[Hop]) -> float:

@@ -123,7 +123,7 @@ def _processes(count: int, file: Path) -> Cluster:
         )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = cores // count
-    profile = Profile.read(file, cpu_fingerprint(), threads)
+    profile = Profile.read(file, cpu_fingerprint(), threads, count)
     spec = replace(presets.processes(count, threads, memory), profile=profile)
     levels = tuple(replace(level, profile=profile) for level in presets.levels("cpu", 1, count))
     return Cluster("local", (spec,) * count, levels)

@@ -98,6 +98,7 @@ def schedule(
         UnequalWorkError: Tasks of other devices would change the order of those of `observed`.
     """
     resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
+    cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
     return _Builder(graph, cluster, resharder, everywhere, observed, beside).run(placed)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -56,7 +56,13 @@ class Constant:
         """A constant held in memory."""
         name = array.dtype.name
         small = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
-        return cls(TensorType.of(dtype or small.get(name, name), array.shape), lambda: array)
+        return cls(
+            TensorType.of(dtype or small.get(name, name), array.shape), partial(_same, array)
+        )
+
+
+def _same(array: np.ndarray) -> np.ndarray:
+    return array
 
 
 @dataclass(frozen=True)

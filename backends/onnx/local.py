@@ -16,6 +16,8 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.launch import LocalRun, run_ranks
 from partitioner.backends.onnx.load import read_directory
 
+_RUNNER = "partitioner.backends.onnx.rank"  #: Runs a rank in its process.
+
 
 def run_local(
     directory: Path,
@@ -44,5 +46,11 @@ def run_local(
         raise BackendError(f"requests is {requests}; it must be at least 1")
     headers = read_directory(directory)
     check_inputs(headers[0], inputs)
-    job = {"backend": "onnx", "directory": str(directory.resolve()), "optimization": optimization}
-    return run_ranks(headers, inputs, {**job, "requests": requests, "steps": steps}, timeout_s)
+    job = {
+        "runner": _RUNNER,
+        "directory": str(directory.resolve()),
+        "optimization": optimization,
+        "requests": requests,
+        "steps": steps,
+    }
+    return run_ranks(headers, inputs, job, timeout_s)

@@ -71,7 +71,7 @@ def run_module_files(
         )
     headers = [file.header for file in files]
     check_inputs(headers[0], inputs)
-    job = {"backend": "torch", "directory": str(directory.resolve()), "requests": requests}
+    job = {"runner": __name__, "directory": str(directory.resolve()), "requests": requests}
     return run_ranks(headers, inputs, {**job, "steps": steps}, timeout_s)
 
 
@@ -96,7 +96,7 @@ def record_module_files(
         folder = Path(name)
         for rank, local in enumerate(values):
             torch.save(dict(local), folder / _values_file(rank))
-        job = {"backend": "torch", "directory": str(directory.resolve()), "steps": steps}
+        job = {"runner": __name__, "directory": str(directory.resolve()), "steps": steps}
         run_job(folder, len(values), job)
         return load_logs(folder, len(values))
 

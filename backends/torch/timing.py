@@ -2,53 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers them
 from partitioner.backends.errors import BackendError, one_line
+from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
-from partitioner.backends.torch.emit import emit_rank
-from partitioner.ir.graph import Graph
+from partitioner.backends.torch.emit import UPDATE, emit_rank
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.program import Programs
 
 NAME = f"torch {torch.__version__}"
 
-
-@contextmanager
-def same_threads() -> Iterator[None]:
-    """Give the process back the threads that it had."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+#: Optimizers by the names that a graph's updates give.
+_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+#: Parameters of one measured step, and elements of them all: a step has costs of its own.
+_PARAMETERS, _ELEMENTS = 8, 2**22
 
 
 def prepared(
     programs: Programs, graph: Graph, inputs: Mapping[str, np.ndarray], threads: int
-) -> Callable[[], object]:
-    """A function that runs the program of a single rank once, eagerly.
+) -> Prepared:
+    """The program of a single rank, which runs eagerly; of an update, the optimizer's step.
 
-    It sets the threads of the process: see `same_threads`.
+    It sets the threads of the process. A parameter that is stored in parts is a DTensor, as it is
+    in a rank's module, and needs a process group.
 
     Raises:
         BackendError: PyTorch does not take or run the program.
     """
-    forward = emit_rank(programs, 0, graph, torch.device("cpu")).forward
-    types = programs.inputs
-    arguments = [from_numpy(inputs[name], types[name].dtype) for name in forward.arguments]
-
-    def run() -> object:
-        with torch.no_grad():
-            return forward.module(*arguments)
-
     torch.set_num_threads(threads)
     try:
-        run()
+        (node,) = graph.nodes if len(graph.nodes) == 1 else (None,)
+        if node is not None and node.op == UPDATE and "optimizer" in node.attrs:
+            gradient = node.inputs[0]
+            ready = _step(node, from_numpy(inputs[gradient], graph.types[gradient].dtype))
+        else:
+            forward = emit_rank(programs, 0, graph, torch.device("cpu")).forward
+            types = programs.inputs
+            arguments = [from_numpy(inputs[name], types[name].dtype) for name in forward.arguments]
+            ready = Prepared(partial(_forward, forward.module, arguments))
+        ready.run()
     except Exception as error:
         raise BackendError(one_line(error)) from error
-    return run
+    return ready
+
+
+def _forward(module: nn.Module, arguments: list[Tensor]) -> object:
+    with torch.no_grad():
+        return module(*arguments)
+
+
+def _step(node: Node, local: Tensor) -> Prepared:
+    """A step of an optimizer over some parameters with these local parts."""
+    copies = max(1, min(_PARAMETERS, _ELEMENTS // max(1, local.numel())))
+    parameters = [
+        nn.Parameter(_stored(local, is_cut=bool(node.attrs["cut"]))) for _ in range(copies)
+    ]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = _OPTIMIZERS[str(node.attrs["optimizer"])](parameters)
+    return Prepared(optimizer.step, copies=copies)
+
+
+def _stored(local: Tensor, *, is_cut: bool) -> Tensor:
+    """A parameter's part as a rank's module holds it."""
+    if not is_cut:
+        return local.clone()
+    mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+    return DTensor.from_local(local.clone(), mesh, [Shard(0)], run_check=False)

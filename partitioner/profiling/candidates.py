@@ -20,7 +20,7 @@ from partitioner.cost_model.compute import (
 )
 from partitioner.cost_model.forms import Form, form_of
 from partitioner.cost_model.schedule import schedule
-from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph
+from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode, place
 from partitioner.ir.program import Compute, Part
@@ -43,6 +43,7 @@ class Candidate:
         moved_bytes: Bytes that the part reads and writes.
         weight_s: Seconds of all nodes that could take the form, each counted once, as priced
             before the measurement: what a wrong price of the form could cost.
+        is_whole: Whether a plan on one device would run it.
     """
 
     form: Form
@@ -52,6 +53,7 @@ class Candidate:
     flops: float
     moved_bytes: int
     weight_s: float
+    is_whole: bool
 
 
 def candidates(
@@ -75,11 +77,14 @@ def candidates(
         here: dict[str, Candidate] = {}
         for placed in offered or [place(graph, node, single, {}, None)]:
             for candidate in _of_strategy(graph, placed, cluster):
-                here.setdefault(candidate.form.key, candidate)
+                key = candidate.form.key
+                if key not in here or candidate.is_whole:
+                    here[key] = candidate
         for key, candidate in here.items():
             known = found.get(key, candidate)
             weight_s = candidate.weight_s + (known.weight_s if key in found else 0.0)
-            found[key] = replace(known, weight_s=weight_s)
+            is_whole = candidate.is_whole or known.is_whole
+            found[key] = replace(known, weight_s=weight_s, is_whole=is_whole)
     return tuple(sorted(found.values(), key=lambda one: (-one.weight_s, one.form.key)))
 
 
@@ -97,6 +102,7 @@ def _of_strategy(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator
             local_flops(graph, placed, point),
             local_moved_bytes(graph, placed, point),
             seconds[device],
+            not placed.mesh.axes,
         )
 
 
@@ -132,30 +138,37 @@ def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:
         **{value: _part(steering[part.whole], part) for value, part in program.constants.items()},
     }
     names = {value: program.types[value] for value in (*reads, *made)}
-    random = np.random.default_rng(0)
     for value in reads:
         is_weight = value.partition("@")[0] in weights and value not in constants
         if is_weight and names[value].dtype.startswith(("float", "bfloat")):
-            array = random.standard_normal(names[value].shape, np.float32)
-            cast = array.astype(numpy_dtype(names[value].dtype))
-            constants[value] = Constant(names[value], partial(_same, cast), weight=True)
+            constants[value] = Constant(names[value], partial(_drawn, names[value]), weight=True)
     return Graph(
         graph.name,
         tuple(value for value in reads if value not in constants),
         tuple(made),
-        nodes,
+        tuple(_as_stored(one, candidate.form) for one in nodes),
         names,
         {value: constants[value] for value in reads if value in constants},
         graph.opsets,
     )
 
 
+def _as_stored(node: Node, form: Form) -> Node:
+    """A node that writes to a stored value, told whether that is stored in parts."""
+    is_cut = dict(form.attrs).get("cut")
+    return node if is_cut is None else replace(node, attrs={**node.attrs, "cut": is_cut})
+
+
 def _part(constant: Constant, part: Part) -> Constant:
     whole = constant.load()
     array = whole if part.region is None else np.array(cut(whole, part.region))
-    return replace(
-        constant, type=TensorType.of(constant.type.dtype, array.shape), load=lambda: array
-    )
+    tensor_type = TensorType.of(constant.type.dtype, array.shape)
+    return replace(constant, type=tensor_type, load=partial(_same, array))
+
+
+def _drawn(tensor_type: TensorType) -> np.ndarray:
+    array = np.random.default_rng(0).standard_normal(tensor_type.shape, np.float32)
+    return array.astype(numpy_dtype(tensor_type.dtype))
 
 
 def _same(array: np.ndarray) -> np.ndarray:

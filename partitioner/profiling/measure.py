@@ -1,4 +1,4 @@
-"""Seconds of programs: warmed up, repeated in turns, the median and its spread."""
+"""Timing of programs: interleaved runs, as many as their spread asks for."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ class Timing:
         return cls(median, (high - low) / 2 / median if median else 0.0, len(runs))
 
 
-def timings(
+def timed_runs(
     programs: Sequence[Callable[[], object]],
     clock: Callable[[], float] = time.perf_counter,
     end_s: float = float("inf"),
-) -> list[Timing]:
-    """Seconds of programs that were run once before, one run of each in turn.
+    anyone: Callable[[Sequence[bool]], Sequence[bool]] = list,
+) -> list[list[float]]:
+    """Seconds of each run of programs that were run once before, one run of each in turn.
 
     Taking turns spreads what else the machine does over all programs.
 
@@ -50,6 +51,8 @@ def timings(
         programs: Functions that run one each.
         clock: Gives seconds.
         end_s: Time of `clock` at which all end, after the fewest runs.
+        anyone: Which of some wishes any of the processes has that measure the same programs at
+            once; called equally often on each.
     """
     runs: list[list[float]] = [[] for _ in programs]
     open_ones = list(range(len(programs)))
@@ -59,8 +62,9 @@ def timings(
             programs[index]()
             runs[index].append(clock() - begin)
         is_late = clock() >= end_s
-        open_ones = [index for index in open_ones if not _is_enough(runs[index], is_late)]
-    return [Timing.of(one) for one in runs]
+        goes_on = anyone([not _is_enough(runs[index], is_late) for index in open_ones])
+        open_ones = [index for index, wish in zip(open_ones, goes_on, strict=True) if wish]
+    return runs
 
 
 def _is_enough(runs: Sequence[float], is_late: bool) -> bool:

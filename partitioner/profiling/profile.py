@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import datetime as dt
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from typing_extensions import Unpack
 
 from partitioner import units
+from partitioner.backends.launch import run_job
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import (
     Entry,
     LinkEntry,
     Profile,
-    write_entries,
+    beside,
     write_links,
 )
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.cost_model.schedule import schedule
-from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
@@ -35,7 +34,8 @@ from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.options import ProfileOptions, opening, takes, target_cluster
 from partitioner.profiling.candidates import Candidate, candidates, local_graph
-from partitioner.profiling.measure import Timing, timings
+from partitioner.profiling.measure import Timing
+from partitioner.profiling.work import RUNNER, Item, Work, leave_work, read_status
 from partitioner.search.request import Say, silent
 from partitioner.strategies.spaces import check_space
 
@@ -43,12 +43,9 @@ if TYPE_CHECKING:
     import onnx
     from torch import nn
 
-#: Programs that take turns: few enough to hold in memory, with their weights.
-_AT_A_TIME = 8
 _TIME_LIMIT_S = 120.0
-
-#: Makes a program of one rank runnable, from its graph, its inputs and a number of threads.
-Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int], Callable[[], object]]
+#: Lines of progress of the measurement of forms.
+_PROGRESS_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -149,11 +146,10 @@ def profile(
     graph = opened.graph
     say("collecting the operators")
     wanted = candidates(graph, cluster, strategy, mesh)
-    backend, prepare, threads = _backend(is_module=isinstance(opened, ModuleInput))
-    new = [one for one in wanted if not _is_known(one, known, backend)]
-    session = _Session(graph, cluster, known, backend, prepare, say)
-    with threads():
-        session.measure(new, begin + limit_s)
+    backend = _backend(is_module=isinstance(opened, ModuleInput))
+    new = [one for one in wanted if any(_is_new(one, known, backend))]
+    session = _Session(graph, cluster, known, backend, say)
+    session.measure(new, begin + limit_s)
     links = 0
     if len(cluster) > 1 and time.perf_counter() < begin + limit_s:
         links = _measure_links(known, len(cluster), say)
@@ -184,11 +180,11 @@ def _measure_links(known: Profile, ranks: int, say: Say) -> int:
         return 0
     say(f"measuring communications between {ranks} processes")
     entries = []
-    for (kind, count, nbytes), seconds in links.measure_links(ranks).items():
+    for (kind, count, nbytes, is_beside), seconds in links.measure_links(ranks).items():
         timing = Timing.of(seconds)
         entries.append(
             LinkEntry(
-                kind,
+                beside(kind) if is_beside else kind,
                 count,
                 nbytes,
                 timing.seconds,
@@ -219,20 +215,26 @@ def _profile_of(cluster: Cluster) -> Profile:
     return known
 
 
-def _is_known(candidate: Candidate, known: Profile, backend: str) -> bool:
-    entry = known.entries.get(candidate.form.key)
-    return entry is not None and entry.backend == backend
+def _is_new(candidate: Candidate, known: Profile, backend: str) -> tuple[bool, bool]:
+    """Whether the form is to be measured: by all processes at once, and by one alone."""
+
+    def lacks(processes: int) -> bool:
+        entry = known.known.get(processes, {}).get(candidate.form.key)
+        return entry is None or entry.backend != backend
+
+    together = lacks(known.processes)
+    return together, candidate.is_whole and known.processes > 1 and lacks(1)
 
 
-def _backend(*, is_module: bool) -> tuple[str, Prepare, Callable[[], AbstractContextManager[None]]]:
-    """The backend's name, its function that prepares a program, and what restores the threads."""
+def _backend(*, is_module: bool) -> str:
+    """The name of the backend that will run the model, with its version."""
     if is_module:
         from partitioner.backends.torch import timing as torch_timing
 
-        return torch_timing.NAME, torch_timing.prepared, torch_timing.same_threads
+        return torch_timing.NAME
     from partitioner.backends.onnx import timing as onnx_timing
 
-    return onnx_timing.NAME, onnx_timing.prepared, nullcontext
+    return onnx_timing.NAME
 
 
 @dataclass
@@ -248,55 +250,71 @@ class _Session:
     cluster: Cluster
     profile: Profile
     backend: str
-    prepare: Prepare
     say: Say
-    measured: set[str] = field(default_factory=set)
+    measured: frozenset[str] = frozenset()
     failed: dict[str, str] = field(default_factory=dict)
 
     def measure(self, wanted: Sequence[Candidate], end_s: float) -> None:
-        """Measure candidates in their order until `end_s`, some at a time."""
-        for some in _batches(wanted):
-            if time.perf_counter() >= end_s:
+        """Measure candidates in their order until `end_s`, in processes of their own."""
+        if not wanted:
+            return
+        self.say(f"preparing {len(wanted)} forms")
+        items = [item for one in wanted if (item := self._item(one)) is not None]
+        with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
+            folder, left_s = Path(name), end_s - time.perf_counter()
+            if not items or left_s <= 0:
                 return
-            done = len(self.measured)
-            self.say(f"measuring {done + 1} to {done + len(some)} of {len(wanted)} forms")
-            ready = [(one, run) for one in some if (run := self._prepared(one)) is not None]
-            times = timings([run for _, run in ready], end_s=end_s)
-            entries = [self._entry(one, t) for (one, _), t in zip(ready, times, strict=True)]
-            write_entries(self.profile.file, self.profile.device, self.profile.threads, entries)
-            self.measured.update(entry.form for entry in entries)
+            profile = self.profile
+            where = profile.file, profile.device, profile.threads
+            leave_work(folder, Work(self.backend, *where, items, left_s))
+            self.say(f"measuring {len(items)} forms on {len(self.cluster)} processes")
+            job = {"runner": RUNNER}
+            run_job(folder, len(self.cluster), job, watch=_Watch(folder, len(items), self.say))
+            done = read_status(folder)
+        self.measured = done.measured
+        for op, why in done.failed.items():
+            self.failed.setdefault(op, why)
 
-    def _prepared(self, candidate: Candidate) -> Callable[[], object] | None:
-        """A function that runs the candidate's form; None if there is none."""
+    def _item(self, candidate: Candidate) -> Item | None:
+        """The candidate's form as a program; None if there is none."""
         try:
             local = local_graph(self.graph, candidate, self.cluster)
-            inputs = random_inputs(local, seed=0)
-            return self.prepare(_on_one_device(local), local, inputs, self.profile.threads)
+            programs = on_one_device(local)
         except PartitionerError as error:
             self.failed.setdefault(candidate.form.op, str(error))
             return None
-
-    def _entry(self, candidate: Candidate, timing: Timing) -> Entry:
-        return Entry(
+        entry = Entry(
             candidate.form.key,
             candidate.form.op,
             candidate.dtype,
             candidate.flops,
             candidate.moved_bytes,
-            timing.seconds,
-            timing.spread,
-            timing.repeats,
+            0.0,
+            0.0,
+            0,
             self.backend,
-            _now(),
+            "",
         )
+        return Item(programs, local, entry, *_is_new(candidate, self.profile, self.backend))
 
 
-def _batches(wanted: Sequence[Candidate]) -> Iterator[Sequence[Candidate]]:
-    for first in range(0, len(wanted), _AT_A_TIME):
-        yield wanted[first : first + _AT_A_TIME]
+@dataclass
+class _Watch:
+    """Tells at most every tenth of the work how much is done."""
+
+    folder: Path
+    items: int
+    say: Say
+    told: int = 0
+
+    def __call__(self) -> None:
+        measured = len(read_status(self.folder).measured)
+        if measured - self.told >= max(1, self.items // _PROGRESS_LINES):
+            self.told = measured
+            self.say(f"measured {measured} of {self.items} forms")
 
 
-def _on_one_device(graph: Graph) -> Programs:
+def on_one_device(graph: Graph) -> Programs:
     """The program of a graph that one device runs whole."""
     single = DeviceMesh.single(0)
     placed = [place(graph, node, single, {}, None) for node in graph.nodes]

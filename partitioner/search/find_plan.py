@@ -21,6 +21,7 @@ from partitioner.search.by_levels import StagesSpace
 from partitioner.search.exact_memory import exact_plan, second_look
 from partitioner.search.explicit import JointSearch, JointSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
+from partitioner.search.one_device import OneDeviceSpace, alone_is_faster
 from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
@@ -100,6 +101,8 @@ def _explicit(
     spaces: list[Space] = [JointSpace(search, family) for family in joint]
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
+    if alone_is_faster(graph, cluster, request):
+        spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     results = _searched(spaces, request, cluster, budget)
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)

@@ -11,26 +11,31 @@ from pathlib import Path
 
 import pytest
 from cost_cases import SLOW, flat, matmul_graph, placed
+from placements import placement
 
 from partitioner.cost_model import compute
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.collectives import Algorithm, collective
+from partitioner.cost_model.collectives import Algorithm, collective, comm_cost
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.evaluate import evaluate_placed, one_device
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
 from partitioner.cost_model.forms import form_of
 from partitioner.cost_model.profile import (
     Entry,
     LinkEntry,
     Profile,
+    beside,
     write_entries,
     write_links,
 )
+from partitioner.cost_model.reshard import Resharder, overlap_share
 from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster
 from partitioner.ir.graph import Graph
+from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
-from partitioner.ir.program import CommKind
+from partitioner.ir.program import Comm, CommKind
 
 DEVICE, THREADS = "a processor, 4 cores", 2
 PAIR = DeviceMesh.line(2)
@@ -102,7 +107,7 @@ def _damaged(file: Path) -> None:
     [
         (lambda file: file.write_text("not a database, but a longer text"), "not a database"),
         (_foreign, "a database of another program"),
-        (_of_the_future, "has version 99, this is version 1"),
+        (_of_the_future, "has version 99, this is version 2"),
         (_damaged, "malformed"),
         (lambda file: file.mkdir(), "it is not a file"),
     ],
@@ -138,6 +143,31 @@ def test_processes_write_at_once(tmp_path: Path) -> None:
     ]
     assert [writer.wait() for writer in writers] == [0] * 4
     assert len(Profile.read(file, "device", 1).entries) == 80
+
+
+def test_entries_are_of_a_number_of_processes(tmp_path: Path) -> None:
+    file = tmp_path / "p"
+    write_entries(file, DEVICE, THREADS, [entry("a", 1.0), entry("a", 3.0, processes=2)])
+    one, two, three = (Profile.read(file, DEVICE, THREADS, n) for n in (1, 2, 3))
+    assert [p.entries["a"].seconds for p in (one, two)] == [1.0, 3.0]
+    assert not three.entries
+    assert two.beside(1).entries == one.entries
+    assert two.beside(4) is two, "nothing was measured with four"
+
+
+def test_a_device_that_is_busy_alone_is_faster(tmp_path: Path) -> None:
+    graph = matmul_graph(n=10)
+    whole, cut = placed(graph, "mm", ONE), placed(graph, "mm", PAIR, {"m": ("tp",)})
+    file = tmp_path / "p"
+    alone, busy = (entry(key(graph, whole), s, processes=n) for s, n in ((1.0, 1), (3.0, 2)))
+    write_entries(file, DEVICE, THREADS, [alone, busy, entry(key(graph, cut), 0.5, processes=2)])
+    spec = replace(SLOW, profile=Profile.read(file, DEVICE, THREADS, 2))
+    cluster = replace(flat(2), devices=(spec,) * 2)
+    assert compute.node_seconds(graph, whole, cluster) == {0: 3.0}
+    assert cluster.beside((0, 1)) is cluster
+    assert one_device(graph, cluster).latency_s == 1.0
+    assert evaluate_placed(graph, [cut], cluster).load_s == {0: 0.5, 1: 0.5}
+    assert Sources.of(graph, [whole], cluster).seconds == {"measured": 1.0}
 
 
 def test_a_measured_form_has_its_seconds(tmp_path: Path) -> None:
@@ -252,7 +282,7 @@ def test_processes_share_a_machine_without_gpus(tmp_path: Path) -> None:
     cores = spec.profile.threads
     every = local_cluster(cores, _NoGpus(), tmp_path / "p")
     assert len(every) == cores
-    assert every.devices[0].profile == Profile(tmp_path / "p", cpu_fingerprint(), 1, {})
+    assert every.devices[0].profile == Profile(tmp_path / "p", cpu_fingerprint(), 1, cores, {})
     assert every.devices[0].memory_bytes == spec.memory_bytes // cores
     with pytest.raises(CostError, match=f"needs {cores + 1} cores, one for each process"):
         local_cluster(cores + 1, _NoGpus(), tmp_path / "p")
@@ -309,3 +339,41 @@ def test_messages_are_priced_by_measurements(tmp_path: Path) -> None:
     (plain,) = flat(2).levels
     assert plain.message_s == plain.latency_s
     assert plain.transfer_s(8000) == 8000 / plain.bandwidth_bytes_per_s
+
+
+def test_measured_seconds_contain_the_start(tmp_path: Path) -> None:
+    reduced = Comm(0, CommKind.ALL_REDUCE, (0, 1), "x", "y", "float32", (), "sum")
+    cluster = linked(tmp_path / "p", link("all_reduce", 1000, 0.5))
+    assert comm_cost(reduced, 250, cluster).seconds == {0: 0.5, 1: 0.5}
+    plain = collective(CommKind.ALL_REDUCE, (0, 1), 1000, flat(2)).seconds
+    assert comm_cost(reduced, 250, flat(2)).seconds[0] == plain + SLOW.launch_s
+
+
+@pytest.mark.parametrize("size", [12, 11])
+def test_even_exchanges_are_priced_by_measurements(tmp_path: Path, size: int) -> None:
+    """Uneven ones have no measured equal."""
+    one, mesh = link("all_to_all", 100, 0.5, ranks=3), DeviceMesh.line(3)
+    cluster = linked(tmp_path / "p", one, link("send", 1000, 1e-3), devices=3)
+    whole, cut = DimLayout.whole(size), DimLayout.even(size, ("tp",), mesh)
+    rows, columns = placement(mesh, cut, whole), placement(mesh, whole, cut)
+    (hop,) = Resharder(cluster).hops("float32", rows, columns)
+    (priced,) = hop.comms
+    assert priced.comm.kind is CommKind.ALL_TO_ALL
+    parts = 12 * 4 * 4  # bytes of each device
+    expected_s = 0.5 * parts / 100
+    assert (priced.seconds == pytest.approx(dict.fromkeys(range(3), expected_s))) == (size == 12)
+
+
+def test_the_hidden_share_is_measured(tmp_path: Path) -> None:
+    cluster = linked(
+        tmp_path / "p",
+        *(link("all_reduce", n, s) for n, s in ((1000, 1.0), (2000, 3.0))),
+        *(link(beside("all_reduce"), n, s) for n, s in ((1000, 0.5), (2000, 0.5))),
+        link("send", 4000, 9.0),  # never measured beside compute
+    )
+    (level,) = cluster.levels
+    assert level.hidden_share(2) == pytest.approx(0.75)
+    assert level.hidden_share(3) == level.overlap
+    reduced = Comm(0, CommKind.ALL_REDUCE, (0, 1), "x", "y", "float32", (), "sum")
+    assert overlap_share(reduced, cluster) == pytest.approx(0.75)
+    assert overlap_share(replace(reduced, kind=CommKind.SLICE), cluster) == 0

@@ -19,7 +19,7 @@ def run(case: hand.Case, requests: int, folder: Path) -> dict[str, np.ndarray]:
     emit(case.programs, case.graph, folder)
     headers = read_directory(folder)
     job = {
-        "backend": "onnx",
+        "runner": "partitioner.backends.onnx.rank",
         "directory": str(folder),
         "ranks": len(headers),
         "requests": requests,

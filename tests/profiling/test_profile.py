@@ -13,19 +13,38 @@ from torch import nn
 
 import partitioner
 from partitioner import examples
+from partitioner.backends.torch import links
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.profile import LinkEntry, write_links
+from partitioner.cost_model.resolve import local_cluster, resolve_cluster
 from partitioner.frontends.model import open_model
 from partitioner.profiling.candidates import candidates, local_graph
-from partitioner.profiling.measure import Timing, timings
+from partitioner.profiling.measure import Timing, timed_runs
 from partitioner.profiling.profile import profile
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def empty(tmp_path: Path) -> Path:
     return tmp_path / "profile.sqlite"
+
+
+@pytest.fixture
+def file(empty: Path) -> Path:
+    """A profile in which communications are known, which takes long."""
+    try:
+        (spec, *_) = local_cluster(2, profile=empty).devices
+    except CostError:
+        return empty
+    assert spec.profile is not None
+    known = [
+        LinkEntry(kind, 2, nbytes, 1e-3, 0.01, 7, links.NAME, "2026-01-01")
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+        for nbytes in (1000, 1000_000)
+    ]
+    write_links(empty, spec.profile.device, spec.profile.threads, known)
+    return empty
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +112,18 @@ def test_a_second_run_measures_only_what_is_new(mlp: onnx.ModelProto, file: Path
     assert "of the seconds are not measured" not in str(wider)
 
 
+def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, file: Path) -> None:
+    cluster = two_processes(file)
+    profile(mlp, devices=2, profile=file)
+    found = candidates(open_model(mlp).graph, cluster, "auto", None)
+    known = two_processes(file).devices[0].profile
+    assert known is not None
+    assert {*known.entries} == {one.form.key for one in found}
+    alone = {one.form.key for one in found if one.is_whole}
+    assert {*known.beside(1).entries} == alone
+    assert 0 < len(alone) < len(found)
+
+
 def test_plans_are_priced_by_the_measurements(mlp: onnx.ModelProto, file: Path) -> None:
     two_processes(file)
     before = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
@@ -132,18 +163,18 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
 
 
-def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, file: Path) -> None:
+def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, empty: Path) -> None:
     with pytest.raises(CostError, match="has devices without one common profile"):
-        profile(mlp, devices=2, cluster="2xh100", profile=file)
-    assert not file.exists()
+        profile(mlp, devices=2, cluster="2xh100", profile=empty)
+    assert not empty.exists()
 
 
 def test_the_command(
-    mlp: onnx.ModelProto, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mlp: onnx.ModelProto, empty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two_processes(file)
+    two_processes(empty)
     onnx.save(mlp, tmp_path / "m.onnx")
-    command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(file)]
+    command = [str(tmp_path / "m.onnx"), "--devices", "2", "--profile", str(empty)]
     assert main(["profile", *command, "-q", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["measured"] == told["forms"]
@@ -151,10 +182,10 @@ def test_the_command(
     assert main([*command, "--cluster", "local", "-o", target]) == 0
     assert "costs       of operators 100 % measured (± " in capsys.readouterr().out
     assert main(["explain", target, "layer0.matmul"]) in (0, 1)
-    file.write_text("something else, which is kept")
+    empty.write_text("something else, which is kept")
     assert main(["profile", *command, "-q"]) == 1
     assert "is not a database" in capsys.readouterr().err
-    assert file.read_text() == "something else, which is kept"
+    assert empty.read_text() == "something else, which is kept"
 
 
 class _Clock:
@@ -179,22 +210,22 @@ class _Clock:
 def test_a_median_ignores_outliers() -> None:
     clock = _Clock()
     steady, jumpy = clock.program(0.01), clock.program(0.01, 5.0, 0.01)
-    first, second = timings([steady, jumpy], clock)  # type: ignore[list-item]
-    assert first == Timing(pytest.approx(0.01), pytest.approx(0.0, abs=1e-9), 10)
-    assert second.seconds == pytest.approx(0.01)
+    first, second = timed_runs([steady, jumpy], clock)  # type: ignore[list-item]
+    assert Timing.of(first) == Timing(pytest.approx(0.01), pytest.approx(0.0, abs=1e-9), 10)
+    assert Timing.of(second).seconds == pytest.approx(0.01)
 
 
 def test_long_programs_are_run_less_often_than_noisy_ones() -> None:
     clock = _Clock()
     long = clock.program(10.0)
     noisy = clock.program(*[1e-6, 3e-6] * 60)
-    first, second = timings([long, noisy], clock)  # type: ignore[list-item]
-    assert first.repeats == 5
-    assert second.repeats == 50
-    assert second.spread > 0.3
+    first, second = timed_runs([long, noisy], clock)  # type: ignore[list-item]
+    assert len(first) == 5
+    assert len(second) == 50
+    assert Timing.of(second).spread > 0.3
 
 
 def test_a_clock_that_is_late_ends_after_the_fewest_runs() -> None:
     clock = _Clock()
-    (timing,) = timings([clock.program(1e-6, 9e-6, 1e-6)], clock, end_s=0.0)  # type: ignore[list-item]
-    assert timing.repeats == 5
+    (runs,) = timed_runs([clock.program(1e-6, 9e-6, 1e-6)], clock, end_s=0.0)  # type: ignore[list-item]
+    assert len(runs) == 5

@@ -1,5 +1,9 @@
 """The search: families, the certificate, requests that name nothing."""
 
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
 import pytest
 from cost_cases import flat
 from searching import search
@@ -8,12 +12,16 @@ from whole_plans import build
 import partitioner
 from partitioner import examples
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import shape_at
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import evaluate, one_device
+from partitioner.cost_model.forms import form_of
+from partitioner.cost_model.profile import Entry, Profile, write_entries
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node
-from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import Plan, place, resolve
 from partitioner.search.outcome import Outcome
 from partitioner.search.request import Request
 from partitioner.solver import Infeasible, Objective
@@ -144,3 +152,27 @@ def test_of_contradictory_pins_the_family_that_got_furthest_speaks() -> None:
     )
     with pytest.raises(ConstraintError, match=f"that leaves no strategy for '{last.name}'"):
         found(constraints=Constraints(pins))
+
+
+def test_a_device_that_is_busy_alone_competes_at_its_own_price(tmp_path: Path) -> None:
+    """Two busy processes are much slower here, so the plan on one device is the best."""
+    file, spec = tmp_path / "profile", flat(2).devices[0]
+    whole = [place(MLP, node, DeviceMesh.single(0), {}, None) for node in MLP.nodes]
+    forms = {form_of(MLP, node, partial(shape_at, {})).key: node.node.op for node in whole}
+    entries = [
+        Entry(form, op, "float32", 1.0, 1, seconds, 0.0, 9, "backend", "2026", processes)
+        for form, op in forms.items()
+        for processes, seconds in ((1, 1e-6), (2, 1e-3))
+    ]
+    write_entries(file, "device", 1, entries)
+    busy = replace(spec, profile=Profile.read(file, "device", 1, 2))
+    cluster = replace(flat(2), devices=(busy,) * 2)
+    outcome = found(cluster=cluster, objective="latency")
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    assert outcome.evaluation.devices_used == 1
+    assert certificate.cost == certificate.bound == one_device(MLP, cluster).latency_s < 1e-4
+    assert "single (one device)" in certificate.space
+    assert evaluate(MLP, outcome.plan, cluster).latency_s == certificate.cost
+    pinned = found(cluster=cluster, objective="latency", strategy="intra")
+    assert pinned.evaluation.latency_s > 1e-4

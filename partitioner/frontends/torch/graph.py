@@ -32,6 +32,7 @@ from partitioner.frontends.torch.calls import (
 )
 from partitioner.frontends.torch.capture import Captured, Role, Slot
 from partitioner.frontends.torch.nodes import dtype_name
+from partitioner.frontends.torch.options import OPTIMIZERS
 from partitioner.frontends.torch.passes import (
     backward_pass,
     early_updates,
@@ -95,19 +96,20 @@ class ModuleGraph:
 
 
 def module_graph(
-    captured: Captured, name: str, state_bytes: int = 0, keep: frozenset[str] = frozenset()
+    captured: Captured,
+    name: str,
+    optimizer: str = "adamw",
+    keep: frozenset[str] = frozenset(),
 ) -> ModuleGraph:
     """The graph of a captured module.
 
-    An optimizer keeps `state_bytes` for each element of a trained parameter. Parameters and buffers
-    whose first names are in `keep` are stored even if they are only read.
+    The `optimizer`, one of `OPTIMIZERS`, keeps its state with each trained parameter. Parameters
+    and buffers whose first names are in `keep` are stored even if they are only read.
 
     Raises:
         FrontendError: An operator, a type or an argument has no form in the IR.
     """
-    calls = _ModuleCalls(
-        module=captured.graph, captured=captured, state_bytes=state_bytes, keep=keep
-    )
+    calls = _ModuleCalls(module=captured.graph, captured=captured, optimizer=optimizer, keep=keep)
     example_inputs = calls.add_placeholders()
     calls.add_calls()
     written = calls.add_updates(Role.BUFFER)
@@ -148,7 +150,7 @@ class _ModuleCalls(Calls):
     """
 
     captured: Captured
-    state_bytes: int
+    optimizer: str
     keep: frozenset[str]
     inputs: list[str] = field(default_factory=list)
     tangent: str = ""
@@ -191,7 +193,7 @@ class _ModuleCalls(Calls):
         value = self.add_value(node, first)
         if written or trained_with or first in self.keep:
             trained = parameter and captured.training and tensor.requires_grad
-            attrs = {"state_bytes": self.state_bytes if trained else 0}
+            attrs = {"state_bytes": OPTIMIZERS[self.optimizer] if trained else 0}
             self.add_node(Node(_path(first), "partitioner::state", (), (value,), attrs))
             self.stored[first] = value
         else:
@@ -225,7 +227,10 @@ class _ModuleCalls(Calls):
                 raise FrontendError(f"{slot.target}: tied to {first}, and both have a gradient")
             updates[first] = self.copy_value(first, word)
             inputs, outputs = (self.values[node.name], self.stored[first]), (updates[first],)
-            name, attrs = f"{_path(first)}/{word}", {"role": word}
+            attrs: dict[str, Attr] = {"role": word}
+            if role is Role.GRADIENT:
+                attrs["optimizer"] = self.optimizer
+            name = f"{_path(first)}/{word}"
             self.add_node(Node(name, "partitioner::update", inputs, outputs, attrs))
         return updates
 

@@ -23,7 +23,7 @@ from partitioner.frontends.torch.decompositions import DECOMPOSITIONS
 from partitioner.frontends.torch.dtypes import state_dtypes
 from partitioner.frontends.torch.graph import SEED, ModuleGraph, module_graph
 from partitioner.frontends.torch.losses import replace_losses
-from partitioner.frontends.torch.options import OPTIMIZERS, ModuleOptions
+from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.strides import make_contiguous
 from partitioner.frontends.torch.unchanged import Snapshot, check_registered, settings_of
@@ -157,6 +157,6 @@ def trace_module(
     if options.training:
         constants = captured.ties.keys() - dict(module.state_dict(keep_vars=True)).keys()
         check_registered(before, (captured.tensors[name] for name in sorted(constants)))
-    graph = module_graph(captured, type(module).__name__, OPTIMIZERS[options.optimizer], keep)
+    graph = module_graph(captured, type(module).__name__, options.optimizer, keep)
     assigned = program.graph_module.meta[ASSIGNED]
     return TracedModule(module, graph, options, Snapshot.of(module, before, assigned, graph.fixed))

@@ -128,7 +128,8 @@ def _node(result: Planned, name: str) -> Node:
 def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
     spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
-    estimates = node_estimates(result.graph, placed, result.cluster).values()
+    busy = (device for node in result.placed for device in node.mesh.devices)
+    estimates = node_estimates(result.graph, placed, result.cluster.beside(busy)).values()
     slowest = max(estimates, key=lambda estimate: estimate.seconds)
     source = slowest.source + (f" ± {units.share(slowest.error)}" if slowest.error else "")
     flops = rule.flops if rule else estimated_flops(result.graph, node)

@@ -15,7 +15,7 @@ from partitioner.frontends.torch.graph import ModuleGraph, module_graph
 
 def traced(module: nn.Module, *args: Any, training: bool = True, **kwargs: Any) -> ModuleGraph:
     program = export_module(module, args, kwargs)
-    return module_graph(capture(module, program, {}, training=training), "M", 8)
+    return module_graph(capture(module, program, {}, training=training), "M")
 
 
 class Tied(nn.Module):

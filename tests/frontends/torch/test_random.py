@@ -83,7 +83,7 @@ def test_a_captured_module_draws_from_one_seed() -> None:
     module = Depth()
     program = export_module(module, (torch.randn(2, 4, 3, 3),), {})
     captured = capture(module, program, ALL, training=True)
-    graph = module_graph(captured, "depth", 0).graph
+    graph = module_graph(captured, "depth").graph
     assert "seed" in graph.inputs
     drawn = [node for node in graph.nodes if "seed" in node.inputs]
     assert [node.op for node in drawn] == [

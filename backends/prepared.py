@@ -1,0 +1,23 @@
+"""A program of one rank that is ready to be run over and over: for measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program, which was run once.
+
+    Attributes:
+        run: Runs it.
+        own_seconds: Gives, once all runs are over, the seconds of each run of `run` that its
+            kernels took, oldest first, and lets go of what it holds; None if the seconds of the
+            calls count.
+        copies: Number of equal operators that a run computes.
+    """
+
+    run: Callable[[], object]
+    own_seconds: Callable[[], Sequence[float]] | None = None
+    copies: int = 1

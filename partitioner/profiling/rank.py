@@ -1,0 +1,108 @@
+"""A process that measures: all of a cluster run the same programs at once, then one runs alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from partitioner.backends.onnx import timing as onnx_timing
+from partitioner.backends.prepared import Prepared
+from partitioner.backends.torch import timing as torch_timing
+from partitioner.cost_model.profile import Entry, write_entries
+from partitioner.frontends.inputs import random_inputs
+from partitioner.ir.errors import PartitionerError
+from partitioner.profiling.measure import Timing, timed_runs
+from partitioner.profiling.work import Item, Status, Work, leave_status, read_work
+
+#: Programs that take turns: few enough to hold in memory, with their weights.
+_AT_A_TIME = 8
+_BACKENDS = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
+
+
+def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:  # noqa: ARG001
+    """Run a rank of a job of `partitioner.backends.worker`."""
+    work = read_work(folder)
+    end_s = time.perf_counter() + work.limit_s
+    measured: set[str] = set()
+    failed: dict[str, str] = {}
+    for some in _batches(work.items):
+        if _anyone([time.perf_counter() >= end_s])[0]:
+            return
+        entries = _measured(rank, work, some, end_s, failed)
+        if rank == 0:
+            write_entries(work.file, work.device, work.threads, entries)
+            measured.update(entry.form for entry in entries)
+            leave_status(folder, Status(frozenset(measured), failed))
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    for first in range(0, len(items), _AT_A_TIME):
+        yield items[first : first + _AT_A_TIME]
+
+
+def _anyone(wishes: Sequence[bool]) -> list[bool]:
+    """Which of the wishes any process has."""
+    flags = torch.tensor(wishes, dtype=torch.uint8)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    return [bool(flag) for flag in flags]
+
+
+def _measured(
+    rank: int, work: Work, items: Sequence[Item], end_s: float, failed: dict[str, str]
+) -> list[Entry]:
+    """Entries of items that all processes can run; those that one cannot run are in `failed`."""
+    entries: list[Entry] = []
+    ranks = dist.get_world_size()
+    together = [item for item in items if item.together]
+    ready = _prepared(work, together, failed, _anyone)
+    runs = timed_runs([one.run for _, one in ready], end_s=end_s, anyone=_anyone)
+    for (item, one), own in zip(ready, runs, strict=True):
+        entries.append(_entry(item, one, own, ranks))
+    alone = [item for item in items if item.alone]
+    if rank == 0:
+        ready = _prepared(work, alone, failed, list)
+        runs = timed_runs([one.run for _, one in ready], end_s=end_s)
+        for (item, one), own in zip(ready, runs, strict=True):
+            entries.append(_entry(item, one, own, 1))
+    dist.barrier()
+    return entries
+
+
+def _prepared(
+    work: Work,
+    items: Sequence[Item],
+    failed: dict[str, str],
+    anyone: Callable[[Sequence[bool]], Sequence[bool]],
+) -> list[tuple[Item, Prepared]]:
+    """The programs of the items, without those that fail in a process."""
+    ready: list[tuple[Item, Prepared | None]] = []
+    for item in items:
+        one = None
+        try:
+            inputs = random_inputs(item.graph, seed=0)
+            one = _BACKENDS[work.backend](item.programs, item.graph, inputs, work.threads)
+        except PartitionerError as error:
+            failed.setdefault(item.entry.op, str(error))
+        ready.append((item, one))
+    lost = anyone([one is None for _, one in ready])
+    return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
+
+
+def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> Entry:
+    seconds = runs if one.own_seconds is None else one.own_seconds()
+    timing = Timing.of([each / one.copies for each in seconds])
+    return replace(
+        item.entry,
+        seconds=timing.seconds,
+        spread=timing.spread,
+        repeats=timing.repeats,
+        measured_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        processes=processes,
+    )

@@ -1,0 +1,96 @@
+"""What processes that measure are told, and what they tell, in files of their job's folder."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partitioner.cost_model.profile import Entry
+from partitioner.ir.graph import Graph
+from partitioner.ir.program import Programs
+
+RUNNER = "partitioner.profiling.rank"  #: Runs a rank of the job.
+_WORK, _STATUS = "work.pickle", "status.json"
+
+
+@dataclass(frozen=True)
+class Item:
+    """A form to measure.
+
+    Attributes:
+        programs: The program of the form on one rank.
+        graph: The form as a graph of its own, with its constants.
+        entry: What becomes its entry, without figures.
+        together: Whether all processes measure it at once.
+        alone: Whether one process measures it while the others wait.
+    """
+
+    programs: Programs
+    graph: Graph
+    entry: Entry
+    together: bool
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """What to measure, in order.
+
+    Attributes:
+        backend: Name of the backend, with its version.
+        file: The profile.
+        device: Fingerprint of the device.
+        threads: Threads of one operator.
+        items: The forms.
+        limit_s: Seconds after which no further one is begun.
+    """
+
+    backend: str
+    file: Path
+    device: str
+    threads: int
+    items: Sequence[Item]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far the work is.
+
+    Attributes:
+        measured: Keys of the forms that are in the profile now.
+        failed: Reason for each operator that a process could not run.
+    """
+
+    measured: frozenset[str] = frozenset()
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+
+def leave_work(folder: Path, work: Work) -> None:
+    """Leave the work in the folder of a job of `run_job`, for `RUNNER`."""
+    (folder / _WORK).write_bytes(pickle.dumps(work))
+
+
+def read_work(folder: Path) -> Work:
+    """The work that `leave_work` left."""
+    work: Work = pickle.loads((folder / _WORK).read_bytes())  # noqa: S301 (our own file)
+    return work
+
+
+def leave_status(folder: Path, status: Status) -> None:
+    """Leave how far the work is, in one step."""
+    draft = folder / f"{_STATUS}.new"
+    draft.write_text(json.dumps({"measured": sorted(status.measured), "failed": {**status.failed}}))
+    draft.replace(folder / _STATUS)
+
+
+def read_status(folder: Path) -> Status:
+    """How far the processes of a job are."""
+    try:
+        data = json.loads((folder / _STATUS).read_text())
+    except FileNotFoundError:
+        return Status()
+    return Status(frozenset(data["measured"]), data["failed"])

@@ -1,0 +1,51 @@
+"""The whole graph on one device, where a device that is busy alone is faster than one of several.
+
+Joint problems price every operator as it is while all processes of a machine are busy. A plan that
+keeps one of them busy costs less (see `Cluster.beside`), so it competes under its own price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.evaluate import best_single
+from partitioner.ir.graph import Graph
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.plan import NodePlan
+from partitioner.problem.decode import planned_on
+from partitioner.search.outcome import Candidate, SpaceResult
+from partitioner.search.request import Budget, Request
+from partitioner.solver import Solution
+from partitioner.strategies.spaces import Family
+
+
+def alone_is_faster(graph: Graph, cluster: Cluster, request: Request) -> bool:
+    """Whether the space of one device is to be searched beside the joint ones."""
+    if request.objective != "latency" or request.strategy == "intra" or request.mesh is not None:
+        return False
+    is_free = not (request.constraints.bound or graph.optional)
+    return is_free and cluster.beside((0,)) != cluster
+
+
+@dataclass(frozen=True)
+class OneDeviceSpace:
+    """The plans that run the whole graph on one device."""
+
+    graph: Graph
+    cluster: Cluster
+    request: Request
+
+    def search(self, _budget: Budget, _others: Sequence[SpaceResult]) -> SpaceResult:
+        """The plan on the best device; none if it does not fit there."""
+        device, evaluation = best_single(self.graph, self.cluster, self.request.objective)
+        if not evaluation.fits:
+            return SpaceResult()
+        mesh = (DeviceMesh.single(device),)
+        decided = {node.name: NodePlan(0, {}) for node in self.graph.nodes}
+        graph, plan = planned_on(self.graph, self.cluster, mesh, decided)
+        cost = evaluation.cost(self.request.objective)
+        solution = Solution((), cost, cost, "optimal", None, "one device")
+        family = Family("single", mesh, mesh, symmetric=False)
+        return SpaceResult((Candidate(family, graph, plan, evaluation, solution),), str(family))

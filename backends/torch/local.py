@@ -33,7 +33,7 @@ from partitioner.backends.torch.rank_files import (
     read_rank_file,
     read_rank_files,
 )
-from partitioner.backends.torch.recording import Pass, Recorder
+from partitioner.backends.torch.recording import Pass, Recorder, Training, Update
 
 
 def run_module_files(
@@ -76,16 +76,20 @@ def run_module_files(
 
 
 def record_module_files(
-    directory: Path, values: Sequence[Mapping[str, Tensor]], steps: int
+    directory: Path,
+    values: Sequence[Mapping[str, Tensor]],
+    steps: int,
+    optimizer: str = "",
+    updates: Sequence[Sequence[Update]] = (),
 ) -> tuple[RankLog, ...]:
-    """Record steps of the rank files of a module, in training with the backward pass.
-
-    No optimizer runs.
+    """Record steps of the rank files of a module: in training with backward pass and optimizer.
 
     Args:
         directory: Folder of the files.
         values: Parts of inputs and of stored values by local name, of each rank.
         steps: At least 1.
+        optimizer: In training, one of `timing.OPTIMIZERS`.
+        updates: In training, the parameters of each rank.
 
     Raises:
         BackendError: A file is wrong, a rank raised or was killed.
@@ -97,6 +101,7 @@ def record_module_files(
         for rank, local in enumerate(values):
             torch.save(dict(local), folder / _values_file(rank))
         job = {"runner": __name__, "directory": str(directory.resolve()), "steps": steps}
+        job |= {"optimizer": optimizer, "updates": updates}
         run_job(folder, len(values), job)
         return load_logs(folder, len(values))
 
@@ -147,8 +152,13 @@ def _record(
         for path in paths
         for file in [read_rank_file(path)]
     ]
+    training = None
+    if job.get("optimizer"):
+        updates = [Update(*one) for one in job["updates"][rank]]
+        training = Training(job["optimizer"], updates, values)
+    recorder = Recorder(passes, values, torch.device("cpu"), training)
     try:
-        return Recorder(passes, values, torch.device("cpu")).record(job["steps"], job["threads"])
+        return recorder.record(job["steps"], job["threads"])
     except RuntimeError as error:  # most often because another rank is gone
         raise CommunicationError(one_line(error)) from error
 

@@ -7,16 +7,18 @@ marks the time. What the host does beside the calls of a task counts for the tas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
 
 from partitioner.backends.observed import Event, RankLog, Role, Step
 from partitioner.backends.process_group import Group, clock_offset, timed_steps
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.timing import NAME
+from partitioner.backends.torch.timing import NAME, OPTIMIZERS, stored_part
 from partitioner.backends.torch.values import noted_tasks
 
 c10d = torch.ops._c10d_functional
@@ -104,20 +106,91 @@ def _name(node: fx.Node) -> str:
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
 
 
+class Update(NamedTuple):
+    """A parameter that the optimizer writes to.
+
+    Attributes:
+        node: The plan's node.
+        stored: Local name of the parameter.
+        gradient: Local name of its gradient.
+        cut: Whether it is stored in parts.
+    """
+
+    node: str
+    stored: str
+    gradient: str
+    cut: bool
+
+
+class Training:
+    """The parameters of a rank and their optimizer.
+
+    Args:
+        optimizer: One of `timing.OPTIMIZERS`.
+        updates: The parameters.
+        values: Local values; the parameters write to their memory.
+    """
+
+    def __init__(
+        self, optimizer: str, updates: Sequence[Update], values: Mapping[str, Tensor]
+    ) -> None:
+        self.updates = tuple(updates)
+        self.parameters = [
+            nn.Parameter(stored_part(values[one.stored], is_cut=one.cut), requires_grad=True)
+            for one in self.updates
+        ]
+        self.optimizer = OPTIMIZERS[optimizer](self.parameters) if self.parameters else None
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The local tensors of the parameters and of the optimizer's state."""
+        state = [] if self.optimizer is None else self.optimizer.state.values()
+        held = [value for one in state for value in one.values() if isinstance(value, Tensor)]
+        yield from map(_local, (*self.parameters, *held))
+
+    def values(self) -> Values:
+        """The parameters by local name."""
+        pairs = zip(self.updates, self.parameters, strict=True)
+        return {one.stored: _local(parameter.detach()) for one, parameter in pairs}
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """A step of the optimizer with gradients by local name."""
+        if self.optimizer is None:
+            return
+        for one, parameter in zip(self.updates, self.parameters, strict=True):
+            gradient = gradients[one.gradient]
+            parameter.grad = _like(parameter, gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient as a parameter has it."""
+    if not isinstance(parameter, DTensor):
+        return gradient
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(gradient, mesh, placements, run_check=False)
+
+
 @dataclass
 class Recorder:
-    """Runs the passes of a rank, one after the other, as one step.
+    """Runs the passes of a rank and then its optimizer, as one step.
 
     Attributes:
         passes: In order: the forward pass and, in training, the backward pass.
         values: Local values before a step: inputs and stored values.
         device: Where they lie.
+        training: Its parameters and optimizer; None for inference.
     """
 
     passes: Sequence[Pass]
     values: Mapping[str, Tensor]
     device: torch.device
-    _marked: list[tuple[fx.GraphModule, tuple[Span, ...]]] = field(default_factory=list)
+    training: Training | None = None
 
     def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
         """Record so many steps, after one to warm up; all ranks must call it."""
@@ -126,6 +199,9 @@ class Recorder:
         marking = [marked(eager(one.module, boxed=True), clock) for one in self.passes]
         modules = [module for module, _ in marking]
         spans = [span for _, spans in marking for span in (*spans, None)]
+        if self.training is not None:
+            nodes = tuple(one.node for one in self.training.updates)
+            spans.append(Span(nodes, (), "optimizer", Role.COMPUTE))
         self._run(plain)
         offset_s = clock_offset(group)
         recorded = tuple(self._step(modules, spans, clock, group) for _ in range(steps))
@@ -143,27 +219,41 @@ class Recorder:
     ) -> Step:
         torch.distributed.barrier(group=group)
         begin = clock.begin()
-        self._run(modules)
+        self._run(modules, clock.mark)
         clock.mark()
         *marks, end = clock.marks()
-        return Step(begin, end, tuple(_events(spans, marks)))
+        return Step(begin, end, tuple(_events(spans, [*marks, end])))
 
-    def _run(self, modules: Iterable[Callable[[list[Tensor]], Sequence[Tensor]]]) -> None:
-        """Run the passes; a value is dropped once no later pass takes it."""
+    def _run(
+        self,
+        modules: Iterable[Callable[[list[Tensor]], Sequence[Tensor]]],
+        before_update: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run the passes and the optimizer; a value is dropped once nothing later takes it."""
         values = dict(self.values)
+        updates = () if self.training is None else self.training.updates
+        if self.training is not None:
+            values |= self.training.values()
         with torch.no_grad():
             for index, (module, one) in enumerate(zip(modules, self.passes, strict=True)):
                 later = {name for other in self.passes[index + 1 :] for name in other.arguments}
+                later.update(update.gradient for update in updates)
                 taken = [values[n] if n in later else values.pop(n) for n in one.arguments]
                 results = dict(zip(one.results, module(taken), strict=True))
                 values.update((name, value) for name, value in results.items() if name in later)
                 del results
+        if self.training is not None:
+            before_update()
+            self.training.step(values)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def _held(self) -> int:
         """Bytes that lie on the device before a step."""
-        tensors = [*self.values.values()]
+        trained = () if self.training is None else self.training.updates
+        own = {update.stored for update in trained}
+        tensors = [tensor for name, tensor in self.values.items() if name not in own]
+        tensors += [] if self.training is None else self.training.tensors
         tensors += [buffer for one in self.passes for buffer in one.module.buffers()]
         tensors += [parameter for one in self.passes for parameter in one.module.parameters()]
         storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
@@ -171,8 +261,8 @@ class Recorder:
 
 
 def _events(spans: Sequence[Span | None], marks: Sequence[float]) -> Iterator[Event]:
-    """The events between marks; None stands for what is between two passes."""
-    for span, begin, end in zip(spans, marks, [*marks[1:], marks[-1]], strict=True):
+    """The events between marks, one more than spans; None is what lies between two passes."""
+    for span, begin, end in zip(spans, marks[:-1], marks[1:], strict=True):
         if span is not None and (span.nodes or span.comms):
             yield Event(span.nodes, span.comms, span.label, span.role, begin, end)
 

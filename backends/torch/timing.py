@@ -24,7 +24,7 @@ from partitioner.ir.program import Programs
 NAME = f"torch {torch.__version__}"
 
 #: Optimizers by the names that a graph's updates give.
-_OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter]], Optimizer]] = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
@@ -73,15 +73,15 @@ def _step(node: Node, local: Tensor) -> Prepared:
     """A step of an optimizer over some parameters with these local parts."""
     copies = max(1, min(_PARAMETERS, _ELEMENTS // max(1, local.numel())))
     parameters = [
-        nn.Parameter(_stored(local, is_cut=bool(node.attrs["cut"]))) for _ in range(copies)
+        nn.Parameter(stored_part(local, is_cut=bool(node.attrs["cut"]))) for _ in range(copies)
     ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
-    optimizer = _OPTIMIZERS[str(node.attrs["optimizer"])](parameters)
+    optimizer = OPTIMIZERS[str(node.attrs["optimizer"])](parameters)
     return Prepared(optimizer.step, copies=copies)
 
 
-def _stored(local: Tensor, *, is_cut: bool) -> Tensor:
+def stored_part(local: Tensor, *, is_cut: bool) -> Tensor:
     """A parameter's part as a rank's module holds it."""
     if not is_cut:
         return local.clone()

@@ -39,7 +39,7 @@ from partitioner.cli.options import (
     target_options,
     warn,
 )
-from partitioner.cli.profile import profile_command
+from partitioner.cli.profile import calibrate_command, profile_command
 from partitioner.cli.report import diff, explain, report, sweep
 from partitioner.cli.solve import evaluate_command, solve_command
 from partitioner.frontends.model_names import module_name
@@ -253,9 +253,20 @@ def _run(argv: Sequence[str]) -> int:
         metavar="N",
         help=f"steps of one request each that --profile records (default: {STEPS})",
     )
+    parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        type=Path,
+        const=True,
+        metavar="FILE",
+        help="add what --profile measures to the measurements of this machine (default: those in "
+        "the cache folder), as `partition calibrate` does",
+    )
     args = parser.parse_args(argv)
     if args.steps and not args.profile:
         parser.error("--steps is of --profile: give both or neither")
+    if args.calibrate and not args.profile:
+        parser.error("--calibrate is of --profile: give both or neither")
     from partitioner.run.local import run_directory
 
     report = run_directory(
@@ -267,6 +278,11 @@ def _run(argv: Sequence[str]) -> int:
         steps=(args.steps or STEPS) if args.profile else 0,
     )
     print(safe(report))
+    if args.calibrate:
+        from partitioner.profiling.calibrate import calibrate
+
+        file = None if args.calibrate is True else args.calibrate
+        print(safe(str(calibrate(Path(args.dir), profile=file))))
     return 0
 
 
@@ -309,6 +325,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "diff": diff,
     "sweep": sweep,
     "profile": profile_command,
+    "calibrate": calibrate_command,
     "draw": cli_pictures.draw,
     "check": cli_pictures.check,
     "solve": solve_command,

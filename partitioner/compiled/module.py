@@ -23,7 +23,6 @@ from partitioner.backends.torch.signature import Signature
 from partitioner.compiled.base import Compiled, Model, ProfiledRun, Ranks, origin
 from partitioner.compiled.folder import ModuleRequest
 from partitioner.compiled.rank_files import ModuleFiles
-from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.frontends.torch.calls import constant_loader
 from partitioner.frontends.torch.graph import ModuleGraph
@@ -31,7 +30,6 @@ from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import row_of
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.report.measured import Measured
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.rank_module import RankModule, Source
     from partitioner.backends.torch.rank_passes import Stored, Whole
+    from partitioner.backends.torch.recording import Update
 
 
 @dataclass(frozen=True)
@@ -290,8 +289,9 @@ class ModuleProgram(Compiled):
         """Run the ranks on this machine, one process each, and record what they do.
 
         Every operator and communication of every rank is recorded, and the most bytes that each
-        rank held. A step is a forward pass and, in training, a backward pass; no optimizer runs,
-        the bytes of its state are counted. The passes run eagerly, on the CPU.
+        rank held. A step is a forward pass and, in training, a backward pass and a step of the
+        optimizer that the program was compiled for, on copies of the weights. The passes run
+        eagerly, on the CPU.
 
         Args:
             args: Positional arguments of the module, with the example inputs' shapes and types.
@@ -315,29 +315,30 @@ class ModuleProgram(Compiled):
         values = self.ranks.all_ranks.start(inputs, module.stored_values())
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))
-            logs = record_module_files(Path(name), values, steps)
-        state = self._state_bytes()
-        logs = tuple(
-            replace(log, peak_bytes=log.peak_bytes and log.peak_bytes + state[rank])
-            for rank, log in enumerate(logs)
-        )
+            logs = record_module_files(
+                Path(name),
+                values,
+                steps,
+                self.model.module.options.optimizer if self.training else "",
+                [self._updates(rank) for rank in range(len(self.cluster))],
+            )
         measured = Measured.of(self.plan.digest, logs)
         return ProfiledRun(replace(self, measured=measured), measured)
 
-    def _state_bytes(self) -> Sequence[int]:
-        """Bytes of the optimizer's state on each rank."""
-        counts = [0] * len(self.cluster)
-        for task in self.run_schedule.tasks:
-            node = task.placed.node if task.placed is not None else None
-            row = None if node is None else row_of(node)
-            if node is None or row is None or not row.stored:
-                continue
-            assert task.placed is not None
-            for value, at in task.placed.results():
-                dtype = self.graph.types[value].dtype
-                for rank, nbytes in at.local_bytes(dtype).items():
-                    counts[rank] += stored_bytes(node, dtype, nbytes) - nbytes
-        return counts
+    def _updates(self, rank: int) -> Sequence[Update]:
+        """The parameters that a rank's optimizer writes to; none for inference."""
+        from partitioner.backends.torch.recording import Update
+
+        homes, producers = self.programs.homes, self.graph.producers
+        results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
+        updates = []
+        for name, gradient in self.traced.gradients.items() if self.training else ():
+            home = homes[self.traced.stored[name]]
+            if rank in home.placement.mesh.devices:
+                cut = bool(home.placement.sharding.axes)
+                node = producers[gradient].name
+                updates.append(Update(node, home.name, results[gradient], cut))
+        return updates
 
     def module(
         self,

@@ -22,6 +22,7 @@ from partitioner.backends.observed import (
     measured_ranks,
     recorded_step_s,
 )
+from partitioner.cost_model.resolve import cpu_fingerprint
 from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.cost_model.simulate import Timeline, simulate
 from partitioner.files import ResultError
@@ -41,6 +42,7 @@ class Measured:
     Attributes:
         plan: Digest of the plan.
         backend: What ran it, with its version: "onnxruntime 1.31.0".
+        device: Fingerprint of the device of each rank.
         threads: Threads of one operator.
         measured_at: Date and time, ISO 8601, UTC.
         steps: Number of recorded steps.
@@ -52,6 +54,7 @@ class Measured:
 
     plan: str
     backend: str
+    device: str
     threads: int
     measured_at: str
     steps: int
@@ -66,13 +69,14 @@ class Measured:
 
         Args:
             plan: Digest of the plan.
-            logs: Of all ranks.
+            logs: Of all ranks, which ran on this machine.
             stream_s: As the attribute.
         """
         first = logs[0]
         return cls(
             plan,
             first.backend,
+            cpu_fingerprint(),
             first.threads,
             dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
             len(first.steps),
@@ -88,6 +92,7 @@ class Measured:
             "version": _VERSION,
             "plan": self.plan,
             "backend": self.backend,
+            "device": self.device,
             "threads": self.threads,
             "measured_at": self.measured_at,
             "steps": self.steps,
@@ -123,6 +128,7 @@ class Measured:
         return cls(
             _text(data["plan"]),
             _text(data["backend"]),
+            _text(data["device"]),
             _count(data["threads"]),
             _text(data["measured_at"]),
             _count(data["steps"]),

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from partitioner.ir.graph import Attr, Graph, Opaque
+from partitioner.ir.graph import Attr, Graph, Node, Opaque
 from partitioner.ir.layout import Placement
-from partitioner.ir.ops import row_of
+from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode
+from partitioner.ir.rule import FactorKind, Rule
 
 #: Shape of a device's part of a placement.
 LocalShape: TypeAlias = Callable[[Placement], tuple[int, ...]]
@@ -25,7 +26,9 @@ class Form:
     """An operator on one device.
 
     Two nodes of one form, whichever model they are of, take equal time on equal devices, but for
-    operators whose time depends on contents (NonZero, Loop).
+    operators whose time depends on contents (NonZero, Loop). A pointwise operator that alone reads
+    the result of another one may be computed by the other's kernel, at its end: the operators that
+    it stands behind are part of its form.
 
     Attributes:
         op: Key of the op table.
@@ -33,24 +36,67 @@ class Form:
             stored value also "cut": whether the value is stored in parts.
         operands: Element type and local shape of each operand, then each capture; None if absent.
         results: The same of each result.
+        behind: Operators that the form stands behind, see `chain`; empty for an operator alone.
     """
 
     op: str
     attrs: tuple[tuple[str, Any], ...]
     operands: tuple[tuple[str, tuple[int, ...]] | None, ...]
     results: tuple[tuple[str, tuple[int, ...]] | None, ...]
+    behind: tuple[str, ...] = ()
 
     @cached_property
     def key(self) -> str:
         """The form as canonical JSON."""
         data = [self.op, dict(self.attrs), self.operands, self.results]
+        data += [self.behind] if self.behind else []
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+    @property
+    def family(self) -> str:
+        """The operator and those that it stands behind: "Relu behind Conv BatchNormalization"."""
+        return f"{self.op} behind {' '.join(self.behind)}" if self.behind else self.op
+
+    @property
+    def alone(self) -> Form:
+        """The form of the operator by itself."""
+        return replace(self, behind=()) if self.behind else self
+
+
+#: Most operators that a form stands behind.
+_LONGEST_CHAIN = 4
+
+
+def chain(graph: Graph, node: Node) -> tuple[Node, ...]:
+    """The nodes whose kernel may compute a pointwise one too, the first of them first.
+
+    Each alone reads the result of the one before it. The first one sums (a convolution, a product),
+    the others are pointwise. Empty if there are none.
+    """
+    rule = rule_of(graph, node)
+    if not isinstance(rule, Rule) or not rule.is_pointwise:
+        return ()
+    shape = graph.types[node.writes[0]].shape
+    for value in node.inputs:
+        producer = graph.producers.get(value)
+        if producer is None or graph.consumers[value] != (node,) or value in graph.outputs:
+            continue
+        if node.inputs.count(value) > 1 or graph.types[value].shape != shape:
+            continue
+        above = rule_of(graph, producer)
+        if isinstance(above, Rule) and any(
+            factor.kind is FactorKind.REDUCE for factor in above.factors.values()
+        ):
+            return (producer,)
+        longer = chain(graph, producer)
+        if longer and len(longer) < _LONGEST_CHAIN:
+            return (*longer, producer)
+    return ()
 
 
 def form_of(graph: Graph, placed: PlacedNode, local_shape: LocalShape) -> Form:
     """The form of a placed node on a device, which has these shapes of its operands and results."""
     node = placed.node
-
     row = row_of(node)
     attrs = {**node.attrs}
     if row is not None and row.in_place is not None:
@@ -66,6 +112,7 @@ def form_of(graph: Graph, placed: PlacedNode, local_shape: LocalShape) -> Form:
         tuple((name, _plain(attr)) for name, attr in sorted(attrs.items())),
         tuple(map(part, reads, placed.ins)),
         tuple(map(part, node.outputs, placed.outs)),
+        tuple(one.op for one in chain(graph, node)),
     )
 
 

@@ -189,13 +189,13 @@ def _cpu() -> DeviceSpec:
     all_cores, hz, flops_per_cycle = 40, 2.3e9, 64
     float32 = _CPU_CORES * hz * flops_per_cycle * COMPUTE_SHARE
     bandwidth = 204.8 * _GIGA * _CPU_CORES / all_cores * MEMORY_SHARE
-    launch_s = 5 * _MICRO_S  # one ONNX Runtime call, measured (shared/design/lessons.md, 3)
+    launch_s = 5 * _MICRO_S  # one ONNX Runtime call, measured on two cores of one
     return DeviceSpec(
         "cpu", {"float32": float32, "float64": float32 / 2}, bandwidth, 16 * 10**9, launch_s
     )
 
 
-#: Gloo between processes of one machine, measured on two (shared/design/lessons.md, 3): send 4 KB
+#: Gloo between processes of one machine, measured on two cores of a virtual machine: send 4 KB
 #: 0.03 ms and 4 MB 0.40 ms; all-reduce 16 MB 8.2 ms, which moves 16 MB a rank. A reduce-scatter
 #: takes as long as an all-reduce, which moves twice as much.
 _GLOO = LinkLevel("gloo", 1, 4e6 / 0.37e-3, 30 * _MICRO_S, 16e6 / 8.2e-3, 8e6 / 8.2e-3)

@@ -80,6 +80,11 @@ INSERT OR REPLACE INTO links (
     device, threads, kind, ranks, nbytes, seconds, spread, repeats, backend, measured_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_SELECT_CONTENTS = """
+SELECT device, threads, processes, backend, count(*) AS forms
+FROM entries GROUP BY device, threads, processes, backend
+ORDER BY forms DESC, device, threads, processes, backend
+"""
 #: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
 _NEIGHBOURS = 4
 
@@ -90,7 +95,7 @@ class Entry:
 
     Attributes:
         form: `Form.key`.
-        op: Key of the op table.
+        op: `Form.family`.
         dtype: Element type that it computes in.
         flops: FLOPs of the form.
         moved_bytes: Bytes that it reads and writes.
@@ -271,6 +276,7 @@ class Profile:
     ) -> Estimate:
         """Seconds of a form: its own entry, else a fit over its operator's, else `datasheet_s`.
 
+        A form that stands behind others takes what is known of it there, else what it takes alone.
         The fit is the mean, in logarithms and weighted by nearness, of what entries of the same
         operator and type took in relation to their datasheet's rates; its error is their spread.
 
@@ -281,13 +287,16 @@ class Profile:
             moved_bytes: Bytes that it reads and writes.
             datasheet_s: Seconds by the device's rates.
         """
-        entry = self.entries.get(form.key)
-        if entry is not None:
-            return Estimate(entry.seconds, "measured", entry.spread)
-        family = self._families.get((form.op, dtype), ())
-        if not family:
-            return Estimate(datasheet_s, "datasheet")
-        return _fitted(family, flops, moved_bytes)
+        forms = dict.fromkeys((form, form.alone))
+        for one in forms:
+            entry = self.entries.get(one.key)
+            if entry is not None:
+                return Estimate(entry.seconds, "measured", entry.spread)
+        for one in forms:
+            family = self._families.get((one.family, dtype))
+            if family:
+                return _fitted(family, flops, moved_bytes)
+        return Estimate(datasheet_s, "datasheet")
 
     @cached_property
     def _families(self) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
@@ -406,3 +415,49 @@ def _check(database: sqlite3.Connection, file: Path) -> None:
             f"profile {file}: it has version {version}, this is version {_SCHEMA_VERSION}; "
             "name another file"
         )
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The forms in a profile that one backend measured on one device.
+
+    Attributes:
+        device: Fingerprint of the device.
+        threads: Threads of one operator.
+        processes: Number of processes that were busy.
+        backend: What ran them, with its version.
+        forms: Number of forms.
+    """
+
+    device: str
+    threads: int
+    processes: int
+    backend: str
+    forms: int
+
+    def __str__(self) -> str:
+        """In words: "12 forms of onnxruntime 1.31.1 on AMD EPYC, 2 processes x 1 thread"."""
+        forms = f"{self.forms} form{'s' if self.forms > 1 else ''}"
+        return f"{forms} of {self.backend} on {self.device}, {shares(self.processes, self.threads)}"
+
+
+def shares(processes: int, threads: int) -> str:
+    """The share of a machine that a process has, in words.
+
+    >>> shares(2, 1)
+    '2 processes x 1 thread'
+    """
+    count = f"{processes} process{'es' if processes > 1 else ''}"
+    return f"{count} x {threads} thread{'s' if threads > 1 else ''}"
+
+
+def read_contents(file: Path) -> tuple[Contents, ...]:
+    """What a file holds, most forms first; nothing if there is no such file.
+
+    Raises:
+        CostError: The file is no profile.
+    """
+    if not _exists(file):
+        return ()
+    with _opened(file) as database:
+        return tuple(Contents(*row) for row in database.execute(_SELECT_CONTENTS))

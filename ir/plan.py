@@ -40,8 +40,19 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A plan that was run on this machine, so that the best could be chosen by measurement."""
+
+    plan: str  #: In words, the kind of the plan and the space that it was found in.
+    predicted_s: float  #: Seconds of a request or step by the cost model.
+    measured_s: float  #: Median over the rounds.
+    spread: float  #: Half the distance of the quartiles, as a share of the median.
+    kept: bool  #: Whether it is the plan that was kept.
+
+
+@dataclass(frozen=True)
 class Certificate:
-    """The search's proof about a plan."""
+    """The search's proof about a plan, and the measurements by which it was chosen, if any."""
 
     objective: str  #: "throughput", "latency" (seconds) or "memory" (bytes).
     cost: float  #: The plan's value of the objective, as `evaluate` gives it.
@@ -55,6 +66,9 @@ class Certificate:
     seed: int = 0  #: Of all random choices of the search.
     #: Parts of the graph that the search decided as one (repeated blocks), in words.
     folded: str = ""
+    #: The plans that were run before this one was kept; empty if the cost model chose it. Cost,
+    #: bound and gap are the model's in either case.
+    trials: tuple[Trial, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -106,7 +120,7 @@ class Plan:
             "version": PLAN_VERSION,
             "graph_digest": self.graph_digest,
             "cluster": self.cluster,
-            "certificate": None if cert is None else {**vars(cert), "gap": cert.gap},
+            "certificate": None if cert is None else _certificate_data(cert),
             "groups": [{"axes": dict(m.axes), "devices": list(m.devices)} for m in self.groups],
         }
         lines = []
@@ -161,6 +175,25 @@ def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
     return DeviceMesh(tuple(axes.items()), tuple(devices))
 
 
+def _certificate_data(cert: Certificate) -> dict[str, Any]:
+    data = {key: value for key, value in vars(cert).items() if key != "trials"}
+    trials = {"trials": [vars(trial) for trial in cert.trials]} if cert.trials else {}
+    return {**data, **trials, "gap": cert.gap}
+
+
+def trial_of(data: Mapping[str, Any]) -> Trial:
+    """A trial from JSON data.
+
+    Raises:
+        KeyError, TypeError, ValueError: A field is missing or malformed.
+    """
+    for key in ("predicted_s", "measured_s", "spread"):
+        if not 0 <= _typed(data, key, int, float) < math.inf:
+            raise ValueError(f"{key} {data[key]!r} is not a finite number of at least 0")
+    plan, kept = _typed(data, "plan", str), _typed(data, "kept", bool)
+    return Trial(plan, data["predicted_s"], data["measured_s"], data["spread"], kept)
+
+
 def _certificate_of(data: Mapping[str, Any]) -> Certificate:
     for key in ("cost", "bound", "gap"):
         if not 0 <= _typed(data, key, int, float) < math.inf:
@@ -172,7 +205,9 @@ def _certificate_of(data: Mapping[str, Any]) -> Certificate:
         _typed({"space": "", "folded": "", **data}, key, str)
     if _typed({"seed": 0, **data}, "seed", int) < 0:
         raise ValueError(f"seed {data['seed']!r} is not a whole number of at least 0")
-    cert = Certificate(**{key: value for key, value in data.items() if key != "gap"})
+    trials = tuple(map(trial_of, _typed({"trials": [], **data}, "trials", list)))
+    values = {key: value for key, value in data.items() if key != "gap"}
+    cert = Certificate(**{**values, "trials": trials})
     if cert.bound > cert.cost:
         raise ValueError(f"bound {cert.bound!r} is above cost {cert.cost!r}")
     if not math.isclose(cert.gap, data["gap"], rel_tol=1e-9, abs_tol=1e-12):

@@ -17,6 +17,7 @@ from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import best_single
+from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.files import check_file, refuse_to_replace
 from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import OptionError
@@ -38,12 +39,13 @@ from partitioner.report.summary import facts
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import MOST_EXPLICIT
-from partitioner.search.outcome import Outcome
+from partitioner.search.outcome import Candidate, Outcome
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError, check_space, families
+from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
 
 if TYPE_CHECKING:
     import onnx
@@ -128,6 +130,10 @@ def compile(  # noqa: A001 - the public name
 
             seed: Seed of all random choices (default 0); at least 0.
 
+            tune: With ``cluster="local"``: so many plans, the best of the search and of different
+            spaces, are run for a few steps on this machine, and the measured best is kept. The
+            certificate lists the runs as `trials`.
+
             progress: Called with a line of text at each stage.
 
     Returns:
@@ -151,12 +157,21 @@ def compile(  # noqa: A001 - the public name
     # A mesh of another size is refused before anything is read.
     check_space(request.strategy, len(cluster), request.mesh)
     opened = open_model(model, example_inputs, **opening(options))
+    if request.tune is not None:
+        if options.get("plan_only"):
+            raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
+        check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
     if isinstance(opened, ModuleInput):
         return _compile_module(opened, cluster, request, clock)
     with clock("reading the model"):
         traced = opened.traced
     onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
-    outcome, summary = plan_graph(traced.graph, traced.notes, cluster, request, clock)
+
+    def compiled(candidate: Candidate) -> Compiled:
+        return Compiled.of(onnx_model, cluster, candidate.plan, candidate.evaluation, {})
+
+    notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
+    outcome, summary = plan_graph(traced.graph, notes, cluster, request, clock, compiled=compiled)
     result = Compiled.of(
         onnx_model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
     )
@@ -180,6 +195,10 @@ def _compile_module(
         graph = traced.traced.offered
         return (graph, spaces.on(graph)) if graph.optional else None
 
+    def compiled(candidate: Candidate) -> ModuleProgram:
+        model = ModuleModel(traced.on(candidate.graph), opened.source)
+        return ModuleProgram.of(model, cluster, candidate.plan, candidate.evaluation, {})
+
     may_offer = opened.training and request.recompute == "auto" and request.constraints.plan is None
     offered = offers if may_offer else None
     module, plan, evaluation, summary = plan_together(
@@ -187,7 +206,15 @@ def _compile_module(
         traced,
         cluster,
         request,
-        lambda: plan_graph(traced.graph, (), cluster, spaces.on(traced.graph), clock, offered),
+        lambda: plan_graph(
+            traced.graph,
+            profile_notes(cluster, _torch_backend, training=opened.training),
+            cluster,
+            spaces.on(traced.graph),
+            clock,
+            offered,
+            compiled=compiled,
+        ),
     )
     model = ModuleModel(module, opened.source)
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
@@ -270,6 +297,8 @@ def plan_graph(
     request: Request,
     clock: Clock,
     offers: Offers | None = None,
+    *,
+    compiled: Compile,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The best plan of a traced graph, and the facts of its summary.
 
@@ -281,6 +310,7 @@ def plan_graph(
         clock: Times the stages.
         offers: Called where no plan of `graph` fits or, by levels, memory forbids a cheaper one;
             the better of the two graphs' plans is returned.
+        compiled: Makes the program of a plan that is to be run (`Request.tune`).
 
     Raises:
         PartitionerError: As `compile`.
@@ -296,6 +326,10 @@ def plan_graph(
     outcome, rules = planned.outcome, planned.rules
     if offers is not None and planned.graph is graph:
         outcome = outcome.limited_to("plans that keep all values for the backward pass")
+    if request.tune is not None:
+        with clock("running the best plans"):
+            outcome = tuned(outcome, compiled, request, cluster, clock.say)
+        notes = (*notes, *tuning_notes(outcome, request))
     notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
         _, single = best_single(outcome.graph, cluster, request.objective)
@@ -403,6 +437,18 @@ class Clock:
             yield
         finally:
             self.seconds[stage] = time.perf_counter() - start
+
+
+def _onnx_backend() -> str:
+    from partitioner.backends.onnx.timing import NAME
+
+    return NAME
+
+
+def _torch_backend() -> str:
+    from partitioner.backends.torch.timing import NAME
+
+    return NAME
 
 
 def _size_notes(cluster: Cluster) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
 
     recompute: Recompute
     plan_only: bool
+    tune: int | None
 
 
 class ProfileOptions(ModelOptions, total=False):

@@ -34,6 +34,9 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 STATE, UPDATE = "partitioner::state", "partitioner::update"
 ALIASES = ALIAS, "partitioner::either"
 
+#: Name of the result of a pass that has none: a tensor without elements.
+NO_VALUE = ""
+
 Steps = Sequence[Compute | Comm]
 
 
@@ -44,7 +47,7 @@ class PassGraph:
     Attributes:
         module: The graph; takes the arguments and returns the results, in order.
         arguments: Names of local values.
-        results: Names of local values.
+        results: Names of local values; of a pass without any, `NO_VALUE` alone.
     """
 
     module: fx.GraphModule
@@ -167,6 +170,9 @@ def _emit_pass(
     writer.position = len(steps)
     graph, returned = writer.graph, tuple(writer.value(name) for name in results)
     wait_for_unread(graph)
+    if not results:  # PyTorch saves no program without results
+        empty = graph.call_function(torch.ops.aten.zeros.default, ([0],), {"device": device})
+        returned, results = (empty,), (NO_VALUE,)
     graph.output(returned)
     note_values(writer.known)
     if join_small:

@@ -118,6 +118,12 @@ def _partition_parser() -> argparse.ArgumentParser:
     add("--memory", type=memory, metavar="SIZE", help="memory limit of each device, like 8GiB")
     profile_option(parser)
     model_options(parser)
+    add(
+        "--tune",
+        type=positive,
+        metavar="K",
+        help="of --cluster local: run the K best plans here and keep the one measured fastest",
+    )
     add("--mesh", type=mesh, metavar="dp=2,tp=2", help="mesh of intra plans (default: searched)")
     add("--constraints", metavar="FILE", help="pins (TOML) or a plan (JSON) to keep")
     add(
@@ -185,6 +191,7 @@ def _partition(argv: Sequence[str]) -> int:
         devices=args.devices,
         recompute=_RECOMPUTE[args.recompute or "auto"],
         plan_only=args.plan_only,
+        tune=args.tune,
         **target_options(args),
         **read_options(args, say),
         **search_options(args),
@@ -203,7 +210,7 @@ def _partition(argv: Sequence[str]) -> int:
 #: The values of --recompute as the option of `compile`.
 _RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
 #: Options of the command that need a plan.
-_OF_PLANS = ("output", "plan_only", "force", "json", "dot", "graph", "timeline", "annotate")
+_OF_PLANS = ("output", "plan_only", "tune", "force", "json", "dot", "graph", "timeline", "annotate")
 
 
 def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:

@@ -63,6 +63,23 @@ class Ranks(ABC):
     def write(self, folder: Path) -> None:
         """Write the rank files into an existing folder."""
 
+    @abstractmethod
+    def run_seconds(self, folder: Path, count: int) -> float:
+        """Run the files that `write` left in a folder, one process of this machine a rank.
+
+        Args:
+            folder: The folder.
+            count: Number of requests in flight or, in training, of steps, at least 1; one more
+                goes before them.
+
+        Returns:
+            Seconds of all of them together on the slowest rank.
+
+        Raises:
+            BackendError: A rank failed.
+            VerificationError: The module's weights or example inputs are fake.
+        """
+
 
 class Model(ABC):
     """A model that is planned: its graph, and the ways to emit ranks of it and to read them back.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from partitioner.files import ResultError
-from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan
+from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, trial_of
 
 SOURCE_VERSION = 1
 _WRITTEN = re.compile(
@@ -161,6 +161,8 @@ def load_summary(folder: Path) -> dict[str, Any]:
     """
     data = _read_object(folder, "summary.json")
     _check_fields(folder, "summary.json", data, _SUMMARY)
+    if "trials" in data:
+        _check_fields(folder, "summary.json", data, {"trials": _list_of(_is_trial)})
     return data
 
 
@@ -216,6 +218,14 @@ def _is_figure(value: Any) -> bool:
 
 def _is_rate(value: Any) -> bool:
     return value is None or _is_figure(value)
+
+
+def _is_trial(value: Any) -> bool:
+    try:
+        trial_of(value)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return True
 
 
 def _list_of(is_valid: Check) -> Check:

@@ -34,7 +34,12 @@ from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.report.measured import Measured
 from partitioner.verify.compare import Verification, check_memory
-from partitioner.verify.module import check_contents, verify_module
+from partitioner.verify.module import (
+    check_contents,
+    random_arguments,
+    random_inputs,
+    verify_module,
+)
 
 if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
@@ -182,6 +187,26 @@ class ModuleRanks(Ranks):
             write_rank(folder, self.programs, graphs, mark)
             del graphs
             gc.collect()  # graphs refer to themselves
+
+    def run_seconds(self, folder: Path, count: int) -> float:
+        """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
+        from partitioner.backends.torch.local import run_module_files
+        from partitioner.backends.torch.steps import run_steps
+
+        check_contents(self.module)
+        if not self.module.options.training:
+            return run_module_files(folder, random_inputs(self.module, seed=0), count).seconds
+        traced = self.module.traced
+        args, kwargs = random_arguments(self.module, seed=0)
+        return run_steps(
+            folder,
+            self.programs,
+            self.module.signature.feed(args, kwargs, seed=0),
+            self.module.stored_values(),
+            {traced.stored[name]: gradient for name, gradient in traced.gradients.items()},
+            self.module.options.optimizer,
+            count,
+        )
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

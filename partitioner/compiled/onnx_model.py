@@ -17,6 +17,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.compiled.base import Model, Ranks, origin
 from partitioner.compiled.folder import OnnxRequest
 from partitioner.compiled.rank_files import OnnxFiles
+from partitioner.frontends.inputs import random_inputs
 from partitioner.frontends.onnx.load import Traced
 from partitioner.ir.checks import is_a
 from partitioner.ir.graph import Graph
@@ -146,6 +147,12 @@ class OnnxRanks(Ranks):
             return
         for path in sorted(self.folder.iterdir()):
             shutil.copy(path, folder)
+
+    def run_seconds(self, folder: Path, count: int) -> float:
+        """See `Ranks.run_seconds`."""
+        from partitioner.backends.onnx.local import run_local
+
+        return run_local(folder, random_inputs(self.traced.graph, seed=0), count).seconds
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """See `Ranks.run`."""

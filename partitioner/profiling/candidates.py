@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from partitioner.cost_model.compute import (
     node_seconds,
     shape_at,
 )
-from partitioner.cost_model.forms import Form, form_of
+from partitioner.cost_model.forms import Form, chain, form_of
 from partitioner.cost_model.schedule import schedule
 from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -44,6 +44,8 @@ class Candidate:
         weight_s: Seconds of all nodes that could take the form, each counted once, as priced
             before the measurement: what a wrong price of the form could cost.
         is_whole: Whether a plan on one device would run it.
+        behind: The nodes that the node stands behind, in strategies that give it its operand where
+            it wants it; empty for a form alone.
     """
 
     form: Form
@@ -54,16 +56,23 @@ class Candidate:
     moved_bytes: int
     weight_s: float
     is_whole: bool
+    behind: tuple[PlacedNode, ...] = ()
 
 
 def candidates(
-    graph: Graph, cluster: Cluster, strategy: str, mesh: Mapping[str, int] | None
+    graph: Graph,
+    cluster: Cluster,
+    strategy: str,
+    mesh: Mapping[str, int] | None,
+    *,
+    fuses: bool = False,
 ) -> tuple[Candidate, ...]:
     """The distinct forms of all strategies on a cluster, those that matter most first.
 
     Args:
         strategy: "auto", "intra" or "inter".
         mesh: Axis sizes of intra plans; None for all that are searched.
+        fuses: Whether the backend computes several nodes in one kernel; else all forms are alone.
     """
     rules = Rules.of(graph)
     spaces = families(strategy, len(cluster), mesh)
@@ -73,10 +82,11 @@ def candidates(
     by_mesh = [strategies(graph, rules, group) for group in meshes]
     found: dict[str, Candidate] = {}
     for node in graph.nodes:
-        offered = [placed for by_node in by_mesh for placed in by_node[node.name]]
+        offered = [(placed, by_node) for by_node in by_mesh for placed in by_node[node.name]]
         here: dict[str, Candidate] = {}
-        for placed in offered or [place(graph, node, single, {}, None)]:
-            for candidate in _of_strategy(graph, placed, cluster):
+        for placed, by_node in offered or [(place(graph, node, single, {}, None), by_mesh[0])]:
+            behind = _placed_chain(graph, placed, by_node) if fuses else ()
+            for candidate in _of_strategy(graph, placed, behind, cluster):
                 key = candidate.form.key
                 if key not in here or candidate.is_whole:
                     here[key] = candidate
@@ -88,14 +98,33 @@ def candidates(
     return tuple(sorted(found.values(), key=lambda one: (-one.weight_s, one.form.key)))
 
 
-def _of_strategy(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator[Candidate]:
+def _placed_chain(
+    graph: Graph, placed: PlacedNode, by_node: Mapping[str, Sequence[PlacedNode]]
+) -> tuple[PlacedNode, ...]:
+    """The nodes that a node stands behind, where no communication parts them; else empty."""
+    found: list[PlacedNode] = []
+    for node in reversed(chain(graph, placed.node)):
+        wanted = dict((found[0] if found else placed).operands())
+        value = next(value for value in node.writes if value in wanted)
+        match = (one for one in by_node[node.name] if dict(one.results())[value] == wanted[value])
+        above = next(match, None)
+        if above is None:
+            return ()
+        found.insert(0, above)
+    return tuple(found)
+
+
+def _of_strategy(
+    graph: Graph, placed: PlacedNode, behind: tuple[PlacedNode, ...], cluster: Cluster
+) -> Iterator[Candidate]:
     """The forms of a placed node's parts."""
     if is_free(placed):
         return
     seconds = node_seconds(graph, placed, cluster)
     for device, point in placed.mesh.coords():
+        form = form_of(graph, placed, partial(shape_at, point))
         yield Candidate(
-            form_of(graph, placed, partial(shape_at, point)),
+            form if behind else form.alone,
             placed,
             device,
             compute_dtype(graph, placed),
@@ -103,17 +132,40 @@ def _of_strategy(graph: Graph, placed: PlacedNode, cluster: Cluster) -> Iterator
             local_moved_bytes(graph, placed, point),
             seconds[device],
             not placed.mesh.axes,
+            behind,
         )
 
 
 def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:
     """A candidate's part as a graph of its own, with random weights.
 
+    The nodes that it stands behind are in the graph.
+
     Raises:
         PartitionerError: The part cannot be lowered.
     """
-    node, types = candidate.placed.node, graph.types
-    weights = {value for value in node.reads if value in graph.constants}
+    return _local_graph(graph, (*candidate.behind, candidate.placed), candidate, cluster)
+
+
+def graph_before(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph | None:
+    """`local_graph` without the candidate's own node; None if it stands behind no other.
+
+    Raises:
+        PartitionerError: The part cannot be lowered.
+    """
+    if not candidate.behind:
+        return None
+    return _local_graph(graph, candidate.behind, candidate, cluster)
+
+
+def _local_graph(
+    graph: Graph, placed: Sequence[PlacedNode], candidate: Candidate, cluster: Cluster
+) -> Graph:
+    """The parts of some nodes on the candidate's device."""
+    types = graph.types
+    all_reads = dict.fromkeys(value for one in placed for value in one.node.reads)
+    all_writes = dict.fromkeys(value for one in placed for value in one.node.writes)
+    weights = {value for value in all_reads if value in graph.constants}
     steering = {
         value: graph.constants[value]
         for value in weights
@@ -121,14 +173,14 @@ def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:
     }
     alone = Graph(
         graph.name,
-        tuple(value for value in node.reads if value not in steering),
-        tuple(node.writes),
-        (node,),
-        {value: types[value] for value in (*node.reads, *node.writes)},
+        tuple(v for v in all_reads if v not in steering and v not in all_writes),
+        tuple(value for value in all_writes if value not in all_reads),
+        tuple(one.node for one in placed),
+        {value: types[value] for value in (*all_reads, *all_writes)},
         steering,
         graph.opsets,
     )
-    lowered = lower(alone, schedule(alone, [candidate.placed], cluster), len(cluster))
+    lowered = lower(alone, schedule(alone, placed, cluster), len(cluster))
     program = lowered.ranks[candidate.device]
     nodes = tuple(step.node for step in program.steps if isinstance(step, Compute))
     made = dict.fromkeys(value for one in nodes for value in one.writes)
@@ -145,7 +197,7 @@ def local_graph(graph: Graph, candidate: Candidate, cluster: Cluster) -> Graph:
     return Graph(
         graph.name,
         tuple(value for value in reads if value not in constants),
-        tuple(made),
+        tuple(value for value in made if not any(value in one.reads for one in nodes)),
         tuple(_as_stored(one, candidate.form) for one in nodes),
         names,
         {value: constants[value] for value in reads if value in constants},

@@ -33,9 +33,9 @@ from partitioner.ir.plan import place
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.options import ProfileOptions, opening, takes, target_cluster
-from partitioner.profiling.candidates import Candidate, candidates, local_graph
+from partitioner.profiling.candidates import Candidate, candidates, graph_before, local_graph
 from partitioner.profiling.measure import Timing
-from partitioner.profiling.work import RUNNER, Item, Work, leave_work, read_status
+from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.search.request import Say, silent
 from partitioner.strategies.spaces import check_space
 
@@ -145,8 +145,9 @@ def profile(
     say("reading the model")
     graph = opened.graph
     say("collecting the operators")
-    wanted = candidates(graph, cluster, strategy, mesh)
-    backend = _backend(is_module=isinstance(opened, ModuleInput))
+    is_module = isinstance(opened, ModuleInput)
+    wanted = candidates(graph, cluster, strategy, mesh, fuses=not is_module)
+    backend = _backend(is_module=is_module)
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     session = _Session(graph, cluster, known, backend, say)
     session.measure(new, begin + limit_s)
@@ -278,14 +279,14 @@ class _Session:
     def _item(self, candidate: Candidate) -> Item | None:
         """The candidate's form as a program; None if there is none."""
         try:
-            local = local_graph(self.graph, candidate, self.cluster)
-            programs = on_one_device(local)
+            program = _program(local_graph(self.graph, candidate, self.cluster))
+            before = graph_before(self.graph, candidate, self.cluster)
         except PartitionerError as error:
             self.failed.setdefault(candidate.form.op, str(error))
             return None
         entry = Entry(
             candidate.form.key,
-            candidate.form.op,
+            candidate.form.family,
             candidate.dtype,
             candidate.flops,
             candidate.moved_bytes,
@@ -295,7 +296,9 @@ class _Session:
             self.backend,
             "",
         )
-        return Item(programs, local, entry, *_is_new(candidate, self.profile, self.backend))
+        is_new = _is_new(candidate, self.profile, self.backend)
+        less = None if before is None else _program(before)
+        return Item(program, less, entry, *is_new)
 
 
 @dataclass
@@ -312,6 +315,10 @@ class _Watch:
         if measured - self.told >= max(1, self.items // _PROGRESS_LINES):
             self.told = measured
             self.say(f"measured {measured} of {self.items} forms")
+
+
+def _program(graph: Graph) -> Program:
+    return Program(on_one_device(graph), graph)
 
 
 def on_one_device(graph: Graph) -> Programs:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -18,12 +19,17 @@ from partitioner.backends.torch import timing as torch_timing
 from partitioner.cost_model.profile import Entry, write_entries
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
+from partitioner.ir.graph import Graph
+from partitioner.ir.program import Programs
 from partitioner.profiling.measure import Timing, timed_runs
-from partitioner.profiling.work import Item, Status, Work, leave_status, read_work
+from partitioner.profiling.work import Item, Program, Status, Work, leave_status, read_work
 
+#: What a form takes at least: one that another's kernel computes may take nothing.
+_LEAST_S = 1e-7
 #: Programs that take turns: few enough to hold in memory, with their weights.
 _AT_A_TIME = 8
-_BACKENDS = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
+_Prepare = Callable[[Programs, Graph, Mapping[str, np.ndarray], int], Prepared]
+_BACKENDS: Mapping[str, _Prepare] = {one.NAME: one.prepared for one in (onnx_timing, torch_timing)}
 
 
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:  # noqa: ARG001
@@ -86,8 +92,9 @@ def _prepared(
     for item in items:
         one = None
         try:
-            inputs = random_inputs(item.graph, seed=0)
-            one = _BACKENDS[work.backend](item.programs, item.graph, inputs, work.threads)
+            one = _ready(work, item.program)
+            if item.before is not None:
+                one = _difference(_ready(work, item.before), one)
         except PartitionerError as error:
             failed.setdefault(item.entry.op, str(error))
         ready.append((item, one))
@@ -95,9 +102,30 @@ def _prepared(
     return [(item, one) for (item, one), gone in zip(ready, lost, strict=True) if one and not gone]
 
 
+def _ready(work: Work, program: Program) -> Prepared:
+    inputs = random_inputs(program.graph, seed=0)
+    return _BACKENDS[work.backend](program.programs, program.graph, inputs, work.threads)
+
+
+def _difference(before: Prepared, whole: Prepared) -> Prepared:
+    """What a program takes more than another one, run by run in turns."""
+
+    def run() -> None:
+        before.run()
+        whole.run()
+
+    def own_seconds() -> Sequence[float]:
+        assert before.own_seconds is not None
+        assert whole.own_seconds is not None
+        pairs = zip(before.own_seconds(), whole.own_seconds(), strict=True)
+        return [more_s - less_s for less_s, more_s in pairs]
+
+    return Prepared(run, own_seconds)
+
+
 def _entry(item: Item, one: Prepared, runs: Sequence[float], processes: int) -> Entry:
     seconds = runs if one.own_seconds is None else one.own_seconds()
-    timing = Timing.of([each / one.copies for each in seconds])
+    timing = Timing.of([max(_LEAST_S, each / one.copies) for each in seconds])
     return replace(
         item.entry,
         seconds=timing.seconds,

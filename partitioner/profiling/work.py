@@ -17,19 +17,28 @@ _WORK, _STATUS = "work.pickle", "status.json"
 
 
 @dataclass(frozen=True)
+class Program:
+    """Some operators on one rank: lowered, and as a graph of their own with its constants."""
+
+    programs: Programs
+    graph: Graph
+
+
+@dataclass(frozen=True)
 class Item:
     """A form to measure.
 
     Attributes:
-        programs: The program of the form on one rank.
-        graph: The form as a graph of its own, with its constants.
+        program: The form as a program of one rank.
+        before: The program without the form, where that stands behind other operators: what both
+            take differs by the form. None if the program is the form alone.
         entry: What becomes its entry, without figures.
         together: Whether all processes measure it at once.
         alone: Whether one process measures it while the others wait.
     """
 
-    programs: Programs
-    graph: Graph
+    program: Program
+    before: Program | None
     entry: Entry
     together: bool
     alone: bool

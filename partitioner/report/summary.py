@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from partitioner import units
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.ir.plan import Certificate
+from partitioner.ir.plan import Certificate, Trial, trial_of
 from partitioner.ir.rule import Rule
 from partitioner.report import split
 
@@ -60,6 +60,7 @@ def facts(
         "solver": cert.solver,
         "seed": cert.seed,
         "folded": cert.folded,
+        **({"trials": [dict(vars(trial)) for trial in cert.trials]} if cert.trials else {}),
         "latency_s": figures.latency_s,
         "latency_s_one_device": single.latency_s,
         "throughput_per_s": units.finite(figures.throughput_per_s),
@@ -128,9 +129,26 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
         else:
             does = "do" if count > 1 else "does"
             lines.append(f"  note: {few} {does} as well by {objective}: the others are left idle")
+    trials = [trial_of(trial) for trial in summary.get("trials", ())]
+    lines += [f"  {line}" for line in trial_lines(trials)]
     lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
     lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
+
+
+def trial_lines(trials: Sequence[Trial]) -> list[str]:
+    """The plans that were run, one line each after a heading; nothing if none was."""
+    if not trials:
+        return []
+    head = "chosen by measurement on this machine (cost, bound and gap are the cost model's):"
+    return [head, *(f"  {trial_text(trial)}" for trial in trials)]
+
+
+def trial_text(trial: Trial) -> str:
+    """A plan that was run: "tp plan, measured 3.1 ms (± 2 %), predicted 2.9 ms, kept"."""
+    measured = f"measured {units.seconds(trial.measured_s)} (± {units.share(trial.spread)})"
+    predicted = f"predicted {units.seconds(trial.predicted_s)}"
+    return f"{trial.plan}: {measured}, {predicted}{', kept' if trial.kept else ''}"
 
 
 def costs_sentence(shares: Mapping[str, float], error: float) -> str:

@@ -11,6 +11,7 @@ from partitioner.cost_model.columns import DeviceColumns
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.reshard import Resharder
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.offers import alternatives
 from partitioner.ir.plan import PlacedNode, place
@@ -200,6 +201,32 @@ class JointSpace:
         ):
             more = partial(self._solved, built, known=solution)
         return SpaceResult(tuple(plans), str(self.family), more=more)
+
+
+@dataclass(frozen=True)
+class KindSpace:
+    """The plans of one kind of parallelism: a part of a mesh's space, searched for plans to run.
+
+    Attributes:
+        shared: The search, whose request has no constraints.
+        kind: The kind, see `strategies.parallel`.
+    """
+
+    shared: JointSearch
+    kind: str
+
+    def search(self, budget: Budget, others: tuple[SpaceResult, ...]) -> SpaceResult:
+        """The best plan of the kind, if there is one; its bound covers no other plan."""
+        shared, devices = self.shared, len(self.shared.cluster)
+        try:
+            request = replace(shared.request, parallel=self.kind).over(devices).on(shared.graph)
+            request.constraints.check(shared.graph, devices)
+        except PartitionerError:
+            return SpaceResult()
+        (family,) = families("intra", devices, request.mesh)
+        space = JointSpace(replace(shared, request=request), replace(family, name=self.kind))
+        result = space.search(budget, others)
+        return SpaceResult(tuple(replace(plan, bounds_space=False) for plan in result.plans))
 
 
 def gain(before: Solution, after: Solution) -> float:

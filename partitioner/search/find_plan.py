@@ -19,15 +19,18 @@ from partitioner.ir.graph import Graph
 from partitioner.no_gc import no_collection
 from partitioner.search.by_levels import StagesSpace
 from partitioner.search.exact_memory import exact_plan, second_look
-from partitioner.search.explicit import JointSearch, JointSpace
+from partitioner.search.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
-from partitioner.search.one_device import OneDeviceSpace, alone_is_faster
+from partitioner.search.one_device import OneDeviceSpace, alone_is_faster, is_to_run
 from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
 from partitioner.strategies.constraints import ConstraintError
 from partitioner.strategies.derive import Rules
 from partitioner.strategies.spaces import SearchError, check_space, families
+
+#: The kinds of parallelism that are searched for plans to run: those of one axis that differ.
+KINDS = ("dp", "zero2", "zero3", "tp")
 
 
 class Space(Protocol):
@@ -103,6 +106,10 @@ def _explicit(
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
     if alone_is_faster(graph, cluster, request):
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
+    elif is_to_run(graph, request) and len(cluster) > 1:
+        spaces.append(OneDeviceSpace(graph, cluster, request))
+    if _tries_kinds(graph, request) and len(cluster) > 1:
+        spaces += [KindSpace(search, kind) for kind in KINDS]
     results = _searched(spaces, request, cluster, budget)
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
@@ -119,6 +126,12 @@ def _explicit(
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
 
 
+def _tries_kinds(graph: Graph, request: Request) -> bool:
+    """Whether plans are to be run, and the usual kinds of parallelism are among the possible."""
+    free = request.parallel is None and request.mesh is None and not request.constraints.bound
+    return request.tune is not None and bool(graph.backward) and free and request.strategy == "auto"
+
+
 def _searched(
     spaces: Sequence[Space], request: Request, cluster: Cluster, budget: Budget
 ) -> list[SpaceResult]:
@@ -130,8 +143,8 @@ def _searched(
     results: list[SpaceResult] = []
 
     def share(parts: int) -> Budget:
-        best_s = _best_s(results, request, cluster)
-        return replace(budget.share(parts), best_s=min(budget.best_s, best_s))
+        cutoff_s = _cutoff_s(results, request, cluster)
+        return replace(budget.share(parts), best_s=min(budget.best_s, cutoff_s))
 
     for index, space in enumerate(spaces):
         results.append(space.search(share(len(spaces) - index), tuple(results)))
@@ -157,20 +170,31 @@ def _best_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) 
     return best_of(plans, request.objective, len(cluster)).cost(request.objective)
 
 
+def _cutoff_s(results: Sequence[SpaceResult], request: Request, cluster: Cluster) -> float:
+    """The cost that a plan of another space must beat to be wanted; infinite if any is.
+
+    That is the cost of the best plan or, if several plans are to be run, that of the last of them.
+    """
+    if request.tune is None:
+        return _best_s(results, request, cluster)
+    costs = sorted(_best_s([result], request, cluster) for result in results)
+    return costs[request.tune - 1] if len(costs) >= request.tune else math.inf
+
+
 def _looked_again(
     results: Sequence[SpaceResult], search: JointSearch, budget: Budget
 ) -> list[SpaceResult]:
     """The results with the plans, of spaces that were refused, that fit by exact liveness.
 
-    Only those are looked for that cost less than the best plan.
+    Only those are looked for that cost less than the best plan, or the last that is wanted.
     """
     looked = list(results)
     for index, result in enumerate(results):
         if result.refused is None or budget.work.over:
             continue
-        best_s = _best_s(looked, search.request, search.cluster)
+        cutoff_s = _cutoff_s(looked, search.request, search.cluster)
         budget.say(f"looking again at {result.refused.space}")
-        share = replace(budget.share(len(results) - index), best_s=min(budget.best_s, best_s))
+        share = replace(budget.share(len(results) - index), best_s=min(budget.best_s, cutoff_s))
         plan = exact_plan(result.refused, share, search.candidate)
         if plan is not None:
             looked[index] = SpaceResult((plan,), result.searched)

@@ -23,10 +23,21 @@ from partitioner.strategies.spaces import Family
 
 def alone_is_faster(graph: Graph, cluster: Cluster, request: Request) -> bool:
     """Whether the space of one device is to be searched beside the joint ones."""
-    if request.objective != "latency" or request.strategy == "intra" or request.mesh is not None:
+    if request.objective != "latency" or not _is_free(graph, request):
         return False
-    is_free = not (request.constraints.bound or graph.optional)
-    return is_free and cluster.beside((0,)) != cluster
+    return cluster.beside((0,)) != cluster
+
+
+def is_to_run(graph: Graph, request: Request) -> bool:
+    """Whether one device is to be run beside other plans: then it is known if splitting pays."""
+    return request.tune is not None and _is_free(graph, request)
+
+
+def _is_free(graph: Graph, request: Request) -> bool:
+    """Whether the request and the graph allow a plan of one device as it is."""
+    if request.strategy == "intra" or request.mesh is not None or request.parallel is not None:
+        return False
+    return not (request.constraints.bound or graph.optional)
 
 
 @dataclass(frozen=True)

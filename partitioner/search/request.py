@@ -48,6 +48,8 @@ class Request:
         gap: Relative gap at which the search of a space stops; at least 0 and below 1.
         solver: Name of the MILP solver, see `solver.milp.engines`.
         seed: Seed of all random choices; at least 0.
+        tune: Number of plans, of different spaces, that are to be run, so that the search keeps
+            them; None for the best alone.
 
     Raises:
         OptionError: A value is none of these.
@@ -64,6 +66,7 @@ class Request:
     gap: float = 0.01
     solver: str = HIGHS.name
     seed: int = 0
+    tune: int | None = None
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -80,6 +83,10 @@ class Request:
             raise SearchError(f"gap is {self.gap!r}, not a number of at least 0 and below 1")
         if not is_whole(self.seed) or self.seed < 0:
             raise SearchError(f"seed is {self.seed!r}, not a whole number of at least 0")
+        if self.tune is not None and not (is_whole(self.tune) and self.tune >= 1):
+            raise SearchError(f"tune is {self.tune!r}, not a number of plans of at least 1")
+        if self.tune is not None and self.objective == "memory":
+            raise SearchError("tune measures seconds: leave it out with the objective memory")
         find(self.solver)
 
     @cached_property

@@ -152,9 +152,7 @@ def test_calibrate_writes_kernels_of_single_nodes(mlp: Path, tmp_path: Path) -> 
     assert entry.backend.startswith("onnxruntime")
 
 
-def test_calibrate_leaves_kernels_out_that_the_clock_cannot_tell(
-    mlp: Path, tmp_path: Path
-) -> None:
+def test_calibrate_leaves_kernels_out_that_the_clock_cannot_tell(mlp: Path, tmp_path: Path) -> None:
     program = measured_alone(partitioner.load(mlp))
     assert program.measured is not None
     ranks = tuple(
@@ -194,9 +192,7 @@ def gpt() -> ModuleProgram:
     return program
 
 
-def test_a_training_step_is_recorded_with_its_optimizer(
-    gpt: ModuleProgram, tmp_path: Path
-) -> None:
+def test_a_training_step_is_recorded_with_its_optimizer(gpt: ModuleProgram, tmp_path: Path) -> None:
     _, batch = small_gpt()
     before = {name: value.clone() for name, value in gpt.whole.state_dict().items()}
     profiled = gpt.profile(*batch, steps=2)

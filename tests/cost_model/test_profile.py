@@ -7,10 +7,12 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cost_cases import SLOW, flat, matmul_graph, placed
+from cost_cases import graph as graph_of
 from placements import placement
 
 from partitioner.cost_model import compute
@@ -20,7 +22,7 @@ from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate_placed, one_device
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
-from partitioner.cost_model.forms import form_of
+from partitioner.cost_model.forms import chain, form_of
 from partitioner.cost_model.profile import (
     Entry,
     LinkEntry,
@@ -31,11 +33,12 @@ from partitioner.cost_model.profile import (
 )
 from partitioner.cost_model.reshard import Resharder, overlap_share
 from partitioner.cost_model.resolve import cpu_fingerprint, local_cluster
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import TensorType
 
 DEVICE, THREADS = "a processor, 4 cores", 2
 PAIR = DeviceMesh.line(2)
@@ -377,3 +380,45 @@ def test_the_hidden_share_is_measured(tmp_path: Path) -> None:
     reduced = Comm(0, CommKind.ALL_REDUCE, (0, 1), "x", "y", "float32", (), "sum")
     assert overlap_share(reduced, cluster) == pytest.approx(0.75)
     assert overlap_share(replace(reduced, kind=CommKind.SLICE), cluster) == 0
+
+
+def _relus(*ops: str) -> Graph:
+    """A product, then these pointwise operators, the second of which also has another reader."""
+    names = ["y", *(f"v{index}" for index in range(len(ops)))]
+    types = dict.fromkeys(["x", "w", *names, "z"], TensorType.of("float32", (4, 4)))
+    nodes = [Node("mm", "MatMul", ("x", "w"), ("y",))]
+    for index, op in enumerate(ops):
+        nodes.append(Node(f"n{index}", op, (names[index],), (names[index + 1],)))
+    nodes.append(Node("other", "Relu", ("v1",), ("z",)))
+    return graph_of(nodes, types, ("x",), (names[-1], "z"), ("w",))
+
+
+def test_a_form_stands_behind_what_it_alone_reads() -> None:
+    graph = _relus("Relu", "Tanh", "Relu")
+    behind = {node.name: tuple(one.name for one in chain(graph, node)) for node in graph.nodes}
+    assert behind == {"mm": (), "n0": ("mm",), "n1": ("mm", "n0"), "n2": (), "other": ()}
+    first, second = (
+        form_of(graph, placed(graph, name, ONE), partial(compute.shape_at, {}))
+        for name in ("n0", "n2")
+    )
+    assert first.family == "Relu behind MatMul"
+    assert (second.family, second) == ("Relu", first.alone)
+    assert first.key != second.key == first.alone.key
+
+
+def test_what_is_known_behind_another_goes_before_what_is_known_alone(tmp_path: Path) -> None:
+    graph = _relus("Relu", "Tanh", "Relu")
+    relu, other = placed(graph, "n0", ONE), placed(graph, "n2", ONE)
+    form = form_of(graph, relu, partial(compute.shape_at, {}))
+    alone = entry(form.alone.key, 0.5, op="Relu")
+    cluster = measured(tmp_path / "p", alone)
+    assert compute.node_seconds(graph, relu, cluster) == {0: 0.5}
+    near = entry("another shape", 0.125, op=form.family, flops=16.0, moved_bytes=128)
+    cluster = measured(tmp_path / "p", near)
+    assert compute.node_seconds(graph, relu, cluster) == {0: 0.5}, "exact, though alone"
+    cluster = measured(tmp_path / "p", entry(form.key, 0.25, op=form.family))
+    assert compute.node_seconds(graph, relu, cluster) == {0: 0.25}
+    assert compute.node_seconds(graph, other, cluster) == {0: 0.5}
+    cluster = measured(tmp_path / "q", near, entry("a third", 0.5, op="Relu"))
+    estimate = compute.node_estimates(graph, relu, cluster)[0]
+    assert (estimate.source, estimate.seconds) == ("fitted", pytest.approx(0.125))

@@ -1,5 +1,6 @@
 """Training is searched over all spaces of its strategy, and its certificate names them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +113,16 @@ def test_a_space_that_fits_exactly_is_compared_with_one_that_fits_safely() -> No
     assert certificate.strategy == "inter"
     assert program.evaluation.fits_exactly
     assert certificate.cost < 38e-6  # seconds: the bound of all hybrid plans
+
+
+def test_a_rank_without_a_backward_pass_is_saved_and_read_back(tmp_path: Path) -> None:
+    """All trained weights are on rank 0; rank 1 computes what needs no gradient."""
+    placed = partitioner.Constraints.placed({"layers.0": 0, "layers.1": 0})
+    options = {"devices": 2, "strategy": "inter", "constraints": placed}
+    program = compiled(Chain(2, 8), torch.randn(4, 8), **options)
+    backward = program.rank(1, "backward")
+    (result,) = next(node for node in backward.graph.nodes if node.op == "output").args[0]
+    assert result.target is torch.ops.aten.zeros.default
+    folder = program.save(tmp_path / "saved")
+    assert (folder / "rank1.backward.pt2").is_file()
+    assert program.verify_written(folder)

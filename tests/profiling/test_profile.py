@@ -20,7 +20,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import LinkEntry, write_links
 from partitioner.cost_model.resolve import local_cluster, resolve_cluster
 from partitioner.frontends.model import open_model
-from partitioner.profiling.candidates import candidates, local_graph
+from partitioner.profiling.candidates import candidates, graph_before, local_graph
 from partitioner.profiling.measure import Timing, timed_runs
 from partitioner.profiling.profile import profile
 
@@ -90,6 +90,25 @@ def test_repeated_layers_are_one_form(file: Path) -> None:
     assert sum(one.weight_s for one in many) > 3 * sum(one.weight_s for one in few)
 
 
+def test_what_another_kernel_may_compute_is_measured_behind_it(file: Path) -> None:
+    graph, cluster = open_model(examples.build("tiny")).graph, two_processes(file)
+    found = candidates(graph, cluster, "auto", None, fuses=True)
+    behind = [one for one in found if one.behind]
+    assert behind
+    for one in behind:
+        assert one.form.behind == tuple(placed.node.op for placed in one.behind)
+        whole, before = local_graph(graph, one, cluster), graph_before(graph, one, cluster)
+        assert before is not None
+        (result,) = whole.outputs
+        assert whole.producers[result].op == one.form.op
+        assert before.outputs != whole.outputs
+        assert {node.name for node in before.nodes} < {node.name for node in whole.nodes}
+        shape = whole.types[result].shape
+        assert one.form.results == ((whole.types[result].dtype, shape),)
+    alone = candidates(graph, cluster, "auto", None)
+    assert not any(one.behind or one.form.behind for one in alone)
+
+
 def test_weights_are_constants_of_the_local_graph(mlp: onnx.ModelProto, file: Path) -> None:
     """ONNX Runtime packs them once; an operand it would pack at each run."""
     graph, cluster = open_model(mlp).graph, two_processes(file)
@@ -115,7 +134,7 @@ def test_a_second_run_measures_only_what_is_new(mlp: onnx.ModelProto, file: Path
 def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, file: Path) -> None:
     cluster = two_processes(file)
     profile(mlp, devices=2, profile=file)
-    found = candidates(open_model(mlp).graph, cluster, "auto", None)
+    found = candidates(open_model(mlp).graph, cluster, "auto", None, fuses=True)
     known = two_processes(file).devices[0].profile
     assert known is not None
     assert {*known.entries} == {one.form.key for one in found}

@@ -45,6 +45,7 @@ from partitioner.report.page.schema import (
 from partitioner.report.page.timelines import timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
 from partitioner.report.planned import Planned
+from partitioner.report.summary import trial_lines
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
@@ -91,6 +92,7 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
         limit=limit_sentence(limits, figures, objective),
         worth=worth_sentence(figures, single, cluster, objective, limits.turn),
         notes=[*result.warnings, *map(str, result.summary.get("notes", ()))],
+        trials=trial_lines(cert.trials) if cert else [],
     )
 
 

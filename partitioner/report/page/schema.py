@@ -39,6 +39,7 @@ class Head(TypedDict):
     limit: str  #: Sentence on what limits the plan.
     worth: str  #: Sentence on what splitting gains.
     notes: list[str]
+    trials: list[str]  #: The plans that were run before this one was kept, after a heading.
 
 
 class DeviceRow(TypedDict):

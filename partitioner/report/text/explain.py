@@ -65,7 +65,8 @@ def _verdict(head: Head) -> list[str]:
     }
     used = f"{head['devices_used']} of {head['devices']} devices of {head['cluster']}"
     title = f"{head['strategy'] or 'hand-made'} plan on {used}"
-    return [title, *(f"  {name:<12}{text}" for name, text in rows.items())]
+    lines = [title, *(f"  {name:<12}{text}" for name, text in rows.items())]
+    return [*lines, *(f"  {line}" for line in head["trials"])]
 
 
 def _time(limits: Bottleneck) -> list[str]:

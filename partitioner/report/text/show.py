@@ -13,7 +13,7 @@ from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.planned import Planned
-from partitioner.report.summary import certificate_line
+from partitioner.report.summary import certificate_line, trial_lines
 
 Row = tuple[str, str, str, str, str]
 _STEP_HEAD = ("devices", "step", "what", "seconds", "sent")
@@ -48,6 +48,7 @@ def _head(result: Planned) -> list[str]:
     lines = [f"{graph.name}: {len(graph.nodes)} nodes on {cluster.name}, {len(cluster)} devices"]
     if plan.certificate is not None:
         lines.append(certificate_line(plan.certificate, result.search_s))
+        lines += trial_lines(plan.certificate.trials)
     lines += [f"group {index}: {mesh}" for index, mesh in enumerate(plan.groups)]
     return lines
 

@@ -53,7 +53,7 @@ function startHead(data) {
   byId("limit").append(plain(head.limit));
   byId("worth").append(plain(head.worth));
   const folded = head.folded && `folded: ${head.folded}`;
-  const notes = [...head.notes, head.searched, folded].filter(Boolean);
+  const notes = [...head.trials, ...head.notes, head.searched, folded].filter(Boolean);
   byId("notes").hidden = !notes.length;
   byId("notes-title").append(`Notes (${notes.length})`);
   byId("notes-list").append(...notes.map((note) => el("li", {}, plain(note))));

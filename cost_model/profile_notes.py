@@ -1,0 +1,73 @@
+"""Notes on profiles that do not know the devices or the backend that a plan is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.profile import Profile, default_profile, read_contents, shares
+from partitioner.cost_model.resolve import cpu_fingerprint
+
+#: Most parts of a profile that a note lists.
+_LISTED = 2
+
+
+def profile_notes(
+    cluster: Cluster, backend: Callable[[], str], *, training: bool = False
+) -> tuple[str, ...]:
+    """A sentence for each profile of a cluster's devices that the plan's costs do not come from.
+
+    Each says what the profile holds instead, and the command that measures.
+
+    Args:
+        cluster: The devices.
+        backend: Gives the name of the backend that runs the model, with its version; it is called
+            only if there are measurements.
+        training: Whether the model is planned for training.
+
+    Raises:
+        CostError: A profile cannot be read.
+    """
+    profiles = dict.fromkeys(spec.profile for spec in cluster.devices)
+    notes = [_notes(cluster, one, backend, training) for one in profiles if one is not None]
+    return tuple(note for of_profile in notes for note in of_profile)
+
+
+def _notes(
+    cluster: Cluster, profile: Profile, backend: Callable[[], str], training: bool
+) -> Iterator[str]:
+    device = f"{profile.device}, {shares(profile.processes, profile.threads)}"
+    here = cpu_fingerprint()
+    is_here = profile.device == here
+    measure = _command(cluster, profile, training)
+    if not is_here:
+        yield f"profile {profile.file} is of {profile.device}; this machine is {here}"
+    backends = sorted({entry.backend for entry in profile.entries.values()})
+    if backends and (name := backend()) not in backends:
+        yield (
+            f"profile {profile.file} has measurements of {device} by {', '.join(backends)}, none "
+            f"by {name}, which runs this model: measure with {measure}"
+        )
+    if backends:
+        return
+    held = read_contents(profile.file)
+    if not held:
+        yield (
+            f"nothing is measured in profile {profile.file}: operators cost the cluster's rates; "
+            f"measure with {measure}"
+        )
+        return
+    listed = "; ".join(map(str, held[:_LISTED]))
+    more = f" and {len(held) - _LISTED} more" if len(held) > _LISTED else ""
+    yield (
+        f"profile {profile.file} has {listed}{more}, nothing of {device}: operators cost the "
+        f"cluster's rates; measure with {measure}"
+    )
+
+
+def _command(cluster: Cluster, profile: Profile, training: bool) -> str:
+    """The command that measures what a plan on a cluster needs."""
+    is_local = cluster.name == "local"
+    target = f" --devices {len(cluster)}" if is_local else " --cluster FILE"
+    file = "" if profile.file == default_profile() or not is_local else f" --profile {profile.file}"
+    return f"partition profile MODEL{target}{' --training' if training else ''}{file}"

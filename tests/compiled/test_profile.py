@@ -16,6 +16,7 @@ from partitioner.backends.observed import MeasuredRank, MeasuredTask
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.module import ModuleProgram
+from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.profile import Profile
 from partitioner.files import ResultError
 from partitioner.report.measured import FILE, Measured
@@ -223,7 +224,13 @@ def test_a_module_for_inference_is_recorded(tmp_path: Path) -> None:
     profiled = program.profile(*batch, steps=2)
     assert len(profiled.measured.ranks) == 2
     assert profiled.rows
-    assert partitioner.calibrate(profiled.result, profile=tmp_path / "p.sqlite").entries >= 0
+    folder = program.save(tmp_path / "gpt.partition")
+    names = [name for name in program.signature.inputs if name]
+    inputs = {name: value.numpy() for name, value in zip(names, batch, strict=True)}
+    run = rank_files(folder).run(inputs, requests=1, steps=2)
+    compared = program.compared(run)
+    assert [row.name for row in compared.rows if row.rank == 0]
+    assert {row.nodes for row in compared.rows} == {row.nodes for row in profiled.rows}
 
 
 def test_steps_are_at_least_one(gpt: ModuleProgram) -> None:

@@ -98,6 +98,7 @@ def nodes_of_kernels(
     for index, node in enumerate(nodes):
         for name in node.input:
             readers.setdefault(name, []).append(index)
+    _claim_backwards(nodes, kernels, owners)
     _spread_forwards(nodes, owners)
     for index in reversed(range(len(nodes))):
         if index not in owners:
@@ -126,6 +127,26 @@ def _anchored(
         blocked = kernel.name.removesuffix(_BLOCKED)
         if blocked != kernel.name and blocked in makers:
             yield makers[blocked], kernel.name
+
+
+def _claim_backwards(
+    nodes: Sequence[NodeProto], kernels: Iterable[NodeProto], owners: dict[int, str]
+) -> None:
+    """Give a kernel the nodes from its own operator to the one that it is named after.
+
+    A convolution with a normalization and an activation is named after the last of them.
+    """
+    makers = {name: at for at, node in enumerate(nodes) for name in node.output if name}
+    ops = {kernel.name: kernel.op_type.removeprefix("Fused") for kernel in kernels}
+    for index, kernel in sorted(owners.items()):
+        path = [index]
+        while nodes[path[-1]].op_type != ops[kernel]:
+            before = [makers[name] for name in nodes[path[-1]].input if name in makers]
+            if len(before) != 1 or before[0] in owners:
+                break
+            path.append(before[0])
+        else:
+            owners.update(dict.fromkeys(path, kernel))
 
 
 def _spread_forwards(nodes: Sequence[NodeProto], owners: dict[int, str]) -> None:

@@ -108,6 +108,33 @@ def test_a_sum_and_an_activation_behind_a_blocked_convolution_are_of_its_kernel(
     }
 
 
+def test_two_convolutions_in_a_row_are_two_kernels(tmp_path: Path) -> None:
+    """The second one is named after its activation: it does not go to the first one."""
+    make = helper.make_node
+    nodes = [
+        make("MaxPool", ["x"], ["p"], name="pool", kernel_shape=[2, 2]),
+        make("Conv", ["p", "w"], ["c1"], name="conv1"),
+        make("BatchNormalization", ["c1", "s", "s", "s", "s"], ["n1"], name="norm1"),
+        make("Relu", ["n1"], ["r1"], name="relu1"),
+        make("Conv", ["r1", "w"], ["c2"], name="conv2"),
+        make("BatchNormalization", ["c2", "s", "s", "s", "s"], ["n2"], name="norm2"),
+        make("Sum", ["n2", "p"], ["sum"], name="sum"),
+    ]
+    kernels = [
+        make("MaxPool", ["x"], ["t0"], name="p_nchwc"),
+        make("Conv", ["t0", "w"], ["t1"], name="r1_nchwc"),
+        make("Conv", ["t1", "w", "", "t0"], ["t2"], name="n2_nchwc"),
+    ]
+    path = tmp_path / "optimized.onnx"
+    onnx.save(helper.make_model(helper.make_graph(kernels, "g", [], [])), path)
+    owners = nodes_of_kernels(nodes, path)
+    assert {kernel: [node.name for node in of] for kernel, of in owners.items()} == {
+        "p_nchwc": ["pool"],
+        "r1_nchwc": ["conv1", "norm1", "relu1"],
+        "n2_nchwc": ["conv2", "norm2", "sum"],
+    }
+
+
 def test_a_profile_without_bytes_is_refused(tmp_path: Path) -> None:
     text = '[{"name": "a_kernel_time", "ts": 0, "dur": 1, "args": {"op_name": "Add"}},'
     text += '{"name": "model_run", "ts": 0, "dur": 2, "args": {}}]'

@@ -1,7 +1,8 @@
 """Clusters: devices and the links between them, as plain data.
 
-Rates of a `DeviceSpec` and a `LinkLevel` are those that kernels and collectives reach; `presets`
-derives them from the peak rates of datasheets.
+Rates of a `DeviceSpec` and a `LinkLevel` are those that large kernels and collectives reach;
+`presets` derives them from the peak rates of datasheets. Tables say more than a rate does: those
+of published measurements, and the profile of a machine.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.link_table import LinkTable
 from partitioner.cost_model.profile import Profile
+from partitioner.cost_model.published import KERNELS, LINKS, Kernels
 from partitioner.ir.types import DTYPE_BITS
 
 _UNITS_BYTES: dict[str, int] = {
@@ -61,8 +64,10 @@ class DeviceSpec:
     #: Least time between the starts of two kernels, and the start-up of a collective.
     launch_s: float
     profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
+    table: str | None = None  #: Key of `published.KERNELS`, which shapes what the rates give.
 
     def __post_init__(self) -> None:
+        _check_table(f"device {self.name!r}", self.table, KERNELS)
         unknown = sorted(set(self.peak_flops_per_s) - set(DTYPE_BITS))
         if unknown:
             raise CostError(f"device {self.name!r}: {unknown[0]!r} is not an element type")
@@ -75,6 +80,11 @@ class DeviceSpec:
         ):
             _check(f"device {self.name!r}: {title}", figure, figure > 0)
         _check(f"device {self.name!r}: launch_s", self.launch_s, 0 <= self.launch_s < math.inf)
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """The published measurements of its kernels."""
+        return None if self.table is None else KERNELS[self.table]
 
     def flops_per_s(self, dtype: str) -> float:
         """FLOP/s reached in an element type."""
@@ -99,9 +109,11 @@ class LinkLevel:
     #: Share of a communication's seconds, 0 to 1, that compute hides if no node waits for it at
     #: once (see `cost_model.overlap`), where it is not measured.
     overlap: float = 0.0
-    profile: Profile | None = None  #: Measured seconds, which go before those by the rates.
+    profile: Profile | None = None  #: Measured seconds, which go before those by tables and rates.
+    table: str | None = None  #: Key of `published.LINKS`, which goes before the rates.
 
     def __post_init__(self) -> None:
+        _check_table(f"level {self.name!r}", self.table, LINKS)
         _check(f"level {self.name!r}: size", self.size, self.size >= 1)
         bandwidth = self.bandwidth_bytes_per_s
         _check(f"level {self.name!r}: bandwidth_bytes_per_s", bandwidth, bandwidth > 0)
@@ -113,6 +125,10 @@ class LinkLevel:
         if not 0 <= self.overlap <= 1:
             raise CostError(f"level {self.name!r}: overlap is {self.overlap}, not within 0 and 1")
 
+    def tables(self, each: int) -> LinkTable | None:
+        """Published seconds of communications of `each` ranks in every group of the level below."""
+        return None if self.table is None else LINKS[self.table].get(each)
+
     @property
     def message_s(self) -> float:
         """Seconds of a message without contents."""
@@ -120,7 +136,7 @@ class LinkLevel:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the seconds of messages are measured: the start-up is in them."""
+        """Whether the seconds of messages are measured or published: the start-up is in them."""
         return self._sent_s(0.0) is not None
 
     def hidden_share(self, ranks: int) -> float:
@@ -134,8 +150,13 @@ class LinkLevel:
         return nbytes / self.bandwidth_bytes_per_s if sent_s is None else sent_s - self.message_s
 
     def _sent_s(self, nbytes: float) -> float | None:
-        """Measured seconds of a message; None if they are not known."""
-        return None if self.profile is None else self.profile.link_seconds("send", 2, nbytes)
+        """Measured or published seconds of a message; None if they are not known."""
+        if self.profile is not None:
+            measured_s = self.profile.link_seconds("send", 2, nbytes)
+            if measured_s is not None:
+                return measured_s
+        table = self.tables(1)
+        return None if table is None else table.seconds("send", 2, nbytes)
 
 
 @dataclass(frozen=True)
@@ -249,6 +270,11 @@ def _check(title: str, figure: float, good: bool) -> None:
         raise CostError(f"{title} is {figure}; it must be positive and finite where it is a cost")
 
 
+def _check_table(title: str, name: str | None, tables: Mapping[str, Any]) -> None:
+    if name is not None and name not in tables:
+        raise CostError(f"{title}: no table {name!r}; there are {', '.join(sorted(tables))}")
+
+
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _number(value) for key, value in values.items() if value is not None}
 
@@ -263,7 +289,7 @@ def _number(value: Any) -> Any:
 
 
 #: Keys that tables of levels may leave out.
-_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "profile"}
+_OPTIONAL_RATES = {"reduce_bytes_per_s", "scatter_bytes_per_s", "overlap", "profile", "table"}
 
 
 def _check_keys(title: str, entry: Any, needed: set[str], known: set[str], number: int = 0) -> None:
@@ -300,7 +326,7 @@ def _count(title: str, value: Any) -> int:
 
 def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
     known = {item.name for item in fields(DeviceSpec)}
-    _check_keys("device", entry, known - {"profile"}, known | {"count"}, number)
+    _check_keys("device", entry, known - {"profile", "table"}, known | {"count"}, number)
     rates, name = entry["peak_flops_per_s"], entry["name"]
     if not isinstance(rates, Mapping):
         raise CostError(f"device {name!r}: peak_flops_per_s is {rates!r}, not rates by type")
@@ -312,6 +338,7 @@ def _devices(number: int, entry: Any) -> tuple[DeviceSpec, ...]:
         parse_bytes(entry["memory_bytes"]),
         _float(f"launch_s of device {name!r}", entry["launch_s"]),
         _profile(f"device {name!r}: profile", entry["profile"]) if "profile" in entry else None,
+        str(entry["table"]) if "table" in entry else None,
     )
     return (spec,) * count
 
@@ -331,8 +358,9 @@ def _level(number: int, entry: Any) -> LinkLevel:
     rates = {
         key: _float(f"{key} of level {entry['name']!r}", value)
         for key, value in entry.items()
-        if key not in ("name", "size", "profile")
+        if key not in ("name", "size", "profile", "table")
     }
     title = f"level {entry['name']!r}: profile"
     profile = _profile(title, entry["profile"]) if "profile" in entry else None
-    return LinkLevel(str(entry["name"]), size, **rates, profile=profile)
+    table = str(entry["table"]) if "table" in entry else None
+    return LinkLevel(str(entry["name"]), size, **rates, profile=profile, table=table)

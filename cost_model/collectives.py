@@ -20,6 +20,9 @@ the level below, the collective among the devices of equal rank in each group, t
 inside. Reduction arithmetic is bound by links and not priced. Point-to-point kinds and
 all-to-all are pairwise: alpha for each peer, and the busiest direction of the busiest level, since
 levels have separate wires and overlap.
+
+Where the level knows measured seconds of so many ranks, or published ones, these go before all
+formulas, start-up included.
 """
 
 from __future__ import annotations
@@ -49,8 +52,8 @@ class Algorithm:
     seconds: float
 
     def start_s(self, device: DeviceSpec) -> float:
-        """Seconds of the start-up on a device; measured seconds contain it."""
-        return 0.0 if self.name == "measured" else device.launch_s
+        """Seconds of the start-up on a device; measured and published seconds contain it."""
+        return 0.0 if self.name in ("measured", "published") else device.launch_s
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,9 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
     if comm.kind is CommKind.SLICE:
         return CommCost("copy", _copy_seconds(comm, cluster))
     if comm.kind not in _FLAT:
-        measured_s = _even_exchange_s(comm, cluster)
-        if measured_s is not None:
-            return CommCost("measured", dict.fromkeys(comm.ranks, measured_s))
+        exchange = _even_exchange(comm, cluster)
+        if exchange is not None:
+            return CommCost(exchange.name, dict.fromkeys(comm.ranks, exchange.seconds))
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
     best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
     starts = {rank: best.start_s(cluster.devices[rank]) for rank in comm.ranks}
@@ -84,23 +87,41 @@ def collective(
     """The cheapest algorithm of a ring-or-tree kind for `nbytes` (n above) over these ranks."""
     if len(ranks) < 2 or not nbytes:
         return Algorithm("none", 0.0)
-    level = cluster.level(ranks)
-    measured_s = measured_seconds(kind, ranks, nbytes, cluster)
-    if measured_s is not None:
-        return Algorithm("measured", measured_s)
+    found = known(kind, ranks, nbytes, cluster)
+    if found is not None:
+        return found
+    level, groups = cluster.level(ranks), _inner_groups(ranks, cluster)
+    flat = _known(kind, ranks, nbytes, level, 1)
     options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
-    groups = _inner_groups(ranks, level, cluster)
+    options = options if flat is None else [flat]
     if groups:
         options.append(_two_level(kind, groups, nbytes, cluster))
     return min(options, key=lambda option: option.seconds)
 
 
-def measured_seconds(
+def known(
     kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
-) -> float | None:
-    """Measured seconds of a collective, start-up included; None if it was not measured."""
-    profile = cluster.level(ranks).profile
-    return None if profile is None else profile.link_seconds(kind.value, len(ranks), nbytes)
+) -> Algorithm | None:
+    """Measured or published seconds of a collective, start-up included; None if there are none.
+
+    `nbytes` of an all-to-all are those of all parts that a rank holds.
+    """
+    groups = _inner_groups(ranks, cluster)
+    each = len(groups[0]) if groups else 1
+    return _known(kind, ranks, nbytes, cluster.level(ranks), each)
+
+
+def _known(
+    kind: CommKind, ranks: tuple[int, ...], nbytes: float, level: LinkLevel, each: int
+) -> Algorithm | None:
+    """Known seconds of so many ranks, `each` of them in every inner group."""
+    if level.profile is not None:
+        measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes)
+        if measured_s is not None:
+            return Algorithm("measured", measured_s)
+    table = level.tables(each)
+    seconds = None if table is None else table.seconds(kind.value, len(ranks), nbytes)
+    return None if seconds is None else Algorithm("published", seconds)
 
 
 def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) -> Algorithm:
@@ -112,11 +133,9 @@ def _flat(kind: CommKind, name: str, p: int, nbytes: float, level: LinkLevel) ->
     return Algorithm(name, _FLAT[kind][name](p, nbytes, level.latency_s, 1 / bandwidth))
 
 
-def _inner_groups(
-    ranks: tuple[int, ...], level: LinkLevel, cluster: Cluster
-) -> list[tuple[int, ...]]:
+def _inner_groups(ranks: tuple[int, ...], cluster: Cluster) -> list[tuple[int, ...]]:
     """The ranks by group of the level below; [] unless all groups have the same number above 1."""
-    index = cluster.levels.index(level)
+    index = cluster.levels.index(cluster.level(ranks))
     if index == 0:
         return []
     size = cluster.levels[index - 1].size
@@ -169,8 +188,8 @@ def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
     }
 
 
-def _even_exchange_s(comm: Comm, cluster: Cluster) -> float | None:
-    """Measured seconds of an all-to-all whose ranks all send each other equal parts, else None."""
+def _even_exchange(comm: Comm, cluster: Cluster) -> Algorithm | None:
+    """Known seconds of an all-to-all whose ranks all send each other equal parts, else None."""
     sizes: dict[tuple[int, int], int] = defaultdict(int)
     for transfer in comm.transfers:
         if transfer.source != transfer.target:
@@ -180,7 +199,7 @@ def _even_exchange_s(comm: Comm, cluster: Cluster) -> float | None:
     if comm.kind is not CommKind.ALL_TO_ALL or not is_even:
         return None
     nbytes = count * next(iter(sizes.values())) * item_bytes(comm.dtype)
-    return measured_seconds(comm.kind, comm.ranks, nbytes, cluster)
+    return known(comm.kind, comm.ranks, nbytes, cluster)
 
 
 def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:

@@ -1,11 +1,12 @@
 """Seconds, FLOPs and bytes of nodes: as measured, or by a roofline with a launch floor.
 
 Seconds are those of the device's profile, where it has one that knows the operator. By the device's
-rates, a kernel takes max(launch, FLOPs / peak, bytes / bandwidth). The launch is a floor and not an
-addend, because launches are asynchronous: while one kernel runs, the host submits the next, so
-that the slower of the two paces a stream of kernels. The peak is that of the first floating-point
-operand (matrix products accumulate in a wider type but read this one). Bytes are those that the
-op's row moves, by default every operand and result once.
+rates, a kernel takes max(launch, FLOPs / peak, bytes / bandwidth); where the device names a table
+of published measurements, matrix products and fused attention take what `published.Kernels` says.
+The launch is a floor and not an addend, because launches are asynchronous: while one kernel runs,
+the host submits the next, so that the slower of the two paces a stream of kernels. The peak is
+that of the first floating-point operand (matrix products accumulate in a wider type but read this
+one). Bytes are those that the op's row moves, by default every operand and result once.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Sources:
     @property
     def error(self) -> float:
         """Mean error of the seconds that are measured or fitted; 0 for none."""
-        known = sum(part for source, part in self.seconds.items() if source != "datasheet")
+        known = sum(self.seconds.get(source, 0.0) for source in ("measured", "fitted"))
         return self.error_s / known if known else 0.0
 
 
@@ -124,11 +125,34 @@ def kernel_estimate(
         local_shape: Shapes of the parts of the operands and results.
     """
     dtype = compute_dtype(graph, placed)
-    datasheet_s = kernel_seconds(flops, moved_bytes, dtype, spec)
+    by_rates = _by_rates(placed, flops, moved_bytes, dtype, spec)
     if spec.profile is None:
-        return Estimate(datasheet_s, "datasheet")
+        return by_rates
     form = form_of(graph, placed, local_shape)
-    return spec.profile.estimate(form, dtype, flops, moved_bytes, datasheet_s)
+    estimate = spec.profile.estimate(form, dtype, flops, moved_bytes, by_rates.seconds)
+    return by_rates if estimate.source == "datasheet" else estimate
+
+
+def _by_rates(
+    placed: PlacedNode, flops: float, moved_bytes: int, dtype: str, spec: DeviceSpec
+) -> Estimate:
+    """Seconds by the rates of a device and, where it has one, its table of kernels."""
+    kernels = spec.kernels
+    if kernels is None:
+        return Estimate(kernel_seconds(flops, moved_bytes, dtype, spec), "datasheet")
+    rate = spec.flops_per_s(dtype)
+    memory_s = moved_bytes / spec.memory_bytes_per_s
+    row, shaped_s = row_of(placed.node), None
+    if row is not None and row.attention:
+        share = kernels.attention_share(dtype)
+        shaped_s = None if share is None else kernels.product_s(flops / rate / share, memory_s)
+    elif dtype in kernels.compute_shares and placed.rule is not None and placed.rule.is_product:
+        shaped_s = kernels.product_s(flops / rate, memory_s)
+    if shaped_s is not None:
+        return Estimate(max(spec.launch_s, shaped_s), "published")
+    # A copy's bandwidth is measured; peaks of other arithmetic are not.
+    seconds = kernel_seconds(flops, moved_bytes, dtype, spec)
+    return Estimate(seconds, "published" if seconds == memory_s else "datasheet")
 
 
 def is_free(placed: PlacedNode) -> bool:

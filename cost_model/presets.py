@@ -1,8 +1,9 @@
 """Accelerators by name: datasheet figures with their sources, and the shares that are reached.
 
 A row gives dense peak rates (without structured sparsity) as the maker prints them. `device` and
-`levels` derate them by the measured shares below. float32 is the rate without TF32: outputs are
-compared at float32 accuracy, and it is PyTorch's default for matmul.
+`levels` derate them: by the measurements in `published`, where the row names a table there, and
+else by the shares below. float32 is the rate without TF32: outputs are compared at float32
+accuracy, and it is PyTorch's default for matmul.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from partitioner.cost_model.cluster import DeviceSpec, LinkLevel
+from partitioner.cost_model.published import KERNELS
 
 _TERA = 1e12
 _GIGA = 1e9
@@ -60,6 +62,7 @@ class Preset:
     network_gb_per_s: float  #: Of one device to other nodes, one direction, 1e9 bytes/s.
     source: str  #: Document that gives the figures.
     cuda_names: tuple[str, ...] = ()  #: Substrings of the device name that the driver reports.
+    table: str | None = None  #: Name of its measurements in `published`.
 
 
 def _rates(
@@ -83,26 +86,31 @@ PRESETS: Mapping[str, Preset] = {
         _HOPPER, 3350, 80, "nvlink", 450, NVLINK_S, 50,
         "NVIDIA H100 Tensor Core GPU datasheet (SXM5); DGX H100: one 400 Gb/s port a GPU",
         ("H100 80GB HBM3",),
+        "h100",
     ),
     "h200": Preset(
         _HOPPER, 4800, 141, "nvlink", 450, NVLINK_S, 50,
         "NVIDIA H200 Tensor Core GPU datasheet (SXM); DGX H200: one 400 Gb/s port a GPU",
         ("H200",),
+        "h200",
     ),
     "b200": Preset(
         _rates(40, 80, 2250, 4500, eight=True), 8000, 180, "nvlink", 900, NVLINK_S, 50,
         "NVIDIA Blackwell architecture technical brief (HGX B200, 1000 W); 400 Gb/s port a GPU",
         ("B200",),
+        "b200",
     ),
     "a100-40g": Preset(
         _AMPERE, 1555, 40, "nvlink", 300, NVLINK_S, 25,
         "NVIDIA A100 Tensor Core GPU datasheet (SXM4 40GB); DGX A100: one 200 Gb/s port a GPU",
         ("A100-SXM4-40GB",),
+        "a100",
     ),
     "a100-80g": Preset(
         _AMPERE, 2039, 80, "nvlink", 300, NVLINK_S, 25,
         "NVIDIA A100 Tensor Core GPU datasheet (SXM4 80GB); DGX A100: one 200 Gb/s port a GPU",
         ("A100-SXM4-80GB",),
+        "a100",
     ),
     "l4": Preset(
         _rates(0.49, 30.3, 121, 242.5, eight=True), 300, 24, "pcie4", 31.5, PCIE_S, 3.125,
@@ -124,6 +132,7 @@ PRESETS: Mapping[str, Preset] = {
         "AMD Instinct MI300X data sheet; seven Infinity Fabric links of 64 GB/s a direction; "
         "one 400 Gb/s port a GPU",
         ("MI300X",),
+        "mi300x",
     ),
 }  # fmt: skip
 
@@ -136,12 +145,19 @@ def device(name: str) -> DeviceSpec:
     if name in _SPECIAL:
         return _SPECIAL[name][0]
     row = PRESETS[name]
+    kernels = KERNELS[row.table] if row.table is not None else None
+    shares = kernels.compute_shares if kernels is not None else {}
+    memory_share = kernels.memory_share if kernels is not None else MEMORY_SHARE
     return DeviceSpec(
         name,
-        {dtype: tflops * _TERA * COMPUTE_SHARE for dtype, tflops in row.tflops.items()},
-        row.memory_gb_per_s * _GIGA * MEMORY_SHARE,
+        {
+            dtype: tflops * _TERA * shares.get(dtype, COMPUTE_SHARE)
+            for dtype, tflops in row.tflops.items()
+        },
+        row.memory_gb_per_s * _GIGA * memory_share,
         round(row.memory_gb * _GIGA),
         GPU_LAUNCH_S,
+        table=row.table,
     )
 
 
@@ -152,10 +168,12 @@ def levels(name: str, nodes: int, per_node: int) -> tuple[LinkLevel, ...]:
     else:
         row = PRESETS[name]
         inner, outer = (
-            LinkLevel(link, 1, rate * _GIGA * LINK_SHARE, latency_s, overlap=GPU_OVERLAP)
-            for link, rate, latency_s in (
-                (row.link, row.link_gb_per_s, row.link_s),
-                ("network", row.network_gb_per_s, NETWORK_S),
+            LinkLevel(
+                link, 1, rate * _GIGA * LINK_SHARE, latency_s, overlap=GPU_OVERLAP, table=table
+            )
+            for link, rate, latency_s, table in (
+                (row.link, row.link_gb_per_s, row.link_s, row.table),
+                ("network", row.network_gb_per_s, NETWORK_S, row.table and f"{row.table}-network"),
             )
         )
     inside = (replace(inner, size=per_node),) if per_node > 1 or nodes == 1 else ()

@@ -7,9 +7,7 @@ number of ranks and bytes. The file may be written to by several processes at on
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import itertools
 import math
 import os
 import sqlite3
@@ -22,6 +20,7 @@ from urllib.parse import quote
 
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.forms import Form
+from partitioner.cost_model.link_table import LinkTable
 
 #: Marks a file as a profile in SQLite's header ("pprf").
 _APPLICATION_ID = 0x70707266
@@ -154,9 +153,9 @@ class Estimate:
 
     Attributes:
         seconds: On one device.
-        source: "measured", "fitted" or "datasheet".
-        error: Spread of the measurements behind them, as a share; 0 for "datasheet", which has
-            none.
+        source: "measured", "fitted", "published" (by others, on such a device) or "datasheet".
+        error: Spread of the measurements behind them, as a share; 0 for "published" and
+            "datasheet", which have none.
     """
 
     seconds: float
@@ -252,24 +251,16 @@ class Profile:
         return 1 - beside_s / at_once_s if at_once_s else None
 
     def link_seconds(self, kind: str, ranks: int, nbytes: float) -> float | None:
-        """Seconds of a communication; None if no size of its kind and number of ranks is known.
+        """Seconds of a communication; None if they are not known. See `LinkTable.seconds`."""
+        return self._link_table.seconds(kind, ranks, nbytes)
 
-        Between measured sizes they are interpolated in logarithms, and never fall as the size
-        grows; below the smallest they are its own, above the largest they grow in proportion.
-        """
-        entries = self.links.get((kind, ranks), ())
-        if not entries:
-            return None
-        sizes = [entry.nbytes for entry in entries]
-        rising = list(itertools.accumulate((entry.seconds for entry in entries), max))
-        if nbytes >= sizes[-1]:
-            return rising[-1] * nbytes / sizes[-1]
-        above = bisect.bisect_right(sizes, nbytes)
-        if above == 0:
-            return rising[0]
-        (low, high), (low_s, high_s) = sizes[above - 1 : above + 1], rising[above - 1 : above + 1]
-        share = math.log(nbytes / low) / math.log(high / low)
-        return min(high_s, low_s * math.exp(share * math.log(high_s / low_s)))
+    @cached_property
+    def _link_table(self) -> LinkTable:
+        points = {
+            key: tuple((entry.nbytes, entry.seconds) for entry in entries)
+            for key, entries in self.links.items()
+        }
+        return LinkTable(points)
 
     def estimate(
         self, form: Form, dtype: str, flops: float, moved_bytes: int, datasheet_s: float

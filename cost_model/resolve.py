@@ -214,5 +214,6 @@ def _with_preset(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     name = presets.ALIASES.get(preset, preset)
     if name not in presets.names():
         raise CostError(f"no preset {name!r}; there are {', '.join(presets.names())}")
-    figures = {key: value for key, value in vars(presets.device(name)).items() if key != "profile"}
+    spec = vars(presets.device(name))
+    figures = {key: value for key, value in spec.items() if value is not None}
     return {**figures, **{key: value for key, value in entry.items() if key != "preset"}}

@@ -9,6 +9,7 @@ pending reductions, local sizes, FLOPs. The notation follows Shardy's OpSharding
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -238,6 +239,18 @@ class Rule:
         loops = _names(self.results[:1]).keys()
         return kinds <= {FactorKind.PASS, FactorKind.LINEAR} and all(
             _names([dims]).keys() <= loops for dims in (*self.operands, *self.results)
+        )
+
+    @cached_property
+    def is_product(self) -> bool:
+        """Whether it multiplies matrices, or convolves.
+
+        Two operands share a factor that is summed over, and each has one that the other lacks.
+        """
+        names = [_names([dims]).keys() for dims in self.operands if dims is not None]
+        summed = {n for n, factor in self.factors.items() if factor.kind is FactorKind.REDUCE}
+        return self.flops_per_point >= 2 and any(
+            a & b & summed and a - b and b - a for a, b in itertools.combinations(names, 2)
         )
 
     @property

@@ -344,7 +344,7 @@ def plan_graph(
 
 def _sources(outcome: Outcome, cluster: Cluster) -> Sources:
     """Where the seconds of a plan come from."""
-    if all(spec.profile is None for spec in cluster.devices):
+    if all(spec.profile is None and spec.table is None for spec in cluster.first_of_spec):
         return Sources({}, 0.0)
     return Sources.of(outcome.graph, resolve(outcome.graph, outcome.plan), cluster)
 

@@ -88,7 +88,7 @@ def record_module_files(
         directory: Folder of the files.
         values: Parts of inputs and of stored values by local name, of each rank.
         steps: At least 1.
-        optimizer: In training, one of `timing.OPTIMIZERS`.
+        optimizer: In training, one of `optimizers.OPTIMIZERS`.
         updates: In training, the parameters of each rank.
 
     Raises:

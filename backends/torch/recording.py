@@ -18,7 +18,8 @@ from partitioner.backends.observed import Event, RankLog, Role, Step
 from partitioner.backends.process_group import Group, clock_offset, timed_steps
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.eager import eager
-from partitioner.backends.torch.timing import NAME, OPTIMIZERS, stored_part
+from partitioner.backends.torch.optimizers import OPTIMIZERS
+from partitioner.backends.torch.timing import NAME, stored_part
 from partitioner.backends.torch.values import noted_tasks
 
 c10d = torch.ops._c10d_functional
@@ -126,7 +127,7 @@ class Training:
     """The parameters of a rank and their optimizer.
 
     Args:
-        optimizer: One of `timing.OPTIMIZERS`.
+        optimizer: One of `optimizers.OPTIMIZERS`.
         updates: The parameters.
         values: Local values; the parameters write to their memory.
     """

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from partitioner.backends.launch import run_job
 from partitioner.backends.process_group import timed
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.groups import register_named
+from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.backends.torch.rank_files import (
     PASSES,
     RankFile,
@@ -30,17 +30,6 @@ from partitioner.backends.torch.rank_files import (
 )
 from partitioner.backends.torch.shards import part_of, region_on
 from partitioner.ir.program import Programs
-
-#: The optimizers whose state a plan counts. Their rate is 0: an update costs the same, and the
-#: steps that are timed do not depend on the ones before.
-OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
-    "adamw": partial(torch.optim.AdamW, lr=0.0),
-    "adam": partial(torch.optim.Adam, lr=0.0),
-    "sgd": partial(torch.optim.SGD, lr=0.0),
-    "momentum": partial(torch.optim.SGD, lr=0.0, momentum=0.9),
-    "rmsprop": partial(torch.optim.RMSprop, lr=0.0),
-    "adagrad": partial(torch.optim.Adagrad, lr=0.0),
-}
 
 
 def run_steps(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -11,27 +11,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.optim import Optimizer
 
 import partitioner.backends.torch.operators  # noqa: F401 - registers them
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.emit import UPDATE, emit_rank
+from partitioner.backends.torch.optimizers import OPTIMIZERS
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.program import Programs
 
 NAME = f"torch {torch.__version__}"
-
-#: Optimizers by the names that a graph's updates give.
-OPTIMIZERS: Mapping[str, Callable[[list[nn.Parameter]], Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=0.9),
-    "rmsprop": torch.optim.RMSprop,
-    "adagrad": torch.optim.Adagrad,
-}
 #: Parameters of one measured step, and elements of them all: a step has costs of its own.
 _PARAMETERS, _ELEMENTS = 8, 2**22
 

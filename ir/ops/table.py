@@ -160,6 +160,7 @@ class OpRow:
         where: `localize` needs the regions of a device's parts, not their sizes alone.
         either: The result is one of the operands, whichever the plan reads, and counts as a value
             of its own: the operand is kept for it alone from the last other use on.
+        attention: The op is attention, or a gradient of it, in one kernel.
     """
 
     rule: Callable[[OpView], Rule]
@@ -171,6 +172,7 @@ class OpRow:
     again: bool = False
     where: bool = False
     either: bool = False
+    attention: bool = False
 
 
 class Family(Protocol):

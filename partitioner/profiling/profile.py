@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _TIME_LIMIT_S = 120.0
 #: Lines of progress of the measurement of forms.
-_PROGRESS_LINES = 6
+_PROGRESS_LINES = 4
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class _Session:
 
 @dataclass
 class _Watch:
-    """Tells at most every tenth of the work how much is done."""
+    """Tells how much is done, in at most `_PROGRESS_LINES` lines."""
 
     folder: Path
     items: int

@@ -155,9 +155,10 @@ def costs_sentence(shares: Mapping[str, float], error: float) -> str:
     """Where the seconds of operators come from."""
     if set(shares) == {"datasheet"}:
         return "of operators by the cluster's rates, not measured"
-    order = ("measured", "fitted", "datasheet")
+    order = ("measured", "fitted", "published", "datasheet")
     parts = [f"{units.share(shares[name])} {name}" for name in order if name in shares]
-    return f"of operators {', '.join(parts)} (± {units.share(error)})"
+    spread = f" (± {units.share(error)})" if {"measured", "fitted"} & set(shares) else ""
+    return f"of operators {', '.join(parts)}{spread}"
 
 
 def _without(failed: Mapping[str, str]) -> list[str]:

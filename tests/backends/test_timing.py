@@ -81,13 +81,13 @@ def test_updates_are_steps_of_the_optimizer(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stepped: list[list[torch.Tensor]] = []
-    known = torch_timing._OPTIMIZERS
+    known = torch_timing.OPTIMIZERS
 
     def noted(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         stepped.append(list(parameters))
         return known[optimizer](parameters)
 
-    monkeypatch.setattr(torch_timing, "_OPTIMIZERS", {optimizer: noted})
+    monkeypatch.setattr(torch_timing, "OPTIMIZERS", {optimizer: noted})
     module, batch = modules.classifier(training=True), modules.batch(labels=True)
     ready = prepared(module, "partitioner::update", batch, training=True, optimizer=optimizer)
     assert stepped

@@ -94,7 +94,13 @@ def test_every_preset_has_a_source_and_is_derated(name: str) -> None:
     assert len(row.source) > 20
     assert device.flops_per_s("float32") == pytest.approx(row.tflops["float32"] * 0.8e12)
     assert device.flops_per_s("float16") > device.flops_per_s("float32")
-    assert device.memory_bytes_per_s == pytest.approx(row.memory_gb_per_s * 0.9e9)
+    kernels = device.kernels
+    share = 0.8 if kernels is None else kernels.compute_shares["float16"]
+    memory_share = 0.9 if kernels is None else kernels.memory_share
+    assert device.flops_per_s("float16") == pytest.approx(row.tflops["float16"] * share * 1e12)
+    assert device.memory_bytes_per_s == pytest.approx(row.memory_gb_per_s * memory_share * 1e9)
+    assert 0.4 < share < 1
+    assert 0.7 < memory_share < 1
 
 
 def test_types_without_a_rate_run_as_float32() -> None:
@@ -126,7 +132,7 @@ def test_the_documented_file_loads(tmp_path: Path) -> None:
     assert resolve_cluster(str(file), 4) == cluster
     assert [device.name for device in cluster.devices] == ["a100-40g"] * 2 + ["card"] * 2
     assert cluster.devices[0].memory_bytes == 36 * 1024**3
-    assert cluster.devices[0].flops_per_s("float16") == pytest.approx(312e12 * 0.8)
+    assert cluster.devices[0].flops_per_s("float16") == pytest.approx(257e12)
     assert cluster.devices[3].flops_per_s("float16") == 120e12
     assert cluster.level((0, 1)).name == cluster.level((2, 3)).name == "bridge"
     assert cluster.level((1, 2)) == LinkLevel("pcie", 4, 20e9, 2e-6, 10e9)

@@ -386,6 +386,7 @@ def _head(rows: list[DeviceRow], step: float, latency: float) -> Head:
         "devices_used": len(rows),
         "limit": "Device 1 is the busiest: matrix products take 71 % of its time, all-reduce 18 %.",
         "worth": "Splitting over these devices is worth it: 3.1 times the throughput of one.",
+        "trials": [],
         "notes": [
             "Seconds are the cost model's, not measured.",
             "Two ops have no row: kept whole.",

@@ -28,6 +28,7 @@ def _attention_of(view: OpView, first: int) -> tuple[Attention, list[Dims]]:
         values=value[3],
         ordered=bool(view.attr("is_causal", 0)),
         masked="k",
+        causal=bool(view.attr("is_causal", 0)),
     )
     mask = node.mask(view.type(first + 3))
     return node, [node.split["query"], node.split["key"], node.split["value"], mask]
@@ -62,7 +63,7 @@ def _mask_backward(view: OpView) -> Rule:
 
 
 ROWS: Mapping[str, OpRow] = {
-    "partitioner::attention": OpRow(_attention),
-    "partitioner::attention_backward": OpRow(_backward),
-    "partitioner::attention_mask_backward": OpRow(_mask_backward),
+    "partitioner::attention": OpRow(_attention, attention=True),
+    "partitioner::attention_backward": OpRow(_backward, attention=True),
+    "partitioner::attention_mask_backward": OpRow(_mask_backward, attention=True),
 }

@@ -175,9 +175,9 @@ def _rotated(view: OpView, heads: int, others: list[Dims], *, ordered: bool = Fa
 
 
 ROWS: Mapping[str, OpRow] = {
-    "Attention": OpRow(_attention, _local_heads),
+    "Attention": OpRow(_attention, _local_heads, attention=True),
     "RotaryEmbedding": OpRow(_rotary, _local_heads),
-    "com.microsoft::GroupQueryAttention": OpRow(_group_query, _local_heads),
-    "com.microsoft::MultiHeadAttention": OpRow(_multi_head, _local_heads),
+    "com.microsoft::GroupQueryAttention": OpRow(_group_query, _local_heads, attention=True),
+    "com.microsoft::MultiHeadAttention": OpRow(_multi_head, _local_heads, attention=True),
     "com.microsoft::RotaryEmbedding": OpRow(_microsoft_rotary, _local_heads),
 }

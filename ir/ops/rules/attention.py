@@ -45,6 +45,8 @@ class Attention:
         values: Channels of a value head, factor v.
         ordered: Positions of the queries matter (causal masks): queries are whole.
         masked: Name of the keys' dim in masks.
+        causal: The kernel leaves out keys that come after a query: of as many keys as queries, a
+            query meets half.
     """
 
     kv: int
@@ -56,6 +58,12 @@ class Attention:
     values: int
     ordered: bool
     masked: str = "m"
+    causal: bool = False
+
+    @property
+    def met(self) -> float:
+        """Keys that a query meets, on average."""
+        return (self.total + 1) / 2 if self.causal and self.total == self.queries else self.total
 
     @property
     def heads(self) -> Mapping[str, int]:
@@ -131,7 +139,7 @@ class Attention:
             whole={*"dkptvm", *("q" if self.ordered else ""), *whole},
             reduce=reduce,
             points=["b", *(name for name, size in self.heads.items() if size > 1), "q"],
-            flops=self.total
+            flops=self.met
             * (2.0 * (along_keys * self.channels + along_values * self.values) + SCORE),
             sums=sums,
         )

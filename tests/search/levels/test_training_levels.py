@@ -75,7 +75,7 @@ class Stack(nn.Module):
 def traced(layers: int, width: int, batch: int) -> ModuleGraph:
     module, args = Stack(layers, width), (torch.zeros(batch, width),)
     captured = capture(module, export_module(module, args, {}), DECOMPOSITIONS, training=True)
-    return module_graph(captured, "stack", state_bytes=8)
+    return module_graph(captured, "stack")
 
 
 def graph_of(layers: int, width: int, batch: int) -> Graph:

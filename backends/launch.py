@@ -25,6 +25,7 @@ from partitioner.backends.arrays import (
 )
 from partitioner.backends.errors import BackendError
 from partitioner.backends.header import Header
+from partitioner.backends.observed import RankLog
 
 #: Seconds between two looks at a job that is watched.
 _WATCH_S = 0.2
@@ -36,10 +37,12 @@ class LocalRun(NamedTuple):
     Attributes:
         outputs: Whole outputs of the last request, by name.
         seconds: Measured, of all requests together, after one request to warm up.
+        logs: What each rank recorded; none if nothing was recorded.
     """
 
     outputs: dict[str, np.ndarray]
     seconds: float
+    logs: tuple[RankLog, ...] = ()
 
 
 def run_ranks(
@@ -156,6 +159,21 @@ def save_results(folder: Path, rank: int, outputs: Iterable[np.ndarray], seconds
         (folder / "seconds.json").write_text(json.dumps(seconds))
 
 
+def save_log(folder: Path, rank: int, log: RankLog) -> None:
+    """Leave what a rank recorded in the folder of its job."""
+    log.save(_log_file(folder, rank))
+
+
+def load_logs(folder: Path, ranks: int) -> tuple[RankLog, ...]:
+    """What the ranks of a job recorded; none if they recorded nothing."""
+    files = [_log_file(folder, rank) for rank in range(ranks)]
+    return tuple(RankLog.load(file) for file in files if file.is_file())
+
+
+def _log_file(folder: Path, rank: int) -> Path:
+    return folder / f"log-{rank}.json"
+
+
 def _collect(folder: Path, headers: Sequence[Header]) -> LocalRun:
     parts: dict[int, dict[str, np.ndarray]] = {}
     for header in headers:
@@ -163,4 +181,5 @@ def _collect(folder: Path, headers: Sequence[Header]) -> LocalRun:
         dtypes = {o.value: header.whole_outputs[o.whole].dtype for o in header.outputs}
         arrays = load_arrays(folder / f"outputs-{header.rank}.npz", dtypes.values())
         parts[header.rank] = dict(zip(dtypes, arrays, strict=True))
-    return LocalRun(assemble(headers, parts), json.loads((folder / "seconds.json").read_text()))
+    seconds = json.loads((folder / "seconds.json").read_text())
+    return LocalRun(assemble(headers, parts), seconds, load_logs(folder, len(headers)))

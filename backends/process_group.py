@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -182,3 +182,46 @@ def timed(
     seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
     return results, seconds.item()
+
+
+def timed_steps(serve: Callable[[int], object], steps: int, group: Group = None) -> list[float]:
+    """Seconds of single requests, each of which all ranks begin together: the slowest rank's."""
+    seconds = torch.zeros(steps, dtype=torch.float64)
+    for step in range(steps):
+        dist.barrier(group=group)
+        start = time.perf_counter()
+        serve(1)
+        seconds[step] = time.perf_counter() - start
+    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=group)
+    return seconds.tolist()
+
+
+#: Barriers by which the ranks compare their clocks.
+_CLOCK_BARRIERS = 32
+
+#: Clock at the begin and end of a barrier.
+Span = tuple[float, float]
+
+
+def clock_offset(group: Group = None) -> float:
+    """Seconds by which this rank's `time.perf_counter` is ahead of rank 0's; all ranks call it."""
+    spans: list[Span] = []
+    for _ in range(_CLOCK_BARRIERS):
+        begin = time.perf_counter()
+        dist.barrier(group=group)
+        spans.append((begin, time.perf_counter()))
+    gathered: list[list[Span]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(gathered, spans, group=group)
+    return offset_of(spans, gathered[0])
+
+
+def offset_of(spans: Sequence[Span], others: Sequence[Span]) -> float:
+    """Seconds by which a clock is ahead of another one, from the same barriers on both.
+
+    Nobody leaves a barrier before all have entered it, which bounds the offset from both sides. If
+    the clocks may be one, as those of two processes of one machine are, they are taken as one; else
+    the middle of the bounds is the offset.
+    """
+    low = max(begin - end for (begin, _), (_, end) in zip(spans, others, strict=True))
+    high = min(end - begin for (_, end), (begin, _) in zip(spans, others, strict=True))
+    return 0.0 if low <= 0 <= high else (low + high) / 2

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from partitioner.cost_model.cluster import Cluster
     from partitioner.ir.errors import PartitionerError
     from partitioner.ir.plan import Plan
+    from partitioner.profiling.calibrate import calibrate
     from partitioner.profiling.profile import profile
     from partitioner.solver import Infeasible
     from partitioner.strategies.constraints import Constraints
@@ -38,6 +39,7 @@ __all__ = [
     "Plan",
     "Verification",
     "__version__",
+    "calibrate",
     "compile",
     "dump_problem",
     "load",
@@ -57,6 +59,7 @@ _HOME = {
     "PartitionerError": "partitioner.ir.errors",
     "Plan": "partitioner.ir.plan",
     "Verification": "partitioner.verify.compare",
+    "calibrate": "partitioner.profiling.calibrate",
     "compile": "partitioner.compiler",
     "dump_problem": "partitioner.compiler",
     "load": "partitioner.compiled.reload",

@@ -24,6 +24,7 @@ def run_local(
     inputs: Mapping[str, np.ndarray],
     requests: int = 1,
     *,
+    steps: int = 0,
     optimization: str = "all",
     timeout_s: float | None = None,
 ) -> LocalRun:
@@ -33,6 +34,7 @@ def run_local(
         directory: The folder.
         inputs: By name.
         requests: At least 1.
+        steps: Steps of one request each that are recorded before; 0 for none.
         optimization: ONNX Runtime's level, see `SessionConfig`.
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
@@ -49,5 +51,6 @@ def run_local(
         "directory": str(directory.resolve()),
         "optimization": optimization,
         "requests": requests,
+        "steps": steps,
     }
     return run_ranks(headers, inputs, job, timeout_s)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from partitioner.backends.arrays import load_arrays
-from partitioner.backends.launch import save_results
+from partitioner.backends.launch import save_log, save_results
+from partitioner.backends.observed import RankLog
 from partitioner.backends.onnx.distributed import DistributedCommunicator, rank_sets
 from partitioner.backends.onnx.executor import Done, Executor
 from partitioner.backends.onnx.load import load_rank
+from partitioner.backends.onnx.recording import Recorder
 from partitioner.backends.onnx.sessions import CPU, SessionConfig
 from partitioner.backends.onnx.steps import RankModel
-from partitioner.backends.process_group import make_groups, timed
+from partitioner.backends.onnx.timing import NAME
+from partitioner.backends.process_group import clock_offset, make_groups, timed, timed_steps
 from partitioner.backends.tensors import from_numpy, to_numpy
 
 
@@ -50,10 +55,7 @@ class RankProcess:
 
         The seconds are of all requests together on the slowest rank, after one to warm up.
         """
-        feed = {
-            name: from_numpy(array, self.model.types[name].dtype).to(self.device)
-            for name, array in inputs.items()
-        }
+        feed = self._feed(inputs)
         values, seconds = timed(
             lambda number: self._serve([feed] * number), requests, self.groups.control
         )
@@ -62,6 +64,29 @@ class RankProcess:
             for output in self.model.header.outputs
         }
         return outputs, seconds
+
+    def record(self, inputs: Mapping[str, np.ndarray], steps: int) -> RankLog:
+        """Record steps of one request each; all ranks must call it, and once.
+
+        The sessions must write profiles and their graphs (`SessionConfig`).
+        """
+        feed = self._feed(inputs)
+        control = self.groups.control
+        offset_s = clock_offset(control)
+        recorder = Recorder(
+            self._executor, lambda: self._serve([feed]), partial(dist.barrier, group=control)
+        )
+        recorded, held = recorder.record(steps)
+        unrecorded_s = timed_steps(lambda number: self._serve([feed] * number), steps, control)
+        threads = self._executor.config.threads
+        log = RankLog(NAME, threads, recorded, tuple(unrecorded_s), held)
+        return log.shifted(offset_s)
+
+    def _feed(self, inputs: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        return {
+            name: from_numpy(array, self.model.types[name].dtype).to(self.device)
+            for name, array in inputs.items()
+        }
 
     def _serve(self, feeds: list[dict[str, torch.Tensor]]) -> Mapping[str, torch.Tensor]:
         last: Mapping[str, torch.Tensor] = {}
@@ -75,10 +100,19 @@ class RankProcess:
 
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
-    config = SessionConfig(optimization=job["optimization"], threads=job["threads"])
+    steps = job.get("steps", 0)
+    own = folder / f"profile-{rank}" if steps else None
+    if own is not None:
+        own.mkdir()
+    config = SessionConfig(
+        optimization=job["optimization"], threads=job["threads"], profile=own, optimized=own
+    )
     process = RankProcess(load_rank(Path(job["directory"]) / f"rank{rank}.onnx"), rank, config)
     names = list(process.model.header.inputs)
     dtypes = [process.model.types[name].dtype for name in names]
-    inputs = load_arrays(folder / f"inputs-{rank}.npz", dtypes)
-    outputs, seconds = process.run(dict(zip(names, inputs, strict=True)), job["requests"])
+    arrays = load_arrays(folder / f"inputs-{rank}.npz", dtypes)
+    inputs = dict(zip(names, arrays, strict=True))
+    if steps:
+        save_log(folder, rank, process.record(inputs, steps))
+    outputs, seconds = process.run(inputs, job["requests"])
     save_results(folder, rank, outputs.values(), seconds)

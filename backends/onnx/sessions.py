@@ -37,6 +37,8 @@ class SessionConfig:
         shared_arena: Whether the CPU sessions of this process share one allocator, so that their
             peaks do not add. It lives as long as the process.
         profile: Folder for one profile file a session; None for none.
+        optimized: Folder for the graph of each session as ONNX Runtime runs it, with its weights;
+            None writes none.
     """
 
     optimization: str = "all"
@@ -44,6 +46,7 @@ class SessionConfig:
     device: torch.device = CPU
     shared_arena: bool = False
     profile: Path | None = None
+    optimized: Path | None = None
 
     def __post_init__(self) -> None:
         if self.optimization not in _LEVELS:
@@ -97,6 +100,11 @@ def session_options(config: SessionConfig, folder: Path | None) -> ort.SessionOp
     if config.shared_arena:
         _share_arena()
         entries["session.use_env_allocators"] = "1"
+    if config.optimized is not None:
+        number = next(_NUMBERS)
+        options.optimized_model_filepath = str(config.optimized / f"{number}.onnx")
+        prefix = "session.optimized_model_external_initializers"
+        entries |= {f"{prefix}_file_name": f"{number}.weights", f"{prefix}_min_size_in_bytes": "64"}
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     if config.profile is not None:

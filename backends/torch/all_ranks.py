@@ -88,7 +88,7 @@ class AllRanks:
             if keep:
                 kept.setdefault(rank, {}).update(noted_values(node, result, keep.get(rank, ())))
 
-        values = [self._start(rank, inputs, stored) for rank in self.ranks]
+        values = self.start(inputs, stored)
         self._run(values, {r: graphs.forward for r, graphs in enumerate(self.ranks)}, observe)
         backward = {r: g.backward for r, g in enumerate(self.ranks) if g.backward is not None}
         if not backward:
@@ -96,6 +96,10 @@ class AllRanks:
         self._run(values, backward, observe)
         late = dict(self._whole(values, late=True))
         return Step(dict(self._whole(values, late=False)), late, kept)
+
+    def start(self, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> list[Values]:
+        """The local values of each rank before a step, from whole ones."""
+        return [self._start(rank, inputs, stored) for rank in self.ranks]
 
     def _start(
         self, rank: RankGraphs, inputs: Mapping[str, Tensor], stored: Mapping[str, Tensor]

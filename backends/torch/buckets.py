@@ -18,7 +18,7 @@ from torch import fx
 
 from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.pieces import assemble
-from partitioner.backends.torch.values import move_notes
+from partitioner.backends.torch.values import Task, join_tasks, move_notes, note_tasks, noted_tasks
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -108,10 +108,14 @@ def bucket(graph: fx.Graph) -> None:
             shape = node.meta["operand"][1]
             member = _Member(node, wait, node.meta["ready"], wait.meta["due"], shape)
             by_kind.setdefault(kind, []).append(member)
+    tasks: dict[Task, Sequence[Task]] = {}
     for kind, members in by_kind.items():
         for joined in _buckets(members, kind.dtype):
             if len(joined) > 1:
+                together = [task for member in joined for task in noted_tasks(member.sent)]
+                tasks |= dict.fromkeys(together, together)
                 _join(graph, kind, joined)
+    join_tasks(graph, tasks)
 
 
 def _kind_if_small(node: fx.Node) -> _Kind | None:
@@ -150,6 +154,7 @@ def _join(graph: fx.Graph, kind: _Kind, members: Sequence[_Member]) -> None:
     It is waited for where the first result is due.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
+    tasks = [task for m in members for task in noted_tasks(m.sent)]
     first = min((member.wait for member in members), key=order.__getitem__)
     last = max((root for m in members for root in _roots(m.sent)), key=order.__getitem__)
     with graph.inserting_before(_after(last)):
@@ -163,10 +168,12 @@ def _join(graph: fx.Graph, kind: _Kind, members: Sequence[_Member]) -> None:
             packed = graph.call_function(aten.reshape.default, (packed, [-1]))
         sent = graph.call_function(kind.target, (packed, *kind.settings))
         sent.meta[COMM] = tuple(comm for m in members for comm in m.sent.meta.get(COMM, ()))
+    note_tasks((*parts, *packed.all_input_nodes, packed, sent), tasks)
     with graph.inserting_before(first):
         arrived = graph.call_function(c10d.wait_tensor.default, (sent,))
         if kind.gathers:
             arrived = graph.call_function(aten.reshape.default, (arrived, [kind.ranks, -1]))
+    note_tasks((arrived, *arrived.all_input_nodes), tasks)
     start = 0
     for member in members:
         end = start + math.prod(member.shape) // (kind.ranks if kind.scatters else 1)
@@ -175,6 +182,7 @@ def _join(graph: fx.Graph, kind: _Kind, members: Sequence[_Member]) -> None:
             part = graph.call_function(aten.slice.Tensor, (arrived, dim, start, end))
             shape = list(member.shape) if kind.reduces else [-1]
             part = graph.call_function(aten.reshape.default, (part, shape))
+        note_tasks((part, *part.all_input_nodes), tasks)
         start = end
         member.wait.replace_all_uses_with(part)
         move_notes(member.wait, part)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 
@@ -23,7 +24,7 @@ from partitioner.backends.torch.buckets import bucket
 from partitioner.backends.torch.calls import ALIAS, add_argument, add_call, hold
 from partitioner.backends.torch.comms import COLLECTIVES, Arrival, RankComm, wait_for_unread
 from partitioner.backends.torch.faults import COMM
-from partitioner.backends.torch.values import note_values
+from partitioner.backends.torch.values import Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
 from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
@@ -160,10 +161,12 @@ def _emit_pass(
         writer.known[name] = writer.graph.get_attr(key)
     for position, step in enumerate(steps):
         writer.position = position
-        if isinstance(step, Comm):
-            writer.communicate(step)
-        else:
-            writer.compute(step.node)
+        task: Task = step.seq if isinstance(step, Comm) else step.origin
+        with writer.noting(task):
+            if isinstance(step, Comm):
+                writer.communicate(step)
+            else:
+                writer.compute(step.node, task)
     writer.position = len(steps)
     graph, returned = writer.graph, tuple(writer.value(name) for name in results)
     wait_for_unread(graph)
@@ -187,6 +190,7 @@ class _PassWriter:
         known: Node of each local value, or what adds it when it is read.
         position: Number of the step that is being added.
         made_at: Number of the step that makes a value; -1 if it is an argument.
+        pending: Task of each value that is added when it is read.
     """
 
     program: RankProgram
@@ -196,6 +200,7 @@ class _PassWriter:
     known: dict[str, fx.Node | Arrival] = field(default_factory=dict)
     position: int = 0
     made_at: dict[str, int] = field(default_factory=dict)
+    pending: dict[str, Task] = field(default_factory=dict)
 
     def value(self, name: str) -> fx.Node:
         """The node of a value; a communication that brings it is waited for."""
@@ -203,26 +208,37 @@ class _PassWriter:
         if isinstance(node, fx.Node):
             return node
         last = self.graph._root.prev
-        arrived = self.known[name] = node()
+        with self.noting(self.pending[name]):
+            arrived = self.known[name] = node()
         for added in self._behind(last):
             if added.target is WAIT:
                 added.meta.setdefault("due", self.position)
         self.made_at.setdefault(name, self.position)
         return arrived
 
+    @contextmanager
+    def noting(self, task: Task) -> Iterator[None]:
+        """Note at the nodes that are added inside that they are of a task, if they are of none."""
+        last = self.graph._root.prev
+        yield
+        note_tasks(self._behind(last), [task])
+
     def _behind(self, node: fx.Node) -> Iterator[fx.Node]:
         """The nodes of the graph behind one."""
         while (node := node.next) is not self.graph._root:
             yield node
 
-    def compute(self, node: Node) -> None:
-        """Add a node of the program."""
+    def compute(self, node: Node, task: Task) -> None:
+        """Add a node of the program, which is of a task."""
         if node.op == STATE:
             return
         if self._is_late(node):
             self.known[node.outputs[0]] = lambda: self._late(node)
+            self.pending[node.outputs[0]] = task
         elif node.op in (*ALIASES, UPDATE):
             self.known[node.outputs[0]] = self.known[node.inputs[0]]
+            if node.inputs[0] in self.pending:
+                self.pending[node.outputs[0]] = self.pending[node.inputs[0]]
             self.made_at[node.outputs[0]] = self.made_at.get(node.inputs[0], -1)
         else:
             self.made_at.update(dict.fromkeys(node.writes, self.position))
@@ -267,6 +283,7 @@ class _PassWriter:
                 node.meta[COMM] = (comm,)
         if arrival is not None:
             self.known[comm.target] = arrival
+            self.pending[comm.target] = comm.seq
 
 
 def _touched(step: Compute | Comm, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,27 @@ from torch import Tensor
 
 from partitioner.backends.arrays import check_inputs, load_arrays
 from partitioner.backends.errors import BackendError, CommunicationError, one_line
-from partitioner.backends.launch import LocalRun, run_ranks, save_results
+from partitioner.backends.launch import (
+    LocalRun,
+    load_logs,
+    run_job,
+    run_ranks,
+    save_log,
+    save_results,
+)
+from partitioner.backends.observed import RankLog
 from partitioner.backends.process_group import timed
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.groups import register_named
 from partitioner.backends.torch.rank_files import (
+    PASSES,
     file_name,
     read_pass,
     read_rank_file,
     read_rank_files,
 )
+from partitioner.backends.torch.recording import Pass, Recorder, Training, Update
 
 
 def run_module_files(
@@ -30,12 +41,15 @@ def run_module_files(
     inputs: Mapping[str, np.ndarray],
     requests: int = 1,
     *,
+    steps: int = 0,
     timeout_s: float | None = None,
 ) -> LocalRun:
     """Run requests with the same inputs, one after the other.
 
     Args:
         inputs: Whole inputs by name.
+        requests: At least 1.
+        steps: Steps of one request each that are recorded before; 0 for none.
         timeout_s: Seconds after which the run is given up; None waits for ever.
 
     Raises:
@@ -58,22 +72,65 @@ def run_module_files(
     headers = [file.header for file in files]
     check_inputs(headers[0], inputs)
     job = {"runner": __name__, "directory": str(directory.resolve()), "requests": requests}
-    return run_ranks(headers, inputs, job, timeout_s)
+    return run_ranks(headers, inputs, {**job, "steps": steps}, timeout_s)
+
+
+def record_module_files(
+    directory: Path,
+    values: Sequence[Mapping[str, Tensor]],
+    steps: int,
+    optimizer: str = "",
+    updates: Sequence[Sequence[Update]] = (),
+) -> tuple[RankLog, ...]:
+    """Record steps of the rank files of a module: in training with backward pass and optimizer.
+
+    Args:
+        directory: Folder of the files.
+        values: Parts of inputs and of stored values by local name, of each rank.
+        steps: At least 1.
+        optimizer: In training, one of `optimizers.OPTIMIZERS`.
+        updates: In training, the parameters of each rank.
+
+    Raises:
+        BackendError: A file is wrong, a rank raised or was killed.
+    """
+    if steps < 1:
+        raise BackendError(f"steps is {steps}; it must be at least 1")
+    with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
+        folder = Path(name)
+        for rank, local in enumerate(values):
+            torch.save(dict(local), folder / _values_file(rank))
+        job = {"runner": __name__, "directory": str(directory.resolve()), "steps": steps}
+        job |= {"optimizer": optimizer, "updates": updates}
+        run_job(folder, len(values), job)
+        return load_logs(folder, len(values))
+
+
+def _values_file(rank: int) -> str:
+    return f"values-{rank}.pt"
 
 
 def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     """Run a rank of a job of `partitioner.backends.worker`, from and to files of its folder."""
     torch.set_num_threads(job["threads"])
     path = Path(job["directory"]) / file_name(rank)
-    file, module = read_rank_file(path), eager(read_pass(path))
+    file = read_rank_file(path)
     header = file.header
     register_named(file.groups)
+    if (folder / _values_file(rank)).is_file():
+        values = torch.load(folder / _values_file(rank), weights_only=True)
+        save_log(folder, rank, _record(path.parent, rank, values, job))
+        return
+    module = read_pass(path)
     dtypes = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}
     arrays = load_arrays(folder / f"inputs-{rank}.npz", dtypes.values())
     inputs = {
         name: from_numpy(array, dtype)
         for (name, dtype), array in zip(dtypes.items(), arrays, strict=True)
     }
+    if job["steps"]:
+        save_log(folder, rank, _record(path.parent, rank, inputs, job))
+    module = eager(module)
     arguments = [inputs[name] for name in file.arguments]
     results, seconds = timed(lambda number: _serve(module, arguments, number), job["requests"])
     values = dict(zip(file.results, results, strict=True))
@@ -82,6 +139,28 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         for output in header.outputs
     }
     save_results(folder, rank, outputs.values(), seconds)
+
+
+def _record(
+    directory: Path, rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]
+) -> RankLog:
+    """Record the steps of a rank from the files of its passes."""
+    paths = [directory / file_name(rank, which) for which in PASSES]
+    paths = paths if read_rank_file(paths[0]).training else paths[:1]
+    passes = [
+        Pass(read_pass(path), file.arguments, file.results)
+        for path in paths
+        for file in [read_rank_file(path)]
+    ]
+    training = None
+    if job.get("optimizer"):
+        updates = [Update(*one) for one in job["updates"][rank]]
+        training = Training(job["optimizer"], updates, values)
+    recorder = Recorder(passes, values, torch.device("cpu"), training)
+    try:
+        return recorder.record(job["steps"], job["threads"])
+    except RuntimeError as error:  # most often because another rank is gone
+        raise CommunicationError(one_line(error)) from error
 
 
 def _serve(module: torch.nn.Module, arguments: Sequence[Tensor], requests: int) -> Sequence[Tensor]:

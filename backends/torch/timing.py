@@ -63,7 +63,7 @@ def _step(node: Node, local: Tensor) -> Prepared:
     """A step of an optimizer over some parameters with these local parts."""
     copies = max(1, min(_PARAMETERS, _ELEMENTS // max(1, local.numel())))
     parameters = [
-        nn.Parameter(_stored(local, is_cut=bool(node.attrs["cut"]))) for _ in range(copies)
+        nn.Parameter(stored_part(local, is_cut=bool(node.attrs["cut"]))) for _ in range(copies)
     ]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -71,7 +71,7 @@ def _step(node: Node, local: Tensor) -> Prepared:
     return Prepared(optimizer.step, copies=copies)
 
 
-def _stored(local: Tensor, *, is_cut: bool) -> Tensor:
+def stored_part(local: Tensor, *, is_cut: bool) -> Tensor:
     """A parameter's part as a rank's module holds it."""
     if not is_cut:
         return local.clone()

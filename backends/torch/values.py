@@ -1,4 +1,4 @@
-"""Notes at the nodes of a rank's graph of the program's values that they make.
+"""Notes at the nodes of a rank's graph: the program's values and steps that they are of.
 
 PyTorch keeps the notes through export and archives, so that values can be observed in a graph read
 from a rank file as in the original. Export drops the notes of arguments.
@@ -7,12 +7,17 @@ from a rank file as in the original. Export drops the notes of arguments.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from torch import Tensor, fx
 
+#: A node of the plan by its name, or a communication by its position in the global order.
+Task: TypeAlias = str | int
+
 #: Key in a node's `meta` of the dict that PyTorch keeps, and our key in that.
 _CUSTOM, _VALUES = "custom", "partitioner.values"
+_TASKS = "partitioner.tasks"
 #: Index of a node's only result.
 _ONLY = -1
 
@@ -35,8 +40,9 @@ def note_values(known: Mapping[str, object]) -> None:
 
 def move_notes(node: fx.Node, other: fx.Node) -> None:
     """Note at another node that it makes a node's values from now on."""
-    if _CUSTOM in node.meta:
-        other.meta[_CUSTOM] = node.meta[_CUSTOM]
+    values = node.meta.get(_CUSTOM, {}).get(_VALUES)
+    if values is not None:
+        other.meta.setdefault(_CUSTOM, {})[_VALUES] = values
 
 
 def noted_values(
@@ -55,3 +61,25 @@ def noted_values(
             value = None
         if isinstance(value, Tensor):
             yield name, value
+
+
+def note_tasks(nodes: Iterable[fx.Node], tasks: Iterable[Task]) -> None:
+    """Note at nodes that do not say it yet which tasks of the plan they are of."""
+    listed = list(tasks)
+    for node in nodes:
+        node.meta.setdefault(_CUSTOM, {}).setdefault(_TASKS, listed)
+
+
+def join_tasks(graph: fx.Graph, joined: Mapping[Task, Sequence[Task]]) -> None:
+    """Note at the nodes of some tasks that they are of all tasks that these were joined to."""
+    for node in graph.nodes:
+        tasks = noted_tasks(node)
+        if len(tasks) == 1 and tasks[0] in joined:
+            node.meta[_CUSTOM][_TASKS] = list(joined[tasks[0]])
+
+
+def noted_tasks(node: fx.Node) -> tuple[Task, ...]:
+    """The tasks that a node is of; none if it does not say."""
+    custom = node.meta.get(_CUSTOM)
+    tasks = custom.get(_TASKS) if isinstance(custom, dict) else None
+    return tuple(tasks) if isinstance(tasks, list) else ()

@@ -39,7 +39,7 @@ from partitioner.cli.options import (
     target_options,
     warn,
 )
-from partitioner.cli.profile import profile_command
+from partitioner.cli.profile import calibrate_command, profile_command
 from partitioner.cli.report import diff, explain, report, sweep
 from partitioner.cli.solve import evaluate_command, solve_command
 from partitioner.frontends.model_names import module_name
@@ -237,6 +237,8 @@ def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
+    from partitioner.backends.observed import STEPS
+
     parser = command("run", "Run a plan, one local process a rank.", DIR=WRITTEN)
     parser.add_argument(
         "--inputs", metavar="in.npz", help="whole inputs by name (default: random valid ones)"
@@ -246,7 +248,32 @@ def _run(argv: Sequence[str]) -> int:
         "--requests", type=positive, default=1, metavar="N", help="requests in flight"
     )
     parser.add_argument("--seed", type=natural, default=0, help="of random inputs")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="record every kernel and communication, and show them beside the prediction, also in "
+        "DIR/report.html",
+    )
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        metavar="N",
+        help=f"steps of one request each that --profile records (default: {STEPS})",
+    )
+    parser.add_argument(
+        "--calibrate",
+        nargs="?",
+        type=Path,
+        const=True,
+        metavar="FILE",
+        help="add what --profile measures to the measurements of this machine (default: those in "
+        "the cache folder), as `partition calibrate` does",
+    )
     args = parser.parse_args(argv)
+    if args.steps and not args.profile:
+        parser.error("--steps is of --profile: give both or neither")
+    if args.calibrate and not args.profile:
+        parser.error("--calibrate is of --profile: give both or neither")
     from partitioner.run.local import run_directory
 
     report = run_directory(
@@ -255,8 +282,14 @@ def _run(argv: Sequence[str]) -> int:
         Path(args.outputs) if args.outputs else None,
         requests=args.requests,
         seed=args.seed,
+        steps=(args.steps or STEPS) if args.profile else 0,
     )
     print(safe(report))
+    if args.calibrate:
+        from partitioner.profiling.calibrate import calibrate
+
+        file = None if args.calibrate is True else args.calibrate
+        print(safe(str(calibrate(Path(args.dir), profile=file))))
     return 0
 
 
@@ -285,6 +318,8 @@ def _show(argv: Sequence[str]) -> int:
     result = load(args.dir)
     warn(result.warnings)
     print(safe(show(result, everything=args.all)))
+    if result.comparison is not None:
+        print(safe(f"\n{result.comparison}"))
     return 0
 
 
@@ -297,6 +332,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "diff": diff,
     "sweep": sweep,
     "profile": profile_command,
+    "calibrate": calibrate_command,
     "draw": cli_pictures.draw,
     "check": cli_pictures.check,
     "solve": solve_command,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from partitioner.cli.options import (
     MODEL,
+    WRITTEN,
     check_kind,
     check_model,
     command,
@@ -22,6 +23,24 @@ from partitioner.cli.options import (
     time_limit,
     training_options,
 )
+
+
+def calibrate_command(argv: Sequence[str]) -> int:
+    """``partition calibrate DIR``."""
+    about = "Add the record of `partition run --profile` to the measurements of this machine."
+    parser = command("calibrate", about, DIR=WRITTEN)
+    profile_option(parser)
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    args = parser.parse_args(argv)
+    from partitioner.profiling.calibrate import calibrate
+
+    calibrated = calibrate(args.dir, profile=args.profile)
+    if args.json:
+        data = {**dataclasses.asdict(calibrated), "file": str(calibrated.file)}
+        print(json.dumps(data, indent=1))
+    else:
+        print(safe(str(calibrated)))
+    return 0
 
 
 def profile_command(argv: Sequence[str]) -> int:

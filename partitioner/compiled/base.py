@@ -4,31 +4,48 @@ from __future__ import annotations
 
 import html
 import json
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from partitioner.backends.header import Origin
+from partitioner.backends.observed import STEPS
 from partitioner.compiled.folder import is_written
 from partitioner.compiled.rank_files import RankFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.cost_model.schedule import schedule
+from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.cost_model.simulate import simulate, timeline_json
 from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
+from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
 from partitioner.lowering import lower
 from partitioner.no_gc import no_collection
+from partitioner.report.measured import FILE, Comparison, Measured, PlannedT_co
 from partitioner.report.planned import Planned, check_explicit
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.verify.compare import Verification
+
+if TYPE_CHECKING:
+    from partitioner.backends.launch import LocalRun
+
+
+class ProfiledRun(Comparison[PlannedT_co]):
+    """A plan's prediction beside a measured run of it; printed, a few tables."""
+
+    def __str__(self) -> str:
+        """The comparison as lines for people."""
+        from partitioner.report.text.measured import measured_text
+
+        return measured_text(self)
 
 
 class Ranks(ABC):
@@ -125,6 +142,7 @@ class Compiled(Planned):
     """A model with its plan; programs and ranks are made on first use."""
 
     model: Model
+    measured: Measured | None = None  #: A measured run of the plan.
 
     @classmethod
     def of(
@@ -136,6 +154,7 @@ class Compiled(Planned):
         summary: Mapping[str, Any],
         seconds: Mapping[str, float] | None = None,
         warnings: tuple[str, ...] = (),
+        measured: Measured | None = None,
     ) -> Self:
         """A plan of a model; see `Planned`."""
         return cls(
@@ -148,6 +167,7 @@ class Compiled(Planned):
             seconds=seconds or {},
             warnings=warnings,
             model=model,
+            measured=measured,
         )
 
     @cached_property
@@ -157,16 +177,18 @@ class Compiled(Planned):
         Raises:
             ResultError: As `schedule`.
         """
+        count = len(self.cluster)
+        return lower(self.graph, self.run_schedule, count, deliver_all=self.model.delivers_all)
+
+    @cached_property
+    def run_schedule(self) -> Schedule:
+        """See `Planned.run_schedule`: a plan's cost leaves out the sends of results everywhere."""
         check_explicit(self.cluster)
-        count, results = len(self.cluster), self.model.delivered
-        # A plan's cost leaves out the sends of results to ranks that do not compute them.
+        results = self.model.delivered
+        if not results:
+            return self.schedule
         with no_collection():
-            tasks = (
-                schedule(self.graph, self.placed, self.cluster, everywhere=results)
-                if results
-                else self.schedule
-            )
-        return lower(self.graph, tasks, count, deliver_all=self.model.delivers_all)
+            return schedule(self.graph, self.placed, self.cluster, everywhere=results)
 
     @cached_property
     def ranks(self) -> Ranks:
@@ -280,6 +302,8 @@ class Compiled(Planned):
             self.model.write_request(folder, target)
             if len(self.cluster) > MOST_EXPLICIT:
                 return
+            if self.measured is not None:
+                (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
             (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
             if progress is not None:
                 progress("drawing the report")
@@ -306,11 +330,55 @@ class Compiled(Planned):
         write_file(target, self._page().encode())
         return target
 
+    def profile(
+        self,
+        inputs: Mapping[str, np.ndarray] | None = None,
+        *,
+        steps: int = STEPS,
+        requests: int = 1,
+        seed: int = 0,
+    ) -> ProfiledRun[Self]:
+        """Run the ranks on this machine, one process each, and record what they do.
+
+        Every kernel and communication of every rank is recorded, and the most bytes that each rank
+        held, of steps of one request each.
+
+        Args:
+            inputs: Whole inputs by name of the graph's inputs; None draws valid random ones.
+            steps: Number of recorded steps, at least 1.
+            requests: Requests in flight in a run without recording, beside the steps; 1 for none.
+            seed: Seed of the random inputs.
+
+        Returns:
+            The plan's prediction beside the measurements; its `result` is this plan with the
+            measurements, which `report` and `save` write.
+
+        Raises:
+            BackendError: An input is wrong, or a rank failed.
+        """
+        arrays = random_inputs(self.graph, seed) if inputs is None else inputs
+        with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
+            folder = Path(name)
+            self.ranks.write(folder)
+            run = self.model.files(folder).run(arrays, requests, steps)
+        return self.compared(run, requests)
+
+    def compared(self, run: LocalRun, requests: int = 1) -> ProfiledRun[Self]:
+        """The prediction beside a run whose steps were recorded, of so many requests in flight."""
+        stream_s = run.seconds / requests if requests > 1 else None
+        measured = Measured.of(self.plan.digest, run.logs, stream_s)
+        return ProfiledRun(replace(self, measured=measured), measured)
+
+    @property
+    def comparison(self) -> ProfiledRun[Self] | None:
+        """The plan's prediction beside the measured run of it; None if there was no run."""
+        return None if self.measured is None else ProfiledRun(self, self.measured)
+
     def _page(self) -> str:
         from partitioner.report.page.data import report_data
         from partitioner.report.page.page import render
 
-        return render(report_data(self))
+        return render(report_data(self, self.comparison))
 
     def _repr_html_(self) -> str:
         """The report in a frame, for a notebook's cell."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,11 +15,12 @@ import torch
 from torch import fx, nn
 
 from partitioner.backends.errors import BackendError
+from partitioner.backends.observed import STEPS
 from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.backends.torch.emit import emit_rank
 from partitioner.backends.torch.signature import Signature
-from partitioner.compiled.base import Compiled, Model, Ranks, origin
+from partitioner.compiled.base import Compiled, Model, ProfiledRun, Ranks, origin
 from partitioner.compiled.folder import ModuleRequest
 from partitioner.compiled.rank_files import ModuleFiles
 from partitioner.cost_model.evaluate import evaluate
@@ -30,6 +32,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import Plan
 from partitioner.ir.program import Programs
+from partitioner.report.measured import Measured
 from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import (
     check_contents,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from partitioner.backends.torch.initialise import Init
     from partitioner.backends.torch.rank_module import RankModule, Source
     from partitioner.backends.torch.rank_passes import Stored, Whole
+    from partitioner.backends.torch.recording import Update
 
 
 @dataclass(frozen=True)
@@ -307,6 +311,63 @@ class ModuleProgram(Compiled):
         step = self._step(args, kwargs, seed)
         by_name = {name: step.gradients[value] for name, value in self.traced.gradients.items()}
         return self.signature.unflatten(step.results), by_name
+
+    def profile(
+        self, *args: Any, steps: int = STEPS, seed: int = 0, **kwargs: Any
+    ) -> ProfiledRun[ModuleProgram]:
+        """Run the ranks on this machine, one process each, and record what they do.
+
+        Every operator and communication of every rank is recorded, and the most bytes that each
+        rank held. A step is a forward pass and, in training, a backward pass and a step of the
+        optimizer that the program was compiled for, on copies of the weights. The passes run
+        eagerly, on the CPU.
+
+        Args:
+            args: Positional arguments of the module, with the example inputs' shapes and types.
+            steps: Number of recorded steps, at least 1.
+            seed: Seed of dropout.
+            kwargs: Keyword arguments of the module.
+
+        Returns:
+            The plan's prediction beside the measurements; its `result` is this program with the
+            measurements, which `report` and `save` write.
+
+        Raises:
+            BackendError: The inputs are not like the example inputs, or a rank failed.
+            VerificationError: The module's weights are fake.
+        """
+        from partitioner.backends.torch.local import record_module_files
+
+        module = self.model.module
+        check_contents(module)
+        inputs = self.signature.feed(args, kwargs, seed)
+        values = self.ranks.all_ranks.start(inputs, module.stored_values())
+        with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
+            self.ranks.write(Path(name))
+            logs = record_module_files(
+                Path(name),
+                values,
+                steps,
+                self.model.module.options.optimizer if self.training else "",
+                [self._updates(rank) for rank in range(len(self.cluster))],
+            )
+        measured = Measured.of(self.plan.digest, logs)
+        return ProfiledRun(replace(self, measured=measured), measured)
+
+    def _updates(self, rank: int) -> Sequence[Update]:
+        """The parameters that a rank's optimizer writes to; none for inference."""
+        from partitioner.backends.torch.recording import Update
+
+        homes, producers = self.programs.homes, self.graph.producers
+        results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
+        updates = []
+        for name, gradient in self.traced.gradients.items() if self.training else ():
+            home = homes[self.traced.stored[name]]
+            if rank in home.placement.mesh.devices:
+                cut = bool(home.placement.sharding.axes)
+                node = producers[gradient].name
+                updates.append(Update(node, home.name, results[gradient], cut))
+        return updates
 
     def module(
         self,

@@ -36,8 +36,13 @@ class RankFiles(ABC):
         """
 
     @abstractmethod
-    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
         """Run the files on this machine, one process a rank.
+
+        Args:
+            inputs: Whole inputs by name.
+            requests: Number of requests of a run without recording.
+            steps: Steps of one request each that are recorded before; 0 for none.
 
         Raises:
             BackendError: An input is wrong, or a rank failed.
@@ -81,11 +86,11 @@ class OnnxFiles(RankFiles):
 
         return read_directory(self.folder)
 
-    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
         """See `RankFiles.run`."""
         from partitioner.backends.onnx.local import run_local
 
-        return run_local(self.folder, inputs, requests)
+        return run_local(self.folder, inputs, requests, steps=steps)
 
 
 class ModuleFiles(RankFiles):
@@ -99,11 +104,11 @@ class ModuleFiles(RankFiles):
 
         return [file.header for file in read_rank_files(self.folder)]
 
-    def run(self, inputs: Mapping[str, np.ndarray], requests: int) -> LocalRun:
+    def run(self, inputs: Mapping[str, np.ndarray], requests: int, steps: int = 0) -> LocalRun:
         """See `RankFiles.run`; requests are run one after the other."""
         from partitioner.backends.torch.local import run_module_files
 
-        return run_module_files(self.folder, inputs, requests)
+        return run_module_files(self.folder, inputs, requests, steps=steps)
 
 
 def check_plan(folder: Path, header: Header, name: str, plan: Plan) -> None:

@@ -28,7 +28,8 @@ from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
-from partitioner.ir.plan import Certificate
+from partitioner.ir.plan import Certificate, Plan
+from partitioner.report.measured import FILE, Measured
 from partitioner.report.planned import check_explicit
 
 if TYPE_CHECKING:
@@ -155,6 +156,20 @@ def _open(
     return source.open()
 
 
+def _measured(folder: Path, plan: Plan) -> tuple[Measured | None, str]:
+    """The measured run of a saved compilation, or None and why it is left out, if there was one."""
+    file = folder / FILE
+    try:
+        measured = Measured.from_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:  # ours are ValueErrors
+        return None, f"{file} is left out: {getattr(error, 'strerror', None) or error}"
+    if measured.plan != plan.digest:
+        return None, f"{file} is left out: it is of another plan"
+    return measured, ""
+
+
 def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
     """A folder's plan with its figures on the graph, as arguments of `Compiled.of`.
 
@@ -168,14 +183,16 @@ def _stored_plan(folder: Path, graph: Graph) -> dict[str, Any]:
     check_explicit(cluster)
     evaluation = evaluate(graph, plan, cluster)
     summary = load_summary(folder)
-    warnings = tuple(_stale(folder, plan.certificate, evaluation))
+    stale = tuple(_stale(folder, plan.certificate, evaluation))
+    measured, why_left_out = _measured(folder, plan)
     return {
         "cluster": cluster,
-        "plan": replace(plan, certificate=None) if warnings else plan,
+        "plan": replace(plan, certificate=None) if stale else plan,
         "evaluation": evaluation,
         "summary": summary,
         "seconds": summary["seconds"],
-        "warnings": warnings,
+        "warnings": (*stale, *filter(None, [why_left_out])),
+        "measured": measured,
     }
 
 

@@ -66,6 +66,15 @@ class Planned:
         with no_collection():
             return resolve(self.graph, self.plan)
 
+    @property
+    def run_schedule(self) -> Schedule:
+        """The tasks that the ranks run: those of `schedule`, and what the cost leaves out.
+
+        Raises:
+            ResultError: As `schedule`.
+        """
+        return self.schedule
+
     @cached_property
     def schedule(self) -> Schedule:
         """The tasks whose seconds the plan's cost counts, in the global order.

@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,9 +17,13 @@ from partitioner.compiled.folder import load_plan, load_summary
 from partitioner.compiled.rank_files import rank_files
 from partitioner.cost_model.cluster import Cluster
 from partitioner.drafts import draft_file
-from partitioner.files import ResultError, umask
+from partitioner.files import ResultError, umask, write_file
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.types import TensorType, numpy_dtype
+from partitioner.report.measured import FILE
+
+if TYPE_CHECKING:
+    from partitioner.compiled.base import Compiled
 
 
 class RunError(PartitionerError, ValueError):
@@ -43,8 +48,11 @@ def run_directory(
     *,
     requests: int = 1,
     seed: int = 0,
+    steps: int = 0,
 ) -> str:
     """Run a saved compilation; returns a report of a few lines.
+
+    If steps are recorded, the record is written into the folder, and the report anew.
 
     Args:
         directory: Folder that ``partition MODEL`` wrote.
@@ -52,6 +60,7 @@ def run_directory(
         outputs: .npz to write the whole outputs to; None writes none.
         requests: Requests in flight.
         seed: Seed of the random inputs.
+        steps: Steps of one request each that are recorded; 0 for none.
 
     Raises:
         RunError: A file cannot be read or written.
@@ -62,16 +71,30 @@ def run_directory(
     files = rank_files(directory)
     files.check(load_plan(directory))
     expected = prediction(directory)
+    program = _program(directory) if steps else None
     if outputs is not None:
         check_outputs(outputs, directory)
     if inputs is None:
         arrays = draw_inputs(directory, seed)
     else:
         arrays = read_inputs(inputs, files.headers()[0])
-    run = files.run(arrays, requests)
+    run = files.run(arrays, requests, steps)
     if outputs is not None:
         write_outputs(outputs, run.outputs)
-    return report(run.seconds, requests, expected, run.outputs)
+    text = report(run.seconds, requests, expected, run.outputs)
+    if program is None:
+        return text
+    comparison = program.compared(run, requests)
+    write_file(directory / FILE, comparison.measured.to_json().encode())
+    comparison.result.report(directory / "report.html")
+    return f"{text}\n\n{comparison}\n\nwritten to {directory / FILE} and report.html"
+
+
+def _program(directory: Path) -> Compiled:
+    """The saved compilation, with its model: the prediction needs its graph."""
+    from partitioner.compiled.reload import load
+
+    return load(directory)
 
 
 def report(seconds: float, requests: int, expected: str, outputs: Mapping[str, np.ndarray]) -> str:

@@ -112,6 +112,7 @@ def report(
         "timelines": timelines,
         "memory": memory,
         "traffic": _traffic(made, devices),
+        "measured": None,
     }
 
 

@@ -24,7 +24,9 @@ from partitioner.report.bottleneck import (
     worth_sentence,
 )
 from partitioner.report.edges import NODE, edges
+from partitioner.report.measured import Comparison
 from partitioner.report.page.blocks import Block, blocks
+from partitioner.report.page.measured import measured_run
 from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import (
     VERSION,
@@ -46,9 +48,14 @@ from partitioner.report.planned import Planned
 from partitioner.report.summary import trial_lines
 
 
-def report_data(result: Planned) -> Report:
-    """Everything that the page of a plan shows."""
-    return _Builder(result).report()
+def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
+    """Everything that the page of a plan shows.
+
+    Args:
+        result: The plan.
+        comparison: Its prediction beside a measured run of it, if there was one.
+    """
+    return _Builder(result, comparison).report()
 
 
 def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
@@ -99,6 +106,7 @@ def result_bottleneck(result: Planned) -> Bottleneck:
 @dataclass(frozen=True)
 class _Builder:
     result: Planned
+    comparison: Comparison[Planned] | None
 
     @property
     def graph(self) -> Graph:
@@ -126,6 +134,7 @@ class _Builder:
             timelines=timelines(result.schedule, self._refs),
             memory=memory(result),
             traffic=traffic(self._comms, result.cluster),
+            measured=None if self.comparison is None else measured_run(self.comparison, self._refs),
         )
 
     @cached_property

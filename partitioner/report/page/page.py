@@ -39,6 +39,7 @@ SCRIPTS = (
     "memory-view",
     "traffic-view",
     "nodes-view",
+    "measured-view",
     "diff-page",
     "sweep-page",
     "main",

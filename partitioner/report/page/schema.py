@@ -212,6 +212,65 @@ class Traffic(TypedDict):
     links: list[Link]
 
 
+class MeasuredEvents(TypedDict):
+    """Events of one step on every rank, predicted or measured, as columns.
+
+    Measured ones are medians over the steps. Kind 2 is the waiting for other ranks, 3 a kernel that
+    no node of the plan asked for.
+    """
+
+    rank: list[int]
+    kind: list[int]  #: 0 compute, 1 communication, 2 waiting, 3 a kernel of the runtime's own.
+    ref: list[int | None]  #: Null: a task that the report has no row of.
+    name: list[str]
+    start_s: list[float]
+    duration_s: list[float]
+
+
+class MeasuredRankRow(TypedDict):
+    """Sums of one rank over a step."""
+
+    predicted_compute_s: float
+    compute_s: float
+    predicted_comm_s: float
+    comm_s: float
+    waited_s: float
+    other_s: float  #: Kernels that no node asked for.
+    predicted_peak_bytes: int
+    peak_bytes: int | None
+
+
+class MeasuredTaskRow(TypedDict):
+    """A task on one rank, those with the largest error first."""
+
+    rank: int
+    name: str
+    ref: int | None
+    predicted_s: float
+    measured_s: float
+    waited_s: float
+    spread: float
+
+
+class MeasuredRun(TypedDict):
+    """A measured run of the plan beside its prediction."""
+
+    backend: str
+    threads: int
+    steps: int
+    measured_at: str
+    predicted_step_s: float
+    step_s: float  #: Without recording.
+    recorded_step_s: float
+    predicted_stream_s: float | None
+    stream_s: float | None  #: Seconds between requests of a stream, null if none ran.
+    end_s: float  #: Of the later of the two timelines.
+    predicted: MeasuredEvents
+    measured: MeasuredEvents
+    ranks: list[MeasuredRankRow]
+    tasks: list[MeasuredTaskRow]
+
+
 class Report(TypedDict):
     """Everything about one plan."""
 
@@ -230,6 +289,7 @@ class Report(TypedDict):
     timelines: list[Timeline]
     memory: list[Memory]
     traffic: Traffic
+    measured: MeasuredRun | None  #: Null: the plan was not run with a record.
 
 
 class Moved(TypedDict):

@@ -67,6 +67,22 @@ def _open_all_views(driver: Chrome, page: Path) -> None:
     assert driver.execute_script("return window.hacked") is None
 
 
+def test_a_measured_run_has_a_view(chromium: Chrome, tmp_path: Path) -> None:
+    result = partitioner.compile(_hostile(), devices=2, strategy="intra", cluster="2xideal")
+    profiled = result.profile(steps=2)
+    page = profiled.result.report(tmp_path / "measured.html")
+    _open_all_views(chromium, page)
+    chromium.find_element(By.ID, "tab-measured").click()
+    assert "One step: predicted" in chromium.find_element(By.ID, "measured-facts").text
+    rows = chromium.find_elements(By.CSS_SELECTOR, "#measured-tasks .row.click")
+    assert len(rows) == len(profiled.rows)
+    rows[0].click()
+    assert chromium.execute_script("return page.selection.current.type") in ("node", "comm")
+    chromium.find_element(By.ID, "measured-fit").click()
+    assert headless.complaints(chromium) == []
+    assert chromium.execute_script("return window.hacked") is None
+
+
 @pytest.mark.parametrize("strategy", ["inter", "intra"])
 def test_hostile_names_out_of_a_model_are_text(
     chromium: Chrome, tmp_path: Path, strategy: str

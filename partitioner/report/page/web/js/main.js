@@ -7,6 +7,7 @@ function startPlan(data) {
   const timeline = startTimeline(plan);
   const memory = startMemory(plan);
   const traffic = startTraffic(plan);
+  const measured = plan.measured && startMeasured(plan);
   const actions = {
     open: (id) => {
       open(id);
@@ -41,6 +42,9 @@ function startPlan(data) {
     { id: "memory", label: "Memory", show: () => showMemory(memory) },
     { id: "traffic", label: "Traffic", show: () => showTraffic(traffic) },
     { id: "nodes", label: "Nodes", show: startNodes(plan) },
+    ...(measured
+      ? [{ id: "measured", label: "Measured", show: () => showMeasured(measured) }]
+      : []),
   ]);
   startSearch(plan, (node) => !byId("panel-graph").hidden && revealNode(graph, node));
   return {
@@ -49,6 +53,7 @@ function startPlan(data) {
     timeline,
     memory,
     traffic,
+    measured,
     select,
     selection,
     open,

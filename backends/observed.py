@@ -1,0 +1,241 @@
+"""The events that ranks recorded in measured steps, and the figures of each task over the steps.
+
+All times of a step are on one clock, that of rank 0 (see `process_group.clock_offset`).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeAlias
+
+#: Steps that are recorded unless the user says otherwise.
+STEPS = 10
+
+
+class Role(StrEnum):
+    """A rank's part in an event."""
+
+    COMPUTE = "compute"
+    SEND = "send"  #: It hands over its parts of a communication.
+    RECEIVE = "receive"  #: It waits for the other ranks' parts.
+
+
+@dataclass(frozen=True)
+class Event:
+    """A span of time in which a rank was busy with one thing.
+
+    Attributes:
+        nodes: The plan's nodes that one kernel computed, several if it is fused; none of a
+            communication, and of a kernel that no node asked for.
+        comms: Positions in the global order of the communications that went together.
+        label: Name of the kernel or collective in its runtime.
+        role: The rank's part.
+        begin_s: Seconds on the ranks' clock.
+        end_s: The same of the end.
+    """
+
+    nodes: tuple[str, ...]
+    comms: tuple[int, ...]
+    label: str
+    role: Role
+    begin_s: float
+    end_s: float
+
+
+#: The events of one task: its nodes, its communications and its label.
+Key: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step on one rank: one request, or one forward and backward pass."""
+
+    begin_s: float
+    end_s: float
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class RankLog:
+    """The records of one rank.
+
+    Attributes:
+        backend: Name of the runtime, with its version: "onnxruntime 1.31.0".
+        threads: Threads of one operator.
+        steps: The recorded steps.
+        unrecorded_s: Seconds of steps of the slowest rank without any recording.
+        peak_bytes: Most bytes that the rank held; None if they were not measured.
+    """
+
+    backend: str
+    threads: int
+    steps: tuple[Step, ...]
+    unrecorded_s: tuple[float, ...]
+    peak_bytes: int | None
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> RankLog:
+        """Read what `save` wrote."""
+        data = json.loads(path.read_text())
+        steps = tuple(
+            Step(step["begin_s"], step["end_s"], tuple(map(_event, step["events"])))
+            for step in data["steps"]
+        )
+        unrecorded_s = tuple(data["unrecorded_s"])
+        return cls(data["backend"], data["threads"], steps, unrecorded_s, data["peak_bytes"])
+
+    def shifted(self, offset_s: float) -> RankLog:
+        """The same on a clock that is `offset_s` behind."""
+        return replace(self, steps=tuple(_shifted(step, -offset_s) for step in self.steps))
+
+
+def _event(data: Mapping[str, object]) -> Event:
+    values = {**data, "role": Role(str(data["role"]))}
+    values |= {name: tuple(values[name]) for name in ("nodes", "comms")}  # type: ignore[arg-type]
+    return Event(**values)  # type: ignore[arg-type]
+
+
+def _shifted(step: Step, by_s: float) -> Step:
+    events = tuple(replace(e, begin_s=e.begin_s + by_s, end_s=e.end_s + by_s) for e in step.events)
+    return Step(step.begin_s + by_s, step.end_s + by_s, events)
+
+
+@dataclass(frozen=True)
+class MeasuredTask:
+    """A task on one rank, over all recorded steps.
+
+    Attributes:
+        nodes: As of an `Event`.
+        comms: As of an `Event`.
+        label: As of an `Event`.
+        start_s: Median of the start of its longest event, from the begin of the step; the waiting
+            comes first.
+        seconds: Median of its busy seconds, without the waiting for other ranks.
+        waited_s: Median of the seconds in which it waited for other ranks to begin.
+        spread: Half the distance of the quartiles of `seconds`, as a share of the median.
+    """
+
+    nodes: tuple[str, ...]
+    comms: tuple[int, ...]
+    label: str
+    start_s: float
+    seconds: float
+    waited_s: float = 0.0
+    spread: float = 0.0
+
+
+@dataclass(frozen=True)
+class MeasuredRank:
+    """The tasks of one rank in order of their start, and the most bytes that it held."""
+
+    peak_bytes: int | None
+    tasks: tuple[MeasuredTask, ...]
+
+
+def recorded_step_s(logs: Sequence[RankLog]) -> float:
+    """Median seconds of a recorded step, from the first rank's begin to the last rank's end."""
+    steps = zip(*(log.steps for log in logs), strict=True)
+    seconds: float = statistics.median(
+        max(step.end_s for step in ranks) - min(step.begin_s for step in ranks) for ranks in steps
+    )
+    return seconds
+
+
+def measured_ranks(logs: Sequence[RankLog]) -> tuple[MeasuredRank, ...]:
+    """The figures of every task on every rank.
+
+    Args:
+        logs: Of all ranks, in order, with the same steps.
+    """
+    runs: list[dict[Key, list[_Run]]] = [{} for _ in logs]
+    for ranks in zip(*(log.steps for log in logs), strict=True):
+        zero = min(step.begin_s for step in ranks)
+        begun = _begun(event for step in ranks for event in step.events)
+        for rank, step in enumerate(ranks):
+            for key, run in _runs(step, zero, begun).items():
+                runs[rank].setdefault(key, []).append(run)
+    return tuple(
+        MeasuredRank(
+            log.peak_bytes,
+            tuple(sorted((_task(key, seen) for key, seen in by_key.items()), key=_start)),
+        )
+        for log, by_key in zip(logs, runs, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A task in one step.
+
+    Attributes:
+        start_s: Start of its longest event.
+        longest_s: Seconds of that event.
+        seconds: Of all its events, without the waiting.
+        waited_s: Of the waiting.
+    """
+
+    start_s: float
+    longest_s: float
+    seconds: float
+    waited_s: float
+
+
+def _begun(events: Iterable[Event]) -> Mapping[tuple[int, ...], float]:
+    """When the last of the ranks that send began each communication of a step."""
+    begun: dict[tuple[int, ...], float] = {}
+    for event in events:
+        if event.comms and event.role is Role.SEND:
+            begun[event.comms] = max(begun.get(event.comms, event.begin_s), event.begin_s)
+    return begun
+
+
+def _runs(step: Step, zero: float, begun: Mapping[tuple[int, ...], float]) -> dict[Key, _Run]:
+    runs: dict[Key, _Run] = {}
+    for event in step.events:
+        key = (event.nodes, event.comms, event.label)
+        waited_s = 0.0
+        if event.role is Role.RECEIVE:
+            until = min(event.end_s, begun.get(event.comms, event.begin_s))
+            waited_s = max(0.0, until - event.begin_s)
+        whole_s = event.end_s - event.begin_s
+        known = runs.get(key, _Run(event.begin_s - zero, whole_s, 0.0, 0.0))
+        first = known.longest_s >= whole_s
+        runs[key] = _Run(
+            known.start_s if first else event.begin_s - zero,
+            max(known.longest_s, whole_s),
+            known.seconds + whole_s - waited_s,
+            known.waited_s + waited_s,
+        )
+    return runs
+
+
+def _task(key: Key, runs: Sequence[_Run]) -> MeasuredTask:
+    seconds = [run.seconds for run in runs]
+    median = statistics.median(seconds)
+    return MeasuredTask(
+        *key,
+        statistics.median(run.start_s for run in runs),
+        median,
+        statistics.median(run.waited_s for run in runs),
+        _spread(seconds, median),
+    )
+
+
+def _spread(seconds: Sequence[float], median: float) -> float:
+    if len(seconds) < 2 or not median:
+        return 0.0
+    low, _, high = statistics.quantiles(seconds, n=4)
+    return (high - low) / 2 / median
+
+
+def _start(task: MeasuredTask) -> float:
+    return task.start_s

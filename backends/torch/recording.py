@@ -1,0 +1,297 @@
+"""The record of a rank's steps: its passes with marks between the tasks, its bytes counted.
+
+A pass runs as it does without recording (see `eager`); between the calls of two tasks its code
+marks the time. What the host does beside the calls of a task counts for the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.distributed.tensor import DTensor
+
+from partitioner.backends.observed import Event, RankLog, Role, Step
+from partitioner.backends.process_group import Group, clock_offset, timed_steps
+from partitioner.backends.torch.clocks import Clock, clock_of
+from partitioner.backends.torch.eager import eager
+from partitioner.backends.torch.optimizers import OPTIMIZERS
+from partitioner.backends.torch.timing import NAME, stored_part
+from partitioner.backends.torch.values import noted_tasks
+
+c10d = torch.ops._c10d_functional
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The calls between two marks.
+
+    Attributes:
+        nodes: The plan's nodes that they are of.
+        comms: The communications that they are of.
+        label: The first operator of the task.
+        role: The rank's part.
+    """
+
+    nodes: tuple[str, ...]
+    comms: tuple[int, ...]
+    label: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a rank.
+
+    Attributes:
+        module: Its graph, as emitted or read from a file.
+        arguments: Names of local values.
+        results: Names of local values.
+    """
+
+    module: fx.GraphModule
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+def marked(module: fx.GraphModule, clock: Clock) -> tuple[fx.GraphModule, tuple[Span, ...]]:
+    """A pass that marks the time before each task and after the last, and the spans between marks.
+
+    Args:
+        module: A pass as `eager` makes it; its graph is changed.
+        clock: Marks.
+    """
+    spans: list[Span] = []
+    for node, span in _spans(module.graph):
+        if node.op == "output":
+            with module.graph.inserting_before(node):
+                module.graph.call_function(clock.mark)
+        elif not spans or spans[-1] != span:
+            spans.append(span)
+            with module.graph.inserting_before(node):
+                module.graph.call_function(clock.mark)
+    module.recompile()
+    return module, tuple(spans)
+
+
+def _spans(graph: fx.Graph) -> Iterator[tuple[fx.Node, Span]]:
+    """Each call of a graph, and the output, with the span that it is in."""
+    labels: dict[tuple[object, ...], str] = {}
+    arrived: set[tuple[int, ...]] = set()
+    span = Span((), (), "", Role.COMPUTE)
+    for node in list(graph.nodes):
+        if node.op in ("call_function", "call_method"):
+            tasks = noted_tasks(node)
+            if tasks:
+                nodes = tuple(task for task in tasks if isinstance(task, str))
+                comms = tuple(task for task in tasks if isinstance(task, int))
+                label = labels.setdefault(tasks, _name(node))
+                if node.target is c10d.wait_tensor.default:
+                    arrived.add(comms)
+                apart = Role.RECEIVE if comms in arrived else Role.SEND
+                span = Span(nodes, comms, label, apart if comms else Role.COMPUTE)
+            yield node, span
+        elif node.op == "output":
+            yield node, span
+
+
+def _name(node: fx.Node) -> str:
+    """``aten.mm``, ``contiguous``."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target.overloadpacket)
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+class Update(NamedTuple):
+    """A parameter that the optimizer writes to.
+
+    Attributes:
+        node: The plan's node.
+        stored: Local name of the parameter.
+        gradient: Local name of its gradient.
+        cut: Whether it is stored in parts.
+    """
+
+    node: str
+    stored: str
+    gradient: str
+    cut: bool
+
+
+class Training:
+    """The parameters of a rank and their optimizer.
+
+    Args:
+        optimizer: One of `optimizers.OPTIMIZERS`.
+        updates: The parameters.
+        values: Local values; the parameters write to their memory.
+    """
+
+    def __init__(
+        self, optimizer: str, updates: Sequence[Update], values: Mapping[str, Tensor]
+    ) -> None:
+        self.updates = tuple(updates)
+        self.parameters = [
+            nn.Parameter(stored_part(values[one.stored], is_cut=one.cut), requires_grad=True)
+            for one in self.updates
+        ]
+        self.optimizer = OPTIMIZERS[optimizer](self.parameters) if self.parameters else None
+
+    @property
+    def tensors(self) -> Iterator[Tensor]:
+        """The local tensors of the parameters and of the optimizer's state."""
+        state = [] if self.optimizer is None else self.optimizer.state.values()
+        held = [value for one in state for value in one.values() if isinstance(value, Tensor)]
+        yield from map(_local, (*self.parameters, *held))
+
+    def values(self) -> Values:
+        """The parameters by local name."""
+        pairs = zip(self.updates, self.parameters, strict=True)
+        return {one.stored: _local(parameter.detach()) for one, parameter in pairs}
+
+    def step(self, gradients: Mapping[str, Tensor]) -> None:
+        """A step of the optimizer with gradients by local name."""
+        if self.optimizer is None:
+            return
+        for one, parameter in zip(self.updates, self.parameters, strict=True):
+            gradient = gradients[one.gradient]
+            parameter.grad = _like(parameter, gradient)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient as a parameter has it."""
+    if not isinstance(parameter, DTensor):
+        return gradient
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(gradient, mesh, placements, run_check=False)
+
+
+@dataclass
+class Recorder:
+    """Runs the passes of a rank and then its optimizer, as one step.
+
+    Attributes:
+        passes: In order: the forward pass and, in training, the backward pass.
+        values: Local values before a step: inputs and stored values.
+        device: Where they lie.
+        training: Its parameters and optimizer; None for inference.
+    """
+
+    passes: Sequence[Pass]
+    values: Mapping[str, Tensor]
+    device: torch.device
+    training: Training | None = None
+
+    def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
+        """Record so many steps, after one to warm up; all ranks must call it."""
+        plain = [eager(one.module, boxed=True) for one in self.passes]
+        clock = clock_of(self.device)
+        marking = [marked(eager(one.module, boxed=True), clock) for one in self.passes]
+        modules = [module for module, _ in marking]
+        spans = [span for _, spans in marking for span in (*spans, None)]
+        if self.training is not None:
+            nodes = tuple(one.node for one in self.training.updates)
+            spans.append(Span(nodes, (), "optimizer", Role.COMPUTE))
+        self._run(plain)
+        offset_s = clock_offset(group)
+        recorded = tuple(self._step(modules, spans, clock, group) for _ in range(steps))
+        unrecorded_s = timed_steps(lambda _: self._run(plain), steps, group)
+        peak_bytes = _most_bytes(lambda: self._run(plain), self._held(), self.device)
+        log = RankLog(NAME, threads, recorded, tuple(unrecorded_s), peak_bytes)
+        return log.shifted(offset_s)
+
+    def _step(
+        self,
+        modules: Sequence[fx.GraphModule],
+        spans: Sequence[Span | None],
+        clock: Clock,
+        group: Group,
+    ) -> Step:
+        torch.distributed.barrier(group=group)
+        begin = clock.begin()
+        self._run(modules, clock.mark)
+        clock.mark()
+        *marks, end = clock.marks()
+        return Step(begin, end, tuple(_events(spans, [*marks, end])))
+
+    def _run(
+        self,
+        modules: Iterable[Callable[[list[Tensor]], Sequence[Tensor]]],
+        before_update: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run the passes and the optimizer; a value is dropped once nothing later takes it."""
+        values = dict(self.values)
+        updates = () if self.training is None else self.training.updates
+        if self.training is not None:
+            values |= self.training.values()
+        with torch.no_grad():
+            for index, (module, one) in enumerate(zip(modules, self.passes, strict=True)):
+                later = {name for other in self.passes[index + 1 :] for name in other.arguments}
+                later.update(update.gradient for update in updates)
+                taken = [values[n] if n in later else values.pop(n) for n in one.arguments]
+                results = dict(zip(one.results, module(taken), strict=True))
+                values.update((name, value) for name, value in results.items() if name in later)
+                del results
+        if self.training is not None:
+            before_update()
+            self.training.step(values)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _held(self) -> int:
+        """Bytes that lie on the device before a step."""
+        trained = () if self.training is None else self.training.updates
+        own = {update.stored for update in trained}
+        tensors = [tensor for name, tensor in self.values.items() if name not in own]
+        tensors += [] if self.training is None else self.training.tensors
+        tensors += [buffer for one in self.passes for buffer in one.module.buffers()]
+        tensors += [parameter for one in self.passes for parameter in one.module.parameters()]
+        storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+
+
+def _events(spans: Sequence[Span | None], marks: Sequence[float]) -> Iterator[Event]:
+    """The events between marks, one more than spans; None is what lies between two passes."""
+    for span, begin, end in zip(spans, marks[:-1], marks[1:], strict=True):
+        if span is not None and (span.nodes or span.comms):
+            yield Event(span.nodes, span.comms, span.label, span.role, begin, end)
+
+
+def _most_bytes(run: Callable[[], object], held: int, device: torch.device) -> int:
+    """The most bytes that lie on a device while something runs.
+
+    Args:
+        held: Bytes that lie there before.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        run()
+        return torch.cuda.max_memory_allocated(device)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profiler:
+        run()
+    results = profiler.profiler.kineto_results
+    changes: list[tuple[int, int]] = []
+    left = list(results.experimental_event_tree())
+    while left:
+        event = left.pop()
+        left += event.children
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            changes.append((event.start_time_ns, event.extra_fields.alloc_size))
+    now = most = 0
+    for _, nbytes in sorted(changes):
+        now += nbytes
+        most = max(most, now)
+    return held + most

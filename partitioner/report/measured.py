@@ -1,0 +1,316 @@
+"""A measured run of a plan, and its prediction beside it, task by task.
+
+The record is `measured.json` in the plan's folder: JSON with one task a line. It has nothing of the
+prediction, which is computed from the plan.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from partitioner.backends.observed import (
+    MeasuredRank,
+    MeasuredTask,
+    RankLog,
+    measured_ranks,
+    recorded_step_s,
+)
+from partitioner.cost_model.resolve import cpu_fingerprint
+from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.cost_model.simulate import Timeline, simulate
+from partitioner.files import ResultError
+from partitioner.report.planned import Planned
+
+#: Name of the record in a plan's folder.
+FILE = "measured.json"
+_VERSION = 1
+
+PlannedT_co = TypeVar("PlannedT_co", bound=Planned, covariant=True)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured run of a plan.
+
+    Attributes:
+        plan: Digest of the plan.
+        backend: What ran it, with its version: "onnxruntime 1.31.0".
+        device: Fingerprint of the device of each rank.
+        threads: Threads of one operator.
+        measured_at: Date and time, ISO 8601, UTC.
+        steps: Number of recorded steps.
+        step_s: Median seconds of a step without recording, on the slowest rank.
+        recorded_step_s: Median seconds of a recorded step.
+        stream_s: Seconds between requests with several of them in flight; None if there was one.
+        ranks: In order.
+    """
+
+    plan: str
+    backend: str
+    device: str
+    threads: int
+    measured_at: str
+    steps: int
+    step_s: float
+    recorded_step_s: float
+    stream_s: float | None
+    ranks: tuple[MeasuredRank, ...]
+
+    @classmethod
+    def of(cls, plan: str, logs: Sequence[RankLog], stream_s: float | None = None) -> Measured:
+        """The record of what all ranks recorded, in order of rank.
+
+        Args:
+            plan: Digest of the plan.
+            logs: Of all ranks, which ran on this machine.
+            stream_s: As the attribute.
+        """
+        first = logs[0]
+        return cls(
+            plan,
+            first.backend,
+            cpu_fingerprint(),
+            first.threads,
+            dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            len(first.steps),
+            statistics.median(first.unrecorded_s),
+            recorded_step_s(logs),
+            stream_s,
+            measured_ranks(logs),
+        )
+
+    def to_json(self) -> str:
+        """The record as text, one task a line."""
+        head = {
+            "version": _VERSION,
+            "plan": self.plan,
+            "backend": self.backend,
+            "device": self.device,
+            "threads": self.threads,
+            "measured_at": self.measured_at,
+            "steps": self.steps,
+            "step_s": _rounded(self.step_s),
+            "recorded_step_s": _rounded(self.recorded_step_s),
+            "stream_s": None if self.stream_s is None else _rounded(self.stream_s),
+        }
+        lines = [f" {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+        ranks = ",\n".join(map(_rank_text, self.ranks))
+        return "\n".join(["{", *lines, f' "ranks": [\n{ranks}\n ]', "}", ""])
+
+    @classmethod
+    def from_json(cls, text: str) -> Measured:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ResultError: It is no record, or one of another version.
+        """
+        try:
+            data = json.loads(text)
+            version = data["version"]
+            measured = cls._of_data(data) if version == _VERSION else None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ResultError(f"it is no record of a run ({why[:80]})") from None
+        if measured is None:
+            raise ResultError(f"it has version {version!r}, not {_VERSION}")
+        return measured
+
+    @classmethod
+    def _of_data(cls, data: Mapping[str, Any]) -> Measured:
+        stream_s = data["stream_s"]
+        return cls(
+            _text(data["plan"]),
+            _text(data["backend"]),
+            _text(data["device"]),
+            _count(data["threads"]),
+            _text(data["measured_at"]),
+            _count(data["steps"]),
+            _seconds(data["step_s"]),
+            _seconds(data["recorded_step_s"]),
+            None if stream_s is None else _seconds(stream_s),
+            tuple(map(_rank, data["ranks"])),
+        )
+
+
+def _rank_text(rank: MeasuredRank) -> str:
+    tasks = ",\n".join(f"   {json.dumps(_task_data(task))}" for task in rank.tasks)
+    return f'  {{"peak_bytes": {json.dumps(rank.peak_bytes)}, "tasks": [\n{tasks}\n  ]}}'
+
+
+def _task_data(task: MeasuredTask) -> dict[str, Any]:
+    """A task's fields; those that say nothing are left out."""
+    data: dict[str, Any] = {"nodes": task.nodes, "comms": task.comms, "label": task.label}
+    data = {key: value for key, value in data.items() if value}
+    data |= {"start_s": _rounded(task.start_s), "seconds": _rounded(task.seconds)}
+    more = {"waited_s": _rounded(task.waited_s), "spread": round(task.spread, 4)}
+    return data | {key: value for key, value in more.items() if value}
+
+
+def _rank(data: Mapping[str, Any]) -> MeasuredRank:
+    peak = data["peak_bytes"]
+    return MeasuredRank(None if peak is None else _count(peak), tuple(map(_task, data["tasks"])))
+
+
+def _task(data: Mapping[str, Any]) -> MeasuredTask:
+    return MeasuredTask(
+        tuple(map(_text, data.get("nodes", ()))),
+        tuple(map(_count, data.get("comms", ()))),
+        _text(data["label"]),
+        _seconds(data["start_s"]),
+        _seconds(data["seconds"]),
+        _seconds(data.get("waited_s", 0.0)),
+        _seconds(data.get("spread", 0.0)),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise TypeError(f"{value!r} is no number of things")
+    return value
+
+
+def _seconds(value: object) -> float:
+    if type(value) not in (int, float) or not 0 <= value < math.inf:  # type: ignore[operator]
+        raise TypeError(f"{value!r} is no number of seconds")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _rounded(seconds: float) -> float:
+    """Seconds to the nanosecond, at least 0."""
+    return max(0.0, round(seconds, 9))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task on a rank: its prediction beside its measurement.
+
+    Attributes:
+        rank: The rank.
+        nodes: The plan's nodes that one kernel computes.
+        comms: Communications that went together, as positions in the plan's run.
+        name: For people: the nodes, or kind and tensor of the communication.
+        predicted_s: Seconds that the plan's cost has for them on this rank.
+        measured: The measurement.
+    """
+
+    rank: int
+    nodes: tuple[str, ...]
+    comms: tuple[int, ...]
+    name: str
+    predicted_s: float
+    measured: MeasuredTask
+
+    @property
+    def error_s(self) -> float:
+        """Measured seconds less predicted ones."""
+        return self.measured.seconds - self.predicted_s
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured seconds as a multiple of the predicted ones; None if those are 0."""
+        return self.measured.seconds / self.predicted_s if self.predicted_s else None
+
+
+@dataclass(frozen=True)
+class RankTotals:
+    """The sums of one rank, predicted and measured.
+
+    Attributes:
+        other_s: Measured seconds of kernels that no node asked for, which change layouts.
+        waited_s: Measured seconds of waiting for other ranks.
+        peak_bytes: Measured; None if it was not.
+    """
+
+    predicted_compute_s: float
+    compute_s: float
+    predicted_comm_s: float
+    comm_s: float
+    other_s: float
+    waited_s: float
+    predicted_peak_bytes: int
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Comparison(Generic[PlannedT_co]):
+    """A plan's prediction beside a measured run of it."""
+
+    result: PlannedT_co
+    measured: Measured
+
+    @property
+    def schedule(self) -> Schedule:
+        """The tasks that the ranks run."""
+        return self.result.run_schedule
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """The predicted timeline of one step."""
+        return simulate(self.schedule)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The tasks of all ranks that were both predicted and measured, in order of rank."""
+        return tuple(self._rows())
+
+    def _rows(self) -> Iterator[Row]:
+        by_node, by_seq = self._tasks
+        for rank, measured in enumerate(self.measured.ranks):
+            for task in measured.tasks:
+                planned = [by_node[name] for name in task.nodes if name in by_node]
+                planned += [by_seq[seq] for seq in task.comms if seq in by_seq]
+                if planned:
+                    seconds = sum(one.devices.get(rank, 0.0) for one in planned)
+                    name = " + ".join(one.name for one in planned)
+                    yield Row(rank, task.nodes, task.comms, name, seconds, task)
+
+    @cached_property
+    def _tasks(self) -> tuple[Mapping[str, Task], Mapping[int, Task]]:
+        """The tasks by node, and by position of the communication."""
+        tasks = self.schedule.tasks
+        by_node = {task.placed.node.name: task for task in tasks if task.placed is not None}
+        by_seq = {task.comm.seq: task for task in tasks if task.comm is not None}
+        return by_node, by_seq
+
+    @cached_property
+    def worst(self) -> tuple[Row, ...]:
+        """The rows by the size of their error in seconds, the largest first."""
+        return tuple(sorted(self.rows, key=lambda row: -abs(row.error_s)))
+
+    @cached_property
+    def totals(self) -> tuple[RankTotals, ...]:
+        """The sums of every rank."""
+        return tuple(map(self._totals, range(len(self.measured.ranks))))
+
+    def _totals(self, rank: int) -> RankTotals:
+        measured = self.measured.ranks[rank]
+        compute_s = comm_s = 0.0
+        for task in self.schedule.tasks:
+            seconds = task.devices.get(rank, 0.0)
+            if task.kind == "compute":
+                compute_s += seconds
+            else:
+                comm_s += seconds
+        return RankTotals(
+            compute_s,
+            sum(task.seconds for task in measured.tasks if task.nodes),
+            comm_s,
+            sum(task.seconds for task in measured.tasks if task.comms and not task.nodes),
+            sum(task.seconds for task in measured.tasks if not task.comms and not task.nodes),
+            sum(task.waited_s for task in measured.tasks),
+            self.result.evaluation.held_bytes.get(rank, 0),
+            measured.peak_bytes,
+        )

@@ -187,7 +187,10 @@ def _local_graph(
     reads = dict.fromkeys(value for one in nodes for value in one.reads if value not in made)
     constants = {
         **{value: Constant.of(array) for value, array in program.literals.items()},
-        **{value: _part(steering[part.whole], part) for value, part in program.constants.items()},
+        **{
+            value: _zeros(program.types[value]) if part.zero else _part(steering[part.whole], part)
+            for value, part in program.constants.items()
+        },
     }
     names = {value: program.types[value] for value in (*reads, *made)}
     for value in reads:
@@ -216,6 +219,15 @@ def _part(constant: Constant, part: Part) -> Constant:
     array = whole if part.region is None else np.array(cut(whole, part.region))
     tensor_type = TensorType.of(constant.type.dtype, array.shape)
     return replace(constant, type=tensor_type, load=partial(_same, array))
+
+
+def _zeros(tensor_type: TensorType) -> Constant:
+    """What a device holds of an operand that is a pending sum, if it is not the first one."""
+    return Constant(tensor_type, partial(_of_zeros, tensor_type))
+
+
+def _of_zeros(tensor_type: TensorType) -> np.ndarray:
+    return np.zeros(tensor_type.shape, numpy_dtype(tensor_type.dtype))
 
 
 def _drawn(tensor_type: TensorType) -> np.ndarray:

@@ -6,11 +6,12 @@
 Each model is profiled for 2 processes of this machine with 1 thread each, from an empty profile.
 Then it is planned with `--cluster local`: on one of the processes (`one`), by fixed kinds of plans,
 and freely (`auto`), and every plan runs in turns with the others. Printed are, for each plan, the
-predicted and the measured seconds of a request or step, the error, and the error at the machine's
-speed while it was profiled (a reference product is timed beside every run: other tenants of a
-machine change its speed). Then: the median and largest errors, the share of pairs of plans of one
-model, over 10 % apart when measured, that are ordered right, how the automatic plan compares with
-the best of the others, and the errors if a model is priced by the profiles of the others alone.
+predicted and the measured seconds of a request or step, the error, the error at the machine's speed
+while it was profiled (a reference product is timed beside every run: other tenants of a machine
+change its speed), and predicted and measured peak bytes of the rank that held most. Then: the
+median and largest errors, the share of pairs of plans of one model, over 10 % apart when measured,
+that are ordered right, how the automatic plan compares with the best of the others, and the errors
+if a model is priced by the profiles of the others alone.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Row:
 
     Attributes:
         speed: Seconds of the reference product beside the run, over those beside the profiling.
+        predicted_bytes: Peak of the rank whose measured one is the largest, by liveness.
+        measured_bytes: That rank's measured peak in one recorded step.
         foreign_s: Predicted by the profiles of the other models.
     """
 
@@ -83,11 +86,17 @@ class Row:
     measured_s: float
     speed: float
     source: str
+    predicted_bytes: int
+    measured_bytes: int
     foreign_s: float = 0.0
 
     @property
     def error(self) -> float:
         return self.predicted_s / self.measured_s - 1
+
+    @property
+    def bytes_error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
 
     @property
     def steady_error(self) -> float:
@@ -265,6 +274,7 @@ class Session:
             row = Row(
                 *(name, kind, 1 / summary["throughput_per_s"], measured_s, beside_s / speed_s),
                 ", ".join(f"{share:.0%} {source}" for source, share in sources.items()),
+                *_peaks(programs[kind], batch),
             )
             self.rows.append(row)
             print(line(row), flush=True)
@@ -320,6 +330,13 @@ class Session:
         return target
 
 
+def _peaks(program: Any, batch: Mapping[str, torch.Tensor] | None) -> tuple[int, int]:
+    run = program.profile(steps=1) if batch is None else program.profile(steps=1, **batch)
+    measured = [rank.peak_bytes or 0 for rank in run.measured.ranks]
+    fullest = measured.index(max(measured))
+    return program.evaluation.exact_peak[fullest].bytes, measured[fullest]
+
+
 def _is_like(one: str, other: str) -> bool:
     return (one in MODULES) == (other in MODULES)
 
@@ -373,7 +390,10 @@ def _train(
 
 
 def _stepping(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4)
+    parameters = list(module.parameters())
+    if not parameters:  # a rank without work, of a plan on one device
+        return lambda: None
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
 
     def step() -> None:
         result = module(**batch)
@@ -387,20 +407,23 @@ def _stepping(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Callable[
 def line(row: Row) -> str:
     return (
         f"  {row.model:14} {row.plan:6} {row.predicted_s * 1e3:9.1f} {row.measured_s * 1e3:9.1f} "
-        f"{row.error:+8.1%} {row.steady_error:+8.1%}  {row.source}"
+        f"{row.error:+8.1%} {row.steady_error:+8.1%} {row.predicted_bytes / 2**20:9.1f} "
+        f"{row.measured_bytes / 2**20:9.1f} {row.bytes_error:+8.1%}  {row.source}"
     )
 
 
 def report(rows: Sequence[Row]) -> None:
     """The tables."""
-    print(
-        f"\n  {'model':14} {'plan':6} {'predicted':>9} {'measured':>9} {'error':>8} {'steady':>8}"
-    )
+    heads = ("predicted", "measured", "error", "steady", "predicted", "measured", "error")
+    widths = (9, 9, 8, 8, 9, 9, 8)
+    columns = " ".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
+    print(f"\n  {'':21} {'ms':>9} {'':27}{'MiB':>9}\n  {'model':14} {'plan':6} {columns}")
     print(*map(line, rows), sep="\n")
     errors: Mapping[str, Callable[[Row], float]] = {
         "predicted": lambda row: row.error,
         "at the profiling's speed of the machine": lambda row: row.steady_error,
         "priced by the other models' profiles": lambda row: row.foreign_error,
+        "peak bytes": lambda row: row.bytes_error,
     }
     for title, error in errors.items():
         sizes = sorted(abs(error(row)) for row in rows)

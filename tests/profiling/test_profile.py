@@ -182,6 +182,31 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
     assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
 
 
+def test_a_bias_that_is_a_pending_sum_is_zeros_on_the_second_device(file: Path) -> None:
+    """In training a convolution's bias is stored, and uneven parts of the channels are summed."""
+    cluster = two_processes(file)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6 * 36, 2))
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.body(x).square().sum()
+
+    graph = open_model(Loss(), (torch.randn(2, 3, 8, 8),), training=True).graph
+    zeros = 0
+    for one in candidates(graph, cluster, "auto", None):
+        local = local_graph(graph, one, cluster)
+        zeros += sum(
+            not constant.weight and constant.type.numel > 1 and not constant.load().any()
+            for constant in local.constants.values()
+        )
+    assert zeros
+
+
 def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, empty: Path) -> None:
     with pytest.raises(CostError, match="has devices without one common profile"):
         profile(mlp, devices=2, cluster="2xh100", profile=empty)

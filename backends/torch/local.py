@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ from partitioner.backends.torch.rank_files import (
     read_rank_files,
 )
 from partitioner.backends.torch.recording import Pass, Recorder, Training, Update
+
+_SECONDS = "seconds.json"
 
 
 def run_module_files(
@@ -94,16 +98,46 @@ def record_module_files(
     Raises:
         BackendError: A file is wrong, a rank raised or was killed.
     """
+    with _steps_run(directory, values, steps, optimizer, updates, records=True) as folder:
+        return load_logs(folder, len(values))
+
+
+def time_module_files(
+    directory: Path,
+    values: Sequence[Mapping[str, Tensor]],
+    steps: int,
+    optimizer: str,
+    updates: Sequence[Sequence[Update]],
+) -> float:
+    """Seconds of steps of a program for training, after one to warm up, on the slowest rank.
+
+    Args and errors are those of `record_module_files`.
+    """
+    with _steps_run(directory, values, steps, optimizer, updates, records=False) as folder:
+        return float(json.loads((folder / _SECONDS).read_text()))
+
+
+@contextlib.contextmanager
+def _steps_run(
+    directory: Path,
+    values: Sequence[Mapping[str, Tensor]],
+    steps: int,
+    optimizer: str,
+    updates: Sequence[Sequence[Update]],
+    *,
+    records: bool,
+) -> Iterator[Path]:
+    """The folder of a job that has run steps of rank files."""
     if steps < 1:
         raise BackendError(f"steps is {steps}; it must be at least 1")
-    with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
+    with tempfile.TemporaryDirectory(prefix="partitioner-steps-") as name:
         folder = Path(name)
         for rank, local in enumerate(values):
             torch.save(dict(local), folder / _values_file(rank))
         job = {"runner": __name__, "directory": str(directory.resolve()), "steps": steps}
-        job |= {"optimizer": optimizer, "updates": updates}
+        job |= {"optimizer": optimizer, "updates": updates, "records": records}
         run_job(folder, len(values), job)
-        return load_logs(folder, len(values))
+        yield folder
 
 
 def _values_file(rank: int) -> str:
@@ -119,7 +153,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     register_named(file.groups)
     if (folder / _values_file(rank)).is_file():
         values = torch.load(folder / _values_file(rank), weights_only=True)
-        save_log(folder, rank, _record(path.parent, rank, values, job))
+        _run_steps(rank, folder, values, job)
         return
     module = read_pass(path)
     dtypes = {name: header.whole_inputs[part.whole].dtype for name, part in header.inputs.items()}
@@ -129,7 +163,7 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
         for (name, dtype), array in zip(dtypes.items(), arrays, strict=True)
     }
     if job["steps"]:
-        save_log(folder, rank, _record(path.parent, rank, inputs, job))
+        _record(rank, folder, _recorder(rank, inputs, job), job)
     module = eager(module)
     arguments = [inputs[name] for name in file.arguments]
     results, seconds = timed(lambda number: _serve(module, arguments, number), job["requests"])
@@ -141,10 +175,25 @@ def run_files(rank: int, folder: Path, job: Mapping[str, Any]) -> None:
     save_results(folder, rank, outputs.values(), seconds)
 
 
-def _record(
-    directory: Path, rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]
-) -> RankLog:
-    """Record the steps of a rank from the files of its passes."""
+def _run_steps(
+    rank: int, folder: Path, values: Mapping[str, Tensor], job: Mapping[str, Any]
+) -> None:
+    """Record or time the steps of a rank."""
+    recorder = _recorder(rank, values, job)
+    if job["records"]:
+        _record(rank, folder, recorder, job)
+        return
+    try:
+        seconds = recorder.seconds(job["steps"])
+    except RuntimeError as error:  # most often because another rank is gone
+        raise CommunicationError(one_line(error)) from error
+    if rank == 0:
+        (folder / _SECONDS).write_text(json.dumps(seconds))
+
+
+def _recorder(rank: int, values: Mapping[str, Tensor], job: Mapping[str, Any]) -> Recorder:
+    """The steps of a rank, from the files of its passes."""
+    directory = Path(job["directory"])
     paths = [directory / file_name(rank, which) for which in PASSES]
     paths = paths if read_rank_file(paths[0]).training else paths[:1]
     passes = [
@@ -156,11 +205,16 @@ def _record(
     if job.get("optimizer"):
         updates = [Update(*one) for one in job["updates"][rank]]
         training = Training(job["optimizer"], updates, values)
-    recorder = Recorder(passes, values, torch.device("cpu"), training)
+    return Recorder(passes, values, torch.device("cpu"), training)
+
+
+def _record(rank: int, folder: Path, recorder: Recorder, job: Mapping[str, Any]) -> None:
+    """Leave the record of a rank's steps."""
     try:
-        return recorder.record(job["steps"], job["threads"])
+        log = recorder.record(job["steps"], job["threads"])
     except RuntimeError as error:  # most often because another rank is gone
         raise CommunicationError(one_line(error)) from error
+    save_log(folder, rank, log)
 
 
 def _serve(module: torch.nn.Module, arguments: Sequence[Tensor], requests: int) -> Sequence[Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from partitioner.backends.observed import Event, RankLog, Role, Step
-from partitioner.backends.process_group import Group, clock_offset, timed_steps
+from partitioner.backends.process_group import Group, clock_offset, timed, timed_steps
 from partitioner.backends.torch.clocks import Clock, clock_of
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.optimizers import OPTIMIZERS
@@ -192,6 +192,16 @@ class Recorder:
     values: Mapping[str, Tensor]
     device: torch.device
     training: Training | None = None
+
+    def seconds(self, steps: int) -> float:
+        """Seconds of so many steps, after one to warm up, on the slowest rank; all must call it."""
+        plain = [eager(one.module, boxed=True) for one in self.passes]
+
+        def run(number: int) -> None:
+            for _ in range(number):
+                self._run(plain)
+
+        return timed(run, steps)[1]
 
     def record(self, steps: int, threads: int, group: Group = None) -> RankLog:
         """Record so many steps, after one to warm up; all ranks must call it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -194,23 +194,39 @@ class ModuleRanks(Ranks):
 
     def run_seconds(self, folder: Path, count: int) -> float:
         """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
-        from partitioner.backends.torch.local import run_module_files
-        from partitioner.backends.torch.steps import run_steps
+        from partitioner.backends.torch.local import run_module_files, time_module_files
 
         check_contents(self.module)
         if not self.module.options.training:
             return run_module_files(folder, random_inputs(self.module, seed=0), count).seconds
-        traced = self.module.traced
         args, kwargs = random_arguments(self.module, seed=0)
-        return run_steps(
-            folder,
-            self.programs,
-            self.module.signature.feed(args, kwargs, seed=0),
-            self.module.stored_values(),
-            {traced.stored[name]: gradient for name, gradient in traced.gradients.items()},
-            self.module.options.optimizer,
-            count,
-        )
+        values = self.start(self.module.signature.feed(args, kwargs, seed=0))
+        optimizer = self.module.options.optimizer
+        return time_module_files(folder, values, count, optimizer, self.updates)
+
+    def start(self, inputs: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        """Parts of whole inputs and of the module's stored values, by local name, of each rank."""
+        return self.all_ranks.start(inputs, self.module.stored_values())
+
+    @property
+    def updates(self) -> list[list[Update]]:
+        """The parameters that each rank's optimizer writes to; none for inference."""
+        return [self._updates(rank) for rank in range(len(self.programs.ranks))]
+
+    def _updates(self, rank: int) -> list[Update]:
+        from partitioner.backends.torch.recording import Update
+
+        traced = self.module.traced
+        homes, producers = self.programs.homes, self.module.graph.producers
+        results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
+        updates = []
+        for name, gradient in traced.gradients.items():
+            home = homes[traced.stored[name]]
+            if rank in home.placement.mesh.devices:
+                cut = bool(home.placement.sharding.axes)
+                node = producers[gradient].name
+                updates.append(Update(node, home.name, results[gradient], cut))
+        return updates
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -341,33 +357,17 @@ class ModuleProgram(Compiled):
         module = self.model.module
         check_contents(module)
         inputs = self.signature.feed(args, kwargs, seed)
-        values = self.ranks.all_ranks.start(inputs, module.stored_values())
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:
             self.ranks.write(Path(name))
             logs = record_module_files(
                 Path(name),
-                values,
+                self.ranks.start(inputs),
                 steps,
                 self.model.module.options.optimizer if self.training else "",
-                [self._updates(rank) for rank in range(len(self.cluster))],
+                self.ranks.updates if self.training else (),
             )
         measured = Measured.of(self.plan.digest, logs)
         return ProfiledRun(replace(self, measured=measured), measured)
-
-    def _updates(self, rank: int) -> Sequence[Update]:
-        """The parameters that a rank's optimizer writes to; none for inference."""
-        from partitioner.backends.torch.recording import Update
-
-        homes, producers = self.programs.homes, self.graph.producers
-        results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
-        updates = []
-        for name, gradient in self.traced.gradients.items() if self.training else ():
-            home = homes[self.traced.stored[name]]
-            if rank in home.placement.mesh.devices:
-                cut = bool(home.placement.sharding.axes)
-                node = producers[gradient].name
-                updates.append(Update(node, home.name, results[gradient], cut))
-        return updates
 
     def module(
         self,

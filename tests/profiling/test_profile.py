@@ -184,6 +184,8 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
 
 def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, empty: Path) -> None:
     with pytest.raises(CostError, match="has devices without one common profile"):
+        profile(mlp, devices=2, cluster="2xh100")
+    with pytest.raises(CostError, match="a profile is of cluster 'local'"):
         profile(mlp, devices=2, cluster="2xh100", profile=empty)
     assert not empty.exists()
 

@@ -40,7 +40,8 @@ def resolve_cluster(
             cache folder.
 
     Raises:
-        ClusterOptionError: The name is unknown, a count is 0, or the counts disagree.
+        ClusterOptionError: The name is unknown, a count is 0, the counts disagree, or a profile
+            is given for another cluster than "local".
         CostError: The file is malformed, or the machine has fewer GPUs or cores than asked for.
     """
     if devices is not None and not is_whole(devices):
@@ -56,8 +57,10 @@ def resolve_cluster(
     if spec is None:
         if devices is None:
             raise ClusterOptionError("neither a number of devices nor a cluster is given")
+        _check_no_profile(f"{devices}x{presets.REFERENCE}", profile)
         return preset_cluster(presets.REFERENCE, 1, int(devices))
     if isinstance(spec, Path) or spec.endswith(".toml") or "/" in spec:
+        _check_no_profile(str(spec), profile)
         cluster = _read_cluster(Path(spec))
         _check_agreement(str(spec), len(cluster), devices)
         return cluster
@@ -185,9 +188,17 @@ def _named(spec: str, devices: int | None, otherwise: int, profile: Path | None)
         raise ClusterOptionError(
             f"cluster {spec!r}: no device {name!r}; there are {known}, or FILE.toml"
         )
+    _check_no_profile(spec, profile)
     if len(counts) == 2:
         return preset_cluster(name, counts[0], counts[1])
     return preset_cluster(name, 1, total or devices or otherwise)
+
+
+def _check_no_profile(spec: str, profile: Path | None) -> None:
+    if profile is not None:
+        raise ClusterOptionError(
+            f"a profile is of cluster 'local', the cluster is {spec!r}: leave the profile out"
+        )
 
 
 def _check_agreement(spec: str, count: int, devices: int | None) -> None:

@@ -8,9 +8,9 @@ import math
 def seconds(value: float) -> str:
     """``0.00123 -> "1.23 ms"``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= scale:
+        if value >= 0.9995 * scale:  # rounded to three digits, it is one of the unit
             amount = value / scale
-            return f"{amount:.3g} {unit}" if amount < 1000 else f"{amount:.0f} {unit}"
+            return f"{amount:.3g} {unit}" if amount < 999.5 else f"{amount:.0f} {unit}"
     return f"{value / 1e-9:.3g} ns" if value else "0 s"
 
 

@@ -46,7 +46,8 @@ from partitioner.frontends.model_names import module_name
 from partitioner.ir.errors import PartitionerError
 
 _EPILOG = """commands on a folder that `partition MODEL` wrote:
-  partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N]
+  partition run DIR [--inputs in.npz] [--outputs out.npz] [--requests N] [--profile [--calibrate]]
+  partition calibrate DIR [--profile FILE]
   partition verify DIR [--seed N]
   partition show DIR [--all]
   partition explain DIR [NODE]
@@ -271,9 +272,9 @@ def _run(argv: Sequence[str]) -> int:
     )
     args = parser.parse_args(argv)
     if args.steps and not args.profile:
-        parser.error("--steps is of --profile: give both or neither")
+        parser.error("--steps is of --profile: give that too")
     if args.calibrate and not args.profile:
-        parser.error("--calibrate is of --profile: give both or neither")
+        parser.error("--calibrate is of --profile: give that too")
     from partitioner.run.local import run_directory
 
     report = run_directory(

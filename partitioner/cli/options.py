@@ -88,8 +88,9 @@ def mesh(text: str) -> dict[str, int]:
 def count(value: str, text: str, least: int = 1) -> int:
     """A whole number of at least `least`; `text` is the option's whole value."""
     if not value.strip().isdigit() or int(value) < least:
+        where = "" if value == text else f"{text!r}: "
         raise argparse.ArgumentTypeError(
-            f"{text!r}: {value!r} is not a whole number of at least {least}"
+            f"{where}{value!r} is not a whole number of at least {least}"
         )
     return int(value)
 

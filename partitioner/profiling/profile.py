@@ -209,9 +209,8 @@ def _profile_of(cluster: Cluster) -> Profile:
     known = profiles.pop()
     if profiles or known is None:
         raise CostError(
-            f"cluster {cluster.name!r} has devices without one common profile; operators are "
-            "measured for cluster 'local' of a machine without GPUs, or a cluster file that names "
-            "a profile"
+            f"cluster {cluster.name!r} has devices without one common profile: measure for cluster "
+            "'local' on a machine without GPUs, or for a cluster file that names a profile"
         )
     return known
 

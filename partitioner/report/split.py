@@ -94,7 +94,7 @@ def _split(summary: Mapping[str, Any]) -> str:
     if count == nodes and len(summary["replicated_on"]) == 1:
         return (
             f"{_nothing(summary)}; the whole model is replicated on {replicated}; "
-            "one device would be as good"
+            "one device alone does as much"
         )
     some = f", {count} of them replicated on {replicated}" if replicated else ""
     return f"whole operators placed on {used} devices{some}; no operator is cut"

@@ -3,8 +3,9 @@
     python tests/benchmarks/published.py collectives|products [--all]
 
 "fit" tables are those that `partitioner/cost_model/published.py` rests on: their error is that of
-the fit. "check" tables were not looked at for any constant: theirs is an error of prediction.
-Collectives print every fourth size of long tables; `--all` prints every one.
+the fit. "check" tables were not fitted to: theirs is an error of prediction. Collectives print
+every fourth size of long tables; `--all` prints every one. The last lines have the median and the
+largest error of each table.
 """
 
 from __future__ import annotations
@@ -335,7 +336,9 @@ def products() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("collectives", "products"))
     parser.add_argument("--all", action="store_true", help="every size of the collectives")
     options = parser.parse_args()

@@ -240,6 +240,12 @@ def test_local_without_peer_access_is_pcie() -> None:
     assert local_cluster(2, Cuda(["NVIDIA L4", "NVIDIA H200"])).levels[0].name == "pcie"
 
 
+@pytest.mark.parametrize("spec", [None, "2xh100", "lab.toml"])
+def test_a_profile_is_of_this_machine_alone(spec: str | None, tmp_path: Path) -> None:
+    with pytest.raises(CostError, match="a profile is of cluster 'local', the cluster is"):
+        resolve_cluster(spec, 2, profile=tmp_path / "profile.sqlite")
+
+
 def test_local_refuses() -> None:
     with pytest.raises(CostError, match="needs 4 GPUs, this machine has 1"):
         local_cluster(4, Cuda(["NVIDIA H200"]))

@@ -209,6 +209,8 @@ def test_a_bias_that_is_a_pending_sum_is_zeros_on_the_second_device(file: Path) 
 
 def test_a_cluster_without_a_profile_is_refused(mlp: onnx.ModelProto, empty: Path) -> None:
     with pytest.raises(CostError, match="has devices without one common profile"):
+        profile(mlp, devices=2, cluster="2xh100")
+    with pytest.raises(CostError, match="a profile is of cluster 'local'"):
         profile(mlp, devices=2, cluster="2xh100", profile=empty)
     assert not empty.exists()
 

@@ -101,7 +101,7 @@ def test_a_plan_that_cuts_one_operator(model: onnx.ModelProto) -> None:
 def test_a_replicated_model_is_called_so(model: onnx.ModelProto) -> None:
     groups = [{"axes": {"tp": 4}, "devices": [0, 1, 2, 3]}]
     result = replanned(model, 4, {"groups": groups, "nodes": [{"group": 0}] * 3})
-    end = "the whole model is replicated on tp=4 on 0,1,2,3; one device would be as good"
+    end = "the whole model is replicated on tp=4 on 0,1,2,3; one device alone does as much"
     assert split_line(result) == (
         f"nothing was split: no plan within the constraints that splits was found cheaper; {end}"
     )
@@ -158,6 +158,10 @@ def test_families_without_a_plan_share_a_line(model: onnx.ModelProto, tmp_path: 
         (units.per_second(60627.3), "60,627/s"),
         (units.per_second(12.3456), "12.35/s"),
         (units.per_second(units.finite(float("inf"))), "unlimited"),
+        (units.seconds(999.6e-9), "1 us"),
+        (units.seconds(0.00099951), "1 ms"),
+        (units.seconds(999.4e-9), "999 ns"),
+        (units.seconds(1234.5), "1234 s"),
         (units.share(2.19e-16), "0 %"),
         (units.share(0.0000147), "< 0.01 %"),
         (units.share(0.1234), "12.3 %"),

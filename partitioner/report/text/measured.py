@@ -40,8 +40,8 @@ def _head(comparison: Comparison[Planned]) -> Iterator[str]:
 
 
 def _beside(predicted_s: float, measured_s: float) -> str:
-    """``predicted 1 ms, measured 2 ms: 2.00 of it``."""
-    ratio = f": {measured_s / predicted_s:.2f} of it" if predicted_s else ""
+    """``predicted 1 ms, measured 2 ms: 2.00 times that``."""
+    ratio = f": {measured_s / predicted_s:.2f} times that" if predicted_s else ""
     return f"predicted {units.seconds(predicted_s)}, measured {units.seconds(measured_s)}{ratio}"
 
 

@@ -255,7 +255,7 @@ function measuredTasks(plan, rows) {
       { title: "Rank", value: (row) => row.rank, number: true, width: "56px" },
       measuredSeconds("Predicted", (row) => row.predicted_s),
       measuredSeconds("Measured", (row) => row.measured_s),
-      measuredSeconds("Error", (row) => row.measured_s - row.predicted_s, change),
+      measuredSeconds("Error", measuredError, change),
       {
         title: "Ratio",
         value: (row) => (row.predicted_s ? row.measured_s / row.predicted_s : null),
@@ -273,6 +273,12 @@ function measuredTasks(plan, rows) {
       },
     ],
   });
+}
+
+/** Measured less predicted; what rounding leaves of two equal numbers of seconds is none. */
+function measuredError(row) {
+  const error = row.measured_s - row.predicted_s;
+  return Math.abs(error) < 0.05e-9 ? 0 : error;
 }
 
 function measuredSeconds(title, value, format = (number, unit) => unit(number)) {

@@ -35,7 +35,7 @@ function digits(value, count = 3) {
 function scaled(value, units, step, unknown = "–") {
   if (value === null || value === undefined || Number.isNaN(value)) return unknown;
   let index = 0;
-  while (Math.abs(value) >= step && index < units.length - 1) {
+  while (Number(digits(Math.abs(value))) >= step && index < units.length - 1) {
     value /= step;
     index += 1;
   }

@@ -155,7 +155,7 @@ def test_calibrate_writes_kernels_of_single_nodes(mlp: Path, tmp_path: Path) -> 
 
 
 def test_calibrate_knows_that_one_process_was_busy(mlp: Path, tmp_path: Path) -> None:
-    program = drawn_plans.compiled(examples.build("mlp", layers=2), 2)
+    program = drawn_plans.compiled(examples.build("mlp", layers=2), 2, _=0)
     assert program.evaluation.devices_used == 1
     (device,) = {device for one in program.placed for device in one.mesh.devices}
     alone = measured_alone(replace(program, measured=partitioner.load(mlp).measured))

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+#: What a communication takes at least: measured differences may be nothing, which has no logarithm.
+_LEAST_S = 1e-9
+
 
 @dataclass(frozen=True)
 class LinkTable:
@@ -66,6 +69,6 @@ class LinkTable:
 
 
 def _curve(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Sizes, and seconds that never fall."""
+    """Sizes, and seconds that never fall and are above zero."""
     sizes, seconds = zip(*points, strict=True)
-    return [*sizes], [*itertools.accumulate(seconds, max)]
+    return [*sizes], [*itertools.accumulate((max(_LEAST_S, one) for one in seconds), max)]

@@ -84,6 +84,8 @@ SELECT device, threads, processes, backend, count(*) AS forms
 FROM entries GROUP BY device, threads, processes, backend
 ORDER BY forms DESC, device, threads, processes, backend
 """
+#: What an operator takes at least where a fit takes its logarithm.
+_LEAST_S = 1e-9
 #: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
 _NEIGHBOURS = 4
 
@@ -315,7 +317,8 @@ def _fitted(family: Iterable[Entry], flops: float, moved_bytes: int) -> Estimate
     least = min(entry.seconds for entry in nearest)
     weights = [1 / (0.1 + distance(entry)) for entry in nearest]
     # A kernel has a fixed part: one that is much smaller than the entry does not scale to nothing.
-    logs = [math.log(max(entry.seconds * scale(entry), 0.25 * least)) for entry in nearest]
+    least = max(_LEAST_S, 0.25 * least)
+    logs = [math.log(max(entry.seconds * scale(entry), least)) for entry in nearest]
     mean = statistics.fmean(logs, weights)
     spread = math.sqrt(
         statistics.fmean([(one - mean) ** 2 for one in logs], weights)

@@ -134,6 +134,10 @@ class OnnxRanks(Ranks):
     _temporary: list[weakref.finalize[..., Any]] = field(default_factory=list, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, pickled ones too, open sessions of their own."""
+        return type(self), (self.traced, self.programs, self.plan, self.read_from)
+
     @cached_property
     def folder(self) -> Path:
         """Folder of the files; emitted ones are in a temporary folder that this object owns."""

@@ -69,8 +69,9 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
     """Add the record of a plan's measured run to a profile.
 
     A kernel that computed one whole node of the plan is a measurement of the node's form among its
-    neighbours, with all ranks busy; it replaces an earlier one of as many processes. Kernels that
-    fuse several nodes, communications, and kernels under 10 us are left out.
+    neighbours, with all ranks busy (one, if the plan is on one device); it replaces an earlier one
+    of as many processes. Kernels that fuse several nodes, communications, and kernels under 10 us
+    are left out.
 
     Args:
         program: The folder of a saved plan with a record, or a plan whose `measured` is set.
@@ -99,7 +100,7 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
         file,
         measured.device,
         measured.threads,
-        len(measured.ranks),
+        _busy(result, measured),
         len(done),
         sum(len(task.nodes) > 1 for task in kernels),
         sum(len(task.nodes) == 1 and task.seconds < _LEAST_S for task in kernels),
@@ -109,6 +110,7 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
 def _forms(result: Compiled, measured: Measured) -> Iterator[tuple[Entry, MeasuredTask]]:
     """The kernels that computed one node alone, each with the entry that it is of."""
     placed = {one.node.name: one for one in result.placed}
+    processes = _busy(result, measured)
     for rank, record in enumerate(measured.ranks):
         kernels = Counter(name for task in record.tasks for name in task.nodes)
         for task in record.tasks:
@@ -116,16 +118,24 @@ def _forms(result: Compiled, measured: Measured) -> Iterator[tuple[Entry, Measur
             if node is None or task.comms or task.seconds < _LEAST_S:
                 continue
             if kernels[node.node.name] == 1 and not is_free(node):
-                yield _entry(result.graph, node, rank, measured), task
+                yield _entry(result.graph, node, rank, measured, processes), task
 
 
-def _entry(graph: Graph, placed: PlacedNode, rank: int, measured: Measured) -> Entry:
+def _busy(result: Compiled, measured: Measured) -> int:
+    """Number of processes that were busy at once: one, or all (see `Cluster.beside`)."""
+    devices = {device for one in result.placed for device in one.mesh.devices}
+    return 1 if len(devices) == 1 else len(measured.ranks)
+
+
+def _entry(
+    graph: Graph, placed: PlacedNode, rank: int, measured: Measured, processes: int
+) -> Entry:
     """The entry of a node's part on a rank, without figures."""
     point = dict(placed.mesh.coords())[rank]
     form = form_of(graph, placed, partial(shape_at, point))
     return Entry(
         form=form.key,
-        op=form.op,
+        op=form.family,
         dtype=compute_dtype(graph, placed),
         flops=local_flops(graph, placed, point),
         moved_bytes=local_moved_bytes(graph, placed, point),
@@ -134,7 +144,7 @@ def _entry(graph: Graph, placed: PlacedNode, rank: int, measured: Measured) -> E
         repeats=0,
         backend=measured.backend,
         measured_at=measured.measured_at,
-        processes=len(measured.ranks),
+        processes=processes,
     )
 
 

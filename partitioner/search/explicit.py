@@ -72,13 +72,16 @@ class JointSearch:
 
     def _settled(self, built: Built, solution: Solution) -> Solution:
         objective = self.request.objective
+        used: list[int] = []  # devices, first those of the solution
 
         def cost(chosen: Sequence[int]) -> float:
             graph, plan = decided(
                 self.graph, self.cluster, built, replace(solution, chosen=tuple(chosen))
             )
             evaluation = evaluate(graph, plan, self.cluster)
-            return evaluation.cost(objective) if evaluation.fits else math.inf
+            used.append(evaluation.devices_used)
+            is_idle = objective == "throughput" and used[-1] < used[0]
+            return evaluation.cost(objective) if evaluation.fits and not is_idle else math.inf
 
         return replace(solution, chosen=beside_producers(self.graph, built, solution.chosen, cost))
 

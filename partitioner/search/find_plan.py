@@ -21,7 +21,12 @@ from partitioner.search.by_levels import StagesSpace
 from partitioner.search.exact_memory import exact_plan, second_look
 from partitioner.search.explicit import JointSearch, JointSpace, KindSpace
 from partitioner.search.limits import EXPLICIT, EXPLICIT_NODES, MOST_EXPLICIT
-from partitioner.search.one_device import OneDeviceSpace, alone_is_faster, is_to_run
+from partitioner.search.one_device import (
+    OneDeviceSpace,
+    alone_is_faster,
+    is_to_run,
+    least_alone,
+)
 from partitioner.search.outcome import Outcome, SpaceResult, best_of, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.split_axes import SplitAxesSpace, axes_meshes
@@ -113,6 +118,7 @@ def _explicit(
     results = _searched(spaces, request, cluster, budget)
     if any(result.plans for result in results):
         results = _looked_again(results, search, budget)
+        results.append(SpaceResult(bound=least_alone(graph, cluster, request)))
         return winner(results, request, len(cluster), stopped=budget.work.stopped)
     refused = [result.refused for result in results if result.refused is not None]
     if not refused:

@@ -6,6 +6,7 @@ keeps one of them busy costs less (see `Cluster.beside`), so it competes under i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import best_single
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.offers import chosen
 from partitioner.ir.plan import NodePlan
 from partitioner.problem.decode import planned_on
 from partitioner.search.outcome import Candidate, SpaceResult
@@ -25,7 +27,21 @@ def alone_is_faster(graph: Graph, cluster: Cluster, request: Request) -> bool:
     """Whether the space of one device is to be searched beside the joint ones."""
     if request.objective != "latency" or not _is_free(graph, request):
         return False
-    return cluster.beside((0,)) != cluster
+    return _is_priced_apart(cluster)
+
+
+def least_alone(graph: Graph, cluster: Cluster, request: Request) -> float:
+    """No plan on one device costs less, where joint problems price such plans too high.
+
+    Infinite where the joint problems' own bounds cover them.
+    """
+    is_timed = request.objective != "memory"
+    if not is_timed or _is_on_a_mesh(request) or not _is_priced_apart(cluster):
+        return math.inf
+    _, evaluation = best_single(chosen(graph, frozenset()), cluster, request.objective)
+    # what optional nodes compute again need not be held
+    may_fit = evaluation.fits_exactly or graph.optional
+    return evaluation.cost(request.objective) if may_fit else math.inf
 
 
 def is_to_run(graph: Graph, request: Request) -> bool:
@@ -35,9 +51,17 @@ def is_to_run(graph: Graph, request: Request) -> bool:
 
 def _is_free(graph: Graph, request: Request) -> bool:
     """Whether the request and the graph allow a plan of one device as it is."""
-    if request.strategy == "intra" or request.mesh is not None or request.parallel is not None:
-        return False
-    return not (request.constraints.bound or graph.optional)
+    return not (_is_on_a_mesh(request) or request.constraints.bound or graph.optional)
+
+
+def _is_on_a_mesh(request: Request) -> bool:
+    """Whether all plans of a request have every device in one mesh."""
+    return request.strategy == "intra" or request.mesh is not None or request.parallel is not None
+
+
+def _is_priced_apart(cluster: Cluster) -> bool:
+    """Whether a device that is busy alone has seconds of its own."""
+    return cluster.beside((0,)) != cluster
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ cut between a Conv and its activation as with one behind both. Only the latter i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from partitioner.cost_model.forms import chain
@@ -27,7 +28,7 @@ def beside_producers(
         built: The problem.
         chosen: A choice for each node.
         cost: The referee's cost of choices; no move is made that brings it above the first one by
-            more than `MOST_DEARER`.
+            more than `MOST_DEARER`, and none if that is infinite.
     """
     picks = list(chosen)
     known: float | None = None
@@ -44,6 +45,6 @@ def beside_producers(
             continue
         known = cost(picks) if known is None else known
         moved = [*picks[:index], pick, *picks[index + 1 :]]
-        if cost(moved) <= known * (1 + MOST_DEARER):
+        if math.isfinite(known) and cost(moved) <= known * (1 + MOST_DEARER):
             picks = moved
     return tuple(picks)

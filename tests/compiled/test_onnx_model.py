@@ -1,7 +1,9 @@
 """Compiled models: saved and loaded again; moved or changed models; failures leave nothing."""
 
+import copy
 import gc
 import json
+import pickle
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -425,6 +427,17 @@ def test_a_closed_compilation_leaves_nothing_and_opens_again(
     assert not folder.exists()
     np.testing.assert_array_equal(result.run(feeds())["y"], first)
     result.close()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_compilation_that_was_run_can_be_copied(
+    model: onnx.ModelProto, copied: Callable[[Compiled], Compiled]
+) -> None:
+    result = partitioner.compile(model, devices=2, strategy="intra", cluster="2xideal")
+    first = result.run(feeds())["y"]
+    other = copied(result)
+    result.close()
+    np.testing.assert_array_equal(other.run(feeds())["y"], first)
 
 
 def test_sessions_are_opened_anew_where_a_rank_file_changed(

@@ -5,6 +5,7 @@ import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
+import drawn_plans
 import pytest
 import schema_check
 from small_gpt import small_gpt
@@ -151,6 +152,22 @@ def test_calibrate_writes_kernels_of_single_nodes(mlp: Path, tmp_path: Path) -> 
     assert (entry.seconds, entry.spread, entry.processes) == (1e-3, 0.1, 2)
     assert entry.repeats >= 3
     assert entry.backend.startswith("onnxruntime")
+
+
+def test_calibrate_knows_that_one_process_was_busy(mlp: Path, tmp_path: Path) -> None:
+    program = drawn_plans.compiled(examples.build("mlp", layers=2), 2, _=0)
+    assert program.evaluation.devices_used == 1
+    (device,) = {device for one in program.placed for device in one.mesh.devices}
+    alone = measured_alone(replace(program, measured=partitioner.load(mlp).measured))
+    assert alone.measured is not None
+    ranks = [MeasuredRank(1, ()), MeasuredRank(1, ())]
+    ranks[device] = alone.measured.ranks[0]
+    alone = replace(alone, measured=replace(alone.measured, ranks=tuple(ranks)))
+    calibrated = partitioner.calibrate(alone, profile=tmp_path / "profile.sqlite")
+    known = Profile.read(calibrated.file, calibrated.device, calibrated.threads)
+    assert (calibrated.processes, set(known.known)) == (1, {1})
+    families = {json.loads(form)[0]: one.op for form, one in known.entries.items()}
+    assert families["Relu"] == "Relu behind Gemm"
 
 
 def test_calibrate_leaves_kernels_out_that_the_clock_cannot_tell(mlp: Path, tmp_path: Path) -> None:

@@ -215,6 +215,15 @@ def test_stand_ins_are_priced_by_the_same_forms(tmp_path: Path) -> None:
     assert even.node_seconds(graph, short) == 0.75
 
 
+def test_entries_without_seconds_are_no_errors(tmp_path: Path) -> None:
+    graph = matmul_graph()
+    whole = placed(graph, "mm", ONE)
+    cluster = measured(tmp_path / "p", entry("other", 0.0))
+    (estimate,) = compute.node_estimates(graph, whole, cluster).values()
+    assert estimate.source == "fitted"
+    assert 0 < estimate.seconds < 1e-3
+
+
 def test_fits_follow_the_work_and_say_their_error(tmp_path: Path) -> None:
     graph = matmul_graph(m=64, n=256)
     whole = placed(graph, "mm", ONE)

@@ -152,6 +152,15 @@ def test_between_numbers_of_ranks() -> None:
     assert table.seconds("other", 2, 8) is None
 
 
+def test_what_takes_nothing_by_a_measured_difference_has_a_price() -> None:
+    table = LinkTable({("k", 2): ((8.0, 0.0), (64.0, 1.0)), ("k", 8): ((8.0, 0.0), (64.0, 0.0))})
+    for ranks in (2, 4, 8):
+        for nbytes in (0, 8, 20, 64, 1000):
+            seconds = table.seconds("k", ranks, nbytes)
+            assert seconds is not None
+            assert 0 < seconds <= 1000 / 64
+
+
 def test_estimates_say_that_they_are_published() -> None:
     graph = matmul_graph(512, 512, 512, "float16")
     node = placed(graph, "mm", ONE)

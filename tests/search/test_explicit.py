@@ -154,9 +154,9 @@ def test_of_contradictory_pins_the_family_that_got_furthest_speaks() -> None:
         found(constraints=Constraints(pins))
 
 
-def test_a_device_that_is_busy_alone_competes_at_its_own_price(tmp_path: Path) -> None:
-    """Two busy processes are much slower here, so the plan on one device is the best."""
-    file, spec = tmp_path / "profile", flat(2).devices[0]
+def slower_together(folder: Path) -> Cluster:
+    """Two devices on which each operator of MLP takes 1000 times longer while both are busy."""
+    file, spec = folder / "profile", flat(2).devices[0]
     whole = [place(MLP, node, DeviceMesh.single(0), {}, None) for node in MLP.nodes]
     forms = {form_of(MLP, node, partial(shape_at, {})).key: node.node.op for node in whole}
     entries = [
@@ -166,7 +166,12 @@ def test_a_device_that_is_busy_alone_competes_at_its_own_price(tmp_path: Path) -
     ]
     write_entries(file, "device", 1, entries)
     busy = replace(spec, profile=Profile.read(file, "device", 1, 2))
-    cluster = replace(flat(2), devices=(busy,) * 2)
+    return replace(flat(2), devices=(busy,) * 2)
+
+
+def test_a_device_that_is_busy_alone_competes_at_its_own_price(tmp_path: Path) -> None:
+    """Two busy processes are much slower here, so the plan on one device is the best."""
+    cluster = slower_together(tmp_path)
     outcome = found(cluster=cluster, objective="latency")
     certificate = outcome.plan.certificate
     assert certificate is not None
@@ -176,3 +181,14 @@ def test_a_device_that_is_busy_alone_competes_at_its_own_price(tmp_path: Path) -
     assert evaluate(MLP, outcome.plan, cluster).latency_s == certificate.cost
     pinned = found(cluster=cluster, objective="latency", strategy="intra")
     assert pinned.evaluation.latency_s > 1e-4
+
+
+def test_a_bound_covers_plans_on_one_device_at_their_own_price(tmp_path: Path) -> None:
+    """Throughput wants every device busy; that one device alone costs less is not denied."""
+    cluster = slower_together(tmp_path)
+    outcome = found(cluster=cluster, objective="throughput")
+    certificate = outcome.plan.certificate
+    assert certificate is not None
+    assert outcome.evaluation.devices_used == 2
+    assert certificate.bound <= one_device(MLP, cluster).step_s < 1e-4 < certificate.cost
+    assert certificate.status == "feasible"

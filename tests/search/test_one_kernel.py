@@ -1,5 +1,7 @@
 """Nodes that another node's kernel computes lie on its device."""
 
+import math
+
 import numpy as np
 import onnx_models
 from cost_cases import flat
@@ -47,3 +49,4 @@ def test_nodes_move_to_the_device_of_their_kernel_unless_it_costs() -> None:
     assert moved == (choice("a", 0), choice("b", 0), choice("c", 0), choice("y", 1))
     costs = iter((1.0, 2.0))  # of the choices, and with b moved; c is beside b then
     assert beside_producers(graph, built, chosen, lambda _: next(costs)) == chosen
+    assert beside_producers(graph, built, chosen, lambda _: math.inf) == chosen

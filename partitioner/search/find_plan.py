@@ -109,6 +109,7 @@ def _explicit(
     spaces: list[Space] = [JointSpace(search, family) for family in joint]
     if meshes:
         spaces.append(SplitAxesSpace(graph, rules, cluster, meshes))
+    refusing = len(spaces)  # the others never refuse
     if alone_is_faster(graph, cluster, request):
         spaces.insert(0, OneDeviceSpace(graph, cluster, request))
     elif is_to_run(graph, request) and len(cluster) > 1:
@@ -126,7 +127,7 @@ def _explicit(
         raise max(pins, key=lambda error: error.position)
     budget.say("looking again at what does not fit")
     plan = second_look(
-        refused, budget, search.candidate, search.holdings, complete=len(refused) == len(spaces)
+        refused, budget, search.candidate, search.holdings, complete=len(refused) == refusing
     )
     results.append(SpaceResult((plan,)))
     return winner(results, request, len(cluster), stopped=budget.work.stopped)

@@ -390,16 +390,15 @@ def _train(
 
 
 def _stepping(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-    parameters = list(module.parameters())
-    if not parameters:  # a rank without work, of a plan on one device
-        return lambda: None
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    parameters = list(module.parameters())  # none on the idle rank of a plan on one device
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4) if parameters else None
 
     def step() -> None:
         result = module(**batch)
         (result if isinstance(result, torch.Tensor) else result.loss).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
 
     return step
 

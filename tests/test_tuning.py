@@ -15,7 +15,7 @@ from small_gpt import small_gpt
 
 import partitioner
 from partitioner import examples, tuning
-from partitioner.backends.torch import steps
+from partitioner.backends.torch import optimizers
 from partitioner.cli.main import main
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.folder import load_summary
@@ -110,8 +110,8 @@ def test_steps_of_training_are_run(local: Mapping[str, Any]) -> None:
 
 
 def test_every_optimizer_is_run_without_changing_the_weights() -> None:
-    assert steps.OPTIMIZERS.keys() == OPTIMIZERS.keys()
-    for make in steps.OPTIMIZERS.values():
+    assert optimizers.OPTIMIZERS.keys() == OPTIMIZERS.keys()
+    for make in optimizers.OPTIMIZERS.values():
         weight = torch.ones(3)
         optimizer = make([weight])
         for _ in range(2):

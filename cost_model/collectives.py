@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
-from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.program import BUCKET_BYTES, SMALL_BYTES, Comm, CommKind
 from partitioner.ir.types import item_bytes
 
 #: Share of a ring's bandwidth that trees reach:
@@ -58,10 +58,15 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class CommCost:
-    """A communication's algorithm ("pairwise" and "copy" included) and seconds by rank."""
+    """A communication's algorithm ("pairwise" and "copy" included) and seconds by rank.
+
+    Attributes:
+        joined: Seconds of its share of a bucket, see `joined_seconds`; those alone if it is large.
+    """
 
     algorithm: str
     seconds: Mapping[int, float]
+    joined: Mapping[int, float] | None = None
 
 
 def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
@@ -76,9 +81,42 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
         if exchange is not None:
             return CommCost(exchange.name, dict.fromkeys(comm.ranks, exchange.seconds))
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
-    best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
+    nbytes = _whole_bytes(comm, numel)
+    best = collective(comm.kind, comm.ranks, nbytes, cluster)
     starts = {rank: best.start_s(cluster.devices[rank]) for rank in comm.ranks}
-    return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
+    seconds = {rank: start_s + best.seconds for rank, start_s in starts.items()}
+    joined = {
+        rank: joined_seconds(comm.kind, comm.ranks, nbytes, alone_s, rank, cluster)
+        for rank, alone_s in seconds.items()
+    }
+    return CommCost(best.name, seconds, joined)
+
+
+def joined_seconds(
+    kind: CommKind,
+    ranks: tuple[int, ...],
+    nbytes: float,
+    alone_s: float,
+    rank: int,
+    cluster: Cluster,
+) -> float:
+    """Seconds of a collective that shares a bucket with others, by its share of a full one.
+
+    Args:
+        kind: One of the ring-or-tree kinds.
+        ranks: Its group.
+        nbytes: As of `collective`.
+        alone_s: Its seconds alone on `rank`, the most that it takes; a large one takes them.
+        rank: The device that is asked for.
+        cluster: The devices.
+    """
+    parts = len(ranks) if kind is CommKind.ALL_GATHER else 1
+    if not 0 < nbytes / parts < SMALL_BYTES:
+        return alone_s
+    full = BUCKET_BYTES * parts
+    best = collective(kind, ranks, full, cluster)
+    full_s = best.start_s(cluster.devices[rank]) + best.seconds
+    return min(alone_s, full_s * nbytes / full)
 
 
 def collective(

@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster, LinkLevel
-from partitioner.cost_model.collectives import collective, known
+from partitioner.cost_model.collectives import collective, joined_seconds, known
 from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
@@ -310,7 +310,11 @@ class EvenResharder(Resharder):
         seconds = self._collective_s(kind, ranks, whole)
         passes = 2 if kind is CommKind.ALL_REDUCE else 1
         sent = passes * whole * (len(ranks) - 1) / len(ranks)
-        return self._hop(kind, ranks, reshard, seconds, sent)
+        joined_s = None
+        if self.even.mesh.size() == len(self.cluster):
+            device = self.even.device
+            joined_s = joined_seconds(kind, ranks, whole, seconds, device, self.cluster)
+        return self._hop(kind, ranks, reshard, seconds, sent, joined_s)
 
     def _hop(
         self,
@@ -319,12 +323,14 @@ class EvenResharder(Resharder):
         reshard: Reshard,
         seconds: float,
         sent: float = 0.0,
+        joined_s: float | None = None,
     ) -> Hop:
         """A step of one communication, priced for the source's representative."""
         dtype, source, target = reshard
         comm = Comm(-1, kind, ranks, "", "", dtype)
-        busy = {self.column(source.mesh): seconds}
-        return Hop(target, (PricedComm(comm, busy, sent, overlap_share(comm, self.cluster)),))
+        device, share = self.column(source.mesh), overlap_share(comm, self.cluster)
+        joined = None if joined_s is None else {device: joined_s}
+        return Hop(target, (PricedComm(comm, {device: seconds}, sent, share, joined),))
 
     def _collective_s(self, kind: CommKind, ranks: tuple[int, ...], nbytes: float) -> float:
         """Seconds of a collective on the representative."""

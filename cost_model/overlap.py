@@ -2,7 +2,8 @@
 
 A value that is only written to where it is stored (a gradient) is waited for when the pass ends; a
 stored value may be sent before it is used. The nodes that run meanwhile hide a share
-`LinkLevel.overlap` of the seconds of such a communication.
+`LinkLevel.overlap` of the seconds of such a communication. Small ones share buckets, whose start-up
+each pays in part (`collectives.joined_seconds`).
 """
 
 from __future__ import annotations

@@ -32,15 +32,22 @@ class PricedComm:
     sent_bytes: float = 0.0
     #: Share of the seconds that compute hides, if no node waits for it at once.
     overlap: float = 0.0
+    #: Seconds of its share of a bucket (see `collectives.joined_seconds`); None if it has none.
+    joined: Mapping[int, float] | None = None
+
+    def whole_seconds(self, *, beside: bool) -> Mapping[int, float]:
+        """Seconds that it takes on each device; `beside` compute small ones share buckets."""
+        return self.joined if beside and self.joined is not None else self.seconds
 
     def busy_seconds(self, *, beside: bool) -> Mapping[int, float]:
         """Seconds that it keeps each device from computing, if it passes `beside` compute or not.
 
         See `cost_model.overlap`.
         """
+        seconds = self.whole_seconds(beside=beside)
         if not beside or not self.overlap:
-            return self.seconds
-        return {device: (1 - self.overlap) * whole for device, whole in self.seconds.items()}
+            return seconds
+        return {device: (1 - self.overlap) * whole for device, whole in seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,10 @@ class Resharder:
         alone = (group[0] for group in groups if len(group) == 1)
         aliases = frozenset(d for d in alone if d in before and before[d] == after[d])
         comms = [
-            self._price(_classify(dtype, group, transfers, source, target))
+            self._price(
+                _classify(dtype, group, transfers, source, target),
+                joins=self._joins(dtype, source, target),
+            )
             for group in groups
             if group[0] not in aliases or len(group) > 1
         ]
@@ -169,11 +179,20 @@ class Resharder:
             transfers = _scatter_parts(group, source, target) if is_scatter else ()
             comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction)
             local_shape = source.sharding.local_shape(mesh, mesh.coord(group[0]))
-            yield self._price(comm, math.prod(local_shape))
+            joins = self._joins(dtype, source, target)
+            yield self._price(comm, math.prod(local_shape), joins=joins)
 
-    def _price(self, comm: Comm, numel: int = 0) -> PricedComm:
-        seconds = comm_cost(comm, numel, self.cluster).seconds
-        return PricedComm(comm, seconds, overlap=overlap_share(comm, self.cluster))
+    def _price(self, comm: Comm, numel: int = 0, *, joins: bool = False) -> PricedComm:
+        cost = comm_cost(comm, numel, self.cluster)
+        share = overlap_share(comm, self.cluster)
+        joined = cost.joined if joins else None
+        return PricedComm(comm, cost.seconds, overlap=share, joined=joined)
+
+    def _joins(self, dtype: str, source: Placement, target: Placement) -> bool:
+        """Whether the ranks may join the communications: all run them, on parts of equal sizes."""
+        if source.mesh != target.mesh or source.mesh.size() < len(self.cluster):
+            return False
+        return all(len(set(at.local_bytes(dtype).values())) == 1 for at in (source, target))
 
 
 def simplest(source: Placement, target: Placement) -> tuple[Placement, Placement]:

@@ -234,8 +234,9 @@ class _Builder:
                 source=value, target=value, phase=phase, target_phase=target_phase, why=why
             )
             busy = priced.busy_seconds(beside=beside)
+            whole = priced.whole_seconds(beside=beside)
             seconds = {d: busy[d] for d in self._observed(busy)}
-            hidden = {d: more for d, s in seconds.items() if (more := priced.seconds[d] - s)}
+            hidden = {d: more for d, s in seconds.items() if (more := whole[d] - s)}
             task = Task(
                 f"{comm.kind} {value}",
                 seconds,

@@ -20,6 +20,13 @@ from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.types import TensorType
 
+#: Collectives of one pass over one group whose operands have fewer bytes travel together in
+#: buckets, where nothing waits for them at once and all ranks run the same steps
+#: (`Programs.is_spmd`). Measured over gloo (docs/performance.md, A training step).
+SMALL_BYTES = 2 << 20
+#: Most bytes of a bucket.
+BUCKET_BYTES = 4 << 20
+
 
 class CommKind(StrEnum):
     """Communication operators."""

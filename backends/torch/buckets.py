@@ -19,15 +19,10 @@ from torch import fx
 from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.pieces import assemble
 from partitioner.backends.torch.values import Task, join_tasks, move_notes, note_tasks, noted_tasks
+from partitioner.ir.program import BUCKET_BYTES, SMALL_BYTES
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
-
-#: Collectives of fewer bytes are small; at most `BUCKET_BYTES`. Measured over gloo
-#: (docs/performance.md, A training step).
-SMALL_BYTES = 2 << 20
-#: Most bytes of a bucket.
-BUCKET_BYTES = 4 << 20
 
 #: Operators that arrange parts for a collective, and compute nothing.
 _ARRANGING = frozenset(

@@ -41,6 +41,8 @@ from partitioner.ir.types import item_bytes
 TREE_SHARE = 0.9
 
 _REDUCING = (CommKind.ALL_REDUCE, CommKind.REDUCE_SCATTER)
+#: Kinds whose communications a rank joins.
+_JOINING = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 _Formula = Callable[[int, float, float, float], float]  #: (p, n bytes, alpha s, beta s/byte) -> s
 
 
@@ -111,7 +113,7 @@ def joined_seconds(
         cluster: The devices.
     """
     parts = len(ranks) if kind is CommKind.ALL_GATHER else 1
-    if not 0 < nbytes / parts < SMALL_BYTES:
+    if kind not in _JOINING or not 0 < nbytes / parts < SMALL_BYTES:
         return alone_s
     full = BUCKET_BYTES * parts
     best = collective(kind, ranks, full, cluster)

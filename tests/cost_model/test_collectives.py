@@ -13,10 +13,11 @@ from partitioner.cost_model.collectives import (
     Algorithm,
     collective,
     comm_cost,
+    joined_seconds,
 )
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.exchange import Transfer
-from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.program import BUCKET_BYTES, SMALL_BYTES, Comm, CommKind
 
 RINGS = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER, CommKind.BROADCAST)
 
@@ -200,3 +201,32 @@ def test_more_bytes_and_slower_links_take_longer(
 def test_one_rank_or_no_bytes_is_nothing() -> None:
     assert collective(CommKind.ALL_REDUCE, (1,), 100, flat(2)) == Algorithm("none", 0.0)
     assert collective(CommKind.ALL_GATHER, (0, 1), 0, flat(2)) == Algorithm("none", 0.0)
+
+
+@pytest.mark.parametrize("kind", RINGS)
+def test_small_ones_pay_their_share_of_a_bucket(kind: CommKind) -> None:
+    """Their start-up is that of the bucket; a broadcast, and what is large, travels alone."""
+    cluster, ranks = flat(4, latency_s=1e-3), (0, 1, 2, 3)
+    parts = 4 if kind is CommKind.ALL_GATHER else 1
+
+    def alone(nbytes: int) -> float:
+        return SLOW.launch_s + collective(kind, ranks, nbytes, cluster).seconds
+
+    def joined(nbytes: int) -> float:
+        return joined_seconds(kind, ranks, nbytes, alone(nbytes), 0, cluster)
+
+    full, small = BUCKET_BYTES * parts, 64 * 1024 * parts
+    joins = kind is not CommKind.BROADCAST
+    expected_s = alone(full) / (full / small) if joins else alone(small)
+    assert joined(small) == pytest.approx(expected_s)
+    assert (joined(small) < alone(small)) == joins
+    large = SMALL_BYTES * parts
+    assert joined(large) == alone(large)
+    below = large - 4 * parts
+    assert joined(below) <= alone(below)
+
+
+def test_a_bucket_is_never_dearer_than_what_is_in_it() -> None:
+    """Where links start at once and slow down with size, nothing is gained by joining."""
+    alone_s = 1e-9
+    assert joined_seconds(CommKind.ALL_REDUCE, (0, 1), 1024, alone_s, 0, flat(2)) == alone_s

@@ -232,3 +232,29 @@ def test_a_tensor_of_no_elements_is_never_sent() -> None:
     empty = (DimLayout.whole(0), DimLayout.whole(4))
     source, target = (placement(DeviceMesh.single(d), *empty) for d in (0, 1))
     assert hops(source, target) == (Hop(target, zeros=frozenset({1})),)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "size", "joins"),
+    [
+        (DeviceMesh.line(6), 12, True),
+        (DeviceMesh.of({"dp": 2, "tp": 3}), 12, True),
+        (DeviceMesh.line(6), 13, False),  # parts of unequal sizes: the ranks' steps differ
+        (DeviceMesh.line(3), 12, False),  # a group of several: the other ranks' steps differ
+    ],
+)
+def test_only_what_all_ranks_do_alike_shares_buckets(
+    mesh: DeviceMesh, size: int, joins: bool
+) -> None:
+    axis = mesh.names[-1]
+    held = placement(mesh, DimLayout.even(size, (axis,), mesh))
+    (gather,) = REAL.hops("float32", held, placement(mesh, DimLayout.whole(size)))
+    reduced = placement(mesh, DimLayout.whole(size))
+    (reduce,) = REAL.hops(
+        "float32", placement(mesh, DimLayout.whole(size), partial=((axis, "sum"),)), reduced
+    )
+    for hop in (gather, reduce) if size == 12 else (gather,):
+        for priced in hop.comms:
+            at_once, later = (priced.whole_seconds(beside=beside) for beside in (False, True))
+            assert at_once == priced.seconds
+            assert (sum(later.values()) < sum(at_once.values())) == joins

@@ -221,7 +221,9 @@ class Cluster:
         Processes share the memory's bandwidth and the caches of their machine: where the seconds of
         operators were measured with one process alone, a plan on one device takes those.
         """
-        if len(set(devices)) > 1 or len(self) == 1:
+        if len(self) == 1 or all(spec.profile is None for spec in self.first_of_spec):
+            return self
+        if len(set(devices)) > 1:
             return self
         alone = {
             spec: spec if spec.profile is None else replace(spec, profile=spec.profile.beside(1))

@@ -60,15 +60,10 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class CommCost:
-    """A communication's algorithm ("pairwise" and "copy" included) and seconds by rank.
-
-    Attributes:
-        joined: Seconds of its share of a bucket, see `joined_seconds`; those alone if it is large.
-    """
+    """A communication's algorithm ("pairwise" and "copy" included) and seconds by rank."""
 
     algorithm: str
     seconds: Mapping[int, float]
-    joined: Mapping[int, float] | None = None
 
 
 def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
@@ -83,33 +78,38 @@ def comm_cost(comm: Comm, numel: int, cluster: Cluster) -> CommCost:
         if exchange is not None:
             return CommCost(exchange.name, dict.fromkeys(comm.ranks, exchange.seconds))
         return CommCost("pairwise", _pairwise_seconds(comm, cluster))
-    nbytes = _whole_bytes(comm, numel)
-    best = collective(comm.kind, comm.ranks, nbytes, cluster)
+    best = collective(comm.kind, comm.ranks, _whole_bytes(comm, numel), cluster)
     starts = {rank: best.start_s(cluster.devices[rank]) for rank in comm.ranks}
-    seconds = {rank: start_s + best.seconds for rank, start_s in starts.items()}
-    joined = {
-        rank: joined_seconds(comm.kind, comm.ranks, nbytes, alone_s, rank, cluster)
-        for rank, alone_s in seconds.items()
-    }
-    return CommCost(best.name, seconds, joined)
+    return CommCost(best.name, {rank: start_s + best.seconds for rank, start_s in starts.items()})
+
+
+def joined_comm_seconds(
+    comm: Comm, numel: int, alone_s: Mapping[int, float], cluster: Cluster
+) -> Mapping[int, float]:
+    """`joined_seconds` of a communication that takes `alone_s` by itself.
+
+    `numel` is as of `comm_cost`.
+    """
+    if comm.kind not in _JOINING:
+        return alone_s
+    return joined_seconds(comm.kind, comm.ranks, _whole_bytes(comm, numel), alone_s, cluster)
 
 
 def joined_seconds(
     kind: CommKind,
     ranks: tuple[int, ...],
     nbytes: float,
-    alone_s: float,
-    rank: int,
+    alone_s: Mapping[int, float],
     cluster: Cluster,
-) -> float:
+) -> Mapping[int, float]:
     """Seconds of a collective that shares a bucket with others, by its share of a full one.
 
     Args:
         kind: One of the ring-or-tree kinds.
         ranks: Its group.
         nbytes: As of `collective`.
-        alone_s: Its seconds alone on `rank`, the most that it takes; a large one takes them.
-        rank: The device that is asked for.
+        alone_s: Its seconds alone on some of the ranks, the most that it takes there; a large one
+            takes them.
         cluster: The devices.
     """
     parts = len(ranks) if kind is CommKind.ALL_GATHER else 1
@@ -117,8 +117,10 @@ def joined_seconds(
         return alone_s
     full = BUCKET_BYTES * parts
     best = collective(kind, ranks, full, cluster)
-    full_s = best.start_s(cluster.devices[rank]) + best.seconds
-    return min(alone_s, full_s * nbytes / full)
+    return {
+        rank: min(seconds, (best.start_s(cluster.devices[rank]) + best.seconds) * nbytes / full)
+        for rank, seconds in alone_s.items()
+    }
 
 
 def collective(

@@ -313,7 +313,8 @@ class EvenResharder(Resharder):
         joined_s = None
         if self.even.mesh.size() == len(self.cluster):
             device = self.even.device
-            joined_s = joined_seconds(kind, ranks, whole, seconds, device, self.cluster)
+            alone_s = {device: seconds}
+            joined_s = joined_seconds(kind, ranks, whole, alone_s, self.cluster)[device]
         return self._hop(kind, ranks, reshard, seconds, sent, joined_s)
 
     def _hop(

@@ -67,14 +67,14 @@ class Form:
 _LONGEST_CHAIN = 4
 
 
-def chain(graph: Graph, node: Node) -> tuple[Node, ...]:
+def chain(graph: Graph, node: Node, most: int = _LONGEST_CHAIN) -> tuple[Node, ...]:
     """The nodes whose kernel may compute a pointwise one too, the first of them first.
 
     Each alone reads the result of the one before it. The first one sums (a convolution, a product),
-    the others are pointwise. Empty if there are none.
+    the others are pointwise. Empty if there are none, or more than `most`.
     """
     rule = rule_of(graph, node)
-    if not isinstance(rule, Rule) or not rule.is_pointwise:
+    if not most or not isinstance(rule, Rule) or not rule.is_pointwise:
         return ()
     shape = graph.types[node.writes[0]].shape
     for value in node.inputs:
@@ -88,9 +88,9 @@ def chain(graph: Graph, node: Node) -> tuple[Node, ...]:
             factor.kind is FactorKind.REDUCE for factor in above.factors.values()
         ):
             return (producer,)
-        longer = chain(graph, producer)
-        if longer and len(longer) < _LONGEST_CHAIN:
-            return (*longer, producer)
+        before = chain(graph, producer, most - 1)
+        if before:
+            return (*before, producer)
     return ()
 
 

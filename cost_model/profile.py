@@ -243,14 +243,21 @@ class Profile:
 
         It is that of all seconds that were measured in both ways among so many ranks.
         """
-        at_once_s = beside_s = 0.0
-        for (kind, count), entries in self.links.items():
-            later = {entry.nbytes: entry for entry in self.links.get((beside(kind), count), ())}
-            for entry in entries if count == ranks else ():
+        return self._hidden_shares.get(ranks)
+
+    @cached_property
+    def _hidden_shares(self) -> Mapping[int, float]:
+        """`hidden_share` by number of ranks."""
+        at_once_s: dict[int, float] = {}
+        beside_s: dict[int, float] = {}
+        for (kind, ranks), entries in self.links.items():
+            later = {entry.nbytes: entry for entry in self.links.get((beside(kind), ranks), ())}
+            for entry in entries:
                 if entry.nbytes in later:
-                    at_once_s += entry.seconds
-                    beside_s += min(entry.seconds, later[entry.nbytes].seconds)
-        return 1 - beside_s / at_once_s if at_once_s else None
+                    least_s = min(entry.seconds, later[entry.nbytes].seconds)
+                    at_once_s[ranks] = at_once_s.get(ranks, 0.0) + entry.seconds
+                    beside_s[ranks] = beside_s.get(ranks, 0.0) + least_s
+        return {ranks: 1 - beside_s[ranks] / whole for ranks, whole in at_once_s.items() if whole}
 
     def link_seconds(self, kind: str, ranks: int, nbytes: float) -> float | None:
         """Seconds of a communication; None if they are not known. See `LinkTable.seconds`."""

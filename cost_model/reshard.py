@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.collectives import comm_cost
+from partitioner.cost_model.collectives import comm_cost, joined_comm_seconds
 from partitioner.cost_model.errors import CostError
 from partitioner.ir.exchange import Transfer, components, exchange, intersect, region_numel
 from partitioner.ir.layout import DimLayout, Placement, Sharding
@@ -134,11 +134,9 @@ class Resharder:
         before, after = dict(source.parts()), dict(target.parts())
         alone = (group[0] for group in groups if len(group) == 1)
         aliases = frozenset(d for d in alone if d in before and before[d] == after[d])
+        joins = self._joins(dtype, source, target)
         comms = [
-            self._price(
-                _classify(dtype, group, transfers, source, target),
-                joins=self._joins(dtype, source, target),
-            )
+            self._price(_classify(dtype, group, transfers, source, target), joins=joins)
             for group in groups
             if group[0] not in aliases or len(group) > 1
         ]
@@ -170,6 +168,7 @@ class Resharder:
         """One communication for each group of devices that differ along the partial axes only."""
         mesh, reduction = source.mesh, source.sharding.partial[0][1]
         axes = {axis for axis, _ in source.sharding.partial}
+        joins = self._joins(dtype, source, target)
         groups: dict[tuple[int, ...], list[int]] = {}
         for device, point in mesh.coords():
             rest = tuple(point[name] for name in mesh.names if name not in axes)
@@ -179,14 +178,13 @@ class Resharder:
             transfers = _scatter_parts(group, source, target) if is_scatter else ()
             comm = Comm(-1, kind, group, "", "", dtype, transfers, reduction)
             local_shape = source.sharding.local_shape(mesh, mesh.coord(group[0]))
-            joins = self._joins(dtype, source, target)
             yield self._price(comm, math.prod(local_shape), joins=joins)
 
     def _price(self, comm: Comm, numel: int = 0, *, joins: bool = False) -> PricedComm:
-        cost = comm_cost(comm, numel, self.cluster)
-        share = overlap_share(comm, self.cluster)
-        joined = cost.joined if joins else None
-        return PricedComm(comm, cost.seconds, overlap=share, joined=joined)
+        seconds = comm_cost(comm, numel, self.cluster).seconds
+        joined = joined_comm_seconds(comm, numel, seconds, self.cluster) if joins else None
+        overlap = overlap_share(comm, self.cluster)
+        return PricedComm(comm, seconds, overlap=overlap, joined=joined)
 
     def _joins(self, dtype: str, source: Placement, target: Placement) -> bool:
         """Whether the ranks may join the communications: all run them, on parts of equal sizes."""

@@ -217,8 +217,7 @@ def _as_stored(node: Node, form: Form) -> Node:
 def _part(constant: Constant, part: Part) -> Constant:
     whole = constant.load()
     array = whole if part.region is None else np.array(cut(whole, part.region))
-    tensor_type = TensorType.of(constant.type.dtype, array.shape)
-    return replace(constant, type=tensor_type, load=partial(_same, array))
+    return Constant.of(array, constant.type.dtype)
 
 
 def _zeros(tensor_type: TensorType) -> Constant:
@@ -233,7 +232,3 @@ def _of_zeros(tensor_type: TensorType) -> np.ndarray:
 def _drawn(tensor_type: TensorType) -> np.ndarray:
     array = np.random.default_rng(0).standard_normal(tensor_type.shape, np.float32)
     return array.astype(numpy_dtype(tensor_type.dtype))
-
-
-def _same(array: np.ndarray) -> np.ndarray:
-    return array

@@ -213,7 +213,7 @@ def test_small_ones_pay_their_share_of_a_bucket(kind: CommKind) -> None:
         return SLOW.launch_s + collective(kind, ranks, nbytes, cluster).seconds
 
     def joined(nbytes: int) -> float:
-        return joined_seconds(kind, ranks, nbytes, alone(nbytes), 0, cluster)
+        return joined_seconds(kind, ranks, nbytes, {0: alone(nbytes)}, cluster)[0]
 
     full, small = BUCKET_BYTES * parts, 64 * 1024 * parts
     joins = kind is not CommKind.BROADCAST
@@ -228,5 +228,5 @@ def test_small_ones_pay_their_share_of_a_bucket(kind: CommKind) -> None:
 
 def test_a_bucket_is_never_dearer_than_what_is_in_it() -> None:
     """Where links start at once and slow down with size, nothing is gained by joining."""
-    alone_s = 1e-9
-    assert joined_seconds(CommKind.ALL_REDUCE, (0, 1), 1024, alone_s, 0, flat(2)) == alone_s
+    alone_s = {0: 1e-9}
+    assert joined_seconds(CommKind.ALL_REDUCE, (0, 1), 1024, alone_s, flat(2)) == alone_s

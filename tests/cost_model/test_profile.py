@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sqlite3
 import subprocess
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from cost_cases import SLOW, flat, matmul_graph, placed
+from cost_cases import SLOW, chain_graph, flat, matmul_graph, placed
 from cost_cases import graph as graph_of
 from placements import placement
 
@@ -431,3 +432,17 @@ def test_what_is_known_behind_another_goes_before_what_is_known_alone(tmp_path: 
     cluster = measured(tmp_path / "q", near, entry("a third", 0.5, op="Relu"))
     estimate = compute.node_estimates(graph, relu, cluster)[0]
     assert (estimate.source, estimate.seconds) == ("fitted", pytest.approx(0.125))
+
+
+def test_long_rows_of_pointwise_operators_are_no_chains() -> None:
+    """A chain is looked for no farther than it may be long."""
+    graph = chain_graph(length=3000)
+    assert not any(chain(graph, node) for node in graph.nodes)
+    ops = ("Relu", "Tanh", "Relu", "Tanh", "Relu")
+    names = ["y", *(f"v{index}" for index in range(len(ops)))]
+    types = dict.fromkeys(["x", "w", *names], TensorType.of("float32", (4, 4)))
+    pairs = itertools.pairwise(names)
+    nodes = [Node(f"n{i}", ops[i], (a,), (b,)) for i, (a, b) in enumerate(pairs)]
+    product = Node("mm", "MatMul", ("x", "w"), ("y",))
+    row = graph_of([product, *nodes], types, ("x",), (names[-1],), ("w",))
+    assert [len(chain(row, node)) for node in row.nodes] == [0, 1, 2, 3, 4, 0]

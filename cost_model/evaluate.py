@@ -21,7 +21,7 @@ from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import rules_of
-from partitioner.ir.plan import OBJECTIVES, PlacedNode, Plan, place, resolve
+from partitioner.ir.plan import OBJECTIVES, Pipeline, PlacedNode, Plan, place, resolve
 from partitioner.ir.rule import Rule
 
 Figure = TypeVar("Figure", int, float, MemoryPeak)
@@ -114,7 +114,7 @@ def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
         PlanError: The plan does not fit the graph.
         CostError: The plan uses a device that the cluster does not have.
     """
-    return evaluate_placed(graph, resolve(graph, plan), cluster)
+    return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline)
 
 
 def one_device(graph: Graph, cluster: Cluster, device: int = 0) -> Evaluation:
@@ -139,8 +139,13 @@ def best_single(graph: Graph, cluster: Cluster, objective: str) -> tuple[int, Ev
     return best, alone[best]
 
 
-def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster) -> Evaluation:
-    """Cost of a resolved plan."""
+def evaluate_placed(
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    cluster: Cluster,
+    pipeline: Pipeline | None = None,
+) -> Evaluation:
+    """Cost of a resolved plan; in a plan with stages a request is a step of all micro-batches."""
     devices = range(len(cluster))
     absent = sorted({d for node in placed for d in node.mesh.devices} - set(devices))
     if absent:
@@ -148,12 +153,15 @@ def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
     resharder = Resharder(cluster)
-    first = representatives(graph, placed, cluster, resharder)
+    first = {device: device for device in devices}
+    if pipeline is None:
+        first = dict(representatives(graph, placed, cluster, resharder))
     try:
-        tasks = schedule(graph, placed, cluster, resharder, observed=frozenset(first.values()))
+        observed = frozenset(first.values()) if pipeline is None else None
+        tasks = schedule(graph, placed, cluster, resharder, observed=observed, pipeline=pipeline)
     except UnequalWorkError:
         first = {device: device for device in devices}
-        tasks = schedule(graph, placed, cluster, resharder)
+        tasks = schedule(graph, placed, cluster, resharder, pipeline=pipeline)
 
     def of_all(figures: Mapping[int, Figure], default: Figure) -> Mapping[int, Figure]:
         """Figures of all devices, from those of the representatives."""
@@ -164,17 +172,18 @@ def evaluate_placed(graph: Graph, placed: Sequence[PlacedNode], cluster: Cluster
     for task in tasks.tasks:
         total = compute_s if task.kind == "compute" else comm_s
         for device, seconds in task.devices.items():
-            total[device] += seconds
-    nothing = MemoryPeak(0, 0, 0, "")
+            total[device] += seconds * tasks.times(task)
+    nothing, timeline = MemoryPeak(0, 0, 0, ""), simulate(tasks)
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
-        latency_s=simulate(tasks).latency_s,
+        latency_s=timeline.latency_s if pipeline is None else timeline.makespan_s,
         peak=of_all(peak_bytes(tasks), nothing),
         exact_peak=of_all(exact_peak_bytes(tasks), nothing),
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},
-        sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks.tasks), 0.0).items()},
+        sent_bytes={device: round(n) for device, n in of_all(sent_bytes(tasks), 0.0).items()},
         devices_used=len({device for node in placed for device in node.mesh.devices}),
         sharded_flops_share=sharded_flops_share(graph, placed),
-        sequential=bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1,
+        sequential=pipeline is not None
+        or (bool(graph.backward) and len({node.mesh.devices for node in placed}) > 1),
     )

@@ -13,13 +13,18 @@ are held for it alone after the last other use, and its result is a value of its
 *Exact* is liveness, without head-room: a local tensor is held from the task that writes it to the
 last one that reads it on its device. Exact never exceeds safe. Neither counts what a kernel or a
 collective allocates for itself.
+
+In a plan with stages, a tensor that a later phase reads is held, once for each micro-batch in
+flight, from the end of the phase that makes it to the end of the last one that reads it, in the
+order of the schedule. What is made once a step is held throughout, and so is one sum of what is
+reduced once a step.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +32,7 @@ import numpy.typing as npt
 
 from partitioner.cost_model.schedule import Key, LocalKey, Schedule, Task
 from partitioner.ir.ops import row_of
+from partitioner.ir.phases import StepOrder
 
 #: Bytes that executors request for activations, as a share of the live bytes: ONNX Runtime 1.31
 #: on CPU took 1.13 to 1.5 times at realistic sizes (buffers of a whole segment's operands and
@@ -69,13 +75,71 @@ class MemoryPeak:
 
 def peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     """Safe peaks, with head-room, of all devices that hold a tensor."""
-    curves = usage_curves(schedule, safe_lifetimes(schedule))
+    curves = _usage(schedule, tuple(safe_lifetimes(schedule)))
     return _peaks(schedule, {device: with_headroom(curve) for device, curve in curves.items()})
 
 
 def exact_peak_bytes(schedule: Schedule) -> Mapping[int, MemoryPeak]:
     """Exact peaks of all devices that hold a tensor."""
-    return _peaks(schedule, usage_curves(schedule, exact_lifetimes(schedule)))
+    return _peaks(schedule, _usage(schedule, tuple(exact_lifetimes(schedule))))
+
+
+def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime]) -> Curves:
+    """Most activation bytes at each task position over all micro-batches, by device."""
+    if schedule.order is None:
+        return usage_curves(schedule, lifetimes)
+    return _step_curves(schedule, schedule.order, lifetimes)
+
+
+def _step_curves(schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime]) -> Curves:
+    """Most activation bytes at each task position, of a plan with stages.
+
+    While a phase runs, all that earlier phases keep is held.
+    """
+    phase_at = [task.phase for task in schedule.tasks]
+    arrives_in = [task.target_phase for task in schedule.tasks]
+    end_of = {phase: position for position, phase in enumerate(phase_at)}
+    inside: list[Lifetime] = []
+    kept: dict[int, dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
+    always: dict[int, int] = defaultdict(int)
+    for life in lifetimes:
+        made = arrives_in[life.first] if life.buffer else phase_at[life.first]
+        read = phase_at[life.last]
+        if made == read:
+            inside.append(life)
+        elif order.phases.is_once(made) or order.phases.is_once(read):
+            always[life.device] += life.nbytes
+            if not order.phases.is_once(made):
+                inside.append(replace(life, last=max(life.first, end_of.get(made, 0))))
+        else:
+            kept[life.device][made, read] += life.nbytes
+            inside.append(replace(life, last=max(life.first, end_of.get(made, 0))))
+    curves = dict(usage_curves(schedule, inside))
+    for device in {*kept, *always}:
+        held = _most_held(kept[device], order.runs(device))
+        base = np.fromiter((held.get(p, 0) for p in phase_at), np.int64, len(phase_at))
+        zeros = np.zeros(len(phase_at), np.int64)
+        curves[device] = curves.get(device, zeros) + base + always[device]
+    return curves
+
+
+def _most_held(
+    kept: Mapping[tuple[int, int], int], runs: Iterable[tuple[int, int]]
+) -> Mapping[int, int]:
+    """Most bytes that other phases keep while a phase runs, by phase.
+
+    `kept` has the bytes of a micro-batch by the phases that make them and that read them last.
+    """
+    held, most = 0, defaultdict[int, int](int)
+    made: dict[int, int] = defaultdict(int)
+    freed: dict[int, int] = defaultdict(int)
+    for (first, last), nbytes in kept.items():
+        made[first] += nbytes
+        freed[last] += nbytes
+    for phase, _ in runs:
+        most[phase] = max(most[phase], held)
+        held += made[phase] - freed[phase]
+    return most
 
 
 def usage_curves(schedule: Schedule, lifetimes: Iterable[Lifetime]) -> Curves:

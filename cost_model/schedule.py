@@ -14,11 +14,12 @@ from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds, stored_bytes
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
-from partitioner.ir.plan import PlacedNode
+from partitioner.ir.phases import Part, PhaseError, StepOrder, step_order
+from partitioner.ir.plan import Pipeline, PlacedNode
 from partitioner.ir.program import Comm
 
 Key = tuple[str, Placement]  #: A value under one placement.
@@ -67,12 +68,28 @@ class Schedule:
     output_keys: Mapping[str, Key]  #: Placement of each graph output.
     #: The residents that are zeros instead of a part of their value.
     zeros: frozenset[LocalKey] = frozenset()
+    #: The order of phases and micro-batches; None for a plan without stages. Then the phase of a
+    #: task is of `ir.phases`, its tasks are of one micro-batch, and the global order is that of
+    #: the tasks of each phase.
+    order: StepOrder | None = None
 
     @cached_property
     def outputs(self) -> frozenset[LocalKey]:
         """Local tensors of the graph outputs, held to the end."""
         keys = self.output_keys.values()
         return frozenset((device, key) for key in keys for device in key[1].mesh.devices)
+
+
+    def times(self, task: Task) -> int:
+        """How often a task runs in a request, or in a step of a plan with stages."""
+        if self.order is None or self.order.phases.is_once(task.phase):
+            return 1
+        return self.order.table.micro_batches
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that a task occupies, ascending."""
+        return tuple(sorted({device for task in self.tasks for device in task.devices}))
 
 
 class UnequalWorkError(Exception):
@@ -86,20 +103,26 @@ def schedule(
     resharder: Resharder | None = None,
     everywhere: frozenset[str] = frozenset(),
     observed: frozenset[int] | None = None,
+    pipeline: Pipeline | None = None,
 ) -> Schedule:
     """Insert the communications that a resolved plan needs and price every task.
 
     `placed` has the nodes in the plan's order. Every device of the cluster gets the outputs in
     `everywhere` whole, at the end of the forward pass if there is a backward pass; the cost of a
     plan does not include that. The tasks are those of the `observed` devices (see
-    `classes.representatives`), of all if None.
+    `classes.representatives`), of all if None. `pipeline` is that of the plan.
 
     Raises:
         UnequalWorkError: Tasks of other devices would change the order of those of `observed`.
+        PhaseError, PipelineScheduleError: The plan's stages cannot run in micro-batches.
     """
     resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
     cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
-    return _Builder(graph, cluster, resharder, everywhere, observed, beside).run(placed)
+    order = None if pipeline is None else step_order(graph, placed, pipeline)
+    builder = _Builder(graph, cluster, resharder, everywhere, observed, beside, order)
+    if order is not None:
+        placed = sorted(placed, key=lambda node: order.numbers[node.node.name])
+    return builder.run(placed)
 
 
 @dataclass
@@ -116,6 +139,7 @@ class _Builder:
     everywhere: frozenset[str]
     observed: frozenset[int] | None
     beside: frozenset[str]
+    order: StepOrder | None
     tasks: list[tuple[int, int, Task]] = field(default_factory=list)  # (anchor, 0 for a node, _)
     feeds: dict[LocalKey, int] = field(default_factory=dict)
     residents: dict[LocalKey, int] = field(default_factory=dict)
@@ -127,7 +151,7 @@ class _Builder:
     def run(self, placed: Sequence[PlacedNode]) -> Schedule:
         delivered: dict[str, Key] = {}
         end = len(placed)
-        turn = next((i for i, p in enumerate(placed) if p.node.name in self.graph.backward), end)
+        turn = next((i for i, p in enumerate(placed) if self._is_behind_results(p.node)), end)
         for index, node in enumerate(placed):
             if index == turn:
                 delivered.update(self._deliver(index))
@@ -137,7 +161,8 @@ class _Builder:
         for value in self.graph.outputs:
             if value not in delivered:
                 at = self.home[value].without_partial()
-                delivered[value] = self._fetch(value, at, end, value)
+                phase = self.origin[(value, self.home[value])][1]
+                delivered[value] = self._fetch(value, at, end, value, phase)
         tasks = [task for _, _, task in sorted(self.tasks, key=lambda entry: entry[:2])]
         return Schedule(
             tuple(
@@ -148,7 +173,19 @@ class _Builder:
             self.residents,
             {value: delivered[value] for value in self.graph.outputs},
             frozenset(self.zeros),
+            self.order,
         )
+
+    def _is_behind_results(self, node: Node) -> bool:
+        """Whether a node runs behind the delivery of the results."""
+        if self.order is None:
+            return node.name in self.graph.backward
+        return self.order.numbers[node.name] > self._delivery
+
+    @property
+    def _delivery(self) -> int:
+        """The phase in which results are brought to all devices; 0 without stages."""
+        return 0 if self.order is None else self.order.phases.number(Part.DELIVER)
 
     def _deliver(self, index: int) -> Iterator[tuple[str, Key]]:
         """Bring outputs whole to all devices."""
@@ -156,16 +193,19 @@ class _Builder:
         for value in self.graph.outputs:
             if value in self.everywhere:
                 at = self.home[value].without_partial()
-                self._fetch(value, at, index, value)
+                self._fetch(value, at, index, value, self._delivery)
                 self.home[value] = at
                 mesh = at.mesh if at.mesh.size() == everyone.size() else everyone
                 whole = Placement(mesh, Sharding.replicate(at.sharding.shape))
-                yield value, self._fetch(value, whole, index, value)
+                yield value, self._fetch(value, whole, index, value, self._delivery)
 
     def _node(self, index: int, placed: PlacedNode) -> None:
         name = placed.node.name
-        keys = dict.fromkeys(self._fetch(value, at, index, name) for value, at in placed.operands())
-        phase = max((self.origin[key][1] for key in keys if key in self.origin), default=0)
+        phase = 0 if self.order is None else self.order.numbers[name]
+        operands = placed.operands()
+        keys = dict.fromkeys(self._fetch(value, at, index, name, phase) for value, at in operands)
+        if self.order is None:
+            phase = max((self.origin[key][1] for key in keys if key in self.origin), default=0)
         writes = []
         row = row_of(placed.node)
         stored = row is not None and row.stored
@@ -186,23 +226,33 @@ class _Builder:
         for device in devices:
             self.busy[device] = index
 
-    def _fetch(self, value: str, at: Placement, index: int, why: str) -> Key:
-        """The key of the value at a placement that a node reads; reshards it if need be."""
+    def _fetch(self, value: str, at: Placement, index: int, why: str, phase: int) -> Key:
+        """The key of the value at a placement that a node reads; reshards it if need be.
+
+        `phase` is that of the node, in a plan with stages.
+        """
         key, dtype = (value, at), self.graph.types[value].dtype
         if value in self.graph.constants:
             self._reside(key)
         elif value in self.home:
             before = (value, self.home[value])
-            for hop in self.resharder.hops(dtype, self.home[value], at):
-                if (value, hop.after) not in self.origin:
-                    self._hop(before, hop, index, why)
-                before = (value, hop.after)
+            if self.order is not None and key not in self.origin and self._leaves(key):
+                before = self._original(value)
+            for hop in self.resharder.hops(dtype, before[1], at):
+                after = (before[0], hop.after)
+                if after not in self.origin:
+                    self._hop(before, hop, index, why, self._phases(before, after, at, phase))
+                self._check_phase(after, index, why, phase)
+                before = after
+            if before != key and key not in self.origin:
+                self._rename(before, key, index)
         else:
             fed = (value, at.without_partial())
             self.feeds.update({(device, fed): size for device, size in self._sizes(fed).items()})
             self.origin.setdefault(fed, (-1, 0))
             if key not in self.origin:
-                self._hop(fed, self.resharder.hops(dtype, fed[1], at)[-1], index, why)
+                hop = self.resharder.hops(dtype, fed[1], at)[-1]
+                self._hop(fed, hop, index, why, self._phases(fed, key, at, phase))
         return key
 
     def _reside(self, key: Key) -> None:
@@ -213,16 +263,18 @@ class _Builder:
             if any(points[device][axis] for axis in partial):
                 self.zeros.add((device, key))
 
-    def _hop(self, before: Key, hop: Hop, index: int, why: str) -> None:
+    def _hop(
+        self, before: Key, hop: Hop, index: int, why: str, phases: tuple[int, int]
+    ) -> None:
+        """Add one step of a reshard; `phases` are those of its sources and of its targets."""
         value, after = before[0], (before[0], hop.after)
         beside = value in self.beside
-        anchor, phase = self.origin[before]
+        anchor = self.origin[before][0]
+        phase, target_phase = phases
         sizes = self._sizes(after)
         for device in self._observed(hop.zeros):
             self.residents[(device, after)] = sizes[device]
             self.zeros.add((device, after))
-        is_apart = set(before[1].mesh.devices).isdisjoint(hop.after.mesh.devices)
-        target_phase = phase + is_apart
         comms = [priced for priced in hop.comms if self._observed(priced.comm.ranks)]
         if len(comms) < len(hop.comms) and not beside:
             self._check_order(anchor, comms)
@@ -254,6 +306,67 @@ class _Builder:
             task = Task(f"alias {value}", {}, reads, (), None, None, phase, phase, pairs)
             self._insert(min(anchor, index - 1), task)
         self.origin[after] = (min(anchor, index - 1), target_phase)
+
+    def _phases(self, before: Key, after: Key, target: Placement, phase: int) -> tuple[int, int]:
+        """Phases of the sources and the targets of a step of a reshard to `target`.
+
+        Without stages: the number of moves between groups. With stages: a value that does not leave
+        its devices is resharded in the phase that reads it; one that does is reduced where it is
+        made, and sent for the phase that reads it, for the whole step if it is the same in all
+        micro-batches.
+        """
+        origin = self.origin[before][1]
+        held, then = set(before[1].mesh.devices), set(after[1].mesh.devices)
+        if self.order is None:
+            return origin, origin + held.isdisjoint(then)
+        if held == set(target.mesh.devices) or phase == self._delivery:
+            return phase, phase
+        if held == then:
+            return origin, origin
+        if self.order.phases.is_once(origin):
+            return origin, origin
+        return origin, phase
+
+    def _leaves(self, key: Key) -> bool:
+        """Whether a key lies on other devices than its value is computed on."""
+        value, at = key
+        return set(self.home[value].mesh.devices) != set(at.mesh.devices)
+
+    def _original(self, value: str) -> Key:
+        """The value that a value is another name of, which other devices may have already."""
+        producer = self.graph.producers[value]
+        row = row_of(producer)
+        while row is not None and row.again and producer.inputs[0] in self.home:
+            value = producer.inputs[0]
+            producer = self.graph.producers[value]
+            row = row_of(producer)
+        return value, self.home[value]
+
+    def _rename(self, old: Key, new: Key, index: int) -> None:
+        """Give a value that was fetched under its original name the other name."""
+        anchor, phase = self.origin[old]
+        devices = sorted(self._observed(old[1].mesh.devices))
+        pairs = tuple(((d, new), (d, old)) for d in devices)
+        reads = tuple(key for _, key in pairs)
+        task = Task(f"alias {new[0]}", {}, reads, (), None, None, phase, phase, pairs)
+        self._insert(min(anchor, index - 1), task)
+        self.origin[new] = (min(anchor, index - 1), phase)
+
+    def _check_phase(self, key: Key, index: int, why: str, phase: int) -> None:
+        """Refuse a part that an earlier reader fetched in a phase that may run later.
+
+        Raises:
+            PhaseError: It may.
+        """
+        if self.order is None:
+            return
+        made = self.origin[key][1]
+        if made != phase and made not in self.order.before[phase]:
+            parts = [" ".join(map(str, self.order.phases.of(p))) for p in (phase, made)]
+            raise PhaseError(
+                f"{why!r} reads {key[0]!r} in {parts[0]}, which another node fetches in {parts[1]}, "
+                "and nothing makes the one wait for the other"
+            )
 
     def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:
         """Refuse if the communications of one step, observed or not, have different anchors.

@@ -7,19 +7,23 @@ earliest its own seconds after it was free. Any other communication starts when 
 free.
 
 With several requests in flight, round t runs phase p of request t - p, in task order (see
-`ir.program.Compute.phase`): the order in which the runtime interleaves them.
+`ir.program.Compute.phase`): the order in which the runtime interleaves them. A plan with stages
+runs the phases of its step in the order of its schedule instead (`ir.phases.StepOrder`): a phase
+begins when what other phases send for it has arrived; what it sends leaves at its end, beside what
+follows but for the share that compute does not hide. A request is a micro-batch then.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule import Schedule, Task
+from partitioner.ir.phases import StepOrder
 
 _MICROSECONDS = 1e6  #: Trace-event times are in microseconds.
 _LANES = ("compute", "comm", "beside")
@@ -72,6 +76,8 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
     """
     if requests < 1:
         raise CostError(f"{requests} requests were asked for; at least 1 is needed")
+    if schedule.order is not None:
+        return _simulate_step(schedule, schedule.order)
     clock = _Clock()
     phases = 1 + max((task.target_phase for task in schedule.tasks), default=0)
     for turn in range(requests + phases - 1):
@@ -84,6 +90,72 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
             if one_way and 0 <= receiving < requests:
                 clock.receive(index, task, receiving)
     return Timeline(tuple(clock.events), requests)
+
+
+def _simulate_step(schedule: Schedule, order: StepOrder) -> Timeline:
+    """The timeline of one step of a plan with stages."""
+    by_phase: dict[int, list[int]] = defaultdict(list)
+    for index, task in enumerate(schedule.tasks):
+        for phase in dict.fromkeys((task.phase, task.target_phase)):
+            by_phase[phase].append(index)
+    clock = _Clock()
+    waiting = {lane: deque(order.runs(devices[0])) for lane, devices in enumerate(order.lanes)}
+    alone = [d for d in schedule.devices if not any(d in lane for lane in order.lanes)]
+    if alone:
+        waiting[len(order.lanes)] = deque(order.runs(alone[0]))
+    groups = [*map(frozenset, order.lanes), frozenset(alone)]
+    together = {
+        task.phase
+        for task in schedule.tasks
+        if task.phase == task.target_phase
+        and not any(group.issuperset(task.devices) for group in groups)
+    }
+    while any(waiting.values()):
+        moved = False
+        for lane, runs in waiting.items():
+            while runs and runs[0][0] not in together:
+                if not _run_phase(schedule, clock, by_phase, groups[lane], *runs[0]):
+                    break
+                runs.popleft()
+                moved = True
+        if not moved:
+            heads = {tuple(runs[0]) for runs in waiting.values() if runs}
+            assert len(heads) == 1, f"lanes wait for each other at {heads}"
+            phase, micro_batch = heads.pop()
+            for index in by_phase[phase]:
+                clock.together(index, schedule.tasks[index], micro_batch)
+            for runs in waiting.values():
+                runs.popleft()
+    return Timeline(tuple(clock.events), order.table.micro_batches)
+
+
+def _run_phase(
+    schedule: Schedule,
+    clock: _Clock,
+    by_phase: Mapping[int, Sequence[int]],
+    devices: frozenset[int],
+    phase: int,
+    micro_batch: int,
+) -> bool:
+    """Run a phase of a micro-batch on the devices of a lane, if all that it waits for was sent."""
+    tasks = [
+        (index, schedule.tasks[index])
+        for index in by_phase[phase]
+        if not devices.isdisjoint(schedule.tasks[index].devices)
+    ]
+    passing = [(index, t) for index, t in tasks if t.phase != t.target_phase]
+    arriving = [(index, t) for index, t in passing if t.target_phase == phase]
+    inside = [(index, t) for index, t in tasks if t.phase == t.target_phase]
+    if any((index, micro_batch) not in clock.sent for index, _ in arriving):
+        return False
+    for index, task in arriving:
+        clock.arrive(index, task, micro_batch)
+    for index, task in inside:
+        clock.together(index, task, micro_batch)
+    for index, task in passing:
+        if task.phase == phase:
+            clock.leave(index, task, micro_batch)
+    return True
 
 
 def timeline_json(timeline: Timeline) -> str:
@@ -126,6 +198,25 @@ class _Clock:
 
     def receive(self, index: int, task: Task, request: int) -> None:
         """Run the targets' side, in the same or a later round."""
+        arrived = self.sent.pop((index, request))
+        for device, seconds in _side(task, sources=False):
+            end = max(arrived, self.free[device] + seconds)
+            self._run(index, task, request, device, end - seconds, end)
+
+    def leave(self, index: int, task: Task, request: int) -> None:
+        """Send what a phase has made, beside what its devices do next.
+
+        The sources are busy with it for the seconds that compute does not hide.
+        """
+        sources = list(_side(task, sources=True))
+        start = max(self.free[device] for device, _ in sources)
+        for device, seconds in sources:
+            self._run(index, task, request, device, self.free[device], self.free[device] + seconds)
+        whole = max(s + task.hidden.get(device, 0.0) for device, s in task.devices.items())
+        self.sent[index, request] = start + whole
+
+    def arrive(self, index: int, task: Task, request: int) -> None:
+        """Take what another phase has sent; the targets are busy with it as the sources are."""
         arrived = self.sent.pop((index, request))
         for device, seconds in _side(task, sources=False):
             end = max(arrived, self.free[device] + seconds)

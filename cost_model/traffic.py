@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
-from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.ir.exchange import Transfer
 from partitioner.ir.program import CommKind
 from partitioner.ir.types import item_bytes
@@ -31,23 +31,23 @@ def moves(task: Task) -> Iterator[tuple[int, int, float]]:
             yield transfer.source, transfer.target, transfer.numel * item_bytes(comm.dtype)
 
 
-def sent_bytes(tasks: Iterable[Task]) -> Mapping[int, float]:
-    """Bytes that leave each device; no entry for one that sends none.
+def sent_bytes(schedule: Schedule) -> Mapping[int, float]:
+    """Bytes that leave each device in a request or step; no entry for one that sends none.
 
     Equal communications share their transfers, which may be many: they are counted once.
     """
     total: dict[int, float] = defaultdict(float)
     counted: dict[int, Mapping[int, int]] = {}
-    for task in tasks:
-        comm = task.comm
+    for task in schedule.tasks:
+        comm, times = task.comm, schedule.times(task)
         if comm is None or comm.kind is CommKind.ALL_REDUCE:
             for source, _, nbytes in moves(task):
-                total[source] += nbytes
+                total[source] += times * nbytes
             continue
         if id(comm.transfers) not in counted:
             counted[id(comm.transfers)] = sent_numel(comm.transfers)
         for source, numel in counted[id(comm.transfers)].items():
-            total[source] += numel * item_bytes(comm.dtype)
+            total[source] += times * numel * item_bytes(comm.dtype)
     return total
 
 

@@ -112,6 +112,9 @@ class Graph:
     #: that a plan is for. Their results are read only by optional nodes and by nodes that take
     #: either of their operands.
     optional: frozenset[str] = frozenset()
+    #: Name of the forward node that each node of the backward pass differentiates or repeats, by
+    #: its own name, where the front end knows it. No part of the digest.
+    twins: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = set(self.inputs) | set(self.constants)

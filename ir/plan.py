@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -77,6 +77,19 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Pipeline:
+    """How the stages of a plan take the micro-batches of a step.
+
+    The plan's graph is that of one micro-batch.
+    """
+
+    #: Name of the schedule (see `ir.pipeline`), or the rows of its table, one a lane.
+    schedule: str | tuple[str, ...]
+    micro_batches: int
+    stages: tuple[int, ...]  #: Stage of each of the plan's groups, from 0.
+
+
+@dataclass(frozen=True)
 class Plan:
     """A decision for a whole graph.
 
@@ -86,6 +99,7 @@ class Plan:
         groups: Device groups that nodes run on.
         nodes: Decision by node name, in the global order in which every device runs its share.
         certificate: None for a plan written by hand.
+        pipeline: None for a plan that runs each batch as a whole.
     """
 
     graph_digest: str
@@ -93,6 +107,7 @@ class Plan:
     groups: tuple[DeviceMesh, ...]
     nodes: Mapping[str, NodePlan]
     certificate: Certificate | None = None
+    pipeline: Pipeline | None = None
 
     @cached_property
     def digest(self) -> str:
@@ -121,7 +136,8 @@ class Plan:
             "graph_digest": self.graph_digest,
             "cluster": self.cluster,
             "certificate": None if cert is None else _certificate_data(cert),
-            "groups": [{"axes": dict(m.axes), "devices": list(m.devices)} for m in self.groups],
+            **self._pipeline_data(),
+            "groups": list(self._group_data()),
         }
         lines = []
         for name, node in self.nodes.items():
@@ -130,6 +146,18 @@ class Plan:
             lines.append(f"  {json.dumps(name)}: {json.dumps(entry, sort_keys=True)}")
         head = json.dumps(data, indent=1)[:-2]
         return head + ',\n "nodes": {\n' + ",\n".join(lines) + "\n }\n}\n"
+
+    def _pipeline_data(self) -> dict[str, Any]:
+        if self.pipeline is None:
+            return {}
+        named = isinstance(self.pipeline.schedule, str)
+        schedule = self.pipeline.schedule if named else list(self.pipeline.schedule)
+        return {"pipeline": {"schedule": schedule, "micro_batches": self.pipeline.micro_batches}}
+
+    def _group_data(self) -> Iterator[dict[str, Any]]:
+        for index, mesh in enumerate(self.groups):
+            stage = {} if self.pipeline is None else {"stage": self.pipeline.stages[index]}
+            yield {"axes": dict(mesh.axes), "devices": list(mesh.devices), **stage}
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -163,7 +191,19 @@ def _plan_of(data: Mapping[str, Any]) -> Plan:
     cert = data.get("certificate")
     certificate = _certificate_of(cert) if cert is not None else None
     digest, cluster = _typed(data, "graph_digest", str), _typed(data, "cluster", dict)
-    return Plan(digest, cluster, groups, nodes, certificate)
+    return Plan(digest, cluster, groups, nodes, certificate, _pipeline_of(data))
+
+
+def _pipeline_of(data: Mapping[str, Any]) -> Pipeline | None:
+    if data.get("pipeline") is None:
+        return None
+    pipeline = _typed(data, "pipeline", dict)
+    schedule = _typed(pipeline, "schedule", str, list)
+    if isinstance(schedule, list) and not all(isinstance(row, str) for row in schedule):
+        raise TypeError(f"schedule {schedule!r}")
+    stages = tuple(_typed(group, "stage", int) for group in data["groups"])
+    rows = schedule if isinstance(schedule, str) else tuple(schedule)
+    return Pipeline(rows, _typed(pipeline, "micro_batches", int), stages)
 
 
 def _mesh_of(group: Mapping[str, Any]) -> DeviceMesh:
@@ -234,6 +274,7 @@ class PlacedNode:
     #: absent.
     ins: tuple[Placement | None, ...]
     outs: tuple[Placement | None, ...]  #: Placement of each result; None where absent.
+    stage: int = 0  #: Its stage, in a plan with a pipeline.
 
     @property
     def absent(self) -> bool:
@@ -345,6 +386,8 @@ def resolve_node(graph: Graph, plan: Plan, node: Node, rule: Rule | str) -> Plac
         _check_parts(placed)
     except IRError as error:
         raise PlanError(f"{node.name!r} ({node.op}): {error}") from None
+    if plan.pipeline is not None:
+        placed = replace(placed, stage=plan.pipeline.stages[decision.group])
     return placed
 
 

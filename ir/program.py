@@ -18,6 +18,7 @@ from partitioner.ir.errors import IRError
 from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.graph import Node
 from partitioner.ir.layout import Placement
+from partitioner.ir.phases import StepOrder
 from partitioner.ir.types import TensorType
 
 #: Collectives of one pass over one group whose operands have fewer bytes travel together in
@@ -63,7 +64,7 @@ class Comm:
     transfers: tuple[Transfer, ...] = ()
     reduce: str = ""  #: "sum", "max", "min" or "prod" for the reducing kinds, "" for the others.
     phase: int = 0  #: Pipeline phase (see `Compute.phase`) of the sending side.
-    target_phase: int = 0  #: Of the receiving side; at least `phase`.
+    target_phase: int = 0  #: Of the receiving side; at least `phase`, or of a later part of a step.
     why: str = ""  #: Node that the communication serves, for reports and errors.
 
     def sources(self) -> frozenset[int]:
@@ -102,7 +103,7 @@ class Compute:
     node: Node  #: Reads and writes local values and local constants.
     origin: str  #: Name of the graph's node that it comes from.
     #: Number of cross-group hops from the inputs. With several requests in flight, round t runs
-    #: phase p of request t - p.
+    #: phase p of request t - p. In a plan with stages, its phase of `ir.phases`.
     phase: int = 0
     #: (name inside the node's subgraphs, local name) of every captured value.
     renames: tuple[tuple[str, str], ...] = ()
@@ -176,6 +177,9 @@ class Programs:
     outputs: Mapping[str, TensorType]  #: Whole types of the model's outputs.
     #: Of each value that a node of the graph computes.
     homes: Mapping[str, Home] = field(default_factory=dict)
+    #: The order of phases and micro-batches, of a plan with stages: a rank runs the steps of a
+    #: phase together, for one micro-batch after the other. None if it runs all steps in turn.
+    order: StepOrder | None = None
 
     @cached_property
     def is_spmd(self) -> bool:

@@ -57,6 +57,7 @@ def lower(
         {value: graph.types[value] for value in graph.inputs},
         {value: graph.types[value] for value in graph.outputs},
         homes,
+        plan_schedule.order,
     )
     programs.check()
     return programs
@@ -158,7 +159,9 @@ class _Shared:
 
     @cached_property
     def first_backward(self) -> int:
-        """Index of the first task of the backward pass; -1 without one."""
+        """Index of the first task of the backward pass; -1 without one, or with stages."""
+        if self.schedule.order is not None:
+            return -1
         nodes = (task.placed.node.name if task.placed else "" for task in self.schedule.tasks)
         return next((i for i, name in enumerate(nodes) if name in self.graph.backward), -1)
 

@@ -188,7 +188,11 @@ class Compiled(Planned):
         if not results:
             return self.schedule
         with no_collection():
-            return schedule(self.graph, self.placed, self.cluster, everywhere=results)
+            return schedule(
+                *(self.graph, self.placed, self.cluster),
+                everywhere=results,
+                pipeline=self.plan.pipeline,
+            )
 
     @cached_property
     def ranks(self) -> Ranks:

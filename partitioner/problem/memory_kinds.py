@@ -44,7 +44,8 @@ class Holdings:
     @classmethod
     def of(cls, graph: Graph, plan: Plan, cluster: Cluster) -> Holdings:
         """Those of a plan."""
-        return cls(graph, schedule(graph, resolve(graph, plan), cluster))
+        placed = resolve(graph, plan)
+        return cls(graph, schedule(graph, placed, cluster, pipeline=plan.pipeline))
 
     def at_peak(self, device: int, *, exact: bool = False) -> Mapping[str, int]:
         """Bytes of each kind at the peak of a device; their sum is the peak.

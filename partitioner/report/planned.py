@@ -84,7 +84,8 @@ class Planned:
         """
         check_explicit(self.cluster)
         with no_collection():
-            return schedule(self.graph, self.placed, self.cluster)
+            pipeline = self.plan.pipeline
+            return schedule(self.graph, self.placed, self.cluster, pipeline=pipeline)
 
 
 def check_explicit(cluster: Cluster) -> None:

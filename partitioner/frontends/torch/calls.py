@@ -46,10 +46,15 @@ def _draws(operator: torch._ops.OpOverload, op: str, attrs: Mapping[str, Attr]) 
 
 @dataclass
 class Scope:
-    """The names of a graph's nodes and the types of its values, as they are declared."""
+    """The names of a graph's nodes and the types of its values, as they are declared.
+
+    Attributes:
+        repeats: Name of the forward node that each node of the backward pass repeats, by its own.
+    """
 
     names: set[str] = field(default_factory=set)
     types: dict[str, TensorType] = field(default_factory=dict)
+    repeats: dict[str, str] = field(default_factory=dict)
 
     def node_name(self, wish: str) -> str:
         """Declare a node; returns its name: ``/path/op``, then ``/path/op_1``, ``/path/op_2``."""
@@ -73,7 +78,7 @@ class Scope:
         outputs: tuple[str, ...],
         nodes: Sequence[Node],
         constants: Mapping[str, Constant],
-        **of_training: frozenset[str],
+        **of_training: Any,
     ) -> Graph:
         """A graph of these nodes, with the types and those of the constants that they use."""
         read = {value for node in nodes for value in node.reads}
@@ -91,6 +96,8 @@ class Calls(Scope):
         module: The traced graph; it holds constant tensors and branches.
         path: Path of the submodule that calls the branch; "" for the whole module.
         values: Value of each fx node, by the fx node's name.
+        sequence: Number in autograd's sequence of the node of each name: nodes of the backward pass
+            have that of the forward nodes which they differentiate.
     """
 
     module: fx.GraphModule
@@ -98,6 +105,7 @@ class Calls(Scope):
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
     values: dict[str, str] = field(default_factory=dict)
+    sequence: dict[str, int] = field(default_factory=dict)
 
     def add_calls(self) -> None:
         """Add the constant tensors and the calls of the traced graph.
@@ -175,6 +183,12 @@ class Calls(Scope):
                 self.types[value] = replace(self.types[value], dtype=dtype)
         short = op.rpartition("::")[2].partition(".")[0]  # "aten::sum.dim_IntList" -> "sum"
         self.add_node(Node(f"{path}/{short}", op, inputs, outputs, attrs))
+        number = node.meta.get("seq_nr")
+        adds_gradients = node.meta.get("is_gradient_acc")  # which has any number
+        is_backward = node.meta.get("partitioner_tag") == "is_backward"
+        known = is_backward == bool(node.meta.get("autograd_backward")) and not adds_gradients
+        if number is not None and known:
+            self.sequence[self.nodes[-1].name] = number
 
     def _add_results(self, node: fx.Node) -> Iterator[str]:
         """Declare the results of a call; yields "" for those that nothing reads."""

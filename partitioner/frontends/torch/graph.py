@@ -14,7 +14,7 @@ some uses ahead, and updates right behind what makes their values: communication
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -294,5 +294,17 @@ def _ordered_graph(
     inputs = tuple(value for value in calls.inputs if value in read)
     names = frozenset(node.name for node in backward)
     return scope.graph(
-        name, inputs, outputs, nodes, calls.constants, backward=names, optional=optional
+        *(name, inputs, outputs, nodes, calls.constants),
+        backward=names,
+        optional=optional,
+        twins=_twins(calls.sequence, forward, backward) | scope.repeats,
     )
+
+
+def _twins(
+    sequence: Mapping[str, int], forward: Sequence[Node], backward: Sequence[Node]
+) -> dict[str, str]:
+    """The last forward node of the number in autograd's sequence of each backward node."""
+    last = {sequence[node.name]: node.name for node in forward if node.name in sequence}
+    numbers = ((node.name, sequence.get(node.name)) for node in backward)
+    return {name: last[number] for name, number in numbers if number in last}

@@ -111,6 +111,7 @@ class _BackwardWriter:
         copies = {value: self.scope.copy_value(value, suffix) for value in node.writes}
         outputs = tuple(copies.get(value, "") for value in node.outputs)
         name = self.scope.node_name(f"{node.name}/again")
+        self.scope.repeats[name] = node.name
         self.nodes.append(replace(_reading(node, self.renamed), name=name, outputs=outputs))
         return copies
 

@@ -1,0 +1,358 @@
+"""Phases of a plan in stages: the pieces of a rank's program that a schedule orders.
+
+A stage is a set of nodes of the forward pass with the backward nodes that belong to them, on one
+set of devices, its lane. One micro-batch runs a stage forward as one phase and backward as one, or
+as two: what other stages wait for (input gradients), and the rest (weight gradients). Once a step,
+before all micro-batches, runs what does not depend on them; once a step, behind them, what brings
+the results to all devices (for each micro-batch) and what reduces the gradients that the
+micro-batches added up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from partitioner.ir.errors import IRError
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import Placement
+from partitioner.ir.mesh import numbers
+from partitioner.ir.ops import row_of
+from partitioner.ir.pipeline import (
+    Action,
+    ActionKind,
+    PipelineSchedule,
+    check,
+    from_csv,
+    pipeline_schedule,
+)
+from partitioner.ir.plan import Pipeline, PlacedNode
+
+
+class PhaseError(IRError):
+    """Stages of a plan that cannot run in micro-batches."""
+
+
+class Part(StrEnum):
+    """What a phase does of a step."""
+
+    SETUP = "setup"  #: Once a step: what no micro-batch changes.
+    FORWARD = "forward"
+    BACKWARD = "backward"  #: All of it or, in split schedules, what other stages wait for.
+    WEIGHT = "weight"  #: The rest of a split backward pass.
+    DELIVER = "deliver"  #: Once a micro-batch, behind all others: results to every device.
+    REDUCE = "reduce"  #: Once a step, behind all others: of gradients that were added up.
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The numbers of the phases, ascending in an order in which one micro-batch could run.
+
+    Attributes:
+        stages: Number of stages.
+        splits: Whether backward passes are split.
+    """
+
+    stages: int
+    splits: bool = False
+
+    def number(self, part: Part, stage: int = 0) -> int:
+        """The phase of a part of a stage."""
+        last = self.stages - 1
+        return {
+            Part.SETUP: 0,
+            Part.FORWARD: 1 + stage,
+            Part.BACKWARD: 1 + self.stages + last - stage,
+            Part.WEIGHT: 1 + 2 * self.stages + last - stage,
+            Part.DELIVER: 1 + 3 * self.stages,
+            Part.REDUCE: 2 + 3 * self.stages,
+        }[part]
+
+    def of(self, phase: int) -> tuple[Part, int]:
+        """The part and the stage of a phase; stage 0 for those of no stage."""
+        if phase == 0:
+            return Part.SETUP, 0
+        turn, at = divmod(phase - 1, self.stages)
+        if turn == 0:
+            return Part.FORWARD, at
+        if turn in (1, 2):
+            return (Part.BACKWARD, Part.WEIGHT)[turn - 1], self.stages - 1 - at
+        return (Part.DELIVER if phase == self.number(Part.DELIVER) else Part.REDUCE), 0
+
+    def run_by(self, action: Action) -> tuple[int, ...]:
+        """The phases that an action runs, in order."""
+        parts = {
+            ActionKind.FORWARD: (Part.FORWARD,),
+            ActionKind.FULL_BACKWARD: (Part.BACKWARD, *((Part.WEIGHT,) if self.splits else ())),
+            ActionKind.BACKWARD_INPUT: (Part.BACKWARD,),
+            ActionKind.BACKWARD_WEIGHT: (Part.WEIGHT,),
+        }[action.kind]
+        return tuple(self.number(part, action.stage) for part in parts)
+
+    def is_once(self, phase: int) -> bool:
+        """Whether a phase runs once a step, not once a micro-batch."""
+        return self.of(phase)[0] in (Part.SETUP, Part.REDUCE)
+
+
+@dataclass(frozen=True)
+class StepOrder:
+    """The order in which ranks run the phases of a step.
+
+    Attributes:
+        phases: The numbers of the phases.
+        numbers: Phase of each node, by name.
+        before: The phases that run before each phase, of the same micro-batch, in every order that
+            the data allow.
+        table: The schedule of the stages.
+        lanes: Devices of each lane of the schedule, ascending.
+    """
+
+    phases: Phases
+    numbers: Mapping[str, int]
+    before: Mapping[int, frozenset[int]]
+    table: PipelineSchedule
+    lanes: tuple[tuple[int, ...], ...]
+
+    def runs(self, device: int) -> tuple[tuple[int, int], ...]:
+        """(phase, micro-batch) of all that a device runs in a step, in order."""
+        return self._by_lane.get(self._lane_of.get(device), self._by_lane[None])
+
+    @cached_property
+    def _lane_of(self) -> Mapping[int, int]:
+        return {device: lane for lane, devices in enumerate(self.lanes) for device in devices}
+
+    @cached_property
+    def _by_lane(self) -> Mapping[int | None, tuple[tuple[int, int], ...]]:
+        number, micro_batches = self.phases.number, range(self.table.micro_batches)
+        end = [(number(Part.DELIVER), micro_batch) for micro_batch in micro_batches]
+        runs: dict[int | None, tuple[tuple[int, int], ...]] = {}
+        for lane in (None, *range(len(self.lanes))):
+            actions = () if lane is None else self.table.actions_of(lane)
+            middle = [(p, a.micro_batch) for a in actions for p in self.phases.run_by(a)]
+            runs[lane] = (number(Part.SETUP), 0), *middle, *end, (number(Part.REDUCE), 0)
+        return runs
+
+
+def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -> StepOrder:
+    """The order of a step of a plan in stages.
+
+    Raises:
+        PhaseError: The stages cannot run in micro-batches: they share some devices and not all, or
+            one would have to run before its operands are made.
+        PipelineScheduleError: The schedule does not serve these stages.
+    """
+    groups = _stage_devices(placed)
+    lanes = tuple(dict.fromkeys(groups))
+    lane_of = tuple(map(lanes.index, groups))
+    for one, other in itertools.combinations(lanes, 2):
+        if shared := set(one) & set(other):
+            stages = groups.index(one), groups.index(other)
+            raise PhaseError(
+                f"stages {stages[0]} and {stages[1]} share device {min(shared)}, and are on devices "
+                f"{numbers(one)} and {numbers(other)}: give stages the same devices, or none in common"
+            )
+    edges = stage_edges(graph, placed)
+    table = _table(pipeline, lane_of, edges)
+    check(table, edges)
+    phases = Phases(len(groups), table.splits_backward)
+    before = phase_order(phases, edges)
+    return StepOrder(phases, phases_of(graph, placed, phases), before, table, lanes)
+
+
+def _stage_devices(placed: Sequence[PlacedNode]) -> tuple[tuple[int, ...], ...]:
+    """Devices of each stage, ascending."""
+    devices: dict[int, set[int]] = {}
+    for p in placed:
+        devices.setdefault(p.stage, set()).update(p.mesh.devices)
+    missing = sorted(set(range(max(devices) + 1)) - devices.keys())
+    if missing:
+        raise PhaseError(f"no node is of stage {missing[0]}, but of stage {max(devices)}")
+    return tuple(tuple(sorted(devices[stage])) for stage in range(len(devices)))
+
+
+def _table(
+    pipeline: Pipeline, lane_of: tuple[int, ...], edges: tuple[tuple[int, int], ...]
+) -> PipelineSchedule:
+    if isinstance(pipeline.schedule, str):
+        return pipeline_schedule(pipeline.schedule, lane_of, pipeline.micro_batches, edges)
+    table = from_csv("\n".join(pipeline.schedule) + "\n")
+    if table.lane_of != lane_of or table.micro_batches != pipeline.micro_batches:
+        raise PhaseError(
+            f"the schedule's table has {table.micro_batches} micro-batches and stages on lanes "
+            f"{', '.join(map(str, table.lane_of))}; the plan has {pipeline.micro_batches}, and "
+            f"lanes {', '.join(map(str, lane_of))}"
+        )
+    return table
+
+
+def phases_of(graph: Graph, placed: Sequence[PlacedNode], phases: Phases) -> dict[str, int]:
+    """Phase of each node, by name.
+
+    Args:
+        graph: The graph.
+        placed: Its nodes in the plan's order, with their stages.
+        phases: The numbers of the phases.
+
+    Raises:
+        PhaseError: A stage would have to run before one of its operands is made.
+    """
+    parts = _parts(graph, placed)
+    numbers = {p.node.name: phases.number(parts[p.node.name], p.stage) for p in placed}
+    if phases.splits:
+        numbers |= _weight_phases(graph, placed, phases, numbers)
+    _check(graph, placed, phases, numbers)
+    return numbers
+
+
+def stage_edges(graph: Graph, placed: Sequence[PlacedNode]) -> tuple[tuple[int, int], ...]:
+    """Pairs of stages between which values pass, forward or backward, ascending.
+
+    Raises:
+        PhaseError: A stage needs a value of a later one in the forward pass, or the other way
+            round in the backward pass.
+    """
+    parts = _parts(graph, placed)
+    stage = {p.node.name: p.stage for p in placed}
+    edges = set()
+    for node in (p.node for p in placed):
+        for producer in _producers(graph, node):
+            pair = stage[producer.name], stage[node.name]
+            if parts[producer.name] is not parts[node.name] or pair[0] == pair[1]:
+                continue
+            if parts[node.name] in (Part.FORWARD, Part.BACKWARD):
+                edge = pair if parts[node.name] is Part.FORWARD else pair[::-1]
+                if edge[0] > edge[1]:
+                    raise PhaseError(
+                        f"{node.name!r} of stage {stage[node.name]} reads a value of "
+                        f"{producer.name!r} of stage {stage[producer.name]}: values of the "
+                        f"{parts[node.name]} pass go from "
+                        f"{'lower' if parts[node.name] is Part.FORWARD else 'higher'} stages to "
+                        f"{'higher' if parts[node.name] is Part.FORWARD else 'lower'} ones"
+                    )
+                edges.add(edge)
+    return tuple(sorted(edges))
+
+
+def fixed_nodes(graph: Graph) -> frozenset[str]:
+    """Names of the nodes whose results are the same in all micro-batches of a step.
+
+    They depend on no graph input and on no stored value that micro-batches write.
+    """
+    changing = set(graph.inputs) | {
+        node.inputs[1] for node in graph.nodes if node.attrs.get("role") == "next"
+    }
+    fixed = []
+    for node in graph.nodes:
+        if changing.isdisjoint(node.reads) and changing.isdisjoint(node.writes):
+            fixed.append(node.name)
+        else:
+            changing.update(node.writes)
+    return frozenset(fixed)
+
+
+def _parts(graph: Graph, placed: Sequence[PlacedNode]) -> dict[str, Part]:
+    """The part of a step in which each node runs, by name; split backward passes as one."""
+    fixed = fixed_nodes(graph)
+    home: dict[str, tuple[Placement, Part, int]] = {}
+    parts: dict[str, Part] = {}
+    for p in placed:
+        part = parts[p.node.name] = _part(graph, p, fixed, home)
+        home.update((value, (at, part, p.stage)) for value, at in p.results())
+    return parts
+
+
+def _part(
+    graph: Graph,
+    p: PlacedNode,
+    fixed: frozenset[str],
+    home: Mapping[str, tuple[Placement, Part, int]],
+) -> Part:
+    node, row = p.node, row_of(p.node)
+    role = node.attrs.get("role")
+    if role == "gradient" and p.ins[0] is not None and not p.ins[0].sharding.axes:
+        return Part.REDUCE
+    made = [(at, *home[value]) for value, at in p.operands() if value in home]
+    if node.name in fixed and all(
+        part is Part.SETUP and (before == at or _apart(before, at)) for at, before, part, _ in made
+    ):
+        return Part.SETUP
+    if row is not None and row.again and len(made) == 1:
+        at, before, part, stage = made[0]
+        if at == before and stage == p.stage:
+            return part
+    return Part.BACKWARD if node.name in graph.backward else Part.FORWARD
+
+
+def _apart(a: Placement, b: Placement) -> bool:
+    return set(a.mesh.devices) != set(b.mesh.devices)
+
+
+def _producers(graph: Graph, node: Node) -> Iterator[Node]:
+    return (graph.producers[value] for value in node.reads if value in graph.producers)
+
+
+def _weight_phases(
+    graph: Graph, placed: Sequence[PlacedNode], phases: Phases, numbers: Mapping[str, int]
+) -> dict[str, int]:
+    """Phases of the backward nodes that no other stage waits for."""
+    stage = {p.node.name: p.stage for p in placed}
+    awaited: set[str] = set()
+    weights = {}
+    for p in reversed(placed):
+        name = p.node.name
+        if phases.of(numbers[name])[0] is not Part.BACKWARD:
+            continue
+        is_awaited = name in awaited or any(
+            stage[reader.name] != p.stage and phases.of(numbers[reader.name])[0] is Part.BACKWARD
+            for value in p.node.writes
+            for reader in graph.consumers[value]
+        )
+        if is_awaited:
+            awaited.update(producer.name for producer in _producers(graph, p.node))
+        else:
+            weights[name] = phases.number(Part.WEIGHT, p.stage)
+    return weights
+
+
+def _check(
+    graph: Graph, placed: Sequence[PlacedNode], phases: Phases, numbers: Mapping[str, int]
+) -> None:
+    """Refuse a node that may run before one of its operands is made."""
+    before = phase_order(phases, stage_edges(graph, placed))
+    for p in placed:
+        now = numbers[p.node.name]
+        for producer in _producers(graph, p.node):
+            made = numbers[producer.name]
+            if made != now and made not in before[now]:
+                part, stage = phases.of(made)
+                raise PhaseError(
+                    f"{p.node.name!r} of stage {p.stage} reads {producer.name!r}, which runs in the "
+                    f"{part} pass of stage {stage}: nothing makes the one wait for the other"
+                )
+
+
+def phase_order(
+    phases: Phases, edges: Sequence[tuple[int, int]]
+) -> Mapping[int, frozenset[int]]:
+    """The phases that every schedule runs before each phase, of the same micro-batch."""
+    direct: dict[int, set[int]] = {}
+    number = phases.number
+    for stage in range(phases.stages):
+        forward, backward = number(Part.FORWARD, stage), number(Part.BACKWARD, stage)
+        direct[forward] = {number(Part.SETUP)}
+        direct[backward] = {forward}
+        direct[number(Part.WEIGHT, stage)] = {backward}
+    for source, target in edges:
+        direct[number(Part.FORWARD, target)].add(number(Part.FORWARD, source))
+        direct[number(Part.BACKWARD, source)].add(number(Part.BACKWARD, target))
+    direct[number(Part.DELIVER)] = set(direct)
+    direct[number(Part.REDUCE)] = set(direct)
+    closed: dict[int, frozenset[int]] = {number(Part.SETUP): frozenset()}
+    for phase in sorted(direct):
+        closed[phase] = frozenset(direct[phase]).union(
+            *(closed[earlier] for earlier in direct[phase])
+        )
+    return closed

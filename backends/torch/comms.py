@@ -8,7 +8,7 @@ ranks that take part, whose name lists them (`group_name`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -174,6 +174,24 @@ class RankComm:
 
         return arrive
 
+    # Messages between phases -----------------------------------------------------------------
+
+    def packed(self, target: int) -> fx.Node:
+        """All that the rank sends to a target, as one flat tensor of the carried type."""
+        leaving = [t for t in self.comm.transfers if (t.source, t.target) == (self.rank, target)]
+        parts = [self._flat(self._part(t)) for t in leaving]
+        packed = parts[0] if len(parts) == 1 else self._call(aten.cat.default, parts)
+        return self._flat(self._coded(self._dense(packed)))
+
+    def unpacked(self, messages: Mapping[int, fx.Node]) -> fx.Node:
+        """The rank's result, of the messages from each source."""
+        pieces = []
+        for source, message in messages.items():
+            pair = source, self.rank
+            arriving = [t for t in self.comm.transfers if (t.source, t.target) == pair]
+            pieces += self._split(self._decoded(message), arriving)
+        return join(self.graph, [(t.write, part) for t, part in pieces], self.target_shape)
+
     # Nodes -----------------------------------------------------------------------------------
 
     @property
@@ -262,6 +280,15 @@ class RankComm:
         if self.comm.dtype not in _AS_BYTES:
             return tensor
         return self._call(aten.view.dtype, tensor, torch_dtype(self.comm.dtype))
+
+
+def carried(dtype: str) -> tuple[torch.dtype, int]:
+    """The element type in which a tensor travels, and how many such elements each of its own is."""
+    if dtype == "bool":
+        return torch.uint8, 1
+    if dtype in _AS_BYTES:
+        return torch.uint8, _AS_BYTES[dtype]
+    return torch_dtype(dtype), 1
 
 
 def _is_even(comm: Comm) -> bool:

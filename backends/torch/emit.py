@@ -90,18 +90,19 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
     steps = program.steps
     turn = len(steps) if program.backward is None else program.backward
     first, second = steps[:turn], steps[turn:]
-    in_forward = _written(first, rank) | _constant_results(program, graph)
+    writer = partial(PassWriter, program, device)
+    in_forward = writer().written(first) | _constant_results(program, graph)
     early = [output for output in program.outputs if output.value in in_forward]
     late = [output for output in program.outputs if output.value not in in_forward]
-    stored = _states(steps)
-    needed = _outside(second, rank) | ({o.value for o in late} - _written(second, rank))
+    stored = stored_values(steps)
+    needed = writer().outside(second) | ({o.value for o in late} - writer().written(second))
     saved = needed - {*program.inputs, *program.constants, *program.literals, *stored}
-    constant = cache(partial(_constant, program, graph, device))
-    emit = partial(_emit_pass, program, device, constant, programs.is_spmd)
+    constant = cache(partial(constant_of, program, graph, device))
+    emit = partial(emit_pass, constant=constant, join_small=programs.is_spmd)
     return RankGraphs(
         rank,
-        emit(first, (*(output.value for output in early), *sorted(saved))),
-        None if program.backward is None else emit(second, tuple(o.value for o in late)),
+        emit(writer(), first, (*(output.value for output in early), *sorted(saved))),
+        None if program.backward is None else emit(writer(), second, tuple(o.value for o in late)),
         stored,
         program.inputs,
         (*early, *late),
@@ -109,7 +110,7 @@ def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device)
     )
 
 
-def _states(steps: Steps) -> tuple[str, ...]:
+def stored_values(steps: Steps) -> tuple[str, ...]:
     """Local names of the stored values that steps read."""
     return tuple(
         step.node.outputs[0]
@@ -125,7 +126,7 @@ def _constant_results(program: RankProgram, graph: Graph) -> set[str]:
     return {o.value for o in program.outputs if o.whole not in backward} & constants
 
 
-def _constant(program: RankProgram, graph: Graph, device: torch.device, name: str) -> Tensor:
+def constant_of(program: RankProgram, graph: Graph, device: torch.device, name: str) -> Tensor:
     """Contents of a local constant or literal."""
     tensor_type = program.types[name]
     array = program.literals.get(name)
@@ -141,19 +142,28 @@ def _part(graph: Graph, part: Part, tensor_type: TensorType) -> np.ndarray:
     return whole if part.region is None else np.array(cut(whole, part.region), order="C")
 
 
-def _emit_pass(
-    program: RankProgram,
-    device: torch.device,
-    constant: Callable[[str], Tensor],
-    join_small: bool,
+def emit_pass(
+    writer: PassWriter,
     steps: Steps,
     results: tuple[str, ...],
+    *,
+    constant: Callable[[str], Tensor],
+    join_small: bool,
 ) -> PassGraph:
-    rank = program.rank
-    outside = _outside(steps, rank) | (set(results) - _written(steps, rank)) | {*_states(steps)}
+    """The graph of some steps of a rank.
+
+    Args:
+        writer: Writes it.
+        steps: The steps.
+        results: Local values that it returns.
+        constant: Gives the contents of a constant or literal.
+        join_small: Whether small collectives travel together.
+    """
+    program, rank = writer.program, writer.program.rank
+    outside = writer.outside(steps) | (set(results) - writer.written(steps))
+    outside |= {*stored_values(steps)}
     constants = outside & {*program.constants, *program.literals}
-    arguments = tuple(sorted(outside - constants))
-    writer = _PassWriter(program, device)
+    arguments = (*sorted(outside - constants), *writer.received(steps))
     for name in arguments:
         writer.known[name] = add_argument(writer.graph, _identifier(name))
     for name in sorted(constants):
@@ -168,10 +178,12 @@ def _emit_pass(
             else:
                 writer.compute(step.node, task)
     writer.position = len(steps)
-    graph, returned = writer.graph, tuple(writer.value(name) for name in results)
+    graph, results = writer.graph, (*results, *writer.sent)
+    returned = tuple(writer.value(name) for name in results)
     wait_for_unread(graph)
     if not results:  # PyTorch saves no program without results
-        empty = graph.call_function(torch.ops.aten.zeros.default, ([0],), {"device": device})
+        device = {"device": writer.device}
+        empty = graph.call_function(torch.ops.aten.zeros.default, ([0],), device)
         returned, results = (empty,), (NO_VALUE,)
     graph.output(returned)
     note_values(writer.known)
@@ -182,7 +194,7 @@ def _emit_pass(
 
 
 @dataclass
-class _PassWriter:
+class PassWriter:
     """Writes the graph of a pass, step after step.
 
     Attributes:
@@ -191,6 +203,7 @@ class _PassWriter:
         position: Number of the step that is being added.
         made_at: Number of the step that makes a value; -1 if it is an argument.
         pending: Task of each value that is added when it is read.
+        sent: Names of what the pass returns for other ranks, beside its results.
     """
 
     program: RankProgram
@@ -201,6 +214,33 @@ class _PassWriter:
     position: int = 0
     made_at: dict[str, int] = field(default_factory=dict)
     pending: dict[str, Task] = field(default_factory=dict)
+    sent: list[str] = field(default_factory=list)
+
+    def received(self, steps: Steps) -> tuple[str, ...]:
+        """Names of what the pass is called with from other ranks; here none."""
+        del steps
+        return ()
+
+    def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Local values that a step reads and makes; those that an update writes over count not."""
+        if isinstance(step, Comm):
+            return step.touched(self.program.rank)
+        reads, writes = step.touched
+        return step.node.inputs[:1] if step.node.op == UPDATE else reads, writes
+
+    def written(self, steps: Steps) -> set[str]:
+        """Local values that steps make."""
+        return {name for step in steps for name in self.touched(step)[1]}
+
+    def outside(self, steps: Steps) -> set[str]:
+        """Values that steps read and do not make."""
+        made: set[str] = set()
+        outside: set[str] = set()
+        for step in steps:
+            reads, writes = self.touched(step)
+            outside.update(set(reads) - made)
+            made.update(writes)
+        return outside
 
     def value(self, name: str) -> fx.Node:
         """The node of a value; a communication that brings it is waited for."""
@@ -263,19 +303,9 @@ class _PassWriter:
 
     def communicate(self, comm: Comm) -> None:
         """Start a communication; its collective is noted for errors that name it."""
-        rank, types = self.program.rank, self.program.types
-        sends, receives = rank in comm.sources(), rank in comm.targets()
-        source = self.value(comm.source) if sends else None
+        own = self.part_in(comm, sends=self.program.rank in comm.sources())
         last = self.graph._root.prev
-        arrival = RankComm(
-            self.graph,
-            comm,
-            rank,
-            source,
-            types[comm.source].shape if sends else (),
-            types[comm.target].shape if receives else (),
-            self.device,
-        ).start()
+        arrival = own.start()
         for node in self._behind(last):
             node.meta["arranges"] = True
             node.meta["ready"] = self.made_at.get(comm.source, -1)
@@ -285,29 +315,18 @@ class _PassWriter:
             self.known[comm.target] = arrival
             self.pending[comm.target] = comm.seq
 
-
-def _touched(step: Compute | Comm, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Local values that a step reads and makes; those that an update writes over are not read."""
-    if isinstance(step, Comm):
-        return step.touched(rank)
-    reads, writes = step.touched
-    return step.node.inputs[:1] if step.node.op == UPDATE else reads, writes
-
-
-def _written(steps: Steps, rank: int) -> set[str]:
-    """Local values that steps make on a rank."""
-    return {name for step in steps for name in _touched(step, rank)[1]}
-
-
-def _outside(steps: Steps, rank: int) -> set[str]:
-    """Values that steps read and do not make."""
-    made: set[str] = set()
-    outside: set[str] = set()
-    for step in steps:
-        reads, writes = _touched(step, rank)
-        outside.update(set(reads) - made)
-        made.update(writes)
-    return outside
+    def part_in(self, comm: Comm, *, sends: bool) -> RankComm:
+        """The rank's part in a communication; what it `sends` is waited for."""
+        rank, types = self.program.rank, self.program.types
+        return RankComm(
+            self.graph,
+            comm,
+            rank,
+            self.value(comm.source) if sends else None,
+            types[comm.source].shape if sends else (),
+            types[comm.target].shape if rank in comm.targets() else (),
+            self.device,
+        )
 
 
 def _identifier(name: str) -> str:

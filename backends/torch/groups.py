@@ -44,8 +44,10 @@ def group_ranks(programs: Programs) -> list[tuple[int, ...]]:
     )
 
 
-#: Ranks of the named groups that were made, by the group of all ranks.
-_MADE: WeakKeyDictionary[Any, set[tuple[int, ...]]] = WeakKeyDictionary()
+#: Names of the groups that were made, by the group of all ranks.
+_MADE: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+#: The way of messages: the phases that send and receive them, their source and their target.
+Link = tuple[int, int, int, int]
 
 
 def register_named(groups: Iterable[tuple[int, ...]]) -> None:
@@ -58,14 +60,32 @@ def register_named(groups: Iterable[tuple[int, ...]]) -> None:
     Args:
         groups: Ranks of each; the same on every rank, in the same order.
     """
-    made = _MADE.setdefault(dist.group.WORLD, set())
     for ranks in groups:
-        if ranks not in made:
-            made.add(ranks)
-            group = new_group(ranks)
-            if dist.get_rank() in ranks:
-                name = GroupName(group_name(ranks))
-                torch._C._distributed_c10d._register_process_group(name, group)
+        _register(group_name(ranks), ranks)
+
+
+def register_links(links: Iterable[Link]) -> None:
+    """Make process groups of two ranks for messages, as `register_named` does."""
+    for link in links:
+        _register(_link_name(link), tuple(sorted(link[2:])))
+
+
+def resolved_link(link: Link) -> Any:
+    """The process group of messages, not to be held."""
+    return resolved_group(_link_name(link))
+
+
+def _link_name(link: Link) -> str:
+    return "link_" + "_".join(map(str, link))
+
+
+def _register(name: str, ranks: tuple[int, ...]) -> None:
+    made = _MADE.setdefault(dist.group.WORLD, set())
+    if name not in made:
+        made.add(name)
+        group = new_group(ranks)
+        if dist.get_rank() in ranks:
+            torch._C._distributed_c10d._register_process_group(GroupName(name), group)
 
 
 def new_group(

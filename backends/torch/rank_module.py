@@ -29,6 +29,7 @@ from partitioner.backends.torch.changes import check_changes, check_inputs, coun
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.initialise import Initialiser
+from partitioner.backends.torch.phase_passes import PhasePasses
 from partitioner.backends.torch.rank_passes import RankPasses, Stored, Values, Whole, local_regions
 from partitioner.backends.torch.shards import (
     gathered_value,
@@ -41,6 +42,8 @@ from partitioner.backends.torch.sums import Sums, checksum, code
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.layout import Placement, Sharding
 
+#: The graphs of a program, of a batch as a whole or of its micro-batches.
+Passes = RankPasses | PhasePasses
 #: Returns the whole contents of a parameter or buffer by name.
 Source = Callable[[str], Tensor]
 #: Runs a function on rank 0 and returns its text on every rank; all ranks call it.
@@ -65,8 +68,8 @@ class RankModule(nn.Module):
         agreement: Messages between the ranks, for this module alone.
 
     Attributes:
-        steps: Training steps begun; set it when training goes on from a checkpoint, so that
-            dropout goes on too.
+        steps: Training steps begun, each micro-batch one; set it when training goes on from a
+            checkpoint, so that dropout goes on too.
 
     Raises:
         BackendError: torch.distributed is not up or has another number of processes, `inputs`
@@ -308,7 +311,7 @@ class RankModule(nn.Module):
 
     def _begin(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[RankPasses, Values]:
+    ) -> tuple[Passes, Any]:
         """The graphs of a call and their inputs by local name; the ranks agree on them first."""
         word = self._word if training or not self._whole.training else "evaluation"
         problem, key, base = "", "", self._passes[""]
@@ -339,10 +342,9 @@ class RankModule(nn.Module):
         signature = passes.whole.signature
         inputs = signature.flatten(args, kwargs)
         seed = {signature.seed: torch.tensor((self._seed << 32) + self.steps)}
-        self.steps += word != "evaluation"
-        if self._local_inputs and passes is base:
-            return passes, base.local(inputs) | base.parts(seed)
-        return passes, passes.parts(inputs | seed)
+        if word != "evaluation":
+            self.steps += passes.draws
+        return passes, passes.start(inputs, seed, local=self._local_inputs and passes is base)
 
     def _input_sums(self, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sums:
         """Checksums of a call's inputs; 0 if they are not to be compared."""
@@ -372,7 +374,7 @@ class RankModule(nn.Module):
 
     def _variant(
         self, training: bool, word: str, key: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> RankPasses:
+    ) -> Passes:
         """The graphs of a call, made with the first call of its kind."""
         base = self._passes[""]
         if word == self._word and (self._local_inputs or key == self._traced):
@@ -393,8 +395,9 @@ class RankModule(nn.Module):
             self._passes[name] = passes
         return self._passes[name]
 
-    def _passes_of(self, whole: Whole) -> RankPasses:
-        return RankPasses(whole, self.rank, self._device, self._places, self._agreement.roll)
+    def _passes_of(self, whole: Whole) -> Passes:
+        kind = RankPasses if whole.programs.order is None else PhasePasses
+        return kind(whole, self.rank, self._device, self._places, self._agreement.roll)
 
     def _versions(self, names: Iterable[str]) -> dict[str, int]:
         """PyTorch's counts of writes to the parameters and buffers of these that it holds."""
@@ -402,7 +405,7 @@ class RankModule(nn.Module):
         return {name: tensor._version for name, tensor in held if tensor is not None}
 
     def _gradients(
-        self, passes: RankPasses, kept: Values, tangent: Tensor, names: Sequence[str]
+        self, passes: Passes, kept: Values, tangent: Tensor, names: Sequence[str]
     ) -> Iterator[Tensor | None]:
         """Gradients of parameters, in order; None for one that has none."""
         gradients = passes.backward(kept, tangent)
@@ -481,14 +484,14 @@ class _Step(torch.autograd.Function):
     def forward(
         ctx: Any,
         module: RankModule,
-        passes: RankPasses,
-        values: Values,
+        passes: Passes,
+        values: Any,
         shards: Mapping[str, Tensor],
         names: Sequence[str],
         *_: Tensor,
     ) -> tuple[Tensor, ...]:
         """Run the forward graph; results require gradients as the module's do."""
-        computed, kept = passes.forward(values, shards)
+        computed, kept = passes.forward(values, shards, backward=True)
         results = tuple(result.detach() for result in computed)  # kept values hold no graph
         ctx.module, ctx.passes, ctx.kept, ctx.names = module, passes, kept, names
         ctx.step = module.steps - 1

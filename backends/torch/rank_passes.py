@@ -17,6 +17,7 @@ from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph, emit_rank
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_named
+from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.backends.torch.shards import part_of, whole_of
 from partitioner.backends.torch.signature import Signature
 from partitioner.ir.exchange import Region
@@ -65,6 +66,7 @@ class Whole:
         training: Whether it has a backward pass.
         spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
         attributes: Names of the attributes of each submodule that are constants of the graph.
+        micro: The micro-batches of a call, of a plan in stages.
     """
 
     programs: Programs
@@ -74,6 +76,7 @@ class Whole:
     training: bool
     spare: DeviceMesh
     attributes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    micro: MicroBatches | None = None
 
     @property
     def places(self) -> Mapping[str, Placement]:
@@ -132,6 +135,17 @@ class RankPasses:
 
     # Inputs ----------------------------------------------------------------------------------
 
+    @property
+    def draws(self) -> int:
+        """Number of seeds that a step takes."""
+        return 1
+
+    def start(
+        self, inputs: Mapping[str, Any], seed: Mapping[str, Tensor], *, local: bool
+    ) -> Values:
+        """Inputs by local name, from whole ones or, if `local`, from the rank's own parts."""
+        return self.local(inputs) | self.parts(seed) if local else self.parts({**inputs, **seed})
+
     def parts(self, inputs: Mapping[str, Any]) -> Values:
         """This rank's parts of whole inputs, by local name."""
         return {
@@ -176,17 +190,19 @@ class RankPasses:
     # Passes ----------------------------------------------------------------------------------
 
     def forward(
-        self, inputs: Values, shards: Mapping[str, Tensor]
+        self, inputs: Values, shards: Mapping[str, Tensor], *, backward: bool = False
     ) -> tuple[tuple[Tensor, ...], Values]:
         """Run the forward graph; written buffers get their next contents.
 
         Args:
             inputs: By local name.
             shards: This rank's shards of stored values by first name.
+            backward: Whether the backward pass follows.
 
         Returns:
             The module's results, and the values that the backward graph takes.
         """
+        del backward  # all that it reads is kept in any case
         homes = self.whole.programs.homes
         values = dict(inputs)
         for entry in self.whole.stored:

@@ -17,6 +17,7 @@ from torch import fx, nn
 from partitioner.backends.errors import BackendError
 from partitioner.backends.observed import STEPS
 from partitioner.backends.tensors import from_numpy, to_numpy
+from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.backends.torch.emit import emit_rank
 from partitioner.backends.torch.signature import Signature
@@ -119,10 +120,10 @@ class ModuleRanks(Ranks):
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
-    _made: dict[tuple[int, ...], AllRanks] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[int, ...], AllRanks | AllPhases] = field(default_factory=dict, repr=False)
 
     @property
-    def all_ranks(self) -> AllRanks:
+    def all_ranks(self) -> AllRanks | AllPhases:
         """The ranks' graphs, which run in this process.
 
         They hold constant weights as they are: made again where one was written to.
@@ -133,14 +134,25 @@ class ModuleRanks(Ranks):
             self._made[versions] = self._all_ranks()
         return self._made[versions]
 
-    def _all_ranks(self) -> AllRanks:
+    def _all_ranks(self) -> AllRanks | AllPhases:
         from partitioner.backends.torch.rank_files import with_written
 
+        if self.programs.order is not None:
+            return self._all_phases()
         emitted = AllRanks(self.programs, self.module.graph)
         if self.read_from is None:
             return emitted
         written = with_written(self.read_from, emitted.ranks)
         return AllRanks(self.programs, self.module.graph, written)
+
+    def _all_phases(self) -> AllPhases:
+        traced, signature = self.module.traced, self.module.signature
+        assert self.module.micro is not None
+        written = {value: traced.stored[name] for name, value in traced.written.items()}
+        return AllPhases(
+            *(self.programs, self.module.graph, self.module.micro),
+            *(signature.tangent, signature.seed, written),
+        )
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """The step of one call of the module on all ranks, in training with its backward pass.
@@ -450,6 +462,7 @@ class ModuleProgram(Compiled):
             self.training,
             self.spare,
             self._traced_attributes,
+            self.model.module.micro,
         )
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.backends.torch.signature import Signature
 from partitioner.frontends.torch.attention import replace_attention
 from partitioner.frontends.torch.capture import (
@@ -40,12 +41,16 @@ class TracedModule:
         traced: The graph, and the parameters, buffers and results that its values stand for.
         options: Options of the trace.
         snapshot: What the trace has of the module beside its tensors' contents.
+        micro: The micro-batches of a call, if the graph is that of one of them.
+        batch: The signature of a call with all of them.
     """
 
     module: nn.Module
     traced: ModuleGraph
     options: ModuleOptions = field(default_factory=ModuleOptions)
     snapshot: Snapshot = field(default_factory=Snapshot)
+    micro: MicroBatches | None = None
+    batch: Signature | None = None
 
     @property
     def graph(self) -> Graph:
@@ -63,6 +68,8 @@ class TracedModule:
     @cached_property
     def signature(self) -> Signature:
         """The arguments and results of a call of the module."""
+        if self.batch is not None:
+            return self.batch
         traced, inputs = self.traced, self.graph.inputs
         return Signature(
             traced.captured.in_spec,

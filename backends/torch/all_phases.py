@@ -1,0 +1,162 @@
+"""All ranks of a program in micro-batches in one process, in lock-step.
+
+The phases run in the order of their numbers, one micro-batch after the other: any order that the
+schedule allows gives the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.torch.all_ranks import Step, Values, run_lockstep
+from partitioner.backends.torch.micro_batches import MicroBatches
+from partitioner.backends.torch.phases import RankPhases, emit_phases
+from partitioner.backends.torch.shards import part_of, region_on, whole_of
+from partitioner.backends.torch.step_values import StepValues
+from partitioner.ir.graph import Graph
+from partitioner.ir.phases import Part
+from partitioner.ir.program import Output, Programs
+
+
+class AllPhases:
+    """The phases of all ranks, run in lock-step; it has the interface of `AllRanks`.
+
+    Args:
+        programs: Programs of a plan in stages.
+        graph: The model of one micro-batch.
+        micro: The micro-batches.
+        tangent: Graph input for the gradient of the loss; "" for inference.
+        seed: Graph input that seeds random draws; "" if there are none.
+        written: The stored value that each output of the graph writes.
+
+    Raises:
+        BackendError: A graph cannot be made.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        graph: Graph,
+        micro: MicroBatches,
+        tangent: str,
+        seed: str,
+        written: Mapping[str, str],
+    ) -> None:
+        self.programs = programs
+        self.graph = graph
+        self.micro = micro
+        self._tangent, self._seed, self._written = tangent, seed, written
+        cpu = torch.device("cpu")
+        self.ranks = [emit_phases(programs, r, graph, cpu) for r in range(len(programs.ranks))]
+
+    def step(
+        self,
+        inputs: Mapping[str, Tensor],
+        stored: Mapping[str, Tensor],
+        keep: Mapping[int, Collection[str]] | None = None,
+    ) -> Step:
+        """Run a step of all micro-batches.
+
+        Args:
+            inputs: Whole inputs; `keep` must be None.
+            stored: Whole parameters and buffers by value of the graph.
+
+        Raises:
+            BackendError: The ranks deadlock.
+        """
+        assert keep is None, "values inside of a step of micro-batches are not kept"
+        micro_batches = list(self._inputs(inputs))
+        values = [self._start(rank, micro_batches, stored) for rank in self.ranks]
+        assert self.programs.order is not None
+        phases = self.programs.order.phases
+        first, last = phases.number(Part.SETUP), phases.number(Part.REDUCE)
+        self._run(values, first, 0)
+        for micro_batch in range(self.micro.count):
+            for phase in range(first + 1, last):
+                self._run(values, phase, micro_batch)
+        self._run(values, last, 0)
+        results = [
+            dict(self._whole(values, self._shown, micro_batch))
+            for micro_batch in range(self.micro.count)
+        ]
+        buffers = dict(self._whole(values, self._written, self.micro.count - 1))
+        totals = dict(self._whole(values, self._gradients, None))
+        return Step(self.micro.whole(results) | buffers, totals)
+
+    def _inputs(self, inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Whole inputs of each micro-batch, with a seed of its own and its share of the loss."""
+        for index, part in enumerate(self.micro.parts(inputs)):
+            if self._seed in part:
+                part[self._seed] = part[self._seed] + index
+            if self._tangent:
+                dtype = torch_dtype(self.graph.types[self._tangent].dtype)
+                part[self._tangent] = torch.full((), 1 / self.micro.count, dtype=dtype)
+            yield part
+
+    def _start(
+        self,
+        rank: RankPhases,
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        stored: Mapping[str, Tensor],
+    ) -> StepValues:
+        homes = self.programs.homes
+        local = {home.name: (value, home.placement) for value, home in homes.items()}
+        parts: Values = {}
+        for name in rank.stored:
+            value, placement = local[name]
+            parts[name] = part_of(stored[value], region_on(placement, rank.rank)).clone()
+        inputs = [
+            {name: part_of(one[part.whole], part.region) for name, part in rank.inputs.items()}
+            for one in micro_batches
+        ]
+        written = {
+            output.value: homes[self._written[output.whole]].name
+            for output in rank.outputs
+            if output.whole in self._written
+        }
+        return StepValues(rank, parts, inputs, written, backward=bool(self._tangent))
+
+    def _run(self, values: Sequence[StepValues], phase: int, micro_batch: int) -> None:
+        ranks = [rank.rank for rank in self.ranks if phase in rank.graphs]
+        modules = {rank: self.ranks[rank].graphs[phase].graph.module for rank in ranks}
+        arguments = {rank: values[rank].arguments(phase, micro_batch) for rank in ranks}
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the graphs have their casts
+            results = run_lockstep(modules, arguments)
+        for rank in ranks:
+            for message, tensor in values[rank].finish(phase, micro_batch, results[rank]):
+                values[message.target].receive(message, micro_batch, tensor)
+
+    @cached_property
+    def _gradients(self) -> frozenset[str]:
+        made = {v for n in self.graph.nodes if n.name in self.graph.backward for v in n.writes}
+        return frozenset(made.intersection(self.graph.outputs))
+
+    @cached_property
+    def _shown(self) -> frozenset[str]:
+        return frozenset(self.graph.outputs) - self._gradients - self._written.keys()
+
+    def _whole(
+        self, values: Sequence[StepValues], names: Collection[str], micro_batch: int | None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Outputs of a micro-batch, or of the whole step for None, joined of all ranks'."""
+        by_output: dict[str, list[tuple[int, Output]]] = {}
+        for rank in self.ranks:
+            for output in rank.outputs:
+                if output.whole in names:
+                    by_output.setdefault(output.whole, []).append((rank.rank, output))
+        for name, outputs in by_output.items():
+            parts = [
+                (
+                    output.region,
+                    values[rank].total(output.value)
+                    if micro_batch is None
+                    else values[rank].result(output.value, micro_batch),
+                )
+                for rank, output in outputs
+            ]
+            yield name, whole_of(parts, self.programs.outputs[name].shape)

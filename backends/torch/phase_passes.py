@@ -1,0 +1,309 @@
+"""A rank's part of calls that run in micro-batches, over torch.distributed.
+
+The rank runs its phases in the order of the schedule. Messages are received one phase ahead and
+sent beside what follows. Each pair of phases has a process group of its own for each pair of ranks,
+since NCCL carries what is sent between two ranks of a group in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.eager import eager
+from partitioner.backends.torch.faults import Roll, explained, telling
+from partitioner.backends.torch.groups import (
+    Link,
+    group_ranks,
+    register_links,
+    register_named,
+    resolved_link,
+)
+from partitioner.backends.torch.phases import Message, emit_phases
+from partitioner.backends.torch.rank_passes import Values, Whole
+from partitioner.backends.torch.shards import part_of
+from partitioner.backends.torch.step_values import StepValues
+from partitioner.ir.layout import Placement
+from partitioner.ir.phases import Part
+from partitioner.ir.program import Programs
+
+
+class PhasePasses:
+    """A program's phases on this rank; every rank makes one at the same time.
+
+    It has the interface of `RankPasses`. The forward pass runs the backward passes of the
+    micro-batches too, for a gradient of one of their mean loss; `backward` scales the gradients.
+
+    Raises:
+        BackendError: A stored value has another placement, or a graph cannot be made.
+    """
+
+    def __init__(
+        self,
+        whole: Whole,
+        rank: int,
+        device: torch.device,
+        places: Mapping[str, Placement],
+        roll: Roll,
+    ) -> None:
+        for name, place in whole.places.items():
+            if places.get(name) != place:
+                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
+        assert whole.programs.order is not None
+        assert whole.micro is not None
+        self.whole = whole
+        self.rank = rank
+        self.device = device
+        self._roll = roll
+        self._order, self._micro = whole.programs.order, whole.micro
+        register_named(group_ranks(whole.programs))
+        register_links(links_of(whole.programs))
+        self.graphs = emit_phases(whole.programs, rank, whole.graph, device)
+        self._modules = {p: g.graph.module.to(device) for p, g in self.graphs.graphs.items()}
+        self._runs: dict[int, Callable[[list[Tensor]], Sequence[Tensor]]] = {
+            phase: eager(module, boxed=True) for phase, module in self._modules.items()
+        }
+        self._outputs = {output.whole: output.value for output in self.graphs.outputs}
+        self._shown = tuple(dict.fromkeys(filter(None, whole.signature.results)))
+        homes = whole.programs.homes
+        self._written = {
+            self._outputs[entry.written]: homes[entry.value].name
+            for entry in whole.stored
+            if entry.written in self._outputs
+        }
+
+    @property
+    def differentiates(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.whole.training
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the graphs with `torch.compile`, with its arguments."""
+        for phase, module in self._modules.items():
+            compiled = torch.compile(module, *args, **kwargs)
+            self._runs[phase] = lambda arguments, run=compiled: run(*arguments)  # type: ignore[misc]
+
+    # Inputs ----------------------------------------------------------------------------------
+
+    @property
+    def draws(self) -> int:
+        """Number of seeds that a step takes: one a micro-batch."""
+        return self._micro.count
+
+    def start(
+        self, inputs: Mapping[str, Any], seed: Mapping[str, Tensor], *, local: bool
+    ) -> list[Values]:
+        """Inputs of each micro-batch by local name; see `RankPasses.start`."""
+        started = self.local(inputs) if local else self._parts(self._micro.parts(inputs))
+        seeds = [{n: one + m for n, one in seed.items()} for m in range(self._micro.count)]
+        return [a | b for a, b in zip(started, self._parts(seeds), strict=True)]
+
+    def _parts(self, micro_batches: Iterable[Mapping[str, Any]]) -> list[Values]:
+        """This rank's parts of the whole inputs of each micro-batch, by local name."""
+        return [
+            {
+                name: part_of(micro_batch[part.whole], part.region).to(self.device)
+                for name, part in self.graphs.inputs.items()
+                if part.whole in micro_batch
+            }
+            for micro_batch in micro_batches
+        ]
+
+    def local(self, inputs: Mapping[str, Any]) -> list[Values]:
+        """Micro-batches by local name, where the rank is called with its own parts of the batch."""
+        signature, micro_batches = self.whole.signature, self._micro.parts(inputs)
+        names = {
+            name: part.whole
+            for name, part in self.graphs.inputs.items()
+            if part.whole not in (signature.tangent, signature.seed)
+        }
+        for micro_batch in micro_batches:
+            for name, whole in names.items():
+                tensor, wanted = micro_batch[whole], self.graphs.types[name]
+                shape, dtype = tuple(tensor.shape), torch_dtype(wanted.dtype)
+                if shape != wanted.shape or tensor.dtype != dtype:
+                    raise BackendError(
+                        f"rank {self.rank}: each of {self._micro.count} micro-batches of its part "
+                        f"of input {whole!r} is {tensor.dtype}{list(shape)}, the plan gives "
+                        f"it {wanted}"
+                    )
+        return [
+            {name: one[whole].to(self.device) for name, whole in names.items()}
+            for one in micro_batches
+        ]
+
+    def joined(self, inputs: Mapping[str, Any], agreement: Agreement) -> dict[str, Tensor]:
+        """Whole inputs from every rank's own parts of them: not supported."""
+        del inputs, agreement
+        raise BackendError(
+            "evaluation with inputs='local' of a program in micro-batches is not supported: use "
+            "inputs='global'"
+        )
+
+    # Passes ----------------------------------------------------------------------------------
+
+    def forward(
+        self, inputs: list[Values], shards: Mapping[str, Tensor], *, backward: bool = False
+    ) -> tuple[tuple[Tensor, ...], Values]:
+        """Run a step; written buffers get their next contents.
+
+        Args:
+            inputs: Of each micro-batch, by local name.
+            shards: This rank's shards of stored values by first name.
+            backward: Whether the backward passes run.
+
+        Returns:
+            The module's results, and this rank's gradients by first name.
+        """
+        homes = self.whole.programs.homes
+        stored = {
+            homes[entry.value].name: shards[entry.names[0]]
+            for entry in self.whole.stored
+            if entry.value in homes and entry.names[0] in shards
+        }
+        tangent = self.whole.signature.tangent
+        for name, part in self.graphs.inputs.items():
+            if part.whole == tangent:
+                dtype = torch_dtype(self.graphs.types[name].dtype)
+                share = torch.full((), 1 / self._micro.count, dtype=dtype, device=self.device)
+                for values in inputs:
+                    values[name] = share
+        values = StepValues(self.graphs, stored, inputs, self._written, backward=backward)
+        self._run_all(values, backward=backward)
+        micro_batches = range(self._micro.count)
+        results = self._micro.whole(
+            [{v: values.result(self._outputs[v], m) for v in self._shown} for m in micro_batches]
+        )
+        gradients = {
+            entry.names[0]: values.total(self._outputs[entry.gradient])
+            for entry in self.whole.stored
+            if backward and entry.gradient in self._outputs
+        }
+        return tuple(results[value] for value in self._shown), gradients
+
+    def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:
+        """The gradients of a step, for a gradient of its loss.
+
+        Args:
+            values: Those for a gradient of one.
+            tangent: The gradient of the loss.
+        """
+        is_one = tangent.numel() == 1 and float(tangent) == 1.0
+        gradients = {n: g if is_one else g.mul_(tangent.to(g.dtype)) for n, g in values.items()}
+        values.clear()
+        return gradients
+
+    def structured(self, results: Sequence[Tensor]) -> Any:
+        """The module's returned value."""
+        return self.whole.signature.unflatten(dict(zip(self._shown, results, strict=True)))
+
+    def _run_all(self, values: StepValues, *, backward: bool) -> None:
+        forward = (Part.SETUP, Part.FORWARD, Part.DELIVER)
+        runs = [
+            (phase, micro_batch)
+            for phase, micro_batch in self._order.runs(self.rank)
+            if phase in self._runs and (backward or self._order.phases.of(phase)[0] in forward)
+        ]
+        posts = _Posts(self.graphs.graphs, self.rank, self.device, self._roll, self._micro.count)
+        for (phase, micro_batch), ahead in pairwise([*runs, None]):  # type: ignore[list-item]
+            posts.post(phase, micro_batch)
+            if ahead is not None:
+                posts.post(*ahead)
+            for message, tensor in posts.arrived(phase, micro_batch):
+                values.receive(message, micro_batch, tensor)
+            results = self._run(phase, values.arguments(phase, micro_batch))
+            for message, tensor in values.finish(phase, micro_batch, results):
+                posts.send(message, micro_batch, tensor)
+            del results
+        posts.wait()
+
+    def _run(self, phase: int, arguments: list[Tensor]) -> Sequence[Tensor]:
+        part, stage = self._order.phases.of(phase)
+        try:
+            # the graphs have their casts
+            with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+                return self._runs[phase](arguments)
+        except RuntimeError as error:
+            which = f"{part} (stage {stage})"
+            failure = explained(error, self._runs[phase], self.rank, self._roll, which)
+            if failure is None:
+                raise
+            raise failure from error
+
+
+class _Posts:
+    """Messages that are on their way to and from a rank."""
+
+    def __init__(
+        self, graphs: Mapping[int, Any], rank: int, device: torch.device, roll: Roll, count: int
+    ) -> None:
+        self._graphs = graphs
+        self._rank = rank
+        self._device = device
+        self._roll = roll
+        self._count = count
+        self._posted: dict[tuple[int, int], list[tuple[Message, Tensor, Any]]] = {}
+        self._sent: list[tuple[Message, Tensor, Any]] = []
+
+    def post(self, phase: int, micro_batch: int) -> None:
+        """Get ready to receive what a phase is called with, once."""
+        if (phase, micro_batch) in self._posted:
+            return
+        posted = self._posted[phase, micro_batch] = []
+        for message in self._graphs[phase].receives:
+            buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)
+            link = resolved_link(_link(message))
+            tag = self._tag(message, micro_batch)
+            posted.append((message, buffer, dist.irecv(buffer, message.source, link, tag)))
+
+    def arrived(self, phase: int, micro_batch: int) -> list[tuple[Message, Tensor]]:
+        """The messages that a phase is called with; waits for them."""
+        arrived = []
+        for message, buffer, work in self._posted.pop((phase, micro_batch)):
+            with telling(f"receiving from rank {message.source}", self._rank, self._roll):
+                work.wait()
+            arrived.append((message, buffer))
+        return arrived
+
+    def send(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
+        """Start to send; what has left is freed."""
+        self._sent = [entry for entry in self._sent if not entry[2].is_completed()]
+        dense = tensor.contiguous()
+        link, tag = resolved_link(_link(message)), self._tag(message, micro_batch)
+        with telling(f"sending to rank {message.target}", self._rank, self._roll):
+            self._sent.append((message, dense, dist.isend(dense, message.target, link, tag)))
+
+    def wait(self) -> None:
+        """Wait until all has left."""
+        for message, _, work in self._sent:
+            with telling(f"sending to rank {message.target}", self._rank, self._roll):
+                work.wait()
+        self._sent = []
+
+    def _tag(self, message: Message, micro_batch: int) -> int:
+        return message.number * self._count + micro_batch
+
+
+def _link(message: Message) -> Link:
+    return (*message.phases, message.source, message.target)
+
+
+def links_of(programs: Programs) -> list[Link]:
+    """The pairs of phases and ranks between which messages pass, in order."""
+    return sorted(
+        {
+            (comm.phase, comm.target_phase, transfer.source, transfer.target)
+            for program in programs.ranks
+            for comm in program.comms
+            if comm.phase != comm.target_phase
+            for transfer in comm.transfers
+        }
+    )

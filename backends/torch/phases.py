@@ -1,0 +1,250 @@
+"""A rank's program as a graph for each phase of a plan in stages (see `ir.phases`).
+
+What passes from a phase of one rank to a phase of another is a message: a flat tensor of all that
+one communication sends from the one to the other. The phase that sends returns it, and the phase
+that receives it is called with it. Communications inside of a phase are collectives in its graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import torch
+from torch import fx
+
+from partitioner.backends.torch.comms import carried
+from partitioner.backends.torch.emit import (
+    NO_VALUE,
+    PassGraph,
+    PassWriter,
+    constant_of,
+    emit_pass,
+    stored_values,
+)
+from partitioner.ir.graph import Graph
+from partitioner.ir.phases import Part as StepPart
+from partitioner.ir.phases import Phases
+from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
+from partitioner.ir.types import TensorType
+
+Steps = Sequence[Compute | Comm]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one communication sends from one rank to another.
+
+    Attributes:
+        name: Its name among the arguments and results of graphs.
+        source: The rank that sends it.
+        target: The rank that receives it.
+        phases: The phase that sends it, and the one that receives it.
+        numel: Number of its elements.
+        dtype: Their type as they are carried.
+        number: Number of the communication.
+    """
+
+    name: str
+    source: int
+    target: int
+    phases: tuple[int, int]
+    numel: int
+    dtype: torch.dtype
+    number: int
+
+
+@dataclass(frozen=True)
+class PhaseGraph:
+    """A phase of a rank.
+
+    Attributes:
+        graph: Its arguments are local values and messages received, its results local values and
+            messages sent.
+        receives: The messages among the arguments.
+        sends: The messages among the results.
+    """
+
+    graph: PassGraph
+    receives: tuple[Message, ...]
+    sends: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class RankPhases:
+    """The phases of a rank.
+
+    Attributes:
+        graphs: By phase; no entry for one in which the rank does nothing.
+        stored: Local names of the stored values on the rank.
+        inputs: Part of an input by local value.
+        outputs: Parts of outputs that the rank delivers.
+        types: Type of every local value.
+        reads: Number of phases that read each local value.
+        once: Local values of phases that run once a step.
+        summed: Local values that are added up over the micro-batches of a step.
+        numbers: The numbers of the phases.
+    """
+
+    rank: int
+    graphs: Mapping[int, PhaseGraph]
+    stored: tuple[str, ...]
+    inputs: Mapping[str, Part]
+    outputs: tuple[Output, ...]
+    types: Mapping[str, TensorType]
+    reads: Mapping[str, int]
+    once: frozenset[str]
+    summed: frozenset[str]
+    numbers: Phases
+
+    def is_once(self, phase: int) -> bool:
+        """Whether a phase runs once a step."""
+        return self.numbers.is_once(phase)
+
+    def is_forward(self, phase: int) -> bool:
+        """Whether a phase runs where no gradients are wanted."""
+        part, _ = self.numbers.of(phase)
+        return part in (StepPart.SETUP, StepPart.FORWARD, StepPart.DELIVER)
+
+
+def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.device) -> RankPhases:
+    """The graphs of a rank.
+
+    Args:
+        programs: Programs of a plan in stages.
+        rank: The rank.
+        graph: The model of one micro-batch, which has the contents of constants.
+        device: The device that the rank computes on.
+
+    Raises:
+        BackendError: PyTorch has no operator of a name in the program, or no type of a constant.
+    """
+    assert programs.order is not None
+    program, phases = programs.ranks[rank], programs.order.phases
+    pieces = _pieces(program)
+    writers = {phase: _PhaseWriter(program, device, phase=phase) for phase in pieces}
+    made_in = {
+        name: phase for phase, steps in pieces.items() for name in writers[phase].written(steps)
+    }
+    reads: Counter[str] = Counter()
+    for phase, steps in pieces.items():
+        reads.update(name for name in writers[phase].outside(steps) if name in made_in)
+    kept = {*reads, *(output.value for output in program.outputs)}
+    constant = cache(partial(constant_of, program, graph, device))
+    graphs = {}
+    for phase, steps in pieces.items():
+        writer = writers[phase]
+        results = tuple(sorted(writer.written(steps) & kept))
+        emitted = emit_pass(
+            writer, steps, results, constant=constant, join_small=programs.is_spmd
+        )
+        if emitted.results != (NO_VALUE,):
+            received = tuple(writer.messages.values())
+            graphs[phase] = PhaseGraph(emitted, received, tuple(writer.leaving))
+    once = frozenset(name for name, phase in made_in.items() if phases.is_once(phase))
+    reduced = pieces.get(phases.number(StepPart.REDUCE), ())
+    summed = _PhaseWriter(program, device).outside(reduced)
+    backward = {value for n in graph.nodes if n.name in graph.backward for value in n.writes}
+    summed |= {output.value for output in program.outputs if output.whole in backward}
+    return RankPhases(
+        rank,
+        graphs,
+        stored_values(program.steps),
+        program.inputs,
+        program.outputs,
+        program.types,
+        reads,
+        once,
+        frozenset(summed & made_in.keys()) - once,
+        phases,
+    )
+
+
+def _pieces(program: RankProgram) -> dict[int, Steps]:
+    """The steps of each phase; a message is a step of both its phases."""
+    pieces: dict[int, list[Compute | Comm]] = {}
+    for step in program.steps:
+        if isinstance(step, Compute) and not step.node.inputs and stored_values((step,)):
+            continue  # stored values are given
+        for phase in _phases_on(step, program.rank):
+            pieces.setdefault(phase, []).append(step)
+    return dict(sorted(pieces.items()))
+
+
+def _phases_on(step: Compute | Comm, rank: int) -> Iterator[int]:
+    if isinstance(step, Compute) or step.phase == step.target_phase:
+        yield step.phase
+        return
+    if rank in step.sources():
+        yield step.phase
+    if rank in step.targets():
+        yield step.target_phase
+
+
+@dataclass
+class _PhaseWriter(PassWriter):
+    """Writes the graph of a phase.
+
+    Attributes:
+        phase: The phase.
+        messages: The messages that it receives, by name.
+        leaving: The messages that it sends.
+    """
+
+    phase: int = -1
+    messages: dict[str, Message] = field(default_factory=dict)
+    leaving: list[Message] = field(default_factory=list)
+
+    def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Local values that a step reads and makes in this phase."""
+        reads, writes = super().touched(step)
+        if isinstance(step, Comm) and step.phase != step.target_phase:
+            return (reads, ()) if step.phase == self.phase else ((), writes)
+        return reads, writes
+
+    def received(self, steps: Steps) -> tuple[str, ...]:
+        """Names of the messages that the phase is called with."""
+        rank = self.program.rank
+        for step in steps:
+            if isinstance(step, Comm) and self._arrives(step):
+                sources = sorted({t.source for t in step.transfers if t.target == rank})
+                for source in sources:
+                    message = _message(step, source, rank)
+                    self.messages[message.name] = message
+        return tuple(self.messages)
+
+    def communicate(self, comm: Comm) -> None:
+        """Add a collective, the unpacking of messages, or the packing of some."""
+        rank = self.program.rank
+        if comm.phase == comm.target_phase:
+            super().communicate(comm)
+        elif self._arrives(comm):
+            arrived: dict[int, fx.Node] = {
+                message.source: self.value(message.name)
+                for message in self.messages.values()
+                if message.name.startswith(f"message {comm.seq} ")
+            }
+            self.known[comm.target] = self.part_in(comm, sends=False).unpacked(arrived)
+            self.made_at[comm.target] = self.position
+        else:
+            own = self.part_in(comm, sends=True)
+            for target in sorted({t.target for t in comm.transfers if t.source == rank}):
+                message = _message(comm, rank, target)
+                self.known[message.name] = own.packed(target)
+                self.sent.append(message.name)
+                self.leaving.append(message)
+
+    def _arrives(self, comm: Comm) -> bool:
+        passes = comm.phase != comm.target_phase
+        is_target = self.program.rank in comm.targets()
+        return passes and comm.target_phase == self.phase and is_target
+
+
+def _message(comm: Comm, source: int, target: int) -> Message:
+    dtype, width = carried(comm.dtype)
+    pair = source, target
+    numel = sum(t.numel for t in comm.transfers if (t.source, t.target) == pair)
+    name = f"message {comm.seq} from {source} to {target}"
+    return Message(name, source, target, (comm.phase, comm.target_phase), width * numel, dtype, comm.seq)

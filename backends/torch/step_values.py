@@ -1,0 +1,110 @@
+"""The local values of one rank in a step of micro-batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from partitioner.backends.torch.phases import Message, RankPhases
+
+Values = dict[str, Tensor]
+
+
+class StepValues:
+    """What a rank holds in a step: values of the whole step, of each micro-batch, and sums.
+
+    Args:
+        phases: The rank's phases.
+        stored: Local parameters and buffers by local name; buffers are written over.
+        micro_batches: Inputs of each micro-batch, by local name.
+        written: The buffer that each result writes, both by local name.
+        backward: Whether the backward pass runs.
+    """
+
+    def __init__(
+        self,
+        phases: RankPhases,
+        stored: Mapping[str, Tensor],
+        micro_batches: Sequence[Mapping[str, Tensor]],
+        written: Mapping[str, str],
+        *,
+        backward: bool,
+    ) -> None:
+        self._phases = phases
+        self._once: Values = dict(stored)
+        self._micro: list[Values] = [dict(inputs) for inputs in micro_batches]
+        self._sums: Values = {}
+        self._written = written
+        self._messages: dict[tuple[str, int], Tensor] = {}
+        self._outputs = {output.value for output in phases.outputs}
+        reads = Counter(phases.reads) if backward else self._forward_reads()
+        self._left = [Counter(reads) for _ in micro_batches]
+
+    def _forward_reads(self) -> Counter[str]:
+        graphs = (g for p, g in self._phases.graphs.items() if self._phases.is_forward(p))
+        return Counter(name for graph in graphs for name in graph.graph.arguments)
+
+    def arguments(self, phase: int, micro_batch: int) -> list[Tensor]:
+        """The arguments of a phase; those that nothing reads later are held by the list alone."""
+        phase_graph = self._phases.graphs[phase]
+        received = {message.name for message in phase_graph.receives}
+        values, left = self._micro[micro_batch], self._left[micro_batch]
+        arguments = []
+        for name in phase_graph.graph.arguments:
+            if name in received:
+                arguments.append(self._messages.pop((name, micro_batch)))
+            elif name in self._once:
+                arguments.append(self._once[name])
+            elif self._phases.is_once(phase):
+                arguments.append(self._sums[name])
+            else:
+                arguments.append(values[name])
+                left[name] -= 1
+                if not left[name] and name not in self._outputs:
+                    del values[name]
+        return arguments
+
+    def receive(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
+        """Keep a message until the phase that it is for."""
+        self._messages[message.name, micro_batch] = tensor
+
+    def finish(
+        self, phase: int, micro_batch: int, results: Sequence[Tensor]
+    ) -> list[tuple[Message, Tensor]]:
+        """Keep the results of a phase; returns the messages to send."""
+        phase_graph = self._phases.graphs[phase]
+        sends = {message.name: message for message in phase_graph.sends}
+        leaving = []
+        for name, result in zip(phase_graph.graph.results, results, strict=True):
+            if name in sends:
+                leaving.append((sends[name], result))
+            elif self._phases.is_once(phase):
+                self._once[name] = result
+            else:
+                self._keep(name, micro_batch, result)
+        return leaving
+
+    def _keep(self, name: str, micro_batch: int, result: Tensor) -> None:
+        """Keep a result of a micro-batch as far as it is read, added up or delivered."""
+        if name in self._written:
+            self._once[self._written[name]].copy_(result)
+        is_summed = name in self._phases.summed
+        if is_summed and name in self._sums:
+            self._sums[name].add_(result)
+        elif is_summed:
+            # the first is added to: it may be a view of what others read, or expanded
+            self._sums[name] = result.clone()
+        is_delivered = name in self._outputs and not is_summed
+        if self._left[micro_batch][name] > 0 or is_delivered:
+            self._micro[micro_batch][name] = result
+
+    def result(self, name: str, micro_batch: int) -> Tensor:
+        """A delivered result of a micro-batch, by local name."""
+        held = self._micro[micro_batch].get(name)
+        return self._once[name] if held is None else held
+
+    def total(self, name: str) -> Tensor:
+        """A gradient of the whole step, by local name."""
+        return self._once[name] if name in self._once else self._sums[name]

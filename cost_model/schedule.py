@@ -79,7 +79,6 @@ class Schedule:
         keys = self.output_keys.values()
         return frozenset((device, key) for key in keys for device in key[1].mesh.devices)
 
-
     def times(self, task: Task) -> int:
         """How often a task runs in a request, or in a step of a plan with stages."""
         if self.order is None or self.order.phases.is_once(task.phase):
@@ -242,7 +241,7 @@ class _Builder:
                 after = (before[0], hop.after)
                 if after not in self.origin:
                     self._hop(before, hop, index, why, self._phases(before, after, at, phase))
-                self._check_phase(after, index, why, phase)
+                self._check_phase(after, why, phase)
                 before = after
             if before != key and key not in self.origin:
                 self._rename(before, key, index)
@@ -263,9 +262,7 @@ class _Builder:
             if any(points[device][axis] for axis in partial):
                 self.zeros.add((device, key))
 
-    def _hop(
-        self, before: Key, hop: Hop, index: int, why: str, phases: tuple[int, int]
-    ) -> None:
+    def _hop(self, before: Key, hop: Hop, index: int, why: str, phases: tuple[int, int]) -> None:
         """Add one step of a reshard; `phases` are those of its sources and of its targets."""
         value, after = before[0], (before[0], hop.after)
         beside = value in self.beside
@@ -352,7 +349,7 @@ class _Builder:
         self._insert(min(anchor, index - 1), task)
         self.origin[new] = (min(anchor, index - 1), phase)
 
-    def _check_phase(self, key: Key, index: int, why: str, phase: int) -> None:
+    def _check_phase(self, key: Key, why: str, phase: int) -> None:
         """Refuse a part that an earlier reader fetched in a phase that may run later.
 
         Raises:
@@ -364,8 +361,8 @@ class _Builder:
         if made != phase and made not in self.order.before[phase]:
             parts = [" ".join(map(str, self.order.phases.of(p))) for p in (phase, made)]
             raise PhaseError(
-                f"{why!r} reads {key[0]!r} in {parts[0]}, which another node fetches in {parts[1]}, "
-                "and nothing makes the one wait for the other"
+                f"{why!r} reads {key[0]!r} in {parts[0]}, another node fetches it in {parts[1]}, "
+                "and neither waits for the other"
             )
 
     def _check_order(self, anchor: int, comms: Sequence[PricedComm]) -> None:

@@ -94,55 +94,56 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
 
 def _simulate_step(schedule: Schedule, order: StepOrder) -> Timeline:
     """The timeline of one step of a plan with stages."""
-    by_phase: dict[int, list[int]] = defaultdict(list)
-    for index, task in enumerate(schedule.tasks):
-        for phase in dict.fromkeys((task.phase, task.target_phase)):
-            by_phase[phase].append(index)
     clock = _Clock()
-    waiting = {lane: deque(order.runs(devices[0])) for lane, devices in enumerate(order.lanes)}
-    alone = [d for d in schedule.devices if not any(d in lane for lane in order.lanes)]
-    if alone:
-        waiting[len(order.lanes)] = deque(order.runs(alone[0]))
-    groups = [*map(frozenset, order.lanes), frozenset(alone)]
-    together = {
-        task.phase
-        for task in schedule.tasks
-        if task.phase == task.target_phase
-        and not any(group.issuperset(task.devices) for group in groups)
-    }
-    while any(waiting.values()):
+    idle = frozenset(schedule.devices).difference(*order.lanes)
+    lanes = [frozenset(lane) for lane in (*order.lanes, idle) if lane]
+    waiting = [deque(order.runs(min(lane))) for lane in lanes]
+    tasks, together = _by_phase(schedule), _together(schedule, lanes)
+    while any(waiting):
         moved = False
-        for lane, runs in waiting.items():
+        for lane, runs in zip(lanes, waiting, strict=True):
             while runs and runs[0][0] not in together:
-                if not _run_phase(schedule, clock, by_phase, groups[lane], *runs[0]):
+                if not _run_phase(clock, tasks[runs[0][0]], lane, *runs[0]):
                     break
                 runs.popleft()
                 moved = True
-        if not moved:
-            heads = {tuple(runs[0]) for runs in waiting.values() if runs}
-            assert len(heads) == 1, f"lanes wait for each other at {heads}"
-            phase, micro_batch = heads.pop()
-            for index in by_phase[phase]:
-                clock.together(index, schedule.tasks[index], micro_batch)
-            for runs in waiting.values():
-                runs.popleft()
+        if not moved:  # all lanes are at one phase
+            phase, micro_batch = waiting[0][0]
+            for index, task in tasks[phase]:
+                clock.together(index, task, micro_batch)
+            for runs in waiting:
+                assert runs.popleft() == (phase, micro_batch)
     return Timeline(tuple(clock.events), order.table.micro_batches)
 
 
+def _together(schedule: Schedule, lanes: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The phases with a task of several lanes, which all run at once."""
+    return frozenset(
+        task.phase
+        for task in schedule.tasks
+        if task.phase == task.target_phase
+        and not any(lane >= task.devices.keys() for lane in lanes)
+    )
+
+
+def _by_phase(schedule: Schedule) -> Mapping[int, list[tuple[int, Task]]]:
+    """Position and task of each task of a phase; a message is of both its phases."""
+    tasks: dict[int, list[tuple[int, Task]]] = defaultdict(list)
+    for index, task in enumerate(schedule.tasks):
+        for phase in dict.fromkeys((task.phase, task.target_phase)):
+            tasks[phase].append((index, task))
+    return tasks
+
+
 def _run_phase(
-    schedule: Schedule,
     clock: _Clock,
-    by_phase: Mapping[int, Sequence[int]],
+    phase_tasks: Sequence[tuple[int, Task]],
     devices: frozenset[int],
     phase: int,
     micro_batch: int,
 ) -> bool:
     """Run a phase of a micro-batch on the devices of a lane, if all that it waits for was sent."""
-    tasks = [
-        (index, schedule.tasks[index])
-        for index in by_phase[phase]
-        if not devices.isdisjoint(schedule.tasks[index].devices)
-    ]
+    tasks = [(index, task) for index, task in phase_tasks if devices & task.devices.keys()]
     passing = [(index, t) for index, t in tasks if t.phase != t.target_phase]
     arriving = [(index, t) for index, t in passing if t.target_phase == phase]
     inside = [(index, t) for index, t in tasks if t.phase == t.target_phase]

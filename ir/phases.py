@@ -151,8 +151,9 @@ def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -
         if shared := set(one) & set(other):
             stages = groups.index(one), groups.index(other)
             raise PhaseError(
-                f"stages {stages[0]} and {stages[1]} share device {min(shared)}, and are on devices "
-                f"{numbers(one)} and {numbers(other)}: give stages the same devices, or none in common"
+                f"stages {stages[0]} and {stages[1]} are on devices {numbers(one)} and "
+                f"{numbers(other)}, which share device {min(shared)}: stages have the same "
+                "devices, or none in common"
             )
     edges = stage_edges(graph, placed)
     table = _table(pipeline, lane_of, edges)
@@ -329,14 +330,12 @@ def _check(
             if made != now and made not in before[now]:
                 part, stage = phases.of(made)
                 raise PhaseError(
-                    f"{p.node.name!r} of stage {p.stage} reads {producer.name!r}, which runs in the "
-                    f"{part} pass of stage {stage}: nothing makes the one wait for the other"
+                    f"{p.node.name!r} of stage {p.stage} reads {producer.name!r}, which is in the "
+                    f"{part} pass of stage {stage}: neither waits for the other"
                 )
 
 
-def phase_order(
-    phases: Phases, edges: Sequence[tuple[int, int]]
-) -> Mapping[int, frozenset[int]]:
+def phase_order(phases: Phases, edges: Sequence[tuple[int, int]]) -> Mapping[int, frozenset[int]]:
     """The phases that every schedule runs before each phase, of the same micro-batch."""
     direct: dict[int, set[int]] = {}
     number = phases.number

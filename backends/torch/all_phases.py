@@ -54,6 +54,11 @@ class AllPhases:
         cpu = torch.device("cpu")
         self.ranks = [emit_phases(programs, r, graph, cpu) for r in range(len(programs.ranks))]
 
+    def of(self, programs: Programs) -> AllPhases:
+        """Other ranks of the same model."""
+        names = self._tangent, self._seed, self._written
+        return AllPhases(programs, self.graph, self.micro, *names)
+
     def step(
         self,
         inputs: Mapping[str, Tensor],

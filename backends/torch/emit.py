@@ -76,6 +76,12 @@ class RankGraphs:
     outputs: tuple[Output, ...]
     types: Mapping[str, TensorType]
 
+    @property
+    def passes(self) -> Mapping[str, PassGraph]:
+        """The graphs by name."""
+        backward = {} if self.backward is None else {"backward": self.backward}
+        return {"forward": self.forward, **backward}
+
 
 def emit_rank(programs: Programs, rank: int, graph: Graph, device: torch.device) -> RankGraphs:
     """Graph modules of a rank.
@@ -182,8 +188,8 @@ def emit_pass(
     returned = tuple(writer.value(name) for name in results)
     wait_for_unread(graph)
     if not results:  # PyTorch saves no program without results
-        device = {"device": writer.device}
-        empty = graph.call_function(torch.ops.aten.zeros.default, ([0],), device)
+        zeros = torch.ops.aten.zeros.default
+        empty = graph.call_function(zeros, ([0],), {"device": writer.device})
         returned, results = (empty,), (NO_VALUE,)
     graph.output(returned)
     note_values(writer.known)

@@ -1,4 +1,4 @@
-"""Batches of a module's call in micro-batches, and the results of the micro-batches as those of one.
+"""The micro-batches of a module's call, and their results as those of the call.
 
 A tensor argument is split along its first dim if that is the batch: as long as the first dim of the
 first tensor argument that has one. Others go to every micro-batch whole. Results whose first dim is
@@ -59,9 +59,9 @@ class MicroBatches:
                 joined.add(name)
             elif shape or not dtype.startswith(("float", "bfloat")):
                 raise BackendError(
-                    f"micro_batches={count}: the module's result {name!r} is {types[name]}, which is "
+                    f"micro_batches={count}: the module's result {name!r} is {types[name]}, "
                     f"neither as long as a micro-batch ({size}) nor a floating scalar, whose mean "
-                    "would be taken: return other results, or give micro_batches=1"
+                    "is taken: return other results, or give micro_batches=1"
                 )
         return cls(count, split, frozenset(joined))
 
@@ -96,7 +96,8 @@ def batch_size(arguments: Any, count: int) -> int:
         raise BackendError(f"micro_batches={count}: no argument of the call has a batch dim")
     if lengths[0] % count:
         raise BackendError(
-            f"micro_batches={count}: the batch of {lengths[0]} cannot be cut into {count} equal parts"
+            f"micro_batches={count}: the batch of {lengths[0]} cannot be cut into as many equal "
+            "parts"
         )
     return lengths[0]
 

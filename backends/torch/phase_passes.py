@@ -8,7 +8,6 @@ since NCCL carries what is sent between two ranks of a group in one order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -176,14 +175,14 @@ class PhasePasses:
                 share = torch.full((), 1 / self._micro.count, dtype=dtype, device=self.device)
                 for values in inputs:
                     values[name] = share
-        values = StepValues(self.graphs, stored, inputs, self._written, backward=backward)
-        self._run_all(values, backward=backward)
+        held = StepValues(self.graphs, stored, inputs, self._written, backward=backward)
+        self._run_all(held, backward=backward)
         micro_batches = range(self._micro.count)
         results = self._micro.whole(
-            [{v: values.result(self._outputs[v], m) for v in self._shown} for m in micro_batches]
+            [{v: held.result(self._outputs[v], m) for v in self._shown} for m in micro_batches]
         )
         gradients = {
-            entry.names[0]: values.total(self._outputs[entry.gradient])
+            entry.names[0]: held.total(self._outputs[entry.gradient])
             for entry in self.whole.stored
             if backward and entry.gradient in self._outputs
         }
@@ -213,9 +212,8 @@ class PhasePasses:
             if phase in self._runs and (backward or self._order.phases.of(phase)[0] in forward)
         ]
         posts = _Posts(self.graphs.graphs, self.rank, self.device, self._roll, self._micro.count)
-        for (phase, micro_batch), ahead in pairwise([*runs, None]):  # type: ignore[list-item]
-            posts.post(phase, micro_batch)
-            if ahead is not None:
+        for position, (phase, micro_batch) in enumerate(runs):
+            for ahead in runs[position : position + 2]:
                 posts.post(*ahead)
             for message, tensor in posts.arrived(phase, micro_batch):
                 values.receive(message, micro_batch, tensor)

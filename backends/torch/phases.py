@@ -99,6 +99,21 @@ class RankPhases:
     summed: frozenset[str]
     numbers: Phases
 
+    @property
+    def passes(self) -> Mapping[str, PassGraph]:
+        """The graphs by name: ``setup``, ``forward 0``; ``forward`` if there is one of them."""
+        named = {self._name(phase): graph.graph for phase, graph in self.graphs.items()}
+        for part in (StepPart.FORWARD, StepPart.BACKWARD):
+            of_part = [name for name in named if name.startswith(f"{part} ")]
+            if len(of_part) == 1:
+                named[str(part)] = named[of_part[0]]
+        return named
+
+    def _name(self, phase: int) -> str:
+        part, stage = self.numbers.of(phase)
+        stageless = part in (StepPart.SETUP, StepPart.DELIVER, StepPart.REDUCE)
+        return str(part) if stageless else f"{part} {stage}"
+
     def is_once(self, phase: int) -> bool:
         """Whether a phase runs once a step."""
         return self.numbers.is_once(phase)
@@ -137,9 +152,7 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
     for phase, steps in pieces.items():
         writer = writers[phase]
         results = tuple(sorted(writer.written(steps) & kept))
-        emitted = emit_pass(
-            writer, steps, results, constant=constant, join_small=programs.is_spmd
-        )
+        emitted = emit_pass(writer, steps, results, constant=constant, join_small=programs.is_spmd)
         if emitted.results != (NO_VALUE,):
             received = tuple(writer.messages.values())
             graphs[phase] = PhaseGraph(emitted, received, tuple(writer.leaving))
@@ -247,4 +260,6 @@ def _message(comm: Comm, source: int, target: int) -> Message:
     pair = source, target
     numel = sum(t.numel for t in comm.transfers if (t.source, t.target) == pair)
     name = f"message {comm.seq} from {source} to {target}"
-    return Message(name, source, target, (comm.phase, comm.target_phase), width * numel, dtype, comm.seq)
+    return Message(
+        name, source, target, (comm.phase, comm.target_phase), width * numel, dtype, comm.seq
+    )

@@ -218,7 +218,12 @@ class ModuleRanks(Ranks):
 
     def start(self, inputs: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         """Parts of whole inputs and of the module's stored values, by local name, of each rank."""
-        return self.all_ranks.start(inputs, self.module.stored_values())
+        all_ranks = self.all_ranks
+        if isinstance(all_ranks, AllPhases):
+            raise BackendError(
+                "ranks of a plan in micro-batches run under torchrun: see ModuleProgram.module"
+            )
+        return all_ranks.start(inputs, self.module.stored_values())
 
     @property
     def updates(self) -> list[list[Update]]:
@@ -277,18 +282,18 @@ class ModuleProgram(Compiled):
 
         Args:
             rank: The rank, from 0.
-            which: "forward" or "backward".
+            which: "forward" or "backward"; of a plan in stages, also with the stage's number:
+                "forward 2".
 
         Raises:
             BackendError: There is no such rank or pass.
         """
         if not 0 <= rank < len(self.cluster):
             raise BackendError(f"rank {rank} is not one of 0..{len(self.cluster) - 1}")
-        graphs = self.ranks.all_ranks.ranks[rank]
-        graph = {"forward": graphs.forward, "backward": graphs.backward}.get(which)
-        if graph is None:
+        passes = self.ranks.all_ranks.ranks[rank].passes
+        if which not in passes:
             raise BackendError(f"rank {rank} has no {which!r} pass")
-        return graph.module
+        return passes[which].module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of all ranks in this process, in lock-step.

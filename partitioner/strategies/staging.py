@@ -54,7 +54,7 @@ def _backward_stage(
         return stages[graph.producers[node.inputs[row.in_place]].name]
     producers = [graph.producers[value].name for value in node.reads if value in graph.producers]
     lowest = min((stages[name] for name in producers if gradients.get(name)), default=last)
-    twin = graph.twins.get(node.name)
+    twin = graph.twins.get(node.name, "")
     if twin in stages:
         return min(stages[twin], lowest)
     if not gradients[node.name] and producers:

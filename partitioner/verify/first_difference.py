@@ -19,7 +19,7 @@ from partitioner.ir.graph import Graph
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
-from partitioner.ir.plan import NodePlan, Plan, resolve
+from partitioner.ir.plan import NodePlan, Pipeline, Plan, resolve
 from partitioner.ir.program import Programs
 from partitioner.ir.types import numpy_dtype
 from partitioner.lowering import lower
@@ -141,15 +141,19 @@ def _pairs(
         yield (device,), parts[device], part_of(whole, region)
 
 
-def uncut_programs(graph: Graph, *, deliver_all: bool = False) -> Programs:
+def uncut_programs(
+    graph: Graph, *, deliver_all: bool = False, micro_batches: int | None = None
+) -> Programs:
     """The graph on one rank: every value under its own name, nothing cut or sent.
 
-    `deliver_all` is that of `lower`.
+    `deliver_all` is that of `lower`; `micro_batches` make it one stage of a pipeline.
     """
     cluster = resolve_cluster(None, 1)
     nodes = {node.name: NodePlan(0) for node in graph.nodes}
-    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), nodes)
-    tasks = schedule(graph, resolve(graph, plan), cluster)
+    pipeline = None if micro_batches is None else Pipeline("gpipe", micro_batches, (0,))
+    groups = (DeviceMesh.single(0),)
+    plan = Plan(graph.digest, cluster.to_data(), groups, nodes, pipeline=pipeline)
+    tasks = schedule(graph, resolve(graph, plan), cluster, pipeline=pipeline)
     return lower(graph, tasks, 1, deliver_all=deliver_all)
 
 

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.tensors import to_numpy
+from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.frontends.torch.nodes import dtype_name
 from partitioner.frontends.torch.trace import TracedModule
@@ -67,7 +68,7 @@ _PARAMETER_HOOKS = {
 Values = dict[str, torch.Tensor]
 
 
-def verify_module(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
+def verify_module(module: TracedModule, ranks: AllRanks | AllPhases, seed: int) -> Verification:
     """Compare all ranks with the module.
 
     Args:
@@ -82,7 +83,7 @@ def verify_module(module: TracedModule, ranks: AllRanks, seed: int) -> Verificat
         return _verified(module, ranks, seed)
 
 
-def _verified(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
+def _verified(module: TracedModule, ranks: AllRanks | AllPhases, seed: int) -> Verification:
     args, kwargs = random_arguments(module, seed)
     inputs = module.signature.feed(args, kwargs, seed)
     ours = _FedRanks(ranks, inputs, module.stored_values())
@@ -103,7 +104,7 @@ def _verified(module: TracedModule, ranks: AllRanks, seed: int) -> Verification:
         table = MEASURED if rounding else TOLERANCE
         compared = tuple(_compared(values, whole, floor, _allowed(module, rounding, table), table))
     first = None
-    if not all(output.equal for output in compared):
+    if not all(output.equal for output in compared) and isinstance(ranks, AllRanks):
         first = first_difference(module.graph, ours.side, ours.alone().side, floor, table)
     return Verification(len(ranks.ranks), seed, compared, first, against)
 
@@ -182,7 +183,7 @@ def _other_order(flat: torch.Tensor, random: torch.Generator, *, row: bool) -> t
 class _FedRanks:
     """Ranks with the inputs and stored values of one step."""
 
-    ranks: AllRanks
+    ranks: AllRanks | AllPhases
     inputs: Mapping[str, torch.Tensor]
     stored: Mapping[str, torch.Tensor]
 
@@ -191,9 +192,11 @@ class _FedRanks:
 
     def alone(self) -> _FedRanks:
         """The same graph on one device."""
-        graph = self.ranks.graph
-        programs = uncut_programs(graph, deliver_all=True)
-        return replace(self, ranks=AllRanks(programs, graph))
+        graph, ranks = self.ranks.graph, self.ranks
+        if isinstance(ranks, AllPhases):
+            programs = uncut_programs(graph, deliver_all=True, micro_batches=ranks.micro.count)
+            return replace(self, ranks=ranks.of(programs))
+        return replace(self, ranks=AllRanks(uncut_programs(graph, deliver_all=True), graph))
 
     @property
     def side(self) -> Side:
@@ -247,13 +250,7 @@ def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except Exception as error:
         why = " ".join(str(error).split())
         raise VerificationError(f"the module cannot be copied: {why}") from error
-    training = module.options.training
-    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
-        flat = pytree.tree_leaves(copied(*args, **kwargs))
-        if training:
-            flat[0].backward()
-    names = zip(result_names(module), module.traced.results, flat, strict=True)
-    values = {name: result.detach() for name, value, result in names if value}
+    values = _called(module, copied, args, kwargs)
     tensors = {
         **dict(copied.named_parameters(remove_duplicate=False)),
         **dict(copied.named_buffers(remove_duplicate=False)),
@@ -263,6 +260,29 @@ def _eager(module: TracedModule, args: tuple[Any, ...], kwargs: Mapping[str, Any
         values[f"grad:{name}"] = torch.zeros_like(tensors[name]) if gradient is None else gradient
     values |= {f"buffer:{name}": tensors[name] for name in sorted(module.traced.written)}
     return values
+
+
+def _called(
+    module: TracedModule, copied: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Values:
+    """Results by name of a copy that is called as the program is: in micro-batches if it is so."""
+    training, micro = module.options.training, module.micro
+    count = 1 if micro is None else micro.count
+    calls = [(args, dict(kwargs))]
+    if micro is not None:
+        parts = micro.parts(module.signature.flatten(args, kwargs))
+        calls = [module.signature.call(part) for part in parts]
+    results = []
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+        for call_args, call_kwargs in calls:
+            flat = pytree.tree_leaves(copied(*call_args, **call_kwargs))
+            if training:
+                (flat[0] / count).backward()
+            of_values = zip(module.traced.results, flat, strict=True)
+            results.append({value: result.detach() for value, result in of_values if value})
+    whole = results[0] if micro is None else micro.whole(results)
+    names = zip(result_names(module), module.traced.results, strict=True)
+    return {name: whole[value] for name, value in names if value}
 
 
 def _copied(module: nn.Module) -> nn.Module:

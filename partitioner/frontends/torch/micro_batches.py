@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from partitioner.backends.torch.micro_batches import MicroBatches, batch_size, first_part
@@ -14,7 +15,7 @@ from partitioner.ir.types import TensorType
 
 
 def trace_micro_batch(
-    module: object, example: Example, options: ModuleOptions, count: int
+    module: nn.Module, example: Example, options: ModuleOptions, count: int
 ) -> TracedModule:
     """Trace a module with the first of `count` micro-batches of its example inputs.
 
@@ -28,21 +29,12 @@ def trace_micro_batch(
     batch = batch_size(arguments, count)
     args, kwargs = first_part(arguments, batch, count)
     traced = trace_module(module, Example(args, kwargs), options)
-    flat = tuple(pytree.tree_leaves(arguments))
-    signature = replace(
-        traced.signature,
-        example=flat,
-        types=traced.signature.types
-        | {
-            name: replace_shape(traced.signature.types[name], tuple(value.shape))
-            for name, value in zip(traced.signature.inputs, flat, strict=True)
-            if name in traced.signature.types
-        },
-    )
+    flat, known = tuple(pytree.tree_leaves(arguments)), traced.signature
+    whole = {
+        name: TensorType.of(known.types[name].dtype, tuple(value.shape))
+        for name, value in zip(known.inputs, flat, strict=True)
+        if name in known.types
+    }
+    signature = replace(known, example=flat, types={**known.types, **whole})
     micro = MicroBatches.of(count, batch, signature, traced.graph.types)
     return replace(traced, batch=signature, micro=micro)
-
-
-def replace_shape(tensor_type: TensorType, shape: tuple[int, ...]) -> TensorType:
-    """The type with other sizes."""
-    return TensorType.of(tensor_type.dtype, shape)

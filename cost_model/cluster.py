@@ -231,6 +231,12 @@ class Cluster:
         }
         return replace(self, devices=tuple(alone[spec] for spec in self.devices))
 
+    def first(self, count: int) -> Cluster:
+        """The cluster of the first devices alone."""
+        inner = [level for level in self.levels if level.size < count]
+        last = replace(self.level((0, count - 1)), size=count)
+        return replace(self, devices=self.devices[:count], levels=(*inner, last))
+
     def with_memory(self, memory_bytes: int) -> Cluster:
         """The same cluster with this limit on every device."""
         limited = tuple(replace(device, memory_bytes=memory_bytes) for device in self.devices)

@@ -120,7 +120,10 @@ class Plan:
 
         "single": all on one device. "inter": whole nodes on several devices. "intra": one group
         of several devices. "hybrid": several groups, at least one of them of several devices.
+        "pipeline": several stages that take micro-batches in turn.
         """
+        if self.pipeline is not None and len(set(self.pipeline.stages)) > 1:
+            return "pipeline"
         used = [self.groups[index] for index in {node.group for node in self.nodes.values()}]
         shared = [group for group in used if group.axes]
         devices = {device for group in used for device in group.devices}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from partitioner.frontends.model import ModuleInput, open_model
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rules_of
-from partitioner.ir.plan import resolve
+from partitioner.ir.plan import Plan, resolve
 from partitioner.no_gc import no_collection
 from partitioner.options import (
     CompileOptions,
@@ -41,6 +41,7 @@ from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import MOST_EXPLICIT
 from partitioner.search.outcome import Candidate, Outcome
+from partitioner.search.pipelines import find_pipeline, over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
@@ -91,7 +92,17 @@ def compile(  # noqa: A001 - the public name
             "adagrad".
 
             parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
-            "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`).
+            "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`). "pp": a
+            pipeline of stages, of one device each or, joined with another kind, of so many as the
+            mesh leaves.
+
+            schedule: For a module: run in micro-batches, through stages in the order of this
+            schedule, "gpipe", "1f1b", "interleaved", "zb1", "zbv", "dualpipev" or, for inference,
+            "forward", or a file with its table (see `partition schedule`); default: the best.
+
+            micro_batches: For a module: run each batch in so many equal micro-batches, whose
+            gradients are added up, through stages or all on the same devices. With `schedule` or
+            "pp" alone several numbers are tried. Batch norms see one micro-batch at a time.
 
             recompute: For training: whether the plan may compute values of the forward pass again
             in the backward pass instead of keeping them. "auto" allows it if no plan that keeps all
@@ -155,6 +166,7 @@ def compile(  # noqa: A001 - the public name
     clock = Clock(options.get("progress") or silent)
     cluster = target_cluster(options, devices, processes())
     request = request_of(options)
+    _check_pipeline(request, options)
     # A mesh of another size is refused before anything is read.
     check_space(request.strategy, len(cluster), request.mesh)
     opened = open_model(model, example_inputs, **opening(options))
@@ -163,7 +175,14 @@ def compile(  # noqa: A001 - the public name
             raise OptionError("tune runs the plans, which needs the weights: leave plan_only out")
         check_tunable(cluster, is_module=isinstance(opened, ModuleInput))
     if isinstance(opened, ModuleInput):
+        if request.is_pipelined:
+            return _compile_in_stages(opened, cluster, request, clock)
         return _compile_module(opened, cluster, request, clock)
+    if request.is_pipelined:
+        raise OptionError(
+            "schedule, micro_batches and parallel='pp' are for PyTorch modules: stages of an ONNX "
+            "model take requests in turn (strategy='inter')"
+        )
     with clock("reading the model"):
         traced = opened.traced
     onnx_model = OnnxModel.of(opened.model, traced, opened.dims, opened.shapes)
@@ -221,6 +240,100 @@ def _compile_module(
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
     _lower(program, clock)
     return program
+
+
+def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:
+    """Refuse options that a plan in stages does not take.
+
+    Raises:
+        OptionError: There is one.
+    """
+    if not request.is_pipelined:
+        return
+    if request.tune is not None:
+        raise OptionError("tune runs plans without stages: leave out schedule and micro_batches")
+    if request.strategy != "auto":
+        raise OptionError(f"strategy {request.strategy!r}: pipelines search their stages: leave it")
+    if options.get("recompute") is True and not options.get("training"):
+        raise OptionError("recompute is for training: inference keeps nothing")
+
+
+def _compile_in_stages(
+    opened: ModuleInput, cluster: Cluster, request: Request, clock: Clock
+) -> ModuleProgram:
+    """The best plan of stages over all numbers of micro-batches that are tried."""
+    from partitioner.compiled.module import ModuleModel, ModuleProgram
+    from partitioner.compiled.ranks import agreement_on, plan_together
+
+    with clock("tracing the module"):
+        agreement = agreement_on(len(cluster))
+        with agreement.together("compile()"):
+            counts = opened.micro_batch_counts(request.micro_batches, len(cluster))
+            traces = {count: opened.in_micro_batches(count) for count in counts}
+
+    def search() -> tuple[Outcome, dict[str, Any]]:
+        graphs = {count: _first_graph(module, request).graph for count, module in traces.items()}
+        notes = profile_notes(cluster, _torch_backend, training=opened.training)
+        return plan_in_stages(graphs, notes, cluster, request, clock)
+
+    def own(plan: Plan) -> TracedModule:
+        assert plan.pipeline is not None
+        return traces[plan.pipeline.micro_batches].of(plan.nodes)
+
+    first = next(iter(traces.values()))
+    module, plan, evaluation, summary = plan_together(
+        agreement, first, cluster, request, search, own
+    )
+    model = ModuleModel(module, opened.source)
+    program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
+    _lower(program, clock)
+    return program
+
+
+def plan_in_stages(
+    graphs: Mapping[int, Graph],
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+) -> tuple[Outcome, dict[str, Any]]:
+    """The best plan of stages of a model, and the facts of its summary.
+
+    Args:
+        graphs: The graph of a micro-batch, by the number of micro-batches.
+        notes: Notes of the front end.
+        cluster: The devices.
+        request: The request.
+        clock: Times the stages.
+
+    Raises:
+        PartitionerError: As `compile`.
+    """
+    outcomes: dict[int, Outcome] = {}
+    refused: dict[int, Infeasible] = {}
+    with clock("searching"):
+        budget = Budget.of(request, clock.say)
+        for index, (count, graph) in enumerate(graphs.items()):
+            clock.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
+            share = budget.share(len(graphs) - index)
+            try:
+                outcomes[count] = find_pipeline(graph, cluster, request, share, count)
+            except Infeasible as error:
+                refused[count] = error
+        if not outcomes:
+            raise min(refused.values(), key=lambda error: error.bytes_short)
+    count = min(outcomes, key=lambda n: outcomes[n].evaluation.step_s)
+    outcome = over_counts(outcomes, count, request.gap)
+    with no_collection():
+        _, single = best_single(outcome.graph, cluster, request.objective, count)
+    rules = Rules.of(outcome.graph)
+    summary = facts(
+        *(outcome, single, len(cluster), (*notes, *_opaque_notes(rules))),
+        rules=rules_of(outcome.graph),
+        sources=_sources(outcome, cluster),
+        pinned=request.constraints.bound,
+    )
+    return outcome, summary
 
 
 def _first_graph(module: TracedModule, request: Request) -> TracedModule:

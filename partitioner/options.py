@@ -16,6 +16,7 @@ from partitioner.cost_model.errors import ClusterOptionError
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
+from partitioner.ir.pipeline import SCHEDULES, from_csv, to_csv
 from partitioner.ir.plan import Plan
 from partitioner.search.request import Recompute, Request, Say
 from partitioner.solver import Objective
@@ -62,6 +63,8 @@ class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
     recompute: Recompute
     plan_only: bool
     tune: int | None
+    schedule: str | Path | None
+    micro_batches: int | None
 
 
 class ProfileOptions(ModelOptions, total=False):
@@ -147,9 +150,29 @@ def request_of(options: Mapping[str, Any]) -> Request:
         PartitionerError: The file of constraints cannot be read.
     """
     constraints = _constraints(options.get("constraints"))
-    names = {field.name for field in fields(Request)} - {"constraints"}
+    names = {field.name for field in fields(Request)} - {"constraints", "schedule"}
     values = {name: value for name, value in options.items() if name in names}
-    return Request(constraints=constraints, **values)
+    schedule = _schedule(options.get("schedule"))
+    return Request(constraints=constraints, schedule=schedule, **values)
+
+
+def _schedule(schedule: str | Path | None) -> str | tuple[str, ...] | None:
+    """The name of a schedule, or the rows of a file's table.
+
+    Raises:
+        OptionError: The file cannot be read, or is no table.
+    """
+    if schedule is None or schedule in SCHEDULES:
+        return schedule if schedule is None else str(schedule)
+    path = Path(schedule)
+    if isinstance(schedule, str) and not path.suffix and not path.exists():
+        return schedule  # `Request` refuses it
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise OptionError(f"schedule {path}: {why}") from None
+    return tuple(to_csv(from_csv(text)).splitlines())
 
 
 def _constraints(constraints: Constraints | Plan | str | Path | None) -> Constraints:

@@ -102,6 +102,14 @@ def batch_size(arguments: Any, count: int) -> int:
     return lengths[0]
 
 
+def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
+    """Numbers of micro-batches worth a try: about one, two and four for each device."""
+    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
+    wanted = (devices, 2 * devices, 4 * devices)
+    nearest = (min(divisors, key=lambda n: (abs(n - count), n)) for count in wanted)
+    return tuple(sorted(set(nearest)))
+
+
 def first_part(arguments: Any, batch: int, count: int) -> Any:
     """The arguments of a call with the first micro-batch."""
 

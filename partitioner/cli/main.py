@@ -30,6 +30,7 @@ from partitioner.cli.options import (
     module_options,
     natural,
     one_line,
+    pipeline_options,
     positive,
     profile_option,
     progress,
@@ -134,6 +135,7 @@ def _partition_parser() -> argparse.ArgumentParser:
         help="write the problem of --strategy intra or inter for other solvers, and plan nothing",
     )
     module_options(parser)
+    pipeline_options(parser)
     add(
         "--recompute",
         choices=tuple(_RECOMPUTE),
@@ -193,6 +195,8 @@ def _partition(argv: Sequence[str]) -> int:
         recompute=_RECOMPUTE[args.recompute or "auto"],
         plan_only=args.plan_only,
         tune=args.tune,
+        schedule=args.schedule,
+        micro_batches=args.micro_batches,
         **target_options(args),
         **read_options(args, say),
         **search_options(args),
@@ -211,7 +215,10 @@ def _partition(argv: Sequence[str]) -> int:
 #: The values of --recompute as the option of `compile`.
 _RECOMPUTE: Mapping[str, bool | Literal["auto"]] = {"auto": "auto", "yes": True, "no": False}
 #: Options of the command that need a plan.
-_OF_PLANS = ("output", "plan_only", "tune", "force", "json", "dot", "graph", "timeline", "annotate")
+_OF_PLANS = (
+    *("output", "plan_only", "tune", "schedule", "micro_batches", "force", "json"),
+    *("dot", "graph", "timeline", "annotate"),
+)
 
 
 def _dump(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:

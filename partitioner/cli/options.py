@@ -246,7 +246,24 @@ def module_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         metavar="KIND",
-        help="of --training: dp, zero1, zero2, zero3, tp, or two joined by + (with --mesh)",
+        help="of --training: dp, zero1, zero2, zero3, tp, pp, or two joined by + (with --mesh)",
+    )
+
+
+def pipeline_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of stages and micro-batches."""
+    add = parser.add_argument
+    add(
+        "--schedule",
+        metavar="NAME|FILE",
+        help="of a module in stages: gpipe, 1f1b, interleaved, zb1, zbv, dualpipev, or a table "
+        "(see partition schedule)",
+    )
+    add(
+        "--micro-batches",
+        type=positive,
+        metavar="M",
+        help="of a module: run each batch in so many parts",
     )
 
 
@@ -298,7 +315,9 @@ def target_options(args: argparse.Namespace) -> TargetOptions:
 
 #: Options of only one of the two front ends.
 _OF_ONNX = ("dim", "shape", "annotate")
-_OF_MODULES = ("training", "optimizer", "parallel", "recompute")
+_OF_MODULES = ("training", "optimizer", "parallel", "recompute", "schedule", "micro_batches")
+#: Of those, the ones of training alone.
+_OF_TRAINING = ("optimizer", "parallel", "recompute")
 
 
 def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -309,8 +328,8 @@ def check_kind(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
             models = (
                 "ONNX models" if is_module else "PyTorch modules (.pt2, package.module:factory)"
             )
-            parser.error(f"--{name} is for {models}")
-    for name in _OF_MODULES[1:]:
+            parser.error(f"--{name.replace('_', '-')} is for {models}")
+    for name in _OF_TRAINING:
         if getattr(args, name, None) and not args.training:
             parser.error(f"--{name} is of --training")
 

@@ -34,6 +34,7 @@ def plan_together(
     cluster: Cluster,
     request: Request,
     search: Callable[[], tuple[Outcome, Mapping[str, Any]]],
+    own: Callable[[Plan], TracedModule] | None = None,
 ) -> PlannedModule:
     """The plan that rank 0 finds, on every rank.
 
@@ -43,13 +44,15 @@ def plan_together(
         cluster: The devices.
         request: The request, which is compared but for its constraints.
         search: Finds the plan of the module's graph, with the facts of its summary.
+        own: This rank's trace of the graph of a plan; default: of the module.
 
     Raises:
         PartitionerError: The search's error, on every rank.
         BackendError: The ranks compile different models, or with different options.
     """
+    trace_of = own or (lambda plan: module.of(plan.nodes))
     if agreement.ranks == 1:
-        return _of(module, *search())
+        return _of(trace_of, *search())
     doing = f"compile({_options(request)}) on {cluster.name}"
     digest = agreement.first(lambda: module.graph.digest, doing)
     with agreement.together(doing):
@@ -57,7 +60,7 @@ def plan_together(
     planned: list[PlannedModule] = []
 
     def make() -> str:
-        planned.append(_of(module, *search()))
+        planned.append(_of(trace_of, *search()))
         return json.dumps([planned[0][1].to_json(), planned[0][3]])
 
     text, summary = json.loads(agreement.first(make, "compile()"))
@@ -65,9 +68,9 @@ def plan_together(
         if planned:
             return planned[0]
         plan = Plan.from_json(text)
-        own = module.of(plan.nodes)
-        _check(agreement.rank, own.graph.digest, plan.graph_digest)
-        return own, plan, evaluate(own.graph, plan, cluster), summary
+        traced = trace_of(plan)
+        _check(agreement.rank, traced.graph.digest, plan.graph_digest)
+        return traced, plan, evaluate(traced.graph, plan, cluster), summary
 
 
 def adopted(agreement: Agreement, module: TracedModule, plan: Plan) -> tuple[TracedModule, Plan]:
@@ -87,8 +90,10 @@ def adopted(agreement: Agreement, module: TracedModule, plan: Plan) -> tuple[Tra
     return module, plan
 
 
-def _of(module: TracedModule, outcome: Outcome, summary: Mapping[str, Any]) -> PlannedModule:
-    return module.on(outcome.graph), outcome.plan, outcome.evaluation, summary
+def _of(
+    trace_of: Callable[[Plan], TracedModule], outcome: Outcome, summary: Mapping[str, Any]
+) -> PlannedModule:
+    return trace_of(outcome.plan).on(outcome.graph), outcome.plan, outcome.evaluation, summary
 
 
 def _options(request: Request) -> str:

@@ -114,6 +114,29 @@ class ModuleInput:
         """The graph of the module."""
         return self.traced.graph
 
+    def in_micro_batches(self, count: int) -> TracedModule:
+        """The module as traced with one of so many micro-batches of its example inputs.
+
+        Raises:
+            BackendError: The batch cannot be cut into as many, or a result is of no micro-batch.
+            FrontendError: It cannot be traced.
+        """
+        from partitioner.frontends.torch.micro_batches import trace_micro_batch
+
+        return trace_micro_batch(self.module, self.example, self.options, count)
+
+    def micro_batch_counts(self, asked: int | None, devices: int) -> tuple[int, ...]:
+        """The numbers of micro-batches to try: that asked for, or some that divide the batch.
+
+        Raises:
+            BackendError: The batch cannot be cut into as many as asked for.
+        """
+        from partitioner.backends.torch.micro_batches import batch_size, usual_counts
+
+        arguments = (self.example.args, dict(self.example.kwargs))
+        batch = batch_size(arguments, asked or 1)
+        return (asked,) if asked is not None else usual_counts(batch, devices)
+
 
 def open_model(
     model: Any,

@@ -11,12 +11,19 @@ from typing import Literal
 from partitioner.ir.checks import is_number, is_whole
 from partitioner.ir.errors import OptionError
 from partitioner.ir.graph import Graph
+from partitioner.ir.pipeline import SCHEDULES
 from partitioner.ir.plan import OBJECTIVES
 from partitioner.solver import Objective
 from partitioner.solver.milp.engines import HIGHS, Engine, find
 from partitioner.solver.work import STEPS_PER_S, Work
 from partitioner.strategies.constraints import Constraints
-from partitioner.strategies.parallel import batch_inputs, parallel_constraints, parallel_mesh
+from partitioner.strategies.parallel import (
+    DATA,
+    PIPELINE,
+    batch_inputs,
+    parallel_constraints,
+    parallel_mesh,
+)
 from partitioner.strategies.spaces import SearchError, check_mesh, check_strategy
 
 #: Whether the backward pass may compute values of the forward pass again.
@@ -48,6 +55,8 @@ class Request:
         gap: Relative gap at which the search of a space stops; at least 0 and below 1.
         solver: Name of the MILP solver, see `solver.milp.engines`.
         seed: Seed of all random choices; at least 0.
+        schedule: Schedule of a pipeline, by name or as the rows of its table; None searches it.
+        micro_batches: Micro-batches of a step; None searches their number in a pipeline.
         tune: Number of plans, of different spaces, that are to be run, so that the search keeps
             them; None for the best alone.
 
@@ -67,6 +76,8 @@ class Request:
     solver: str = HIGHS.name
     seed: int = 0
     tune: int | None = None
+    schedule: str | tuple[str, ...] | None = None
+    micro_batches: int | None = None
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -87,7 +98,62 @@ class Request:
             raise SearchError(f"tune is {self.tune!r}, not a number of plans of at least 1")
         if self.tune is not None and self.objective == "memory":
             raise SearchError("tune measures seconds: leave it out with the objective memory")
+        self._check_pipeline()
         find(self.solver)
+
+    def _check_pipeline(self) -> None:
+        if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
+            raise SearchError(
+                f"schedule {self.schedule!r} is not one of {', '.join(SCHEDULES)}, nor a file"
+            )
+        if self.micro_batches is not None and not (
+            is_whole(self.micro_batches) and self.micro_batches >= 1
+        ):
+            raise SearchError(
+                f"micro_batches is {self.micro_batches!r}, not a whole number of at least 1"
+            )
+        if self.is_pipelined and self.objective == "memory":
+            raise SearchError("pipelines are planned for throughput: leave out objective memory")
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Whether plans run in micro-batches."""
+        asked = self.schedule is not None or self.micro_batches is not None
+        return asked or PIPELINE in (self.parallel or "").split("+")
+
+    def stage_sizes(self, devices: int) -> tuple[int, ...]:
+        """Numbers of devices of one stage to try, of so many in all.
+
+        Raises:
+            SearchError: The mesh has no axis "pp", or `parallel` does not say how many stages.
+        """
+        words = (self.parallel or "").split("+")
+        if PIPELINE not in words:
+            if self.parallel is not None or self.mesh is not None:
+                return (devices,)
+            return tuple(size for size in range(1, devices + 1) if devices % size == 0)
+        if self.mesh is None and len(words) > 1:
+            axes = " and ".join("dp" if word in DATA else word for word in words)
+            raise SearchError(f"parallel {self.parallel!r} wants a mesh of axes {axes}")
+        if self.mesh is None:
+            return (1,)
+        if PIPELINE not in self.mesh:
+            raise SearchError(f"parallel {self.parallel!r} wants a mesh with an axis pp")
+        return (devices // self.mesh[PIPELINE],)
+
+    def inside_stages(self, size: int) -> Request:
+        """The request for the plan of a stage of so many devices."""
+        words = [word for word in (self.parallel or "").split("+") if word not in ("", PIPELINE)]
+        mesh = {axis: n for axis, n in (self.mesh or {}).items() if axis != PIPELINE}
+        return replace(
+            self,
+            strategy="auto" if size == 1 else "intra",
+            parallel="+".join(words) or None,
+            mesh=mesh or None,
+            schedule=None,
+            micro_batches=None,
+            tune=None,
+        )
 
     @cached_property
     def engine(self) -> Engine:

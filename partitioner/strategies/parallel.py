@@ -8,6 +8,7 @@
     zero3   zero2 with parameters gathered for each pass and freed after their use
     tp      tensor parallel: the batch is whole, every weight matrix is stored and used cut
     dp+tp   and so on: both, each over its axis
+    pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
 
 Inputs, parameters and uses of parameters are bound; the rest is solved. The batch is cut over axis
 "dp", weights for tensor parallelism over axis "tp".
@@ -26,6 +27,8 @@ from partitioner.strategies.spaces import SearchError
 #: Kinds that cut the batch: whether parameters are cut at rest, and in a pass until their use.
 DATA = {"dp": (False, False), "zero1": (True, False), "zero2": (True, False), "zero3": (True, True)}
 TENSOR = "tp"
+#: Stages, each on devices of its own; the others are then inside of a stage.
+PIPELINE = "pp"
 
 
 def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
@@ -36,7 +39,7 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
     """
     words = kind.split("+")
     if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR}:
-        known = ", ".join((*DATA, TENSOR))
+        known = ", ".join((*DATA, TENSOR, PIPELINE))
         raise SearchError(f"parallel {kind!r} is not one of {known}, or two joined by +")
     wanted = ["tp" if word == TENSOR else "dp" for word in words]
     if len(set(wanted)) != len(wanted):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from command_line import one_line
 
+import partitioner
 from partitioner.cli import schedule as cli_schedule
 from partitioner.cli.main import main
 from partitioner.ir.pipeline import from_csv, pipeline_schedule
@@ -41,6 +43,15 @@ def test_a_table_by_name_and_of_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "1f1b.csv").write_text(text)
     assert run(str(tmp_path / "1f1b.csv")) == 0
     assert capsys.readouterr().out == table
+
+
+def test_the_session_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(partitioner.__file__).parents[1] / "docs/concepts/pipeline-schedules.md"
+    (session,) = re.findall(
+        r"```console\n\$ partition (.*)\n((?s:.*?))```", page.read_text("utf-8")
+    )
+    assert main(session[0].split()) == 0
+    assert capsys.readouterr().out == session[1]
 
 
 def test_stages_take_the_lanes_of_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:

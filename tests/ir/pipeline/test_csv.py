@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch_tables import printed, torch_made, torch_runtime
 
 from partitioner.ir.pipeline import (
@@ -110,3 +112,20 @@ def test_faults(text: str, message: str) -> None:
     with pytest.raises(PipelineScheduleError, match=message) as raised:
         from_csv(text)
     assert "\n" not in str(raised.value)
+
+
+CELLS = ("0F0", "0B0", "1F0", "1B0", "0I0", "0W0", "0SEND_F0", "1RECV_F0", "0UNSHARD", "", "#", '"')
+CELL = st.sampled_from(CELLS) | st.text(max_size=4)
+TABLE = st.lists(st.lists(CELL, max_size=6).map(",".join), max_size=4).map("\n".join)
+
+
+@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@given(TABLE)
+def test_any_text_is_a_table_or_refused_in_one_line(text: str) -> None:
+    try:
+        schedule = from_csv(text)
+        check(schedule)
+    except PipelineScheduleError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+    else:
+        assert from_csv(to_csv(schedule)) == schedule

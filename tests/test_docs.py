@@ -228,7 +228,10 @@ def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:
     "command",
     [
         "partition",
-        *(f"partition {name}" for name in ("run", "show", "sweep", "diff", "report", "solve")),
+        *(
+            f"partition {name}"
+            for name in ("run", "show", "sweep", "diff", "report", "solve", "schedule")
+        ),
     ],
 )
 def test_every_option_of_the_command_line_is_documented(

@@ -51,6 +51,14 @@ def test_a_missing_model_is_found_out_before_anything_heavy_is_loaded() -> None:
     assert not names & {*HEAVY}
 
 
+def test_pipeline_schedules_load_nothing_heavy() -> None:
+    names = loaded("""
+from partitioner.cli.main import main
+assert main(["schedule", "1f1b", "--stages", "2", "--micro-batches", "2"]) == 0
+""")
+    assert not names & {*HEAVY}
+
+
 def test_a_rank_loads_no_solver_and_no_front_end(tmp_path: Path) -> None:
     model = examples.build("mlp", layers=2, hidden=8, batch=4)
     result = partitioner.compile(model, devices=1, time_limit_s=5)

@@ -29,10 +29,13 @@ def pipeline_schedule(
 
     ``gpipe``, ``1f1b`` and ``forward`` serve any lanes and edges. On one lane a stage they are the
     orders of torch.distributed.pipelining, except that 1f1b also serves fewer micro-batches than
-    stages, which PyTorch refuses. The others are for a chain on the lanes of `textbook_lanes`;
-    any edges fit them, since a chain orders all its stages. Their orders are PyTorch's, except
-    that interleaved is refused for one stage a lane (PyTorch then runs further ahead than 1F1B,
-    for nothing), and that a forward and a backward pass that DualPipeV overlaps are two actions.
+    stages, which PyTorch refuses. The others have a fixed order for a chain of stages:
+    interleaved and zb1 with stage s on lane s mod L of L lanes, zbv and dualpipev with stages r
+    and 2 L - 1 - r on lane r. Any edges fit them, since a chain orders all its stages. Their
+    orders are PyTorch's (zb1's that of ScheduleInterleavedZeroBubble), with three differences: of
+    one stage a lane, interleaved is refused (PyTorch runs ahead twice as far as 1F1B, for
+    nothing) and zb1 serves any number of micro-batches; and a forward and a backward pass that
+    DualPipeV overlaps are two actions, the forward pass first.
 
     Args:
         name: One of `SCHEDULES`.
@@ -120,7 +123,8 @@ def _interleaved(lane_of: tuple[int, ...], micro_batches: int) -> Order:
 
 def _zero_bubble(lane_of: tuple[int, ...], micro_batches: int) -> Order:
     lanes, chunks = _looped("zb1", lane_of)
-    _check_rounds("zb1", lanes, micro_batches)
+    if chunks > 1:
+        _check_rounds("zb1", lanes, micro_batches)
     return zero_bubble(lanes, chunks, micro_batches)
 
 

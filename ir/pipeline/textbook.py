@@ -121,7 +121,7 @@ def _round_trip(
         (chunk, m)
         for start in range(0, micro_batches, size)
         for chunk in range(chunks)
-        for m in range(start, start + size)
+        for m in range(start, min(start + size, micro_batches))
     ]
     return (
         [Action(chunk * lanes + lane, _F, m) for chunk, m in steps],

@@ -42,6 +42,7 @@ from partitioner.cli.options import (
 )
 from partitioner.cli.profile import calibrate_command, profile_command
 from partitioner.cli.report import diff, explain, report, sweep
+from partitioner.cli.schedule import schedule_command
 from partitioner.cli.solve import evaluate_command, solve_command
 from partitioner.frontends.model_names import module_name
 from partitioner.ir.errors import PartitionerError
@@ -65,6 +66,10 @@ on a model:
 commands on a problem file (google/iopddl, msr-fiddle/dnn-partitioning or msr-fiddle/piper):
   partition solve FILE [--time-limit S] [--gap P] [-o SOLUTION]
   partition evaluate FILE SOLUTION
+
+on a pipeline:
+  partition schedule NAME --stages S --micro-batches M [--lanes 0,1,0] [--edges 0-1,1-2]
+  partition schedule FILE [--edges 0-1,1-2]
 
 A model file called like a command: partition ./run
 """
@@ -345,6 +350,7 @@ _COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "check": cli_pictures.check,
     "solve": solve_command,
     "evaluate": evaluate_command,
+    "schedule": schedule_command,
 }
 
 

@@ -433,11 +433,11 @@ class PipelineSearch:
         seconds = self._link_s(crossing) * (2 if graph.backward else 1)
         seconds[0] = seconds[count] = 0.0
         ends = self._positions(crossing)
-        load, held, kept = (
+        load, at_rest, kept = (
             np.concatenate(([0.0], np.cumsum(of_units)))[ends]
             for of_units in (self._loads, resident, saved)
         )
-        return ends, load, held, kept, seconds[ends]
+        return ends, load, at_rest, kept, seconds[ends]
 
     def _positions(self, crossing: Floats) -> npt.NDArray[np.int64]:
         """Positions where stages may end: of each window, the one where the fewest bytes cross."""

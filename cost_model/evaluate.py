@@ -162,11 +162,9 @@ def evaluate_placed(
             f"plan uses device {absent[0]}; cluster {cluster.name!r} has {len(cluster)}"
         )
     resharder = Resharder(cluster)
-    first = {device: device for device in devices}
-    if pipeline is None:
-        first = dict(representatives(graph, placed, cluster, resharder))
+    first = representatives(graph, placed, cluster, resharder)
     try:
-        observed = frozenset(first.values()) if pipeline is None else None
+        observed = frozenset(first.values())
         tasks = schedule(graph, placed, cluster, resharder, observed=observed, pipeline=pipeline)
     except UnequalWorkError:
         first = {device: device for device in devices}

@@ -39,7 +39,24 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     for node in graph.nodes:
         if node.name in graph.backward:
             stages[node.name] = _backward_stage(graph, node, stages, gradients, last)
+    for node in reversed(graph.nodes):
+        if node.name in graph.backward and not gradients[node.name]:
+            stages[node.name] = _read_stage(graph, node, stages)
     return stages
+
+
+def _read_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
+    """Stage of a backward node that depends on no gradient: where it is read.
+
+    It is the highest, which runs first; but another name of a value that several stages read stays
+    where the value is, and runs with it.
+    """
+    row, own = row_of(node), stages[node.name]
+    if row is not None and row.in_place is not None:
+        return own
+    readers = {stages[r.name] for value in node.writes for r in graph.consumers[value]}
+    is_name = row is not None and row.again
+    return own if is_name and len(readers) > 1 else max(readers, default=own)
 
 
 def _backward_stage(

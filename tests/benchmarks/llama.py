@@ -2,7 +2,7 @@
 
     python tests/benchmarks/llama.py [--size 8b|70b] [--layers N] [--nodes 8] [--seq 4096]
         [--batch 64] [--mesh dp=8,tp=8] [--memory 40GB] [--recompute yes] [--time-limit 30]
-        [--gap 0.01]
+        [--gap 0.01] [--parallel pp+tp] [--schedule 1f1b] [--micro-batches 32]
 
 The model is transformers' LlamaForCausalLM with its loss, in bfloat16, on the meta device: no
 weights, no GPU. Weights, gradients and AdamW's two moments in float32 count as memory. Seconds are
@@ -95,6 +95,9 @@ def main() -> None:
     parser.add_argument("--recompute", choices=("auto", "yes", "no"), default="auto")
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--gap", type=float, default=0.01)
+    parser.add_argument("--parallel", help="kind of parallelism; default: the cheapest")
+    parser.add_argument("--schedule", help="of a pipeline")
+    parser.add_argument("--micro-batches", type=int, help="of a pipeline")
     options = parser.parse_args()
     pairs = (part.split("=") for part in options.mesh.split(",")) if options.mesh else None
     mesh = {axis: int(size) for axis, size in pairs} if pairs is not None else None
@@ -114,6 +117,9 @@ def main() -> None:
         recompute="auto" if options.recompute == "auto" else options.recompute == "yes",
         time_limit_s=options.time_limit,
         gap=options.gap,
+        parallel=options.parallel,
+        schedule=options.schedule,
+        micro_batches=options.micro_batches,
         progress=lambda text: print(f"{time.perf_counter() - start:8.2f} s  {text}", flush=True),
     )
     wall, cpu = time.perf_counter() - start, time.process_time() - cpu

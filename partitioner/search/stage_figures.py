@@ -1,0 +1,332 @@
+"""Figures of a graph that is cut into stages: seconds and bytes of every stretch of its order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.memory import with_headroom
+from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.ir.graph import Graph
+from partitioner.ir.ops import row_of
+from partitioner.ir.pipeline import (
+    Action,
+    ActionKind,
+    PipelineSchedule,
+    in_flight,
+    start_times,
+)
+from partitioner.ir.plan import Plan, resolve
+from partitioner.strategies.staging import changing_nodes, stages_of_all
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Positions between which stages are cut at most, before their ends are moved.
+MAX_POSITIONS = 160
+FORWARD, INPUT, WEIGHT = range(3)  #: Parts of a stage's work.
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A plan of the whole graph on one mesh.
+
+    Attributes:
+        graph: The graph of a micro-batch, without offers.
+        plan: A plan on the first devices of the cluster.
+    """
+
+    graph: Graph
+    plan: Plan
+
+    @property
+    def size(self) -> int:
+        """Devices of the mesh."""
+        return max(mesh.size() for mesh in self.plan.groups)
+
+
+@dataclass(frozen=True)
+class StageFigures:
+    """Seconds and bytes of a sharding, by its units: the nodes that are cut, in order.
+
+    Attributes:
+        sharding: The sharding.
+        cluster: All devices.
+    """
+
+    sharding: Sharding
+    cluster: Cluster
+
+    @property
+    def lanes(self) -> int:
+        """Number of groups of devices."""
+        return len(self.cluster) // self.sharding.size
+
+    @cached_property
+    def units(self) -> tuple[str, ...]:
+        """Names of the nodes that are cut, in order."""
+        return tuple(node.name for node in changing_nodes(self.sharding.graph))
+
+    @cached_property
+    def unit_of(self) -> Mapping[str, int]:
+        """The unit that each node goes with."""
+        numbers = {name: unit for unit, name in enumerate(self.units)}
+        return stages_of_all(self.sharding.graph, numbers)
+
+    def least_s(self, micro_batches: int) -> float:
+        """No cut of this sharding takes fewer seconds a step.
+
+        All the work of all micro-batches is on the lanes, and each micro-batch takes the longest
+        path of its nodes.
+        """
+        device_s = float(self.loads.sum()) * micro_batches / self.lanes
+        done: dict[str, float] = {}
+        for node in self.sharding.graph.nodes:
+            begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
+            end = begin + self._node_s.get(node.name, 0.0)
+            done.update(dict.fromkeys(node.writes, end))
+        return max(device_s, max(done.values(), default=0.0))
+
+    @cached_property
+    def tasks(self) -> Schedule:
+        """The tasks of a micro-batch on one mesh."""
+        placed = resolve(self.sharding.graph, self.sharding.plan)
+        return schedule(self.sharding.graph, placed, self.cluster.first(self.sharding.size))
+
+    @cached_property
+    def loads(self) -> Floats:
+        """Seconds of each unit's forward pass, input gradients and weight gradients.
+
+        Of one micro-batch, on the busiest device. Shape (3, units).
+        """
+        graph, loads = self.sharding.graph, np.zeros((3, len(self.units)))
+        weights = self._weights
+        for task in self.tasks.tasks:
+            name = task.placed.node.name if task.placed is not None else ""
+            if task.comm is not None:
+                name = task.comm.why
+            if name not in self.unit_of or self._is_once(name):
+                continue
+            part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
+            loads[part, self.unit_of[name]] += task.longest_s
+        return loads
+
+    @cached_property
+    def _weights(self) -> frozenset[str]:
+        """Backward nodes that no other unit waits for."""
+        graph, unit_of = self.sharding.graph, self.unit_of
+        awaited: set[str] = set()
+        weights = set()
+        for node in reversed(graph.nodes):
+            if node.name not in graph.backward:
+                continue
+            readers = [reader for value in node.writes for reader in graph.consumers[value]]
+            others = (unit_of[reader.name] != unit_of[node.name] for reader in readers)
+            if node.name in awaited or any(others):
+                awaited.update(
+                    graph.producers[value].name for value in node.reads if value in graph.producers
+                )
+            else:
+                weights.add(node.name)
+        return frozenset(weights)
+
+    @cached_property
+    def _node_s(self) -> Mapping[str, float]:
+        """Seconds of each node without communications, of those that every micro-batch runs."""
+        placed = ((task.placed, task.longest_s) for task in self.tasks.tasks)
+        seconds = ((p.node.name, s) for p, s in placed if p is not None)
+        return {name: s for name, s in seconds if not self._is_once(name)}
+
+    def _is_once(self, name: str) -> bool:
+        """Whether a node runs once a step, as the optimizer's updates do."""
+        return self.sharding.graph.by_name[name].attrs.get("role") == "gradient"
+
+    # Sums up to each position ----------------------------------------------------------------
+
+    @cached_property
+    def load_sums(self) -> Floats:
+        """Seconds by part before each position; shape (3, units + 1)."""
+        return np.concatenate((np.zeros((3, 1)), np.cumsum(self.loads, axis=1)), axis=1)
+
+    @cached_property
+    def byte_sums(self) -> Floats:
+        """Bytes at rest, and saved for the backward pass, before each position; (2, units + 1)."""
+        graph, count = self.sharding.graph, len(self.units)
+        nbytes = np.zeros((2, count + 1))
+        for (device, (value, _)), held in self.tasks.residents.items():
+            if device == 0 and value in graph.producers:
+                nbytes[0, 1 + self.unit_of[graph.producers[value].name]] += held
+        for value, node in graph.producers.items():
+            row = row_of(node)
+            if node.name in graph.backward or (row is not None and (row.stored or row.view)):
+                continue
+            if any(reader.name in graph.backward for reader in graph.consumers[value]):
+                saved = graph.types[value].nbytes / self.sharding.size
+                nbytes[1, 1 + self.unit_of[node.name]] += saved
+        return np.cumsum(nbytes, axis=1)
+
+    @cached_property
+    def crossing(self) -> Floats:
+        """Bytes that pass each position in the forward pass."""
+        graph, count = self.sharding.graph, len(self.units)
+        changes = np.zeros(count + 2)
+        for value, node in graph.producers.items():
+            row = row_of(node)
+            if node.name in graph.backward or (row is not None and row.stored):
+                continue
+            made = self.unit_of[node.name]
+            readers = (r.name for r in graph.consumers[value] if r.name not in graph.backward)
+            last = max((self.unit_of[name] for name in readers), default=made)
+            if last > made:
+                nbytes = graph.types[value].nbytes / self.sharding.size
+                changes[made + 1] += nbytes
+                changes[last + 1] -= nbytes
+        return np.cumsum(changes)[: count + 1]
+
+    @cached_property
+    def messages(self) -> Floats:
+        """Seconds of the messages at each position, and those that compute does not hide."""
+        if self.lanes == 1:
+            return np.zeros((2, len(self.units) + 1))
+        level = self.cluster.level((0, len(self.cluster) - 1))
+        whole = np.array([level.message_s + level.transfer_s(float(n)) for n in self.crossing])
+        return np.stack((whole, (1 - level.hidden_share(2)) * whole))
+
+    @cached_property
+    def positions(self) -> Ints:
+        """Positions where stages may end: of each window, where the fewest bytes cross."""
+        count = len(self.units)
+        windows = min(count, MAX_POSITIONS)
+        edges = [1 + round(index * (count - 1) / windows) for index in range(windows + 1)]
+        inner = {
+            first + int(np.argmin(self.crossing[first:last]))
+            for first, last in pairwise(edges)
+            if last > first
+        }
+        return np.array(sorted({0, *inner, count}), np.int64)
+
+    # Cuts ------------------------------------------------------------------------------------
+
+    def balanced(self, held: Sequence[int]) -> tuple[int, ...] | None:
+        """Ends of stages, exclusive, of the least largest load; None if none is within memory.
+
+        Args:
+            held: Micro-batches in flight at each stage; 0 where memory does not count.
+        """
+        at, stages = self.positions, len(held)
+        count = len(at) - 1
+        limit = min(device.memory_bytes for device in self.cluster.devices)
+        loads, (resident, saved) = self.load_sums.sum(0)[at], self.byte_sums[:, at]
+        sent = 2 * self.messages[1][at]
+        sent[0] = sent[count] = 0.0
+        most = np.full((stages + 1, count + 1), math.inf)
+        choice = np.zeros((stages + 1, count + 1), np.int64)
+        most[0, 0] = 0.0
+        for stage in range(stages):
+            for stop in range(stage + 1, count + 1):
+                starts = np.arange(stage, stop)
+                load = loads[stop] - loads[starts] + sent[starts] + sent[stop]
+                if held[stage]:
+                    flying = with_headroom((saved[stop] - saved[starts]).astype(np.int64))
+                    nbytes = resident[stop] - resident[starts] + held[stage] * flying
+                    load = np.where(nbytes <= limit, load, math.inf)
+                worst = np.maximum(most[stage, starts], load)
+                first = int(np.argmin(worst))
+                most[stage + 1, stop], choice[stage + 1, stop] = worst[first], starts[first]
+        if math.isinf(most[stages, count]):
+            return None
+        cut, stop = [], count
+        for stage in range(stages, 0, -1):
+            cut.append(int(at[stop]))
+            stop = int(choice[stage, stop])
+        return tuple(reversed(cut))
+
+    def over_bytes(self, ends: Sequence[int], held: Sequence[int], lane_of: Sequence[int]) -> float:
+        """Bytes by which lanes are above the least memory of a device, in all."""
+        limit = min(device.memory_bytes for device in self.cluster.devices)
+        of_lane = [0.0] * self.lanes
+        for (start, stop), flying, lane in zip(pairwise((0, *ends)), held, lane_of, strict=True):
+            resident, saved = self.byte_sums[:, stop] - self.byte_sums[:, start]
+            of_lane[lane] += resident + flying * with_headroom(int(saved))
+        return sum(max(0.0, nbytes - limit) for nbytes in of_lane)
+
+
+class StepEstimate:
+    """Seconds of a step by the figures of its stages, without a plan: for comparing cuts.
+
+    Stages are taken as a chain.
+
+    Args:
+        figures: Of the order.
+        table: The schedule.
+    """
+
+    def __init__(self, figures: StageFigures, table: PipelineSchedule) -> None:
+        self.figures = figures
+        self.table = table
+        self.held = in_flight(table)
+        starts = start_times(table)
+        timed = sorted(
+            (start, lane, index)
+            for lane, begun in enumerate(starts)
+            for index, start in enumerate(begun)
+        )
+        numbers: dict[Action, int] = {}
+        self._order: list[tuple[int, Action, int, int]] = []
+        for _, lane, index in timed:
+            action = table.lanes[lane][index]
+            need, boundary = self._awaited(action, numbers)
+            numbers[action] = len(self._order)
+            self._order.append((lane, action, need, boundary))
+
+    def _awaited(self, action: Action, numbers: Mapping[Action, int]) -> tuple[int, int]:
+        """The action of another stage that one waits for, and the end of a stage between them.
+
+        -1 for none, and for none on another lane.
+        """
+        stage, micro_batch, lane_of = action.stage, action.micro_batch, self.table.lane_of
+        if action.kind is ActionKind.FORWARD:
+            other, boundary, kinds = stage - 1, stage - 1, [ActionKind.FORWARD]
+        elif action.kind is ActionKind.BACKWARD_WEIGHT:
+            return -1, -1
+        else:
+            kinds = [ActionKind.FULL_BACKWARD, ActionKind.BACKWARD_INPUT]
+            other, boundary = stage + 1, stage
+        found = (numbers.get(Action(other, kind, micro_batch)) for kind in kinds)
+        need = next((number for number in found if number is not None), -1)
+        apart = need >= 0 and lane_of[other] != lane_of[stage]
+        return need, boundary if apart else -1
+
+    def seconds(self, ends: Sequence[int]) -> float:
+        """Seconds of a step of stages with these ends."""
+        bounds = np.array((0, *ends))
+        sums = self.figures.load_sums[:, bounds]
+        parts = np.diff(sums, axis=1)
+        whole, busy = self.figures.messages[:, bounds[1:]]
+        durations = {
+            ActionKind.FORWARD: parts[FORWARD],
+            ActionKind.BACKWARD_INPUT: parts[INPUT],
+            ActionKind.BACKWARD_WEIGHT: parts[WEIGHT],
+            ActionKind.FULL_BACKWARD: parts[INPUT] + parts[WEIGHT],
+        }
+        free = [0.0] * len(self.table.lanes)
+        done: list[float] = []
+        for lane, action, need, boundary in self._order:
+            begin = free[lane]
+            if boundary >= 0:
+                begin = max(begin + busy[boundary], done[need] + whole[boundary])
+            elif need >= 0:
+                begin = max(begin, done[need])
+            end = begin + durations[action.kind][action.stage]
+            done.append(end)
+            sent = action.stage if action.kind is ActionKind.FORWARD else action.stage - 1
+            sends = action.kind is not ActionKind.BACKWARD_WEIGHT and 0 <= sent < len(ends) - 1
+            free[lane] = end + (busy[sent] if sends else 0.0)
+        return float(max(free))

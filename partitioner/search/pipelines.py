@@ -288,8 +288,6 @@ class PipelineSearch:
                     if other < rank:
                         ends, rank, improved = moved, other, True
                         break
-                    if work.over:
-                        break
         return ends
 
     @staticmethod

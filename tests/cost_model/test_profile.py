@@ -29,6 +29,9 @@ from partitioner.cost_model.profile import (
     LinkEntry,
     Profile,
     beside,
+    read_contents,
+    whole_entry,
+    whole_key,
     write_entries,
     write_links,
 )
@@ -71,6 +74,17 @@ def test_entries_are_kept_and_newer_ones_win(tmp_path: Path) -> None:
     write_entries(file, DEVICE, 1, [entry("a", 9.0)])
     known = Profile.read(file, DEVICE, THREADS).entries
     assert {form: one.seconds for form, one in known.items()} == {"a": 3.0, "b": 4.0}
+
+
+def test_a_whole_model_is_no_form(tmp_path: Path) -> None:
+    file = tmp_path / "profile.sqlite"
+    write_entries(file, DEVICE, THREADS, [whole_entry("1a", 1.0, 0.1, 5, "runtime 1", "2026-01")])
+    write_entries(file, DEVICE, THREADS, [whole_entry("1a", 2.0, 0.1, 5, "runtime 2", "2026-02")])
+    known = Profile.read(file, DEVICE, THREADS, 2)
+    assert known.wholes[whole_key("1a")].seconds == 2.0
+    assert not known.known
+    assert known.beside(1) is known
+    assert read_contents(file) == ()
 
 
 def test_no_file_is_an_empty_profile_and_is_not_made(tmp_path: Path) -> None:

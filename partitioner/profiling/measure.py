@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 #: Fewest and most timed runs of a program.
-LEAST_REPEATS, _MOST_REPEATS = 5, 50
+_LEAST_REPEATS, _MOST_REPEATS = 5, 50
 #: Runs go on until half the distance of the quartiles is this share of the median.
 _SPREAD = 0.03
 #: Seconds of timed runs of a program, after which it has had enough.
@@ -68,8 +68,8 @@ def timed_runs(
 
 
 def _is_enough(runs: Sequence[float], is_late: bool) -> bool:
-    if len(runs) < LEAST_REPEATS:
+    if len(runs) < _LEAST_REPEATS:
         return False
     if is_late or len(runs) >= _MOST_REPEATS or sum(runs) >= _ENOUGH_S:
         return True
-    return Timing.of(runs).spread <= _SPREAD and len(runs) >= 2 * LEAST_REPEATS
+    return Timing.of(runs).spread <= _SPREAD and len(runs) >= 2 * _LEAST_REPEATS

@@ -274,11 +274,7 @@ class Profile:
 
     @cached_property
     def _link_table(self) -> LinkTable:
-        points = {
-            key: tuple((entry.nbytes, entry.seconds) for entry in entries)
-            for key, entries in self.links.items()
-        }
-        return LinkTable(points)
+        return LinkTable({key: _rising(entries) for key, entries in self.links.items()})
 
     def estimate(
         self, form: Form, dtype: str, flops: float, moved_bytes: int, datasheet_s: float
@@ -313,6 +309,19 @@ class Profile:
         for entry in self.entries.values():
             families.setdefault((entry.op, entry.dtype), []).append(entry)
         return {key: tuple(entries) for key, entries in families.items()}
+
+
+def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
+    """Bytes and seconds, where none takes longer than more bytes do.
+
+    What else the machine does makes measurements longer, never shorter: one that is longer than
+    that of more bytes is wrong.
+    """
+    least_s, points = math.inf, []
+    for entry in reversed(entries):
+        least_s = min(least_s, entry.seconds)
+        points.append((entry.nbytes, least_s))
+    return tuple(reversed(points))
 
 
 def _fitted(family: Iterable[Entry], flops: float, moved_bytes: int) -> Estimate:

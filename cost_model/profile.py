@@ -1,8 +1,9 @@
 """Profiles: measured seconds of operators and communications, kept in one SQLite file.
 
 An entry is of a device (its fingerprint), a number of threads, a number of processes that were busy
-at once, a backend with its version, and a form; one of a link is of a kind of communication, a
-number of ranks and bytes. The file may be written to by several processes at once.
+at once, a backend with its version, and a form, or a whole model in place of the form; one of a
+link is of a kind of communication, a number of ranks and bytes. The file may be written to by
+several processes at once.
 """
 
 from __future__ import annotations
@@ -81,9 +82,11 @@ INSERT OR REPLACE INTO links (
 """
 _SELECT_CONTENTS = """
 SELECT device, threads, processes, backend, count(*) AS forms
-FROM entries GROUP BY device, threads, processes, backend
+FROM entries WHERE op != ? GROUP BY device, threads, processes, backend
 ORDER BY forms DESC, device, threads, processes, backend
 """
+#: `Entry.op` of a whole model.
+_WHOLE = "whole model"
 #: What an operator takes at least where a fit takes its logarithm.
 _LEAST_S = 1e-9
 #: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
@@ -95,8 +98,8 @@ class Entry:
     """A measurement of a form.
 
     Attributes:
-        form: `Form.key`.
-        op: `Form.family`.
+        form: `Form.key`, or `whole_key` of a model.
+        op: `Form.family`; of a model "whole model".
         dtype: Element type that it computes in.
         flops: FLOPs of the form.
         moved_bytes: Bytes that it reads and writes.
@@ -191,6 +194,7 @@ class Profile:
         processes: Number of processes that share the device's machine.
         known: The newest entry of each form, by the number of processes that were busy.
         links: The newest entries of communications, by kind and number of ranks, in order of bytes.
+        wholes: The newest entry of each whole model that one process ran alone, by `whole_key`.
     """
 
     file: Path
@@ -201,6 +205,7 @@ class Profile:
     links: Mapping[tuple[str, int], tuple[LinkEntry, ...]] = field(
         default_factory=dict, repr=False, hash=False
     )
+    wholes: Mapping[str, Entry] = field(default_factory=dict, repr=False, hash=False)
 
     @classmethod
     def read(cls, file: Path, device: str, threads: int, processes: int = 1) -> Profile:
@@ -210,19 +215,23 @@ class Profile:
             CostError: The file is no profile.
         """
         known: dict[int, dict[str, Entry]] = {}
+        wholes: dict[str, Entry] = {}
         links: dict[tuple[str, int], dict[int, LinkEntry]] = {}
         if _exists(file):
             with _opened(file) as database:
                 for row in database.execute(_SELECT, (device, threads)):
                     entry = Entry(*row)
-                    known.setdefault(entry.processes, {})[entry.form] = entry
+                    if entry.op == _WHOLE:
+                        wholes[entry.form] = entry
+                    else:
+                        known.setdefault(entry.processes, {})[entry.form] = entry
                 for row in database.execute(_SELECT_LINKS, (device, threads)):
                     link = LinkEntry(*row)
                     links.setdefault((link.kind, link.ranks), {})[link.nbytes] = link
         tables = {
             key: tuple(by_size[size] for size in sorted(by_size)) for key, by_size in links.items()
         }
-        return cls(file, device, threads, processes, known, tables)
+        return cls(file, device, threads, processes, known, tables, wholes)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -265,11 +274,7 @@ class Profile:
 
     @cached_property
     def _link_table(self) -> LinkTable:
-        points = {
-            key: tuple((entry.nbytes, entry.seconds) for entry in entries)
-            for key, entries in self.links.items()
-        }
-        return LinkTable(points)
+        return LinkTable({key: _rising(entries) for key, entries in self.links.items()})
 
     def estimate(
         self, form: Form, dtype: str, flops: float, moved_bytes: int, datasheet_s: float
@@ -306,6 +311,19 @@ class Profile:
         return {key: tuple(entries) for key, entries in families.items()}
 
 
+def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
+    """Bytes and seconds, where none takes longer than more bytes do.
+
+    What else the machine does makes measurements longer, never shorter: one that is longer than
+    that of more bytes is wrong.
+    """
+    least_s, points = math.inf, []
+    for entry in reversed(entries):
+        least_s = min(least_s, entry.seconds)
+        points.append((entry.nbytes, least_s))
+    return tuple(reversed(points))
+
+
 def _fitted(family: Iterable[Entry], flops: float, moved_bytes: int) -> Estimate:
     """Seconds by the nearest entries: each one's seconds a unit of work, times the work."""
 
@@ -332,6 +350,28 @@ def _fitted(family: Iterable[Entry], flops: float, moved_bytes: int) -> Estimate
         + statistics.fmean([entry.spread**2 for entry in nearest], weights)
     )
     return Estimate(math.exp(mean), "fitted", spread)
+
+
+def whole_key(digest: str) -> str:
+    """What stands for a form in the entry of a whole model, by the digest of its graph."""
+    return f"{_WHOLE} {digest}"
+
+
+def whole_entry(
+    digest: str, seconds: float, spread: float, repeats: int, backend: str, measured_at: str
+) -> Entry:
+    """The entry of a model that one process ran alone, in one session with all its threads.
+
+    Args:
+        digest: Of the model's graph.
+        seconds: Of a request, from its inputs to its outputs.
+        spread: As of an `Entry`.
+        repeats: As of an `Entry`.
+        backend: As of an `Entry`.
+        measured_at: As of an `Entry`.
+    """
+    key = whole_key(digest)
+    return Entry(key, _WHOLE, "", 0.0, 0, seconds, spread, repeats, backend, measured_at)
 
 
 def write_entries(file: Path, device: str, threads: int, entries: Iterable[Entry]) -> None:
@@ -461,4 +501,4 @@ def read_contents(file: Path) -> tuple[Contents, ...]:
     if not _exists(file):
         return ()
     with _opened(file) as database:
-        return tuple(Contents(*row) for row in database.execute(_SELECT_CONTENTS))
+        return tuple(Contents(*row) for row in database.execute(_SELECT_CONTENTS, (_WHOLE,)))

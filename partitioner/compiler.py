@@ -191,7 +191,9 @@ def compile(  # noqa: A001 - the public name
         return Compiled.of(onnx_model, cluster, candidate.plan, candidate.evaluation, {})
 
     notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
-    outcome, summary = plan_graph(traced.graph, notes, cluster, request, clock, compiled=compiled)
+    outcome, summary = plan_graph(
+        traced.graph, notes, cluster, request, clock, compiled=compiled, fuses=True
+    )
     result = Compiled.of(
         onnx_model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
     )
@@ -234,6 +236,7 @@ def _compile_module(
             clock,
             offered,
             compiled=compiled,
+            fuses=False,
         ),
     )
     model = ModuleModel(module, opened.source)
@@ -413,6 +416,7 @@ def plan_graph(
     offers: Offers | None = None,
     *,
     compiled: Compile,
+    fuses: bool,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The best plan of a traced graph, and the facts of its summary.
 
@@ -425,6 +429,7 @@ def plan_graph(
         offers: Called where no plan of `graph` fits or, by levels, memory forbids a cheaper one;
             the better of the two graphs' plans is returned.
         compiled: Makes the program of a plan that is to be run (`Request.tune`).
+        fuses: Whether the backend computes several operators in one kernel.
 
     Raises:
         PartitionerError: As `compile`.
@@ -448,7 +453,8 @@ def plan_graph(
     with no_collection():
         _, single = best_single(outcome.graph, cluster, request.objective)
         cost = outcome.evaluation.cost(request.objective)
-        notes += whole_machine_notes(outcome.graph, cluster, cost, request.objective)
+        objective = request.objective
+        notes += whole_machine_notes(outcome.graph, cluster, cost, objective, fuses=fuses)
     summary = facts(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),

@@ -7,7 +7,8 @@ ascending order of rank.
 Data for a later round is posted without waiting. Ranks match point-to-point data by its order
 alone: a sender posts in order of (round, seq); with several requests in flight the receiver may
 want it in another order, so it posts its receives in the sender's order, which it can compute.
-On the CPU it posts those of a whole round at once, a round ahead: data arrives while it computes.
+On the CPU it posts those of a whole round at once, a round ahead: data arrives while it computes,
+at its place in the value that it is a part of, if it lies together there.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ class DistributedCommunicator:
         #: Messages by (seq, request), and by source in the order in which it sends them.
         self._messages: dict[tuple[int, int], list[_Message]] = {}
         self._queues: dict[int, deque[_Message]] = {}
-        self._arriving: dict[_Message, tuple[Any, torch.Tensor]] = {}
+        #: Of posted receives: their work, and the data if it is not at its place in the value.
+        self._arriving: dict[_Message, tuple[Any, torch.Tensor | None]] = {}
+        #: Values that data arrives in, by (seq, request).
+        self._filling: dict[tuple[int, int], torch.Tensor] = {}
         self._sources: dict[tuple[int, int], torch.Tensor] = {}
         self._sent: deque[_Sent] = deque()
 
@@ -98,6 +102,7 @@ class DistributedCommunicator:
         for message in in_order:
             self._queues[message.transfer.source].append(message)
         self._arriving.clear()
+        self._filling.clear()
         self._sources.clear()
         self._expect_round(0)
 
@@ -111,13 +116,13 @@ class DistributedCommunicator:
         elif not receives:
             self._exchange(cut, request, source, None)
 
-    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> None:
-        """Fill `target`."""
+    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> torch.Tensor:
+        """The value: a tensor of its own for data of an earlier round, else `target`."""
         source = self._sources.pop((cut.comm.seq, request), None)
         if cut.pipelined:
-            self._collect(cut, request, source, target)
-        else:
-            self._exchange(cut, request, source, target)
+            return self._collect(cut, request, source, target)
+        self._exchange(cut, request, source, target)
+        return target
 
     def finish(self) -> None:
         """Wait until all sends have completed."""
@@ -148,7 +153,7 @@ class DistributedCommunicator:
 
     def _collect(
         self, cut: Cut, request: int, source: torch.Tensor | None, target: torch.Tensor
-    ) -> None:
+    ) -> torch.Tensor:
         parts: list[tuple[Region, torch.Tensor]] = []
         for message in self._messages[cut.comm.seq, request]:
             transfer = message.transfer
@@ -160,9 +165,12 @@ class DistributedCommunicator:
                 self._expect(self._queues[transfer.source].popleft())
             work, buffer = self._arriving.pop(message)
             work.wait()
-            parts.append((transfer.write, buffer))
+            if buffer is not None:
+                parts.append((transfer.write, buffer))
+        target = self._filling.pop((cut.comm.seq, request), target)
         write_parts(cut, parts, target)
         self._expect_round(round_of(cut.comm.target_phase, request, self._requests))
+        return target
 
     def _expect_round(self, round_: int) -> None:
         """Post the receives of what other ranks send up to a round.
@@ -186,14 +194,26 @@ class DistributedCommunicator:
 
     def _expect(self, message: _Message) -> None:
         """Post the receive of the next data from a rank: ranks match data in the order sent."""
-        buffer = torch.empty(
-            region_shape(message.transfer.write),
-            dtype=torch_dtype(message.cut.comm.dtype),
-            device=self._device,
-        )
-        source = message.transfer.source
+        source, region = message.transfer.source, message.transfer.write
+        place, apart = self._place(message), None
+        if place is None:
+            place = apart = self._empty(message.cut, region_shape(region))
         group = self._groups.mail(source, self._rank)
-        self._arriving[message] = dist.irecv(_bytes(buffer), source, group=group), buffer
+        self._arriving[message] = dist.irecv(_bytes(place), source, group=group), apart
+
+    def _place(self, message: _Message) -> torch.Tensor | None:
+        """Where data belongs in the value, if it is not reduced and lies together there."""
+        cut = message.cut
+        if cut.reduces:
+            return None
+        assert cut.target is not None
+        key = cut.comm.seq, message.request
+        if key not in self._filling:
+            self._filling[key] = self._empty(cut, cut.target.shape)
+        return _together(self._filling[key], message.transfer.write)
+
+    def _empty(self, cut: Cut, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch_dtype(cut.comm.dtype), device=self._device)
 
     # Data of this round ----------------------------------------------------------------------
 
@@ -223,9 +243,11 @@ class DistributedCommunicator:
         for transfer in _moving(cut):
             if transfer.source != rank:
                 assert target is not None
-                buffer = target.new_empty(region_shape(transfer.write))
-                works.append(dist.irecv(_bytes(buffer), transfer.source, group=group))
-                parts.append((transfer.write, buffer))
+                place = None if cut.reduces else _together(target, transfer.write)
+                if place is None:
+                    place = target.new_empty(region_shape(transfer.write))
+                    parts.append((transfer.write, place))
+                works.append(dist.irecv(_bytes(place), transfer.source, group=group))
                 continue
             assert source is not None
             part = _packed(source, transfer.read)
@@ -300,6 +322,12 @@ def _are_rows(arriving: list[Transfer], target: torch.Tensor) -> bool:
             return False
         at += view.nbytes
     return at == target.data_ptr() + target.nbytes
+
+
+def _together(tensor: torch.Tensor, region: Region) -> torch.Tensor | None:
+    """A view of a region; None if it does not lie together in memory."""
+    view = box_view(tensor, region)
+    return view if view is not None and view.is_contiguous() else None
 
 
 def _packed(tensor: torch.Tensor, region: Region) -> torch.Tensor:

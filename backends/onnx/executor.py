@@ -40,8 +40,11 @@ class Communicator(Protocol):
     def send(self, cut: Cut, request: int, source: torch.Tensor) -> None:
         """Hand over this rank's parts, without waiting for a later round."""
 
-    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> None:
-        """Fill `target`. For an all-reduce it may be the source's own memory."""
+    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> torch.Tensor:
+        """The value received: `target`, filled, or a dense tensor of its own in its place.
+
+        For an all-reduce `target` may be the source's own memory.
+        """
 
     def finish(self) -> None:
         """Wait until all data that was handed over has left."""
@@ -197,8 +200,7 @@ class Executor:
             target = values[step.comm.source] if in_place else self._empty(step.target)
             yield Waiting(step, request)
             with _failing(self.model.rank, step):
-                self.communicator.receive(step, request, target)
-            values[step.comm.target] = target
+                values[step.comm.target] = self.communicator.receive(step, request, target)
 
     def _empty(self, type_: TensorType) -> torch.Tensor:
         return torch.empty(type_.shape, dtype=torch_dtype(type_.dtype), device=self.config.device)

@@ -13,6 +13,7 @@ from onnx import GraphProto, ModelProto
 
 from partitioner.backends.errors import BackendError, one_line
 from partitioner.backends.onnx.header import DOMAIN
+from partitioner.backends.onnx.layouts import with_blocked_inputs
 from partitioner.backends.onnx.nodes import value_info
 from partitioner.backends.onnx.steps import RankModel, Segment
 
@@ -55,10 +56,13 @@ class SessionConfig:
             )
 
 
-def _segment_model(model: RankModel, segment: Segment) -> ModelProto:
+def _segment_model(model: RankModel, segment: Segment, *, blocked: bool) -> ModelProto:
     """A segment as a model of its own; large constants still refer to the rank's weight file."""
     graph = GraphProto(name=f"rank{model.rank}")
-    graph.node.extend(segment.nodes)
+    if blocked:
+        graph.node.extend(with_blocked_inputs(segment.nodes, segment.inputs, model.types))
+    else:
+        graph.node.extend(segment.nodes)
     graph.input.extend(value_info(name, model.types[name]) for name in segment.inputs)
     graph.output.extend(value_info(name, model.types[name]) for name in segment.outputs)
     graph.initializer.extend(model.constants[name] for name in segment.constants)
@@ -76,7 +80,8 @@ def open_session(model: RankModel, segment: Segment, config: SessionConfig) -> o
     providers: list[object] = ["CPUExecutionProvider"]
     if config.device.type == "cuda":
         providers.insert(0, ("CUDAExecutionProvider", {"device_id": config.device.index or 0}))
-    message = _segment_model(model, segment).SerializeToString()
+    blocked = config.optimization == "all" and config.device.type == "cpu"
+    message = _segment_model(model, segment, blocked=blocked).SerializeToString()
     try:
         session = ort.InferenceSession(message, options, providers=providers)
     except Exception as error:

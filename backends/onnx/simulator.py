@@ -214,10 +214,11 @@ class _Mailbox:
                 read_region(source, transfer.read, part)
                 self._mail[seq, request, rank, transfer.target, number] = part
 
-    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> None:
+    def receive(self, cut: Cut, request: int, target: torch.Tensor) -> torch.Tensor:
         """Take this rank's parts out of the mail; reductions are in ascending order of rank."""
         arrivals = _arrivals(cut, self._rank, request)
         write_parts(cut, [(region, self._mail.pop(key)) for region, key in arrivals], target)
+        return target
 
 
 def _arrivals(cut: Cut, rank: int, request: int) -> Iterator[tuple[Region, _Key]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,34 @@ def run_whole(
         raise BackendError(f"the whole model: ONNX Runtime: {one_line(error)}") from error
 
 
+def whole_runs(
+    model: ModelProto, folder: Path | None, inputs: Mapping[str, np.ndarray], threads: int
+) -> Callable[[], object]:
+    """A function that runs the whole model once, with all optimizations, and was called once.
+
+    Args:
+        model: The model.
+        folder: Where its external data lies; None without any.
+        inputs: Whole inputs by name.
+        threads: Of one operator.
+
+    Raises:
+        BackendError: ONNX Runtime cannot load or run the model.
+    """
+    try:
+        session = open_whole(model, folder, optimization="all", threads=threads)
+        binding, held = _bound(session, model, inputs)
+
+        def run() -> object:
+            session.run_with_iobinding(binding)
+            return held  # which the binding reads
+
+        run()
+    except Exception as error:
+        raise BackendError(f"the whole model: ONNX Runtime: {one_line(error)}") from error
+    return run
+
+
 def open_whole(
     model: ModelProto,
     folder: Path | None,
@@ -71,17 +99,25 @@ def _run_bound(
     session: ort.InferenceSession, model: ModelProto, inputs: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Through I/O binding: ONNX Runtime takes bfloat16 and float8 by address, not as arrays."""
-    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    binding, _held = _bound(session, model, inputs)
+    session.run_with_iobinding(binding)
     names = [output.name for output in session.get_outputs()]
-    fed = {item.name: np.ascontiguousarray(inputs[item.name]) for item in session.get_inputs()}
+    return dict(zip(names, map(_array, binding.get_outputs()), strict=True))
+
+
+def _bound(
+    session: ort.InferenceSession, model: ModelProto, inputs: Mapping[str, np.ndarray]
+) -> tuple[ort.IOBinding, Mapping[str, np.ndarray]]:
+    """A binding of inputs and outputs, and the arrays that it reads, which must live as long."""
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    held = {item.name: np.ascontiguousarray(inputs[item.name]) for item in session.get_inputs()}
     binding = session.io_binding()
-    for name, array in fed.items():
+    for name, array in held.items():
         shape = inputs[name].shape
         binding.bind_input(name, "cpu", 0, types[name], shape, array.ctypes.data)
-    for name in names:
-        binding.bind_output(name, "cpu")
-    session.run_with_iobinding(binding)
-    return dict(zip(names, map(_array, binding.get_outputs()), strict=True))
+    for output in session.get_outputs():
+        binding.bind_output(output.name, "cpu")
+    return binding, held
 
 
 def _array(value: ort.OrtValue) -> np.ndarray:

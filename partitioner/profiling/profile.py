@@ -23,9 +23,9 @@ from partitioner.cost_model.profile import (
     beside,
     write_links,
 )
-from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.resolve import one_process, resolve_cluster
 from partitioner.cost_model.schedule import schedule
-from partitioner.frontends.model import ModuleInput, open_model
+from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -35,6 +35,7 @@ from partitioner.lowering import lower
 from partitioner.options import ProfileOptions, opening, takes, target_cluster
 from partitioner.profiling.candidates import Candidate, candidates, graph_before, local_graph
 from partitioner.profiling.measure import Timing
+from partitioner.profiling.whole import whole_seconds
 from partitioner.profiling.work import RUNNER, Item, Program, Work, leave_work, read_status
 from partitioner.search.request import Say, silent
 from partitioner.strategies.spaces import check_space
@@ -61,6 +62,8 @@ class Profiled:
         measured: Number of forms measured now.
         known: Number of forms that the profile had before.
         links: Number of communications (kind, number of ranks, bytes) measured now.
+        whole_s: Seconds of a request in one process with all cores, of an ONNX model that several
+            processes are to share; None if it is not known.
         failed: Reason for each form that cannot be measured, by operator.
         unknown_share: Share of the seconds of all forms, as priced without the measurements, that
             neither entry nor measurement covers.
@@ -75,6 +78,7 @@ class Profiled:
     measured: int
     known: int
     links: int
+    whole_s: float | None
     failed: Mapping[str, str]
     unknown_share: float
     seconds: float
@@ -88,6 +92,7 @@ class Profiled:
             f"  device   {self.device}, {threads}",
             f"  backend  {self.backend}",
             f"  links    {self._links}",
+            *self._whole,
             f"  profile  {self.file}",
         ]
         if self.unknown_share:
@@ -97,6 +102,12 @@ class Profiled:
             )
         lines += [f"  note: {op} cannot be measured: {why}" for op, why in self.failed.items()]
         return "\n".join(lines)
+
+    @property
+    def _whole(self) -> list[str]:
+        if self.whole_s is None:
+            return []
+        return [f"  whole    {units.seconds(self.whole_s)} in one process with all cores"]
 
     @property
     def _links(self) -> str:
@@ -115,8 +126,9 @@ def profile(
     Every distinct form (operator, attributes, local shapes, types) of every strategy is run by the
     backend that will run it, those with the most predicted seconds first, and its median is added
     to a profile, which `compile` and the others read for ``cluster="local"``. Then so many
-    processes measure the communications between them. What the profile has from the same backend
-    is not measured again.
+    processes measure the communications between them. An ONNX model for several processes is also
+    run whole, in one process with all cores, which is what a plan has to be faster than. What
+    the profile has from the same backend is not measured again.
 
     Args:
         model: As of `compile`.
@@ -150,12 +162,15 @@ def profile(
     backend = _backend(is_module=is_module)
     new = [one for one in wanted if any(_is_new(one, known, backend))]
     session = _Session(graph, cluster, known, backend, say)
+    whole_s = None
+    if isinstance(opened, OnnxInput):
+        whole_s = session.measure_whole(opened, begin + limit_s)
     session.measure(new, begin + limit_s)
     links = 0
     if len(cluster) > 1 and time.perf_counter() < begin + limit_s:
         links = _measure_links(known, len(cluster), say)
     covered = {one.form.key for one in wanted} - {one.form.key for one in new} | session.measured
-    whole_s = sum(one.weight_s for one in wanted)
+    all_s = sum(one.weight_s for one in wanted)
     unknown_s = sum(one.weight_s for one in wanted if one.form.key not in covered)
     return Profiled(
         known.file,
@@ -166,8 +181,9 @@ def profile(
         len(session.measured),
         len(wanted) - len(new),
         links,
+        whole_s,
         dict(sorted(session.failed.items())),
-        unknown_s / whole_s if whole_s else 0.0,
+        unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
     )
 
@@ -253,6 +269,22 @@ class _Session:
     say: Say
     measured: frozenset[str] = frozenset()
     failed: dict[str, str] = field(default_factory=dict)
+
+    def measure_whole(self, model: OnnxInput, end_s: float) -> float | None:
+        """Seconds of the whole model in one process with all cores.
+
+        None if the cluster is none of several processes of this machine, or if the model cannot be
+        run or not until `end_s`.
+        """
+        alone = one_process(self.cluster)
+        if alone is None or (known := alone.devices[0].profile) is None:
+            return None
+        self.say("running the whole model in one process")
+        try:
+            return whole_seconds(model.traced, known, end_s)
+        except PartitionerError as error:
+            self.failed["the whole model"] = str(error)
+            return None
 
     def measure(self, wanted: Sequence[Candidate], end_s: float) -> None:
         """Measure candidates in their order until `end_s`, in processes of their own."""

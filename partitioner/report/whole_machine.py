@@ -6,6 +6,7 @@ from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.profile import whole_key
 from partitioner.cost_model.resolve import one_process
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -14,10 +15,13 @@ from partitioner.problem.decode import planned_on
 
 #: Largest share of the seconds that may come from a datasheet for a verdict.
 MOST_UNKNOWN = 0.05
+#: Median error of predicted seconds (docs/performance.md, "Predictions beside runs"): a plan that
+#: gains less may lose.
+ERROR = 0.10
 
 
 def whole_machine_notes(
-    graph: Graph, cluster: Cluster, cost: float, objective: str
+    graph: Graph, cluster: Cluster, cost: float, objective: str, *, fuses: bool
 ) -> tuple[str, ...]:
     """One sentence, for a plan on several processes of this machine; else none.
 
@@ -26,28 +30,50 @@ def whole_machine_notes(
         cluster: Its devices.
         cost: Its predicted seconds.
         objective: "throughput" or "latency"; "memory" is not compared.
+        fuses: Whether the backend computes several operators in one kernel: then the model must
+            have been measured as a whole, else the seconds of its operators are added up.
     """
     whole = one_process(cluster)
     if whole is None or objective == "memory":
         return ()
-    threads = whole.devices[0].profile.threads if whole.devices[0].profile else 1
+    profile = whole.devices[0].profile
+    threads = profile.threads if profile else 1
+    if fuses:
+        entry = profile.wholes.get(whole_key(graph.digest)) if profile else None
+        if entry is None:
+            return (_unknown(threads, len(cluster)),)
+        return (_verdict(threads, entry.seconds, cost),)
     alone, plan = planned_on(
         *(graph, whole, (DeviceMesh.single(0),)), {node.name: NodePlan(0) for node in graph.nodes}
     )
     sources = Sources.of(alone, resolve(alone, plan), whole)
     if sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN:
-        note = (
-            "whether splitting pays on this machine is not known: "
-            f"`partition profile MODEL --devices 1` measures one process with {threads} threads"
-        )
-        return (note,)
+        return (_unknown(threads, 1),)
     evaluation = evaluate(alone, plan, whole)
-    alone_s = evaluation.cost(objective)
     if not evaluation.fits_exactly:
         return ()
-    pays = "pays" if cost < alone_s else "does not pay"
-    note = (
-        f"one process with {threads} threads takes {units.seconds(alone_s)} for what this plan "
-        f"takes {units.seconds(cost)}: splitting {pays} on this machine"
+    return (_verdict(threads, evaluation.cost(objective), cost),)
+
+
+def _unknown(threads: int, devices: int) -> str:
+    """The sentence that names the command that measures what is not known."""
+    return (
+        "whether splitting pays on this machine is not known: "
+        f"`partition profile MODEL --devices {devices}` measures one process with {threads} threads"
     )
-    return (note,)
+
+
+def _verdict(threads: int, alone_s: float, cost: float) -> str:
+    """The sentence: what one process takes, what the plan should take, and what follows."""
+    compared = (
+        f"one process with {threads} threads takes {units.seconds(alone_s)} for what this plan "
+        f"takes {units.seconds(cost)}"
+    )
+    if cost >= alone_s:
+        return f"{compared}: splitting does not pay on this machine"
+    if cost > alone_s * (1 - ERROR):
+        return (
+            f"{compared}: splitting does not surely pay on this machine, because predictions are "
+            f"off by {units.share(ERROR)}"
+        )
+    return f"{compared}: splitting pays on this machine"

@@ -29,6 +29,9 @@ from partitioner.cost_model.profile import (
     LinkEntry,
     Profile,
     beside,
+    read_contents,
+    whole_entry,
+    whole_key,
     write_entries,
     write_links,
 )
@@ -71,6 +74,17 @@ def test_entries_are_kept_and_newer_ones_win(tmp_path: Path) -> None:
     write_entries(file, DEVICE, 1, [entry("a", 9.0)])
     known = Profile.read(file, DEVICE, THREADS).entries
     assert {form: one.seconds for form, one in known.items()} == {"a": 3.0, "b": 4.0}
+
+
+def test_a_whole_model_is_no_form(tmp_path: Path) -> None:
+    file = tmp_path / "profile.sqlite"
+    write_entries(file, DEVICE, THREADS, [whole_entry("1a", 1.0, 0.1, 5, "runtime 1", "2026-01")])
+    write_entries(file, DEVICE, THREADS, [whole_entry("1a", 2.0, 0.1, 5, "runtime 2", "2026-02")])
+    known = Profile.read(file, DEVICE, THREADS, 2)
+    assert known.wholes[whole_key("1a")].seconds == 2.0
+    assert not known.known
+    assert known.beside(1) is known
+    assert read_contents(file) == ()
 
 
 def test_no_file_is_an_empty_profile_and_is_not_made(tmp_path: Path) -> None:
@@ -314,7 +328,7 @@ def linked(file: Path, *entries: LinkEntry, devices: int = 2) -> Cluster:
 
 def test_links_are_interpolated_and_never_fall(tmp_path: Path) -> None:
     sizes = (1000, 10_000, 100_000, 1_000_000)
-    seconds = (2e-4, 1e-4, 1e-3, 1e-2)  # the second one is noise
+    seconds = (2e-4, 1e-4, 1e-3, 1e-2)  # the first one is noise: more bytes took less
     cluster = linked(
         tmp_path / "p", *(link("all_reduce", n, s) for n, s in zip(sizes, seconds, strict=True))
     )
@@ -326,7 +340,7 @@ def test_links_are_interpolated_and_never_fall(tmp_path: Path) -> None:
         assert known is not None
         return known
 
-    assert [of(1), of(1000), of(10_000)] == pytest.approx([2e-4] * 3)
+    assert [of(1), of(1000), of(10_000)] == pytest.approx([1e-4] * 3)
     assert of(1e5) == pytest.approx(1e-3)
     assert of(10**5.5) == pytest.approx(10**-2.5)
     assert of(5e6) == pytest.approx(5e-2)

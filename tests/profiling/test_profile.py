@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 import partitioner
-from partitioner import examples
+from partitioner import examples, units
 from partitioner.backends.torch import links
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import LinkEntry, write_links
-from partitioner.cost_model.resolve import local_cluster, resolve_cluster
+from partitioner.cost_model.profile import LinkEntry, whole_key, write_links
+from partitioner.cost_model.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.frontends.model import open_model
 from partitioner.profiling.candidates import candidates, graph_before, local_graph
 from partitioner.profiling.measure import Timing, timed_runs
@@ -141,6 +141,36 @@ def test_what_one_device_runs_is_measured_alone_too(mlp: onnx.ModelProto, file: 
     alone = {one.form.key for one in found if one.is_whole}
     assert {*known.beside(1).entries} == alone
     assert 0 < len(alone) < len(found)
+
+
+def test_the_whole_model_is_measured_in_one_process(mlp: onnx.ModelProto, file: Path) -> None:
+    cluster = two_processes(file)
+    done = profile(mlp, devices=2, profile=file)
+    alone = one_process(cluster)
+    assert alone is not None
+    known = alone.devices[0].profile
+    assert known is not None
+    assert known.threads > 1
+    (entry,) = known.wholes.values()
+    assert entry.form == whole_key(open_model(mlp).graph.digest)
+    assert entry.seconds == done.whole_s
+    assert 0 < entry.seconds < 1
+    assert f"{units.seconds(entry.seconds)} in one process with all cores" in str(done)
+    again = profile(mlp, devices=2, profile=file)
+    assert again.whole_s == entry.seconds, "what is known is not measured again"
+    assert not known.entries, "it is no form of an operator"
+    result = partitioner.compile(mlp, devices=2, cluster="local", profile=file)
+    (note,) = [note for note in result.summary["notes"] if "splitting" in note]
+    assert units.seconds(entry.seconds) in note
+
+
+def test_a_whole_model_that_cannot_run_in_time_is_not_measured(
+    mlp: onnx.ModelProto, file: Path
+) -> None:
+    two_processes(file)
+    done = profile(mlp, devices=2, profile=file, time_limit_s=1e-9)
+    assert done.whole_s is None
+    assert "in one process" not in str(done)
 
 
 def test_plans_are_priced_by_the_measurements(mlp: onnx.ModelProto, file: Path) -> None:

@@ -4,15 +4,76 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from profiled import write_profile
+from torch import nn
 
 import partitioner
 from partitioner import examples
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.profile import Profile, whole_entry, write_entries
 from partitioner.cost_model.resolve import local_cluster
+from partitioner.frontends.model import open_model
 from partitioner.frontends.onnx.load import load_onnx
 
 MODEL = examples.build("mlp", layers=4, hidden=8, batch=4)
+OPERATOR_S = 1e-2
+
+
+def local_profiles(file: Path) -> tuple[Profile, Profile]:
+    """The profiles of two processes of this machine, and of one."""
+    try:
+        known = [local_cluster(count, profile=file).devices[0].profile for count in (2, 1)]
+    except CostError as error:
+        pytest.skip(str(error))
+    two, one = known
+    if two is None or one is None:
+        pytest.skip("this machine has GPUs")
+    return two, one
+
+
+def splitting_note(file: Path, model: object, *example: object, strategy: str = "inter") -> str:
+    result = partitioner.compile(
+        model,  # type: ignore[arg-type]
+        *example,
+        cluster="2xlocal",
+        profile=file,
+        strategy=strategy,
+        time_limit_s=5,
+    )
+    (note,) = [note for note in result.summary["notes"] if "splitting" in note]
+    return note
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.5, "splitting does not pay on this machine"),
+        (1.05, "splitting does not surely pay on this machine, because predictions are off by 10"),
+        (2.0, "splitting pays on this machine"),
+    ],
+)
+def test_a_plan_of_an_onnx_model_is_compared_with_the_whole_model(
+    tmp_path: Path, share: float, expected: str
+) -> None:
+    """Not with the seconds of its operators one by one, which one session's kernels undercut."""
+    file, graph = tmp_path / "profile", load_onnx(MODEL).graph
+    for known, processes in zip(local_profiles(file), (2, 1), strict=True):
+        of_machine = {"device": known.device, "threads": known.threads}
+        write_profile(file, graph, OPERATOR_S, **of_machine, processes=processes)  # type: ignore[arg-type]
+    note = splitting_note(file, MODEL)
+    assert re.search(r"not known: `partition profile MODEL --devices 2` measures one process", note)
+    result = partitioner.compile(
+        MODEL, cluster="2xlocal", profile=file, strategy="inter", time_limit_s=5
+    )
+    whole_s = share / result.summary["throughput_per_s"]
+    alone = local_profiles(file)[1]
+    entry = whole_entry(graph.digest, whole_s, 0.01, 9, "backend", "2026")
+    write_entries(file, alone.device, alone.threads, [entry])
+    note = splitting_note(file, MODEL)
+    assert re.search(
+        rf"one process with \d+ threads takes .* for what .* takes .*: {expected}", note
+    )
 
 
 @pytest.mark.parametrize(
@@ -23,27 +84,19 @@ MODEL = examples.build("mlp", layers=4, hidden=8, batch=4)
         (None, r"not known: `partition profile MODEL --devices 1` measures one process with"),
     ],
 )
-def test_a_plan_says_whether_splitting_pays(
+def test_a_plan_of_a_module_is_compared_with_its_operators_added_up(
     tmp_path: Path, alone_s: float | None, expected: str
 ) -> None:
-    file, graph = tmp_path / "profile", load_onnx(MODEL).graph
-    try:
-        clusters = [local_cluster(count, profile=file) for count in (2, 1)]
-    except CostError as error:
-        pytest.skip(str(error))
-    for cluster, seconds in zip(clusters, (1e-2, alone_s), strict=True):
-        known = cluster.devices[0].profile
-        if known is None:
-            pytest.skip("this machine has GPUs")
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    example = (torch.ones(4, 8),)
+    file, graph = tmp_path / "profile", open_model(module, example).graph
+    for known, seconds, processes in zip(
+        local_profiles(file), (OPERATOR_S, alone_s), (2, 1), strict=True
+    ):
         if seconds is not None:
-            processes = len(cluster)
             of_machine = {"device": known.device, "threads": known.threads}
             write_profile(file, graph, seconds, **of_machine, processes=processes)  # type: ignore[arg-type]
-    result = partitioner.compile(
-        MODEL, cluster="2xlocal", profile=file, strategy="inter", time_limit_s=5
-    )
-    (note,) = [note for note in result.summary["notes"] if "splitting" in note]
-    assert re.search(expected, note)
+    assert re.search(expected, splitting_note(file, module, example))
 
 
 def test_other_clusters_say_nothing() -> None:

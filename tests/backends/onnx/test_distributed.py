@@ -47,9 +47,9 @@ def second_rank(device: str = "cpu") -> tuple[DistributedCommunicator, list[Cut]
     return DistributedCommunicator(model, groups, torch.device(device)), cuts
 
 
-def receive(communicator: DistributedCommunicator, cut: Cut, request: int) -> None:
+def receive(communicator: DistributedCommunicator, cut: Cut, request: int) -> torch.Tensor:
     assert cut.target is not None
-    communicator.receive(cut, request, torch.empty(cut.target.shape))
+    return communicator.receive(cut, request, torch.empty(cut.target.shape))
 
 
 def test_what_is_sent_in_a_round_is_expected_from_its_start(posted: list[int]) -> None:
@@ -69,6 +69,26 @@ def test_a_single_request_expects_one_message_at_a_time(posted: list[int]) -> No
         assert len(posted) == count
         receive(communicator, cut, 0)
     assert len(posted) == 3
+
+
+def test_data_arrives_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No copy is made of a value that one message fills."""
+    arrived: list[int] = []
+
+    def irecv(buffer: torch.Tensor, _source: int, **_group: Any) -> Arrived:
+        buffer.fill_(len(arrived))
+        arrived.append(buffer.data_ptr())
+        return Arrived()
+
+    monkeypatch.setattr(distributed.dist, "irecv", irecv)
+    communicator, (there, _, _) = second_rank()
+    communicator.begin(3)
+    values = [receive(communicator, there, request) for request in range(2)]
+    assert [value.data_ptr() for value in values] == [arrived[0], arrived[2]]
+    assert there.target is not None
+    assert [value.shape for value in values] == [there.target.shape] * 2
+    assert values[0].view(torch.uint8).unique().tolist() == [0]
+    assert values[1].view(torch.uint8).unique().tolist() == [2]
 
 
 def test_gpus_expect_a_message_when_it_is_needed(posted: list[int]) -> None:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
@@ -129,39 +129,42 @@ def collective(
     """The cheapest algorithm of a ring-or-tree kind for `nbytes` (n above) over these ranks."""
     if len(ranks) < 2 or not nbytes:
         return Algorithm("none", 0.0)
-    found = known(kind, ranks, nbytes, cluster)
-    if found is not None:
-        return found
     level, groups = cluster.level(ranks), _inner_groups(ranks, cluster)
-    flat = _known(kind, ranks, nbytes, level, 1)
+    in_groups = _tabled(kind, ranks, nbytes, level, groups)
+    if in_groups is not None:
+        return in_groups
+    # One rank in every inner group: the ranks of a flat algorithm.
+    one_each = _tabled(kind, ranks, nbytes, level, [])
     options = [_flat(kind, name, len(ranks), nbytes, level) for name in _FLAT[kind]]
-    options = options if flat is None else [flat]
+    options = options if one_each is None else [one_each]
     if groups:
         options.append(_two_level(kind, groups, nbytes, cluster))
     return min(options, key=lambda option: option.seconds)
 
 
-def known(
+def tabled(
     kind: CommKind, ranks: tuple[int, ...], nbytes: float, cluster: Cluster
 ) -> Algorithm | None:
     """Measured or published seconds of a collective, start-up included; None if there are none.
 
     `nbytes` of an all-to-all are those of all parts that a rank holds.
     """
-    groups = _inner_groups(ranks, cluster)
-    each = len(groups[0]) if groups else 1
-    return _known(kind, ranks, nbytes, cluster.level(ranks), each)
+    return _tabled(kind, ranks, nbytes, cluster.level(ranks), _inner_groups(ranks, cluster))
 
 
-def _known(
-    kind: CommKind, ranks: tuple[int, ...], nbytes: float, level: LinkLevel, each: int
+def _tabled(
+    kind: CommKind,
+    ranks: tuple[int, ...],
+    nbytes: float,
+    level: LinkLevel,
+    groups: Sequence[tuple[int, ...]],
 ) -> Algorithm | None:
-    """Known seconds of so many ranks, `each` of them in every inner group."""
+    """`tabled` of ranks on a level in these inner groups; of none, each rank is in its own."""
     if level.profile is not None:
         measured_s = level.profile.link_seconds(kind.value, len(ranks), nbytes)
         if measured_s is not None:
             return Algorithm("measured", measured_s)
-    table = level.tables(each)
+    table = level.tables(len(groups[0]) if groups else 1)
     seconds = None if table is None else table.seconds(kind.value, len(ranks), nbytes)
     return None if seconds is None else Algorithm("published", seconds)
 
@@ -231,7 +234,7 @@ def _copy_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:
 
 
 def _even_exchange(comm: Comm, cluster: Cluster) -> Algorithm | None:
-    """Known seconds of an all-to-all whose ranks all send each other equal parts, else None."""
+    """`tabled` seconds of an all-to-all whose ranks all send each other equal parts."""
     sizes: dict[tuple[int, int], int] = defaultdict(int)
     for transfer in comm.transfers:
         if transfer.source != transfer.target:
@@ -241,7 +244,7 @@ def _even_exchange(comm: Comm, cluster: Cluster) -> Algorithm | None:
     if comm.kind is not CommKind.ALL_TO_ALL or not is_even:
         return None
     nbytes = count * next(iter(sizes.values())) * item_bytes(comm.dtype)
-    return known(comm.kind, comm.ranks, nbytes, cluster)
+    return tabled(comm.kind, comm.ranks, nbytes, cluster)
 
 
 def _pairwise_seconds(comm: Comm, cluster: Cluster) -> dict[int, float]:

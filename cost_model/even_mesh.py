@@ -23,7 +23,7 @@ from functools import lru_cache
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster, LinkLevel
-from partitioner.cost_model.collectives import collective, joined_seconds, known
+from partitioner.cost_model.collectives import collective, joined_seconds, tabled
 from partitioner.cost_model.compute import is_free, kernel_estimate, moved_bytes
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.reshard import Hop, PricedComm, Reshard, Resharder, overlap_share
@@ -246,9 +246,9 @@ class EvenResharder(Resharder):
         ranks = self.even.line(axes)
         share = numel / len(ranks) * item_bytes(dtype)
         whole = share * len(ranks)
-        found = known(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
+        in_table = tabled(CommKind.ALL_TO_ALL, ranks, whole, self.cluster)
         by_formula_s = self._pairwise_s(self._peers_of(ranks), share)
-        seconds = by_formula_s if found is None else found.seconds
+        seconds = by_formula_s if in_table is None else in_table.seconds
         sent = share * (len(ranks) - 1)
         return self._hop(CommKind.ALL_TO_ALL, ranks, reshard, seconds, sent)
 

@@ -392,11 +392,38 @@ def write_links(file: Path, device: str, threads: int, entries: Iterable[LinkEnt
     _write(file, _INSERT_LINKS, [(device, threads, *astuple(entry)) for entry in entries])
 
 
-def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+def check_writable(file: Path) -> None:
+    """Check, before something is measured, that entries can be added to a file.
+
+    Raises:
+        CostError: The file is something else, its folder is missing, or it cannot be written.
+    """
+    check_folder(file)
+    if _exists(file):
+        with _opened(file):
+            pass
+    if not os.access(file if _exists(file) else file.parent, os.W_OK):
+        raise CostError(f"profile {file}: it cannot be written")
+
+
+def check_folder(file: Path) -> None:
+    """Check that the folder of a profile exists; that of the default profile is made.
+
+    Raises:
+        CostError: There is no such folder.
+    """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CostError(f"profile {file}: {error.strerror or error}") from None
+        if file == default_profile():
+            file.parent.mkdir(parents=True, exist_ok=True)
+        has_folder = file.parent.is_dir()
+    except (OSError, ValueError) as error:
+        raise CostError(f"profile {file}: {getattr(error, 'strerror', None) or error}") from None
+    if not has_folder:
+        raise CostError(f"profile {file}: there is no folder {file.parent}")
+
+
+def _write(file: Path, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    check_folder(file)
     with _opened(file, write=True) as database, database:
         database.executemany(statement, rows)
 

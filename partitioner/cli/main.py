@@ -287,6 +287,10 @@ def _run(argv: Sequence[str]) -> int:
         parser.error("--steps is of --profile: give that too")
     if args.calibrate and not args.profile:
         parser.error("--calibrate is of --profile: give that too")
+    if isinstance(args.calibrate, Path):
+        from partitioner.cost_model.profile import check_writable
+
+        check_writable(args.calibrate)
     from partitioner.run.local import run_directory
 
     report = run_directory(

@@ -20,7 +20,7 @@ from partitioner.cost_model.compute import (
     shape_at,
 )
 from partitioner.cost_model.forms import form_of
-from partitioner.cost_model.profile import Entry, default_profile, write_entries
+from partitioner.cost_model.profile import Entry, check_writable, default_profile, write_entries
 from partitioner.files import ResultError
 from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode
@@ -79,7 +79,7 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
 
     Raises:
         ResultError: There is no record, or the folder is no saved plan.
-        CostError: The file is no profile.
+        CostError: The file is no profile, or its folder is missing.
     """
     result = program if isinstance(program, Compiled) else load(program)
     measured = result.measured
@@ -88,6 +88,7 @@ def calibrate(program: str | Path | Compiled, profile: str | Path | None = None)
         reason = result.warnings[-1] if result.warnings else f"{where} has no {FILE}"
         raise ResultError(f"{reason}; record a run: partition run DIR --profile")
     file = Path(profile) if profile is not None else default_profile()
+    check_writable(file)
     runs: dict[str, list[MeasuredTask]] = {}
     entries: dict[str, Entry] = {}
     for entry, task in _forms(result, measured):

@@ -21,6 +21,7 @@ from partitioner.cost_model.profile import (
     LinkEntry,
     Profile,
     beside,
+    check_writable,
     write_links,
 )
 from partitioner.cost_model.resolve import one_process, resolve_cluster
@@ -143,8 +144,8 @@ def profile(
             profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
 
     Raises:
-        PartitionerError: The model is wrong, the cluster's devices have no profile, or the file is
-            no profile.
+        PartitionerError: The model is wrong, the cluster's devices have no profile, the file is no
+            profile, or its folder is missing.
     """
     begin = time.perf_counter()
     say = options.get("progress") or silent
@@ -153,6 +154,7 @@ def profile(
     strategy, mesh = options.get("strategy", "auto"), options.get("mesh")
     check_space(strategy, len(cluster), mesh)
     known = _profile_of(cluster)
+    check_writable(known.file)
     opened = open_model(model, example_inputs, **opening(options))
     say("reading the model")
     graph = opened.graph

@@ -59,14 +59,6 @@ TRAINING_PLANS: Mapping[str, Mapping[str, Any]] = {
     "tp": {"parallel": "tp"},
     "auto": {},
 }
-ONNX_MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
-    "resnet50": lambda: examples.build("resnet50"),
-    "densenet121": lambda: examples.build("densenet121"),
-    "vgg19": lambda: examples.build("vgg19"),
-    "bert": lambda: _exported("bert"),
-    "gpt2": lambda: _exported("gpt2"),
-    "llama": lambda: examples.build("llama", layers=4, hidden=512, vocab=4096, seq=128),
-}
 
 
 @dataclass(frozen=True)
@@ -119,18 +111,23 @@ def reference_s() -> float:
     return statistics.median(seconds)
 
 
-def _exported(name: str) -> onnx.ModelProto:
-    """A transformer, exported from its configuration with random weights."""
-    from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+def _bert() -> onnx.ModelProto:
+    """The encoder of `streams.py`."""
+    from streams import export_bert
+
+    with tempfile.TemporaryDirectory() as name:
+        export_bert(Path(name) / "bert.onnx")
+        return onnx.load(Path(name) / "bert.onnx")
+
+
+def _gpt2() -> onnx.ModelProto:
+    """A small GPT-2, exported from its configuration with random weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     ids = torch.randint(0, 1000, (2, 128))
-    if name == "bert":
-        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6}
-        module: nn.Module = BertModel(BertConfig(vocab_size=8192, intermediate_size=1536, **sizes))
-    else:
-        config = GPT2Config(vocab_size=8192, n_embd=384, n_layer=6, n_head=6, use_cache=False)
-        module = GPT2LMHeadModel(config)
+    config = GPT2Config(vocab_size=8192, n_embd=384, n_layer=6, n_head=6, use_cache=False)
+    module = GPT2LMHeadModel(config)
 
     class First(nn.Module):
         def __init__(self) -> None:
@@ -226,6 +223,14 @@ def moe() -> tuple[nn.Module, dict[str, torch.Tensor]]:
     return module, {"input_ids": ids, "labels": ids}
 
 
+ONNX_MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    "resnet50": lambda: examples.build("resnet50"),
+    "densenet121": lambda: examples.build("densenet121"),
+    "vgg19": lambda: examples.build("vgg19"),
+    "bert": _bert,
+    "gpt2": _gpt2,
+    "llama": lambda: examples.build("llama", layers=4, hidden=512, vocab=4096, seq=128),
+}
 MODULES = {f"{make.__name__}-train": make for make in (gpt, vit, convnet, t5, moe)}
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from partitioner.cost_model import presets
-from partitioner.cost_model.collectives import collective, known
+from partitioner.cost_model.collectives import collective, tabled
 from partitioner.cost_model.compute import node_estimates
 from partitioner.cost_model.published import _ALL_REDUCE_BUS
 from partitioner.cost_model.resolve import preset_cluster
@@ -77,7 +77,7 @@ class Collective:
             node * 8 + device for node in range(self.nodes) for device in range(self.ranks)
         )
         kind, nbytes = CommKind(self.kind), 2.0**power
-        best = known(kind, ranks, nbytes, cluster) or collective(kind, ranks, nbytes, cluster)
+        best = tabled(kind, ranks, nbytes, cluster) or collective(kind, ranks, nbytes, cluster)
         return best.start_s(cluster.devices[0]) + best.seconds
 
 

@@ -29,6 +29,8 @@ from partitioner.cost_model.profile import (
     LinkEntry,
     Profile,
     beside,
+    check_writable,
+    default_profile,
     read_contents,
     whole_entry,
     whole_key,
@@ -66,7 +68,7 @@ def measured(file: Path, *entries: Entry, devices: int = 2) -> Cluster:
 
 
 def test_entries_are_kept_and_newer_ones_win(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "profile.sqlite"
+    file = tmp_path / "profile.sqlite"
     write_entries(file, DEVICE, THREADS, [entry("a", 1.0), entry("b", 2.0)])
     write_entries(file, DEVICE, THREADS, [entry("a", 3.0, "2026-02-01", backend="onnxruntime 2")])
     write_entries(file, DEVICE, THREADS, [entry("b", 4.0)])
@@ -460,3 +462,26 @@ def test_long_rows_of_pointwise_operators_are_no_chains() -> None:
     product = Node("mm", "MatMul", ("x", "w"), ("y",))
     row = graph_of([product, *nodes], types, ("x",), (names[-1],), ("w",))
     assert [len(chain(row, node)) for node in row.nodes] == [0, 1, 2, 3, 4, 0]
+
+
+def test_a_missing_folder_is_refused_and_not_made(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "deeper" / "profile.sqlite"
+    for add in (check_writable, lambda file: write_entries(file, DEVICE, THREADS, [])):
+        with pytest.raises(CostError, match=f"profile {file}: there is no folder {file.parent}"):
+            add(file)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_the_default_profile_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_entries(default_profile(), DEVICE, THREADS, [entry("a", 1.0)])
+    assert list(Profile.read(default_profile(), DEVICE, THREADS).entries) == ["a"]
+
+
+def test_a_file_that_is_no_profile_cannot_take_measurements(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a database, but a longer text")
+    with pytest.raises(CostError, match="not a database"):
+        check_writable(file)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from partitioner.cost_model import compute
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.collectives import collective, comm_cost, known
+from partitioner.cost_model.collectives import collective, comm_cost, tabled
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
@@ -129,7 +129,7 @@ def test_nodes_are_never_faster_than_one(ranks: tuple[int, ...]) -> None:
 def test_all_to_all_of_all_ranks_is_priced_as_one() -> None:
     cluster = preset_cluster("h100", 1, 8)
     nbytes = 2.0**30
-    found = known(CommKind.ALL_TO_ALL, tuple(range(8)), nbytes, cluster)
+    found = tabled(CommKind.ALL_TO_ALL, tuple(range(8)), nbytes, cluster)
     assert found is not None
     assert found.seconds == pytest.approx(50e-6 + nbytes / 380e9, rel=0.01)
     part = ((0, 2**25),)

@@ -262,6 +262,10 @@ def test_the_command(
     assert main(["profile", *command, "-q"]) == 1
     assert "is not a database" in capsys.readouterr().err
     assert empty.read_text() == "something else, which is kept"
+    missing = tmp_path / "missing" / "profile.sqlite"
+    assert main(["profile", str(tmp_path / "m.onnx"), "--profile", str(missing), "-q"]) == 1
+    assert f"profile {missing}: there is no folder {missing.parent}\n" in capsys.readouterr().err
+    assert not missing.parent.exists()
 
 
 class _Clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -274,10 +274,16 @@ def _compile_in_stages(
             counts = opened.micro_batch_counts(request.micro_batches, len(cluster))
             traces = {count: opened.in_micro_batches(count) for count in counts}
 
+    may_offer = opened.training and request.recompute == "auto"
+
+    def graphs(count: int) -> Iterator[Graph]:
+        yield _first_graph(traces[count], request).graph
+        if may_offer:
+            yield traces[count].traced.offered
+
     def search() -> tuple[Outcome, dict[str, Any]]:
-        graphs = {count: _first_graph(module, request).graph for count, module in traces.items()}
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
-        return plan_in_stages(graphs, notes, cluster, request, clock)
+        return plan_in_stages(counts, graphs, notes, cluster, request, clock)
 
     def own(plan: Plan) -> TracedModule:
         assert plan.pipeline is not None
@@ -294,7 +300,8 @@ def _compile_in_stages(
 
 
 def plan_in_stages(
-    graphs: Mapping[int, Graph],
+    counts: Sequence[int],
+    graphs: Callable[[int], Iterable[Graph]],
     notes: tuple[str, ...],
     cluster: Cluster,
     request: Request,
@@ -303,7 +310,9 @@ def plan_in_stages(
     """The best plan of stages of a model, and the facts of its summary.
 
     Args:
-        graphs: The graph of a micro-batch, by the number of micro-batches.
+        counts: Numbers of micro-batches to try.
+        graphs: Gives the graphs of a micro-batch for a number of them, the second to be planned if
+            no plan of the first fits.
         notes: Notes of the front end.
         cluster: The devices.
         request: The request.
@@ -316,13 +325,17 @@ def plan_in_stages(
     refused: dict[int, Infeasible] = {}
     with clock("searching"):
         budget = Budget.of(request, clock.say)
-        for index, (count, graph) in enumerate(graphs.items()):
+        for index, count in enumerate(counts):
             clock.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            share = budget.share(len(graphs) - index)
-            try:
-                outcomes[count] = find_pipeline(graph, cluster, request, share, count)
-            except Infeasible as error:
-                refused[count] = error
+            share = budget.share(len(counts) - index)
+            for graph in graphs(count):
+                if graph.optional:
+                    clock.say("allowing values to be computed again")
+                try:
+                    outcomes[count] = find_pipeline(graph, cluster, request, share, count)
+                    break
+                except Infeasible as error:
+                    refused[count] = error
         if not outcomes:
             raise min(refused.values(), key=lambda error: error.bytes_short)
     count = min(outcomes, key=lambda n: outcomes[n].evaluation.step_s)
@@ -330,8 +343,15 @@ def plan_in_stages(
     with no_collection():
         _, single = best_single(outcome.graph, cluster, request.objective, count)
     rules = Rules.of(outcome.graph)
+    again = tuple(
+        note
+        for graph in graphs(count)
+        if graph.optional
+        for note in _recompute_notes(graph, outcome)
+        if any(node.name in graph.optional for node in outcome.graph.nodes)
+    )
     summary = facts(
-        *(outcome, single, len(cluster), (*notes, *_opaque_notes(rules))),
+        *(outcome, single, len(cluster), (*notes, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
         pinned=request.constraints.bound,

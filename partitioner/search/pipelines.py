@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
 from partitioner.ir.pipeline import (
     SCHEDULES,
     PipelineSchedule,
@@ -116,11 +118,19 @@ def _sharded(
 ) -> Sharding:
     """The best plan of the graph on one mesh of so many devices.
 
-    Each holds one stage only, so together they have the memory of all lanes.
+    A device holds what is stored of one stage alone. But the first of several stages holds the
+    activations of as many micro-batches as there are stages, which are as many bytes as those of
+    one micro-batch of the whole model.
     """
     lanes = len(cluster) // size
     most = min(device.memory_bytes for device in cluster.devices)
-    first = cluster.first(size).with_memory(most * lanes)
+    stored = sum(
+        stored_bytes(node, graph.types[value].dtype, graph.types[value].nbytes)
+        for node in graph.nodes
+        if (row := row_of(node)) is not None and row.stored
+        for value in node.writes
+    )
+    first = cluster.first(size).with_memory(most + stored // size * (lanes - 1) // lanes)
     inner = request.inside_stages(size)
     spaces = inner.over(size).on(graph)
     outcome = find_plan(graph, first, spaces, budget)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
-from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.mesh import DeviceMesh, numbers
 from partitioner.ir.ops import row_of
 from partitioner.ir.pipeline import (
     SCHEDULES,
@@ -35,8 +36,9 @@ from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.stage_figures import Sharding, StageFigures, StepEstimate
 from partitioner.solver import Infeasible, Solution
+from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family
-from partitioner.strategies.staging import stages_of_all
+from partitioner.strategies.staging import changing_nodes, stages_of_all
 
 #: A schedule by name, or the rows of its table.
 Table = str | tuple[str, ...]
@@ -71,10 +73,14 @@ def find_pipeline(
         PipelineScheduleError: No schedule asked for serves any of the lanes.
     """
     results, errors = [], []
-    sizes = request.stage_sizes(len(cluster))
+    request.constraints.check(graph, len(cluster))
+    groups = _pinned_groups(graph, request.constraints)
+    if not groups and request.constraints.plan is not None:
+        raise ConstraintError("a plan is no constraint of a pipeline: give pins")
+    sizes = (len(groups[0]),) if groups else request.stage_sizes(len(cluster))
     for index, size in enumerate(sizes):
         share = budget.share(len(sizes) - index)
-        ways = Ways(micro_batches, _schedules(request, len(cluster) // size, graph))
+        ways = Ways(micro_batches, _schedules(request, len(cluster) // size, graph), groups)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
             figures = StageFigures(_sharded(graph, cluster, request, share.share(2), size), cluster)
@@ -84,6 +90,27 @@ def find_pipeline(
     if not results:
         raise errors[0]
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
+
+
+def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, ...], ...]:
+    """Devices of each node that is cut, in order, if any is pinned; others go with the one before.
+
+    Raises:
+        ConstraintError: Groups differ in size, or overlap.
+    """
+    groups = [constraints.group_of(node) for node in changing_nodes(graph)]
+    if not any(groups):
+        return ()
+    last = next(group for group in groups if group)
+    filled = [last := group or last for group in groups]
+    distinct = sorted(set(filled))
+    for one, other in pairwise(distinct):
+        if len(one) != len(other) or set(one) & set(other):
+            raise ConstraintError(
+                f"stages are pinned to devices {numbers(one)} and {numbers(other)}: groups of "
+                "stages are equally large, and the same or apart"
+            )
+    return tuple(filled)
 
 
 def over_counts(outcomes: Mapping[int, Outcome], count: int, gap: float) -> Outcome:
@@ -145,10 +172,12 @@ class Ways:
     Attributes:
         micro_batches: Micro-batches of a step.
         schedules: Names of schedules, or the rows of one.
+        groups: Devices of each node that is cut, in order, if they are pinned.
     """
 
     micro_batches: int
     schedules: tuple[Table, ...]
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass
@@ -191,6 +220,8 @@ class PipelineSearch:
             Infeasible: No cut was found that fits.
             PipelineScheduleError: The schedule does not serve the lanes.
         """
+        if self.ways.groups:
+            return self._as_pinned(name)
         lane_of = self._lane_of(name)
         if len(lane_of) > len(self.figures.units):
             raise PipelineScheduleError(
@@ -223,6 +254,24 @@ class PipelineSearch:
         if not best.evaluation.fits:
             raise self._too_large(name, best.evaluation)
         return best
+
+    def _as_pinned(self, name: Table) -> Candidate:
+        """The plan whose stages are the stretches of nodes that are pinned to one group.
+
+        Raises:
+            Infeasible: It does not fit.
+            PipelineScheduleError: The schedule does not serve the lanes.
+        """
+        groups = self.ways.groups
+        ends = tuple(i for i, (a, b) in enumerate(pairwise(groups), 1) if a != b)
+        stages = [groups[start] for start in (0, *ends)]
+        lanes = tuple(dict.fromkeys(stages))
+        lane_of = tuple(map(lanes.index, stages))
+        plan = self._plan(name, lane_of, (*ends, len(groups)), lanes)
+        candidate = self._candidate(name, plan)
+        if not candidate.evaluation.fits:
+            raise self._too_large(name, candidate.evaluation)
+        return candidate
 
     def _too_large(self, name: Table, evaluation: Evaluation) -> Infeasible:
         over = max(evaluation.over_bytes, key=evaluation.over_bytes.__getitem__)
@@ -308,13 +357,20 @@ class PipelineSearch:
                 if low < end < high:
                     yield *ends[:index], end, *ends[index + 1 :]
 
-    def _plan(self, name: Table, lane_of: tuple[int, ...], ends: tuple[int, ...]) -> Plan:
+    def _plan(
+        self,
+        name: Table,
+        lane_of: tuple[int, ...],
+        ends: tuple[int, ...],
+        lanes: Sequence[tuple[int, ...]] = (),
+    ) -> Plan:
         units = self.figures.units
         stage_of = np.searchsorted(np.array(ends), np.arange(len(units)), side="right")
         forward = {unit: int(stage) for unit, stage in zip(units, stage_of, strict=True)}
         stages = stages_of_all(self.figures.sharding.graph, forward)
         sharding, cluster = self.figures.sharding, self.figures.cluster
-        return staged_plan(sharding, cluster, stages, lane_of, name, self.ways.micro_batches)
+        groups = [(lanes or [mesh.devices for mesh in self._meshes()])[lane] for lane in lane_of]
+        return staged_plan(sharding, cluster, stages, groups, name, self.ways.micro_batches)
 
 
 def _figure(candidate: Candidate) -> tuple[int, float]:
@@ -327,11 +383,11 @@ def staged_plan(
     sharding: Sharding,
     cluster: Cluster,
     stages: Mapping[str, int],
-    lane_of: Sequence[int],
+    devices: Sequence[tuple[int, ...]],
     name: Table,
     micro_batches: int,
 ) -> Plan:
-    """The plan of a sharding whose nodes are in stages, each on the devices of its lane."""
+    """The plan of a sharding whose nodes are in stages, each on devices of its own."""
     groups: dict[tuple[int, int], int] = {}
     nodes: dict[str, NodePlan] = {}
     meshes: list[DeviceMesh] = []
@@ -342,9 +398,8 @@ def staged_plan(
         if key not in groups:
             groups[key] = len(meshes)
             mesh = sharding.plan.groups[decision.group]
-            first = lane_of[stage] * sharding.size
-            devices = tuple(first + device for device in mesh.devices)
-            meshes.append(DeviceMesh(mesh.axes, devices))
+            own = tuple(devices[stage][device] for device in mesh.devices)
+            meshes.append(DeviceMesh(mesh.axes, own))
             of_group.append(stage)
         nodes[node] = NodePlan(groups[key], decision.cuts)
     pipeline = Pipeline(name, micro_batches, tuple(of_group))

@@ -148,6 +148,7 @@ class Request:
         return replace(
             self,
             strategy="auto" if size == 1 else "intra",
+            constraints=self.constraints.without_places,
             parallel="+".join(words) or None,
             mesh=mesh or None,
             schedule=None,

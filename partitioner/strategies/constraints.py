@@ -2,7 +2,7 @@
 
     [[pin]]
     nodes = ["/layer1/*"]     # node names, * and ? match; or op = "Conv"
-    device = 1
+    device = 1                # or a group: devices = [0, 1]
 
     [[pin]]
     tensor = "fc.weight"
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
@@ -36,7 +36,7 @@ from partitioner.ir.layout import Sharding
 from partitioner.ir.ops import row_of, rule_of
 from partitioner.ir.plan import PlacedNode, Plan, PlanError, check_graph, resolve_node
 
-_KEYS = {"nodes", "op", "device", "tensor", "dim", "axis", "replicate", "cut"}
+_KEYS = {"nodes", "op", "device", "devices", "tensor", "dim", "axis", "replicate", "cut"}
 
 
 class ConstraintError(PartitionerError, ValueError):
@@ -61,7 +61,7 @@ class Pin:
     text: str  #: For errors.
     nodes: tuple[str, ...] = ()  #: Patterns of node names.
     op: str = ""  #: Op of nodes.
-    device: int | None = None  #: Device that the nodes run on.
+    devices: tuple[int, ...] = ()  #: Devices that the nodes run on; () for any.
     tensor: str = ""
     dim: int | None = None  #: Dim that the tensor is cut on.
     axis: str = ""  #: Mesh axis of `dim`, `replicate` or `cut`; "" for any.
@@ -113,8 +113,8 @@ class Constraints:
         return cls(tuple(_pin(entry, f"{path.name} pin {number}") for number, entry in numbered))
 
     @classmethod
-    def placed(cls, placement: Mapping[str, int]) -> Constraints:
-        """Pin submodules of a PyTorch model to devices, as in a split made by hand.
+    def placed(cls, placement: Mapping[str, int | Sequence[int]]) -> Constraints:
+        """Pin submodules of a PyTorch model to devices, or groups of them, as in a split by hand.
 
         >>> Constraints.placed({"embed": 0, "layers.0.attn": 1}).pins[1].nodes
         ('/layers/0/attn/*',)
@@ -129,8 +129,10 @@ class Constraints:
         for path, device in entries.items():
             if not isinstance(path, str) or not all(path.split(".")):
                 raise ConstraintError(f"placement: {path!r} is not the path of a submodule")
-            if isinstance(device, bool) or not isinstance(device, int) or device < 0:
-                raise ConstraintError(f"placement of {path!r}: {device!r} is not a device")
+            if not _are_devices(_group(device)):
+                raise ConstraintError(
+                    f"placement of {path!r}: {device!r} is not a device or a group of them"
+                )
             parts = path.split(".")
             outer = entries.keys() & {".".join(parts[:size]) for size in range(1, len(parts))}
             if outer:
@@ -139,7 +141,11 @@ class Constraints:
                 )
         return cls(
             tuple(
-                Pin(f"placement of {path!r}", (f"/{escape(path.replace('.', '/'))}/*",), device=at)
+                Pin(
+                    f"placement of {path!r}",
+                    (f"/{escape(path.replace('.', '/'))}/*",),
+                    devices=_group(at),
+                )
                 for path, at in placement.items()
             )
         )
@@ -156,10 +162,11 @@ class Constraints:
                 raise ConstraintError(f"{pin.text}: the model has no tensor {pin.tensor!r}")
             if not pin.tensor and not any(_names(pin, node) for node in graph.nodes):
                 raise ConstraintError(f"{pin.text}: no node matches {list(pin.nodes) or pin.op!r}")
-            if pin.device is not None and not 0 <= pin.device < devices:
-                raise ConstraintError(
-                    f"{pin.text}: device {pin.device} is not one of 0..{devices - 1}"
-                )
+            for device in pin.devices:
+                if not 0 <= device < devices:
+                    raise ConstraintError(
+                        f"{pin.text}: device {device} is not one of 0..{devices - 1}"
+                    )
             rank = graph.types[pin.tensor].rank if pin.tensor else 0
             if pin.dim is not None and not -rank <= pin.dim < rank:
                 raise ConstraintError(
@@ -167,6 +174,16 @@ class Constraints:
                 )
         if self.plan is not None:
             _check_plan(self.plan, graph, devices)
+
+    @property
+    def without_places(self) -> Constraints:
+        """The constraints without the pins to devices."""
+        return replace(self, pins=tuple(pin for pin in self.pins if not pin.devices))
+
+    def group_of(self, node: Node) -> tuple[int, ...]:
+        """The devices that a node is pinned to, ascending; () if it is not."""
+        groups = (pin.devices for pin in self.pins if pin.devices and _names(pin, node))
+        return tuple(sorted(next(groups, ())))
 
     def check_axes(self, axes: Sequence[str]) -> None:
         """Refuse pins on axes other than these, which the searched meshes have.
@@ -222,21 +239,35 @@ def _pin(entry: Any, text: str) -> Pin:
     checks: Mapping[str, Callable[[Any], bool]] = {
         "nodes": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
         **dict.fromkeys(("device", "dim"), lambda v: type(v) is int),
+        "devices": lambda v: isinstance(v, list) and _are_devices(tuple(v)),
         **dict.fromkeys(("replicate", "cut"), lambda v: v is True),
     }
     for key, value in entry.items():
         if not checks.get(key, lambda v: isinstance(v, str))(value):
             raise ConstraintError(f"{text}: {key} = {value!r} has the wrong type")
     subject = [key for key in ("nodes", "op", "tensor") if key in entry]
-    demand = [key for key in ("device", "dim", "replicate", "cut") if key in entry]
-    mixed = (subject == ["tensor"]) == (demand == ["device"])
-    stray = "axis" in entry and demand == ["device"]
+    demand = [key for key in ("device", "devices", "dim", "replicate", "cut") if key in entry]
+    is_place = demand in (["device"], ["devices"])
+    mixed = (subject == ["tensor"]) == is_place
+    stray = "axis" in entry and is_place
     if len(subject) != 1 or len(demand) != 1 or mixed or stray:
         raise ConstraintError(
-            f"{text}: give nodes or op with device, or tensor with dim, replicate = true or "
-            f"cut = true (and axis); found {sorted(entry)}"
+            f"{text}: give nodes or op with device or devices, or tensor with dim, "
+            f"replicate = true or cut = true (and axis); found {sorted(entry)}"
         )
-    return Pin(text, **{**entry, "nodes": tuple(entry.get("nodes", ()))})
+    values = {key: value for key, value in entry.items() if key not in ("device", "devices")}
+    group = _group(entry.get("devices", entry.get("device", ())))
+    return Pin(text, **{**values, "nodes": tuple(entry.get("nodes", ())), "devices": group})
+
+
+def _group(devices: Any) -> tuple[Any, ...]:
+    """A device, or a sequence of them, as a tuple."""
+    return tuple(devices) if isinstance(devices, list | tuple) else (devices,)
+
+
+def _are_devices(group: tuple[Any, ...]) -> bool:
+    are_whole = all(type(device) is int and device >= 0 for device in group)
+    return are_whole and len(set(group)) == len(group) > 0
 
 
 def _names(pin: Pin, node: Node) -> bool:
@@ -244,8 +275,8 @@ def _names(pin: Pin, node: Node) -> bool:
 
 
 def _honours(pin: Pin, node: Node, placed: PlacedNode) -> bool:
-    if pin.device is not None:
-        return not _names(pin, node) or placed.mesh.devices == (pin.device,)
+    if pin.devices:
+        return not _names(pin, node) or set(placed.mesh.devices) == set(pin.devices)
     makes = pin.tensor in node.outputs
     if pin.side and makes != (pin.side == "made"):
         return True

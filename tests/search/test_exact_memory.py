@@ -33,15 +33,15 @@ def _there_and_back() -> Graph:
 
 PINS = Constraints(
     (
-        Pin("ends", nodes=("n_a", "n_z"), device=0),
-        Pin("middle", nodes=("n_b", "n_c", "n_d"), device=1),
+        Pin("ends", nodes=("n_a", "n_z"), devices=(0,)),
+        Pin("middle", nodes=("n_b", "n_c", "n_d"), devices=(1,)),
     )
 )
 
 
 _SOME_PINS = (
-    Pin("ends", nodes=("n_a", "n_z"), device=0),
-    Pin("middle", nodes=("n_b",), device=1),
+    Pin("ends", nodes=("n_a", "n_z"), devices=(0,)),
+    Pin("middle", nodes=("n_b",), devices=(1,)),
 )
 
 

@@ -146,9 +146,9 @@ def test_past_the_time_limit_what_is_left_is_named_and_not_searched() -> None:
 def test_of_contradictory_pins_the_family_that_got_furthest_speaks() -> None:
     first, last = MLP.nodes[0], MLP.nodes[-1]
     pins = (
-        Pin("first", nodes=(first.name,), device=0),  # leaves intra plans nothing
-        Pin("this", nodes=(last.name,), device=0),
-        Pin("that", nodes=(last.name,), device=1),
+        Pin("first", nodes=(first.name,), devices=(0,)),  # leaves intra plans nothing
+        Pin("this", nodes=(last.name,), devices=(0,)),
+        Pin("that", nodes=(last.name,), devices=(1,)),
     )
     with pytest.raises(ConstraintError, match=f"that leaves no strategy for '{last.name}'"):
         found(constraints=Constraints(pins))

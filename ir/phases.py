@@ -256,11 +256,12 @@ def fixed_nodes(graph: Graph) -> frozenset[str]:
 
 def _parts(graph: Graph, placed: Sequence[PlacedNode]) -> dict[str, Part]:
     """The part of a step in which each node runs, by name; split backward passes as one."""
-    fixed = fixed_nodes(graph)
+    fixed, stage_of = fixed_nodes(graph), {p.node.name: p.stage for p in placed}
     home: dict[str, tuple[Placement, Part, int]] = {}
     parts: dict[str, Part] = {}
     for p in placed:
-        part = parts[p.node.name] = _part(graph, p, fixed, home)
+        readers = {stage_of[r.name] for value in p.node.writes for r in graph.consumers[value]}
+        part = parts[p.node.name] = _part(graph, p, fixed, home, readers)
         home.update((value, (at, part, p.stage)) for value, at in p.results())
     return parts
 
@@ -270,7 +271,13 @@ def _part(
     p: PlacedNode,
     fixed: frozenset[str],
     home: Mapping[str, tuple[Placement, Part, int]],
+    readers: set[int],
 ) -> Part:
+    """The part of a node.
+
+    Another name of a value runs with the value if it is where the value is, or if stages above
+    read it, whose backward passes run before that of its own.
+    """
     node, row = p.node, row_of(p.node)
     role = node.attrs.get("role")
     if role == "gradient" and p.ins[0] is not None and not p.ins[0].sharding.axes:
@@ -284,7 +291,7 @@ def _part(
         return Part.SETUP
     if row is not None and row.again and len(made) == 1:
         at, before, part, stage = made[0]
-        if at == before and stage == p.stage:
+        if stage == p.stage and (at == before or readers - {stage}):
             return part
     return Part.BACKWARD if node.name in graph.backward else Part.FORWARD
 

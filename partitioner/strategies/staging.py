@@ -4,7 +4,8 @@ A backward node that gradients reach goes to the stage of the forward node that 
 One that has none, such as a sum of gradients, goes to the lowest stage that its gradients come
 from, since they pass from higher stages to lower ones. A backward node that gradients do not reach,
 such as one that repeats a forward node, goes to the highest stage that reads it, and not below its
-operands'. An update is where its value is stored, and a stored value where it is read first.
+operands'; but another name of a value that several stages read stays where the value is. An update
+is where its value is stored, and a stored value where it is read first.
 """
 
 from __future__ import annotations
@@ -73,9 +74,13 @@ def _gradient_stage(
 
 def _repeated_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
     """The stage of a backward node that gradients do not reach; those of its readers are known."""
-    around = [graph.producers[value].name for value in node.reads if value in graph.producers]
-    around += [reader.name for value in node.writes for reader in graph.consumers[value]]
-    around.append(graph.twins.get(node.name, ""))
+    row = row_of(node)
+    producers = [graph.producers[value].name for value in node.reads if value in graph.producers]
+    readers = [reader.name for value in node.writes for reader in graph.consumers[value]]
+    is_name = row is not None and row.again
+    if is_name and len({stages[name] for name in readers}) > 1:
+        return max((stages[name] for name in producers if name in stages), default=0)
+    around = (*producers, *readers, graph.twins.get(node.name, ""))
     return max((stages[name] for name in around if name in stages), default=0)
 
 

@@ -91,30 +91,61 @@ def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime]) -> Curves:
     return _step_curves(schedule, schedule.order, lifetimes)
 
 
+@dataclass(frozen=True)
+class StepLives:
+    """The lifetimes of a step of a plan with stages, by how long they are held.
+
+    Attributes:
+        inside: Within a phase, as positions in `Schedule.tasks`. A kept tensor stands here too,
+            from the task that writes it to the end of its phase.
+        kept: Tensors that a later phase reads, with the phases that make them and that read them
+            last: held once for each micro-batch in between.
+        always: Tensors that are made or read once a step: held throughout.
+    """
+
+    inside: Sequence[Lifetime]
+    kept: Sequence[tuple[Lifetime, tuple[int, int]]]
+    always: Sequence[Lifetime]
+
+    @classmethod
+    def of(cls, schedule: Schedule, order: StepOrder, lifetimes: Iterable[Lifetime]) -> StepLives:
+        """Those of lifetimes along the tasks of one micro-batch."""
+        phase_at = [task.phase for task in schedule.tasks]
+        end_of = {phase: position for position, phase in enumerate(phase_at)}
+        inside: list[Lifetime] = []
+        kept: list[tuple[Lifetime, tuple[int, int]]] = []
+        always: list[Lifetime] = []
+        for life in lifetimes:
+            writer = schedule.tasks[life.first]
+            made = writer.target_phase if life.buffer else writer.phase
+            read = phase_at[life.last]
+            if made == read:
+                inside.append(life)
+                continue
+            once = order.phases.is_once(made) or order.phases.is_once(read)
+            if once:
+                always.append(life)
+            else:
+                kept.append((life, (made, read)))
+            if not order.phases.is_once(made):
+                inside.append(replace(life, last=max(life.first, end_of.get(made, 0))))
+        return cls(inside, kept, always)
+
+
 def _step_curves(schedule: Schedule, order: StepOrder, lifetimes: Sequence[Lifetime]) -> Curves:
     """Most activation bytes at each task position, of a plan with stages.
 
     While a phase runs, all that earlier phases keep is held.
     """
+    lives = StepLives.of(schedule, order, lifetimes)
     phase_at = [task.phase for task in schedule.tasks]
-    arrives_in = [task.target_phase for task in schedule.tasks]
-    end_of = {phase: position for position, phase in enumerate(phase_at)}
-    inside: list[Lifetime] = []
     kept: dict[int, dict[tuple[int, int], int]] = defaultdict(lambda: defaultdict(int))
     always: dict[int, int] = defaultdict(int)
-    for life in lifetimes:
-        made = arrives_in[life.first] if life.buffer else phase_at[life.first]
-        read = phase_at[life.last]
-        if made == read:
-            inside.append(life)
-        elif order.phases.is_once(made) or order.phases.is_once(read):
-            always[life.device] += life.nbytes
-            if not order.phases.is_once(made):
-                inside.append(replace(life, last=max(life.first, end_of.get(made, 0))))
-        else:
-            kept[life.device][made, read] += life.nbytes
-            inside.append(replace(life, last=max(life.first, end_of.get(made, 0))))
-    curves = dict(usage_curves(schedule, inside))
+    for life, phases in lives.kept:
+        kept[life.device][phases] += life.nbytes
+    for life in lives.always:
+        always[life.device] += life.nbytes
+    curves = dict(usage_curves(schedule, lives.inside))
     for device in {*kept, *always}:
         held = _most_held(kept[device], order.runs(device))
         base = np.fromiter((held.get(p, 0) for p in phase_at), np.int64, len(phase_at))

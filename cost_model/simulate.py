@@ -15,18 +15,13 @@ follows but for the share that compute does not hide. A request is a micro-batch
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.ir.phases import StepOrder
-
-_MICROSECONDS = 1e6  #: Trace-event times are in microseconds.
-_LANES = ("compute", "comm", "beside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,7 @@ class Timeline:
 
     events: tuple[Event, ...]
     requests: int = 1
+    turn: str = "request"  #: What a request of the events is: "request", or "micro-batch".
 
     @property
     def latency_s(self) -> float:
@@ -72,11 +68,16 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
     """Timeline of a schedule for a number of requests, all of which are there at the start.
 
     Raises:
-        CostError: `requests` is less than 1.
+        CostError: `requests` is less than 1, or more than 1 of a plan with stages.
     """
     if requests < 1:
         raise CostError(f"{requests} requests were asked for; at least 1 is needed")
     if schedule.order is not None:
+        if requests > 1:
+            raise CostError(
+                f"{requests} requests were asked for; the timeline of a plan in stages is that of "
+                f"one step of {schedule.order.table.micro_batches} micro-batches"
+            )
         return _simulate_step(schedule, schedule.order)
     clock = _Clock()
     phases = 1 + max((task.target_phase for task in schedule.tasks), default=0)
@@ -113,7 +114,7 @@ def _simulate_step(schedule: Schedule, order: StepOrder) -> Timeline:
                 clock.together(index, task, micro_batch)
             for runs in waiting:
                 assert runs.popleft() == (phase, micro_batch)
-    return Timeline(tuple(clock.events), order.table.micro_batches)
+    return Timeline(tuple(clock.events), order.table.micro_batches, "micro-batch")
 
 
 def _together(schedule: Schedule, lanes: Sequence[frozenset[int]]) -> frozenset[int]:
@@ -157,21 +158,6 @@ def _run_phase(
         if task.phase == phase:
             clock.leave(index, task, micro_batch)
     return True
-
-
-def timeline_json(timeline: Timeline) -> str:
-    """Trace-event JSON for Perfetto and Chrome: a process per device, a lane per kind of task.
-
-    Lane "beside" has the hidden parts of communications, one after the other.
-
-    Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
-    """
-    devices = sorted({event.device for event in timeline.events})
-    hidden = list(_hidden_parts(timeline.events))
-    lanes = _LANES if hidden else _LANES[:2]
-    events = [*_names(devices, lanes), *map(_trace_event, (*timeline.events, *hidden))]
-    data = {"displayTimeUnit": "ms", "traceEvents": events}
-    return json.dumps(data, allow_nan=False) + "\n"
 
 
 @dataclass
@@ -236,34 +222,3 @@ def _side(task: Task, *, sources: bool) -> Iterator[tuple[int, float]]:
     assert task.comm is not None
     side = task.comm.sources() if sources else task.comm.targets()
     return ((device, seconds) for device, seconds in task.devices.items() if device in side)
-
-
-def _hidden_parts(events: Iterable[Event]) -> Iterator[Event]:
-    """The hidden parts of communications as events of their own."""
-    free: dict[int, float] = defaultdict(float)
-    for event in events:
-        if event.hidden_s:
-            start = max(free[event.device], event.end_s)
-            free[event.device] = start + event.hidden_s
-            yield replace(event, kind="beside", start_s=start, end_s=free[event.device])
-
-
-def _names(devices: Iterable[int], lanes: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for device in devices:
-        about: dict[str, Any] = {"ph": "M", "pid": device}
-        yield {**about, "name": "process_name", "args": {"name": f"device {device}"}}
-        for lane, kind in enumerate(lanes):
-            yield {**about, "tid": lane, "name": "thread_name", "args": {"name": kind}}
-
-
-def _trace_event(event: Event) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "name": event.name,
-        "cat": event.kind,
-        "pid": event.device,
-        "tid": _LANES.index(event.kind),
-        "ts": event.start_s * _MICROSECONDS,
-        "dur": (event.end_s - event.start_s) * _MICROSECONDS,
-        "args": {"request": event.request},
-    }

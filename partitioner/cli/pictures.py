@@ -123,10 +123,14 @@ def _write_graph(result: Compiled, path: Path, args: argparse.Namespace) -> Sequ
 def _write_timeline(result: Compiled, path: Path, args: argparse.Namespace) -> Sequence[str]:
     requests = getattr(args, "requests", 1)
     if path.suffix.lower() == ".json":
-        from partitioner.cost_model.simulate import simulate, timeline_json
+        from partitioner.cost_model.passes import passes
+        from partitioner.cost_model.simulate import simulate
+        from partitioner.cost_model.trace_events import timeline_json
         from partitioner.files import write_file
 
-        write_file(path, timeline_json(simulate(result.schedule, requests)).encode())
+        timeline = simulate(result.schedule, requests)
+        text = timeline_json(timeline, passes(result.schedule, timeline))
+        write_file(path, text.encode())
     else:
         from partitioner.report.pictures.timeline import draw_timeline
 

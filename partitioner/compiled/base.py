@@ -20,8 +20,10 @@ from partitioner.compiled.folder import is_written
 from partitioner.compiled.rank_files import RankFiles
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.passes import passes
 from partitioner.cost_model.schedule import Schedule, schedule
-from partitioner.cost_model.simulate import simulate, timeline_json
+from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.trace_events import timeline_json
 from partitioner.files import check_file, refuse_to_replace, replace_directory, write_file
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.graph import Graph
@@ -308,7 +310,9 @@ class Compiled(Planned):
                 return
             if self.measured is not None:
                 (folder / FILE).write_text(self.measured.to_json(), encoding="utf-8")
-            (folder / "timeline.json").write_text(timeline_json(simulate(self.schedule)))
+            timeline = simulate(self.schedule)
+            text = timeline_json(timeline, passes(self.schedule, timeline))
+            (folder / "timeline.json").write_text(text)
             if progress is not None:
                 progress("drawing the report")
             (folder / "report.html").write_text(self._page(), encoding="utf-8")

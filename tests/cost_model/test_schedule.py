@@ -9,7 +9,8 @@ from whole_plans import build, hand_plan, tasks_of, weight
 from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.cost_model.schedule import Schedule
 from partitioner.cost_model.schedule import schedule as scheduled
-from partitioner.cost_model.simulate import simulate, timeline_json
+from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.trace_events import timeline_json
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import resolve

@@ -119,7 +119,7 @@ class Request:
     def is_pipelined(self) -> bool:
         """Whether plans run in micro-batches."""
         asked = self.schedule is not None or self.micro_batches is not None
-        return asked or PIPELINE in (self.parallel or "").split("+")
+        return asked or PIPELINE in (*(self.parallel or "").split("+"), *(self.mesh or {}))
 
     def stage_sizes(self, devices: int) -> tuple[int, ...]:
         """Numbers of devices of one stage to try, of so many in all.
@@ -128,6 +128,8 @@ class Request:
             SearchError: The mesh has no axis "pp", or `parallel` does not say how many stages.
         """
         words = (self.parallel or "").split("+")
+        if self.parallel is None and PIPELINE in (self.mesh or {}):
+            words = [PIPELINE]
         if PIPELINE not in words:
             if self.parallel is not None or self.mesh is not None:
                 return (devices,)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
+from torch.utils import _pytree as pytree
 
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.tensors import from_numpy
@@ -308,6 +309,23 @@ class RankModule(nn.Module):
             else:
                 results = passes.forward(values, shards)[0]
             return passes.structured(results)
+
+    def train_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Run a forward and a backward pass; the arguments are the module's own.
+
+        Gradients are added to those that the parameters have.
+
+        Returns:
+            The loss.
+
+        Raises:
+            BackendError: The program is not for training.
+        """
+        if not self._whole.training:
+            raise BackendError("train_step() is for training: compile with training=True")
+        loss: Tensor = pytree.tree_leaves(self(*args, **kwargs))[0]
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def _begin(
         self, training: bool, args: tuple[Any, ...], kwargs: Mapping[str, Any]

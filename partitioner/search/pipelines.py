@@ -293,7 +293,8 @@ class PipelineSearch:
     def _family(self, name: Table) -> Family:
         named = name if isinstance(name, str) else "table"
         kind = f"pipeline {named}".strip()
-        text = f"{kind} of {self.ways.micro_batches} micro-batches"
+        count = self.ways.micro_batches
+        text = f"{kind} of {count} micro-batch{'es' if count > 1 else ''}"
         meshes = tuple(self._meshes())
         return Family(text, meshes, meshes[:1], symmetric=False)
 

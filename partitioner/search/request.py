@@ -20,6 +20,7 @@ from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.parallel import (
     DATA,
     PIPELINE,
+    TENSOR,
     batch_inputs,
     parallel_constraints,
     parallel_mesh,
@@ -102,6 +103,10 @@ class Request:
         find(self.solver)
 
     def _check_pipeline(self) -> None:
+        words = set((self.parallel or PIPELINE).split("+"))
+        if PIPELINE in words and (unknown := words - {*DATA, TENSOR, PIPELINE}):
+            known = ", ".join((*DATA, TENSOR, PIPELINE))
+            raise SearchError(f"parallel {self.parallel!r}: {min(unknown)!r} is not one of {known}")
         if isinstance(self.schedule, str) and self.schedule not in SCHEDULES:
             raise SearchError(
                 f"schedule {self.schedule!r} is not one of {', '.join(SCHEDULES)}, nor a file"
@@ -151,8 +156,8 @@ class Request:
             self,
             strategy="auto" if size == 1 else "intra",
             constraints=self.constraints.without_places,
-            parallel="+".join(words) or None,
-            mesh=mesh or None,
+            parallel=("+".join(words) or None) if size > 1 else None,
+            mesh=(mesh or None) if size > 1 else None,
             schedule=None,
             micro_batches=None,
             tune=None,

@@ -225,6 +225,12 @@ def stage_edges(graph: Graph, placed: Sequence[PlacedNode]) -> tuple[tuple[int, 
                 continue
             if parts[node.name] in (Part.FORWARD, Part.BACKWARD):
                 edge = pair if parts[node.name] is Part.FORWARD else pair[::-1]
+                if edge[0] > edge[1] and node.attrs.get("role") == "next":
+                    raise PhaseError(
+                        f"{node.inputs[1]!r} is stored in stage {stage[node.name]} and its next "
+                        f"contents are made in stage {stage[producer.name]}, which the next "
+                        "micro-batch would wait for: keep them in one stage"
+                    )
                 if edge[0] > edge[1]:
                     raise PhaseError(
                         f"{node.name!r} of stage {stage[node.name]} reads a value of "

@@ -223,10 +223,11 @@ class PipelineSearch:
         if self.ways.groups:
             return self._as_pinned(name)
         lane_of = self._lane_of(name)
-        if len(lane_of) > len(self.figures.units):
+        most = len(self.figures.positions) - 1
+        if len(lane_of) > most:
             raise PipelineScheduleError(
-                f"{len(lane_of)} stages of {len(self.figures.units)} operators that differ from "
-                "micro-batch to micro-batch: give fewer"
+                f"{len(lane_of)} stages were asked for, and the model has {most} at most: nodes "
+                "that read and write one buffer stay together"
             )
         estimate = StepEstimate(self.figures, self._table(name, lane_of))
         starts = {
@@ -350,12 +351,11 @@ class PipelineSearch:
                         break
         return ends
 
-    @staticmethod
-    def _neighbours(ends: tuple[int, ...], distance: int) -> Iterator[tuple[int, ...]]:
+    def _neighbours(self, ends: tuple[int, ...], distance: int) -> Iterator[tuple[int, ...]]:
         for index in range(len(ends) - 1):
             low, high = ends[index - 1] if index else 0, ends[index + 1]
             for end in (ends[index] - distance, ends[index] + distance):
-                if low < end < high:
+                if low < end < high and self.figures.open[end]:
                     yield *ends[:index], end, *ends[index + 1 :]
 
     def _plan(

@@ -200,16 +200,35 @@ class StageFigures:
         return np.stack((whole, (1 - level.hidden_share(2)) * whole))
 
     @cached_property
+    def open(self) -> npt.NDArray[np.bool_]:
+        """Whether a stage may end at each position.
+
+        None may between the nodes that read or make a stored value which every micro-batch writes:
+        the next micro-batch reads it.
+        """
+        graph, is_open = self.sharding.graph, np.ones(len(self.units) + 1, np.bool_)
+        for node in graph.nodes:
+            if node.attrs.get("role") != "next":
+                continue
+            made = graph.producers.get(node.inputs[0])
+            ends = [*graph.consumers[node.inputs[1]], *([] if made is None else [made])]
+            units = [self.unit_of[end.name] for end in ends if end.name not in graph.backward]
+            is_open[min(units) + 1 : max(units) + 1] = False
+        return is_open
+
+    @cached_property
     def positions(self) -> Ints:
         """Positions where stages may end: of each window, where the fewest bytes cross."""
         count = len(self.units)
         windows = min(count, MAX_POSITIONS)
         edges = [1 + round(index * (count - 1) / windows) for index in range(windows + 1)]
+        crossing = np.where(self.open, self.crossing, math.inf)
         inner = {
-            first + int(np.argmin(self.crossing[first:last]))
+            first + int(np.argmin(crossing[first:last]))
             for first, last in pairwise(edges)
             if last > first
         }
+        inner = {position for position in inner if self.open[position]}
         return np.array(sorted({0, *inner, count}), np.int64)
 
     # Cuts ------------------------------------------------------------------------------------

@@ -1,0 +1,257 @@
+"""Pipelines: cuts of a model into stages, for schedules, numbers of micro-batches and meshes."""
+
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.ir.errors import PartitionerError
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes, to_csv
+from partitioner.ir.plan import NodePlan, Plan
+from partitioner.search.pipelines import staged_plan
+from partitioner.search.stage_figures import Sharding, StageFigures, StepEstimate
+from partitioner.solver import Infeasible
+from partitioner.strategies.constraints import Constraints
+from partitioner.strategies.staging import stages_of_all
+
+
+class Chain(nn.Module):
+    """Layers of different widths, a head and a loss."""
+
+    def __init__(self, *widths: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, width) for width in widths)
+        self.back = nn.ModuleList(nn.Linear(width, 16) for width in widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for up, down in zip(self.layers, self.back, strict=True):
+            x = x + down(torch.relu(up(x)))
+        return x.square().mean()
+
+
+class Counting(nn.Module):
+    """A buffer that an early and a late layer read, and that every call writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.register_buffer("scale", torch.ones(8))
+        self.scale: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.layers[1](torch.tanh(self.layers[0](x)))) * self.scale.clone()
+        self.scale.mul_(0.9).add_(h.detach().abs().mean(0))
+        h = self.layers[2](h) * self.scale.clone()
+        return self.layers[3](torch.tanh(h)).square().mean()
+
+
+WIDTHS = 64, 8, 16, 256, 8
+BATCH = 12
+
+
+def planned(module: nn.Module, width: int = 16, **options: Any) -> ModuleProgram:
+    torch.manual_seed(0)
+    batch = torch.randn(BATCH, width)
+    program = partitioner.compile(module, batch, training=True, **options)
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+@pytest.fixture(scope="module")
+def figures() -> StageFigures:
+    """Those of the chain on four devices without launches and with free links."""
+    graph = planned(Chain(*WIDTHS), devices=1).graph
+    cluster = resolve_cluster("ideal", 4)
+    decided = {node.name: NodePlan(0) for node in graph.nodes}
+    plan = Plan(graph.digest, cluster.to_data(), (DeviceMesh.single(0),), decided)
+    return StageFigures(Sharding(graph, plan), cluster)
+
+
+def test_units_and_their_figures_are_those_of_all_nodes(figures: StageFigures) -> None:
+    graph = figures.sharding.graph
+    assert set(figures.unit_of) == set(graph.by_name)
+    assert figures.loads.shape == (3, len(figures.units))
+    assert (figures.loads.sum(1) > 0).all()
+    total = evaluate(graph, figures.sharding.plan, figures.cluster)
+    once = sum(
+        task.longest_s
+        for task in figures.tasks.tasks
+        if task.placed is not None and task.placed.node.attrs.get("role") == "gradient"
+    )
+    assert figures.loads.sum() == pytest.approx(total.load_s[0] - once)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_balanced_cuts_have_the_least_largest_load(figures: StageFigures, stages: int) -> None:
+    sums = figures.load_sums.sum(0)
+
+    def largest(ends: tuple[int, ...]) -> float:
+        return float(max(sums[b] - sums[a] for a, b in zip((0, *ends), ends, strict=False)))
+
+    found = figures.balanced([0] * stages)
+    assert found is not None
+    inner = [int(position) for position in figures.positions[1:-1]]
+    every = [(*cut, len(figures.units)) for cut in combinations(inner, stages - 1)]
+    assert largest(found) == pytest.approx(min(map(largest, every)))
+
+
+def schedules(lanes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name in SCHEDULES:
+        twice = name in ("interleaved", "zbv", "dualpipev")
+        if name != "forward":
+            yield name, textbook_lanes(name, lanes * (2 if twice else 1))
+
+
+@pytest.mark.parametrize(("name", "lane_of"), tuple(schedules(2)))
+def test_estimates_are_the_simulated_steps_where_links_are_free(
+    figures: StageFigures, name: str, lane_of: tuple[int, ...]
+) -> None:
+    cluster = resolve_cluster("ideal", 2)
+    own = StageFigures(figures.sharding, cluster)
+    estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 4))
+    ends = own.balanced([0] * len(lane_of))
+    assert ends is not None
+    plan = _plan(own, ends, lane_of, name)
+    simulated = evaluate(own.sharding.graph, plan, cluster)
+    once = simulated.latency_s - estimate.seconds(ends)
+    assert abs(once) <= 0.05 * simulated.latency_s, "updates run once a step"
+
+
+def _plan(figures: StageFigures, ends: tuple[int, ...], lanes: tuple[int, ...], name: str) -> Plan:
+    stage_of = {unit: sum(end <= index for end in ends) for index, unit in enumerate(figures.units)}
+    stages = stages_of_all(figures.sharding.graph, stage_of)
+    devices = [(lane,) for lane in lanes]
+    return staged_plan(figures.sharding, figures.cluster, stages, devices, name, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"devices": 2, "parallel": "pp"},
+        {"devices": 2, "parallel": "pp", "schedule": "zb1", "micro_batches": 4},
+        {"devices": 3, "parallel": "pp", "micro_batches": 4},
+        {"devices": 4, "parallel": "pp+dp", "mesh": {"pp": 2, "dp": 2}, "micro_batches": 3},
+        {"devices": 4, "mesh": {"pp": 2, "tp": 2}, "micro_batches": 3},
+        {"devices": 2, "parallel": "dp", "micro_batches": 3},
+        {"devices": 1, "micro_batches": 3},
+    ],
+    ids=str,
+)
+def test_plans_are_proven_and_their_costs_are_not_below_the_bound(options: dict[str, Any]) -> None:
+    program = planned(Chain(*WIDTHS), cluster=None, **options)
+    certificate = program.plan.certificate
+    assert certificate is not None
+    assert 0 < certificate.bound <= certificate.cost
+    assert program.plan.pipeline is not None
+    assert program.verify().equal
+    assert Plan.from_json(program.plan.to_json()) == program.plan
+    if "micro_batches" in options:
+        assert program.plan.pipeline.micro_batches == options["micro_batches"]
+
+
+def test_left_out_the_schedule_and_the_number_of_micro_batches_are_searched() -> None:
+    free = planned(Chain(*WIDTHS), devices=2, parallel="pp")
+    for name in ("gpipe", "1f1b"):
+        forced = planned(Chain(*WIDTHS), devices=2, parallel="pp", schedule=name, micro_batches=2)
+        assert free.evaluation.step_s <= forced.evaluation.step_s * 1.0001
+
+
+def test_a_file_gives_the_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(to_csv(pipeline_schedule("zb1", (0, 1), 3)))
+    program = planned(Chain(*WIDTHS), devices=2, parallel="pp", schedule=str(path), micro_batches=3)
+    assert program.plan.pipeline is not None
+    assert isinstance(program.plan.pipeline.schedule, tuple)
+    assert program.verify().equal
+
+
+def test_pinned_submodules_make_the_stages_and_a_device_may_come_back() -> None:
+    placement = {"layers.0": 0, "back.0": 0, "layers.1": 1, "back.3": 1, "layers.4": 0, "back.4": 0}
+    program = planned(
+        Chain(*WIDTHS), devices=2, micro_batches=3, constraints=Constraints.placed(placement)
+    )
+    plan = program.plan
+    assert plan.pipeline is not None
+    assert plan.pipeline.stages == (0, 1, 2)
+    assert [mesh.devices for mesh in plan.groups] == [(0,), (1,), (0,)]
+    assert plan.kind == "pipeline"
+    assert program.verify().equal
+
+
+def test_pins_to_groups_place_stages_over_data_parallel_devices() -> None:
+    groups = {"layers.0": (0, 1), "back.1": (0, 1), "layers.2": (2, 3), "back.4": [0, 1]}
+    program = planned(
+        Chain(*WIDTHS),
+        devices=4,
+        parallel="pp+dp",
+        mesh={"pp": 2, "dp": 2},
+        micro_batches=3,
+        constraints=Constraints.placed(groups),
+    )
+    assert [mesh.devices for mesh in program.plan.groups] == [(0, 1), (2, 3), (0, 1)]
+    assert program.verify().equal
+
+
+def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage() -> None:
+    program = planned(Counting(), width=8, devices=2, parallel="pp", micro_batches=3)
+    stages = {
+        program.plan.groups[decision.group].devices
+        for name, decision in program.plan.nodes.items()
+        if "scale" in name
+    }
+    assert len(stages) == 1
+    assert program.verify().equal
+    with pytest.raises(PartitionerError, match="the next micro-batch would wait for"):
+        planned(
+            Counting(),
+            width=8,
+            devices=2,
+            micro_batches=3,
+            constraints=Constraints.placed({"layers.1": 0, "layers.2": 1}),
+        )
+
+
+def test_memory_that_no_cut_keeps_is_refused_with_its_device() -> None:
+    with pytest.raises(Infeasible):
+        planned(Chain(*WIDTHS), devices=2, parallel="pp", micro_batches=3, memory="20KB")
+
+
+def test_values_are_computed_again_where_memory_is_short() -> None:
+    roomy = planned(Chain(*WIDTHS), devices=1, micro_batches=3)
+    (peak,) = roomy.evaluation.peak.values()
+    tight = planned(
+        Chain(*WIDTHS), devices=1, micro_batches=3, memory=peak.bytes - peak.activation_bytes // 6
+    )
+    (less,) = tight.evaluation.peak.values()
+    assert less.bytes < peak.bytes
+    assert tight.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"schedule": "nope"}, "schedule 'nope' is not one of gpipe, 1f1b"),
+        ({"schedule": "none.csv"}, "schedule none.csv: No such file"),
+        ({"micro_batches": 0}, "micro_batches is 0, not a whole number"),
+        ({"micro_batches": 3, "objective": "memory"}, "leave out objective memory"),
+        ({"micro_batches": 3, "strategy": "inter"}, "strategy 'inter' is not for pipelines"),
+        ({"micro_batches": 3, "tune": 2, "cluster": "local"}, "tune runs plans without stages"),
+        ({"parallel": "pp+dp"}, "wants a mesh of axes pp and dp"),
+        ({"parallel": "pp", "mesh": {"dp": 2}}, "wants a mesh with an axis pp"),
+        ({"parallel": "pp+xx", "mesh": {"pp": 2}}, "'xx' is not one of dp, zero1"),
+        ({"parallel": "pp", "schedule": "interleaved", "micro_batches": 3}, "interleaved"),
+    ],
+    ids=str,
+)
+def test_options_that_have_no_meaning(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(PartitionerError, match=text):
+        planned(Chain(*WIDTHS), devices=2, **options)

@@ -281,7 +281,9 @@ def _part(
     node, row = p.node, row_of(p.node)
     role = node.attrs.get("role")
     if role == "gradient" and p.ins[0] is not None and not p.ins[0].sharding.axes:
-        return Part.REDUCE
+        made_by = home.get(node.inputs[0])
+        if made_by is None or made_by[2] == p.stage:  # else it comes with each micro-batch
+            return Part.REDUCE
     made = [(at, *home[value]) for value, at in p.operands() if value in home]
     if node.name in fixed and all(
         part is Part.SETUP and (before == at or _apart(before, at)) for at, before, part, _ in made

@@ -1,9 +1,11 @@
 """The stage of every node of a graph, from the stages of the nodes of its forward pass.
 
-A backward node goes to the stage of the forward node that it differentiates or repeats. One that
-has none, such as a sum of gradients, goes to the lowest stage that its gradients come from, since
-they pass from higher stages to lower ones. Another name of a value is where the value is, an update
-where its value is stored, and a stored value where it is read first.
+A backward node that gradients reach goes to the stage of the forward node that it differentiates.
+One that has none, such as a sum of gradients, goes to the lowest stage that its gradients come
+from, since they pass from higher stages to lower ones. A backward node that gradients do not reach,
+such as one that repeats a forward node, goes to the highest stage that reads it, and not below its
+operands'; but another name of a value that several stages read stays where the value is. An update
+is where its value is stored, and a stored value where it is read first.
 """
 
 from __future__ import annotations
@@ -16,9 +18,13 @@ from partitioner.ir.phases import fixed_nodes
 
 
 def changing_nodes(graph: Graph) -> tuple[Node, ...]:
-    """The nodes of the forward pass whose results differ from micro-batch to micro-batch."""
+    """The computations of the forward pass whose results differ from micro-batch to micro-batch."""
     fixed = fixed_nodes(graph)
-    return tuple(n for n in graph.nodes if n.name not in graph.backward and n.name not in fixed)
+    return tuple(
+        n
+        for n in graph.nodes
+        if n.name not in graph.backward and n.name not in fixed and n.reads and not _updates(n)
+    )
 
 
 def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
@@ -31,52 +37,51 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     """
     stages = dict(forward)
     for node in reversed(graph.nodes):
-        if node.name not in stages and node.name not in graph.backward:
+        if node.name not in (*stages, *graph.backward) and not _updates(node):
             readers = [r.name for value in node.writes for r in graph.consumers[value]]
             stages[node.name] = min((stages[name] for name in readers if name in stages), default=0)
     last = max(stages.values(), default=0)
     gradients = _gradients(graph)
     for node in graph.nodes:
-        if node.name in graph.backward:
-            stages[node.name] = _backward_stage(graph, node, stages, gradients, last)
+        row = row_of(node)
+        if row is not None and row.in_place is not None:
+            stages[node.name] = stages[graph.producers[node.inputs[row.in_place]].name]
+        elif gradients.get(node.name):
+            stages[node.name] = _gradient_stage(graph, node, stages, gradients, last)
     for node in reversed(graph.nodes):
-        if node.name in graph.backward and not gradients[node.name]:
-            stages[node.name] = _read_stage(graph, node, stages)
+        if node.name not in stages:
+            stages[node.name] = _repeated_stage(graph, node, stages)
     return stages
 
 
-def _read_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
-    """Stage of a backward node that depends on no gradient: where it is read.
-
-    It is the highest, which runs first; but another name of a value that several stages read stays
-    where the value is, and runs with it.
-    """
-    row, own = row_of(node), stages[node.name]
-    if row is not None and row.in_place is not None:
-        return own
-    readers = {stages[r.name] for value in node.writes for r in graph.consumers[value]}
-    is_name = row is not None and row.again
-    return own if is_name and len(readers) > 1 else max(readers, default=own)
+def _updates(node: Node) -> bool:
+    row = row_of(node)
+    return row is not None and row.in_place is not None
 
 
-def _backward_stage(
+def _gradient_stage(
     graph: Graph,
     node: Node,
     stages: Mapping[str, int],
     gradients: Mapping[str, bool],
     last: int,
 ) -> int:
-    row = row_of(node)
-    if row is not None and row.in_place is not None:
-        return stages[graph.producers[node.inputs[row.in_place]].name]
+    """The stage of a backward node that gradients reach."""
     producers = [graph.producers[value].name for value in node.reads if value in graph.producers]
     lowest = min((stages[name] for name in producers if gradients.get(name)), default=last)
-    twin = graph.twins.get(node.name, "")
-    if twin in stages:
-        return min(stages[twin], lowest)
-    if not gradients[node.name] and producers:
-        return max(stages[name] for name in producers)
-    return lowest
+    return min(stages.get(graph.twins.get(node.name, ""), lowest), lowest)
+
+
+def _repeated_stage(graph: Graph, node: Node, stages: Mapping[str, int]) -> int:
+    """The stage of a backward node that gradients do not reach; those of its readers are known."""
+    row = row_of(node)
+    producers = [graph.producers[value].name for value in node.reads if value in graph.producers]
+    readers = [reader.name for value in node.writes for reader in graph.consumers[value]]
+    is_name = row is not None and row.again
+    if is_name and len({stages[name] for name in readers}) > 1:
+        return max((stages[name] for name in producers if name in stages), default=0)
+    around = (*producers, *readers, graph.twins.get(node.name, ""))
+    return max((stages[name] for name in around if name in stages), default=0)
 
 
 def _gradients(graph: Graph) -> Mapping[str, bool]:

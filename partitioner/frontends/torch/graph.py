@@ -304,7 +304,18 @@ def _ordered_graph(
 def _twins(
     sequence: Mapping[str, int], forward: Sequence[Node], backward: Sequence[Node]
 ) -> dict[str, str]:
-    """The last forward node of the number in autograd's sequence of each backward node."""
-    last = {sequence[node.name]: node.name for node in forward if node.name in sequence}
+    """The last forward node of the number in autograd's sequence of each backward node.
+
+    Nodes that only make the next contents of buffers, as of running statistics, have no gradients.
+    """
+    read: dict[bool, set[str]] = {True: set(), False: set()}
+    for node in forward:
+        read[node.attrs.get("role") == "next"].update(node.reads)
+    buffers = read[True] - read[False]
+    last = {
+        sequence[node.name]: node.name
+        for node in forward
+        if node.name in sequence and not buffers.issuperset(node.writes)
+    }
     numbers = ((node.name, sequence.get(node.name)) for node in backward)
     return {name: last[number] for name, number in numbers if number in last}

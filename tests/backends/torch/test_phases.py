@@ -1,0 +1,148 @@
+"""Steps of micro-batches, all ranks in one process, against plain gradient accumulation."""
+
+import pytest
+import torch
+from staged import Devices, accumulated, staged, tensors
+from staged_models import Batch, Detached, Model, Plain, Tied, Towers, UNet, seeded
+from torch import Tensor, nn
+
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.micro_batches import MicroBatches
+from partitioner.compiled.module import ModuleProgram
+from partitioner.ir.graph import Graph
+from partitioner.strategies.staging import changing_nodes
+
+LANES: dict[str, Devices] = {
+    "gpipe": [(0,), (1,)],
+    "1f1b": [(0,), (1,)],
+    "zb1": [(0,), (1,)],
+    "interleaved": [(0,), (1,), (0,), (1,)],
+    "zbv": [(0,), (1,), (1,), (0,)],
+    "dualpipev": [(0,), (1,), (1,), (0,)],
+}
+
+
+def check(program: ModuleProgram, kind: Model, batch: Batch, micro_batches: int) -> None:
+    """Results, gradients and buffers of a step are those of gradient accumulation."""
+    plain = seeded(kind)
+    result, gradients = program.gradients(*batch)
+    expected = accumulated(plain, batch, micro_batches)
+    for one, other in zip(tensors(result), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-9, atol=1e-9)
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(program.whole.get_buffer(name), buffer)
+
+
+@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
+def test_a_step_is_gradient_accumulation(kind: Model, name: str) -> None:
+    batch = kind.batch(0)
+    check(staged(seeded(kind), batch, LANES[name], name, 4), kind, batch, 4)
+
+
+@pytest.mark.parametrize("kind", [Tied, UNet])
+@pytest.mark.parametrize("devices", [[(0,), (1,), (0,)], [(0,), (1,), (2,), (3,)], [(0,)]])
+def test_any_lanes(kind: Model, devices: Devices) -> None:
+    batch = kind.batch(1)
+    check(staged(seeded(kind), batch, devices, "1f1b", 4), kind, batch, 4)
+
+
+@pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
+@pytest.mark.parametrize("parallel", ["dp", "tp", "zero3"])
+def test_stages_of_two_devices(kind: Model, parallel: str) -> None:
+    batch = kind.batch(2)
+    devices = [(0, 1), (2, 3)]
+    for schedule in ("1f1b", "zb1"):
+        program = staged(seeded(kind), batch, devices, schedule, 2, parallel=parallel)
+        check(program, kind, batch, 2)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb1"])
+def test_a_parameter_whose_gradient_is_made_in_another_stage(schedule: str) -> None:
+    batch = Detached.batch(3)
+    check(staged(seeded(Detached), batch, [(0,), (1,)], schedule, 4), Detached, batch, 4)
+
+
+@pytest.mark.parametrize("parallel", ["", "dp", "tp"])
+def test_a_cut_inside_of_the_loss(parallel: str) -> None:
+    def stages(graph: Graph) -> dict[str, int]:
+        names = [node.name for node in changing_nodes(graph)]
+        return {name: int(at >= names.index("/masked_fill")) for at, name in enumerate(names)}
+
+    batch, devices = Plain.batch(0), [(0, 1), (2, 3)] if parallel else [(0,), (1,)]
+    program = staged(seeded(Plain), batch, devices, "zb1", 4, stages=stages, parallel=parallel)
+    check(program, Plain, batch, 4)
+
+
+def test_dropout_is_drawn_for_each_micro_batch_wherever_it_is() -> None:
+    batch = Tied.batch(0)
+    alone = staged(seeded(Tied, dropout=0.4), batch, [(0,)], "gpipe", 4)
+    apart = staged(seeded(Tied, dropout=0.4), batch, [(0,), (1,)], "zb1", 4)
+    losses = []
+    for program in (alone, apart):
+        loss, gradients = program.gradients(*batch, seed=7)
+        losses.append([loss, *gradients.values()])
+    for one, other in zip(*losses, strict=True):
+        torch.testing.assert_close(one, other)
+    again, _ = apart.gradients(*batch, seed=8)
+    assert again != losses[0][0]
+
+
+def test_micro_batches_of_a_step_draw_other_masks() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.drop = nn.Parameter(torch.ones(6)), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.drop(x * self.weight)
+            return y.mean(), y
+
+    x = torch.ones(8, 6)
+    _, scores = staged(Masked(), (x,), [(0,)], "gpipe", 4).gradients(x)[0]
+    rows = {tuple(part.flatten().tolist()) for part in scores.chunk(4)}
+    assert len(rows) == 4
+
+
+def test_inference_in_micro_batches() -> None:
+    batch = UNet.batch(0)
+    module = seeded(UNet).eval()
+    program = staged(module, batch, [(0,), (1,)], "forward", 4, training=False)
+    for one, other in zip(tensors(program(*batch)), tensors(module(*batch)), strict=True):
+        torch.testing.assert_close(one, other)
+    assert program.verify().equal
+
+
+@pytest.mark.parametrize("kind", [Tied, UNet, Plain])
+def test_verify(kind: Model) -> None:
+    verification = staged(seeded(kind), kind.batch(0), [(0,), (1,)], "zb1", 4).verify()
+    assert verification.equal
+    assert any(output.name.startswith("grad:") for output in verification.outputs)
+
+
+def test_a_result_that_is_neither_of_the_batch_nor_a_mean_is_refused() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x).mean(), self.layer.weight.square()
+
+    with pytest.raises(BackendError, match=r"micro_batches=4: the module's result .* neither as"):
+        staged(Whole().double(), Plain.batch(0)[:1], [(0,), (1,)])
+
+
+def test_no_batch_is_refused() -> None:
+    with pytest.raises(BackendError, match="no argument of the call has a batch dim"):
+        staged(nn.Identity(), (torch.ones(()),), [(0,)])
+
+
+def test_arguments_that_are_no_batch_go_to_all_micro_batches() -> None:
+    micro = MicroBatches(2, frozenset({"x"}), frozenset())
+    x, table = torch.arange(4), torch.arange(3)
+    parts = micro.parts({"x": x, "table": table})
+    assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3]]
+    assert all(part["table"] is table for part in parts)

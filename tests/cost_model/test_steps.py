@@ -1,0 +1,125 @@
+"""Steps of plans in stages: simulated seconds, and memory by the micro-batches in flight."""
+
+import itertools
+
+import pytest
+from staged import equal_stages, staged_plan
+from staged_models import Plain, UNet, seeded
+
+from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.cost_model.schedule import schedule
+from partitioner.cost_model.simulate import simulate
+from partitioner.frontends.torch.micro_batches import trace_micro_batch
+from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.source import Example
+from partitioner.ir.graph import Graph
+from partitioner.ir.phases import step_order
+from partitioner.ir.plan import resolve
+
+LANES = {
+    "gpipe": [(0,), (1,)],
+    "1f1b": [(0,), (1,)],
+    "zb1": [(0,), (1,)],
+    "interleaved": [(0,), (1,), (0,), (1,)],
+    "zbv": [(0,), (1,), (1,), (0,)],
+    "dualpipev": [(0,), (1,), (1,), (0,)],
+}
+
+
+def graph_of(kind: type[Plain] | type[UNet], micro_batches: int, size: int = 8) -> Graph:
+    example = Example(kind.batch(0, size), {})
+    return trace_micro_batch(seeded(kind), example, ModuleOptions(True), micro_batches).graph
+
+
+def evaluated(
+    graph: Graph, name: str, micro_batches: int, devices: list[tuple[int, ...]] | None = None
+) -> Evaluation:
+    devices = devices or LANES[name]
+    plan = staged_plan(graph, devices, name, micro_batches)
+    return evaluate(graph, plan, resolve_cluster(None, 1 + max(map(max, devices))))
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_every_phase_runs_once_and_no_device_does_two_things(name: str) -> None:
+    graph = graph_of(UNet, 4)
+    plan = staged_plan(graph, LANES[name], name, 4)
+    assert plan.pipeline is not None
+    placed, cluster = resolve(graph, plan), resolve_cluster(None, 2)
+    tasks = schedule(graph, placed, cluster, pipeline=plan.pipeline)
+    timeline = simulate(tasks)
+    order = step_order(graph, placed, plan.pipeline)
+    runs = [(e.device, e.task, e.request) for e in timeline.events if e.kind == "compute"]
+    assert len(runs) == len(set(runs))
+    counts = {
+        task.name: 1 if order.phases.is_once(task.phase) else 4
+        for task in tasks.tasks
+        if task.placed is not None
+    }
+    for name_of, count in counts.items():
+        events = [e for e in timeline.events if e.kind == "compute" and e.name == name_of]
+        assert len(events) == count
+    for device in range(2):
+        of_device = [e for e in timeline.events if e.device == device]
+        for one, other in itertools.pairwise(of_device):
+            assert one.end_s <= other.start_s + 1e-15
+
+
+def test_values_are_sent_before_they_are_read() -> None:
+    graph = graph_of(UNet, 4)
+    devices = [(0,), (1,), (2,), (3,)]
+    plan = staged_plan(graph, devices, "1f1b", 4)
+    tasks = schedule(graph, resolve(graph, plan), resolve_cluster(None, 4), pipeline=plan.pipeline)
+    timeline = simulate(tasks)
+    made: dict[tuple[str, int], float] = {}
+    for event in timeline.events:
+        task = tasks.tasks[event.task]
+        if task.placed is not None:
+            for value in task.placed.node.writes:
+                made[value, event.request] = event.end_s
+    compared = 0
+    for event in timeline.events:
+        task = tasks.tasks[event.task]
+        for value in task.placed.node.reads if task.placed is not None else ():
+            if (value, event.request) in made:
+                assert made[value, event.request] <= event.start_s + 1e-15
+                compared += 1
+    assert compared > 100
+
+
+def test_more_micro_batches_take_longer_on_equal_micro_batches_but_less_than_in_turn() -> None:
+    graph = graph_of(Plain, 4)
+    seconds = [evaluated(graph, "1f1b", count).latency_s for count in (1, 2, 4, 8)]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] < 8 * seconds[0]
+
+
+def test_activations_in_flight_are_those_of_the_schedule() -> None:
+    graph = graph_of(Plain, 8, size=8 * 64)
+    held = {
+        (name, count): evaluated(graph, name, count).peak[0].activation_bytes
+        for name in ("gpipe", "1f1b")
+        for count in (2, 4, 8)
+    }
+    assert held["gpipe", 2] < held["gpipe", 4] < held["gpipe", 8]
+    assert held["1f1b", 2] == held["1f1b", 4] == held["1f1b", 8]
+    last = evaluated(graph, "1f1b", 8).peak[1].activation_bytes
+    assert last < held["1f1b", 8] + evaluated(graph, "gpipe", 8).peak[1].activation_bytes
+
+
+def test_weights_are_where_their_stage_is() -> None:
+    graph = graph_of(Plain, 4)
+    plan = staged_plan(graph, [(0,), (1,)], "1f1b", 4)
+    resident = evaluate(graph, plan, resolve_cluster(None, 2)).peak
+    whole = evaluate(graph, staged_plan(graph, [(0,)], "gpipe", 4), resolve_cluster(None, 1)).peak
+    total = sum(peak.resident_bytes for peak in resident.values())
+    assert total == whole[0].resident_bytes
+    assert all(0 < peak.resident_bytes < total for peak in resident.values())
+    assert set(equal_stages(graph, 2).values()) == {0, 1}
+
+
+def test_a_step_runs_in_sequence() -> None:
+    graph = graph_of(Plain, 4)
+    evaluation = evaluated(graph, "1f1b", 4)
+    assert evaluation.step_s == evaluation.latency_s
+    assert evaluation.step_s >= max(evaluation.load_s.values()) * (1 - 1e-9)

@@ -1,0 +1,121 @@
+"""Phases of plans in stages: numbers, orders, and what cannot run."""
+
+import pytest
+from staged import equal_stages, staged_plan
+from staged_models import Plain, Tied, Towers, seeded
+
+from partitioner.frontends.torch.micro_batches import trace_micro_batch
+from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.source import Example
+from partitioner.ir.graph import Graph
+from partitioner.ir.phases import Part, PhaseError, Phases, fixed_nodes, stage_edges, step_order
+from partitioner.ir.pipeline import PipelineScheduleError, to_csv
+from partitioner.ir.plan import resolve
+
+
+def graph_of(kind: type[Plain] | type[Tied] | type[Towers]) -> Graph:
+    example = Example(kind.batch(0), {})
+    return trace_micro_batch(seeded(kind), example, ModuleOptions(True), 4).graph
+
+
+def test_numbers_and_parts_are_inverse() -> None:
+    phases = Phases(3, splits=True)
+    seen = []
+    for part in Part:
+        for stage in range(3) if part in (Part.FORWARD, Part.BACKWARD, Part.WEIGHT) else (0,):
+            number = phases.number(part, stage)
+            assert phases.of(number) == (part, stage)
+            seen.append(number)
+    assert sorted(seen) == list(range(12))
+    assert [n for n in range(12) if phases.is_once(n)] == [0, 11]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb1"])
+def test_every_device_runs_all_its_phases(schedule: str) -> None:
+    graph = graph_of(Plain)
+    plan = staged_plan(graph, [(0,), (1,)], schedule, 4)
+    assert plan.pipeline is not None
+    order = step_order(graph, resolve(graph, plan), plan.pipeline)
+    splits = schedule == "zb1"
+    for device in range(2):
+        runs = order.runs(device)
+        parts = [Part.FORWARD, Part.BACKWARD, *([Part.WEIGHT] if splits else [])]
+        wanted = {(order.phases.number(part, device), m) for part in parts for m in range(4)}
+        wanted |= {(order.phases.number(Part.DELIVER), m) for m in range(4)}
+        assert set(runs[1:-1]) == wanted
+        assert len(runs) == len(set(runs))
+        assert runs[0] == (0, 0)
+        assert runs[-1] == (order.phases.number(Part.REDUCE), 0)
+
+
+def test_weights_gradients_that_nothing_waits_for_are_apart() -> None:
+    graph = graph_of(Plain)
+    plan = staged_plan(graph, [(0,), (1,)], "zb1", 4)
+    assert plan.pipeline is not None
+    order = step_order(graph, resolve(graph, plan), plan.pipeline)
+    parts = {order.phases.of(number)[0] for number in order.numbers.values()}
+    assert Part.WEIGHT in parts
+    made = {name: order.phases.of(number) for name, number in order.numbers.items()}
+    awaited = [
+        (node.name, reader.name)
+        for node in graph.nodes
+        if made[node.name][0] is Part.WEIGHT
+        for value in node.writes
+        for reader in graph.consumers[value]
+        if made[reader.name][0] is Part.BACKWARD
+    ]
+    assert not awaited
+
+
+def test_what_no_micro_batch_changes_is_fixed() -> None:
+    graph = graph_of(Tied)
+    fixed = fixed_nodes(graph)
+    assert "/words/weight" in fixed
+    assert "/norm/running_mean" not in fixed
+    assert "/words/embedding" not in fixed
+
+
+def test_towers_are_parallel_stages() -> None:
+    graph = graph_of(Towers)
+    left = {n: 0 if "left" in n else 1 if "right" in n else 2 for n in equal_stages(graph, 3)}
+    plan = staged_plan(graph, [(0,), (1,), (2,)], "1f1b", 4, lambda _: left)
+    assert plan.pipeline is not None
+    placed = resolve(graph, plan)
+    assert stage_edges(graph, placed) == ((0, 2), (1, 2))
+    order = step_order(graph, placed, plan.pipeline)
+    forward = [order.phases.number(Part.FORWARD, stage) for stage in range(3)]
+    assert forward[0] not in order.before[forward[1]]
+    assert {forward[0], forward[1]} <= order.before[forward[2]]
+
+
+def test_stages_that_run_backwards_are_refused() -> None:
+    graph = graph_of(Plain)
+    turned = {name: 1 - stage for name, stage in equal_stages(graph, 2).items()}
+    plan = staged_plan(graph, [(0,), (1,)], "1f1b", 4, lambda _: turned)
+    assert plan.pipeline is not None
+    with pytest.raises(PhaseError, match=r"of stage 0 reads a value of .* of stage 1: values of"):
+        step_order(graph, resolve(graph, plan), plan.pipeline)
+
+
+def test_stages_that_share_some_devices_are_refused() -> None:
+    graph = graph_of(Plain)
+    plan = staged_plan(graph, [(0,), (0, 1)], "1f1b", 4)
+    assert plan.pipeline is not None
+    with pytest.raises(PhaseError, match=r"stages 0 and 1 are on devices .* share device 0"):
+        step_order(graph, resolve(graph, plan), plan.pipeline)
+
+
+def test_a_table_of_other_micro_batches_is_refused() -> None:
+    graph = graph_of(Plain)
+    one = staged_plan(graph, [(0,), (1,)], "1f1b", 2)
+    assert one.pipeline is not None
+    table = step_order(graph, resolve(graph, one), one.pipeline).table
+    rows = tuple(to_csv(table).splitlines())
+    plan = staged_plan(graph, [(0,), (1,)], rows, 4)
+    assert plan.pipeline is not None
+    with pytest.raises(PhaseError, match=r"table has 2 micro-batches .* the plan has 4"):
+        step_order(graph, resolve(graph, plan), plan.pipeline)
+    other = staged_plan(graph, [(0,), (1,)], "none", 4)
+    assert other.pipeline is not None
+    with pytest.raises(PipelineScheduleError, match="unknown schedule 'none'"):
+        step_order(graph, resolve(graph, other), other.pipeline)

@@ -15,7 +15,7 @@ from torch import Tensor
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.all_ranks import Step, Values, run_lockstep
 from partitioner.backends.torch.micro_batches import MicroBatches
-from partitioner.backends.torch.phases import RankPhases, emit_phases
+from partitioner.backends.torch.phases import RankPhases, Rest, emit_all_phases
 from partitioner.backends.torch.shards import part_of, region_on, whole_of
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.graph import Graph
@@ -33,6 +33,7 @@ class AllPhases:
         tangent: Graph input for the gradient of the loss; "" for inference.
         seed: Graph input that seeds random draws; "" if there are none.
         written: The stored value that each output of the graph writes.
+        rest: The last micro-batch, if it is smaller.
 
     Raises:
         BackendError: A graph cannot be made.
@@ -46,18 +47,28 @@ class AllPhases:
         tangent: str,
         seed: str,
         written: Mapping[str, str],
+        rest: Rest | None = None,
     ) -> None:
         self.programs = programs
         self.graph = graph
         self.micro = micro
+        self.rest = rest
         self._tangent, self._seed, self._written = tangent, seed, written
         cpu = torch.device("cpu")
-        self.ranks = [emit_phases(programs, r, graph, cpu) for r in range(len(programs.ranks))]
+        self._all = [
+            emit_all_phases(programs, rank, graph, cpu, rest, micro.count)
+            for rank in range(len(programs.ranks))
+        ]
 
-    def of(self, programs: Programs) -> AllPhases:
+    @property
+    def ranks(self) -> list[RankPhases]:
+        """The phases of each rank, of the first micro-batch."""
+        return [phases[0] for phases in self._all]
+
+    def of(self, programs: Programs, rest: Rest | None) -> AllPhases:
         """Other ranks of the same model."""
         names = self._tangent, self._seed, self._written
-        return AllPhases(programs, self.graph, self.micro, *names)
+        return AllPhases(programs, self.graph, self.micro, *names, rest)
 
     def step(
         self,
@@ -76,7 +87,7 @@ class AllPhases:
         """
         assert keep is None, "values inside of a step of micro-batches are not kept"
         micro_batches = list(self._inputs(inputs))
-        values = [self._start(rank, micro_batches, stored) for rank in self.ranks]
+        values = [self._start(rank, micro_batches, stored) for rank in self._all]
         assert self.programs.order is not None
         phases = self.programs.order.phases
         first, last = phases.number(Part.SETUP), phases.number(Part.REDUCE)
@@ -100,15 +111,16 @@ class AllPhases:
                 part[self._seed] = part[self._seed] + index
             if self._tangent:
                 dtype = torch_dtype(self.graph.types[self._tangent].dtype)
-                part[self._tangent] = torch.full((), 1 / self.micro.count, dtype=dtype)
+                part[self._tangent] = torch.full((), self.micro.shares[index], dtype=dtype)
             yield part
 
     def _start(
         self,
-        rank: RankPhases,
+        phases: Sequence[RankPhases],
         micro_batches: Sequence[Mapping[str, Tensor]],
         stored: Mapping[str, Tensor],
     ) -> StepValues:
+        rank = phases[0]
         homes = self.programs.homes
         local = {home.name: (value, home.placement) for value, home in homes.items()}
         parts: Values = {}
@@ -116,19 +128,20 @@ class AllPhases:
             value, placement = local[name]
             parts[name] = part_of(stored[value], region_on(placement, rank.rank)).clone()
         inputs = [
-            {name: part_of(one[part.whole], part.region) for name, part in rank.inputs.items()}
-            for one in micro_batches
+            {name: part_of(one[part.whole], part.region) for name, part in of.inputs.items()}
+            for of, one in zip(phases, micro_batches, strict=True)
         ]
         written = {
             output.value: homes[self._written[output.whole]].name
             for output in rank.outputs
             if output.whole in self._written
         }
-        return StepValues(rank, parts, inputs, written, backward=bool(self._tangent))
+        return StepValues(phases, parts, inputs, written, backward=bool(self._tangent))
 
     def _run(self, values: Sequence[StepValues], phase: int, micro_batch: int) -> None:
-        ranks = [rank.rank for rank in self.ranks if phase in rank.graphs]
-        modules = {rank: self.ranks[rank].graphs[phase].graph.module for rank in ranks}
+        graphs = [phases[micro_batch].graphs for phases in self._all]
+        ranks = [rank for rank, of_rank in enumerate(graphs) if phase in of_rank]
+        modules = {rank: graphs[rank][phase].graph.module for rank in ranks}
         arguments = {rank: values[rank].arguments(phase, micro_batch) for rank in ranks}
         with torch.no_grad(), torch.autocast("cpu", enabled=False):  # the graphs have their casts
             results = run_lockstep(modules, arguments)
@@ -150,10 +163,13 @@ class AllPhases:
     ) -> Iterator[tuple[str, Tensor]]:
         """Outputs of a micro-batch, or of the whole step for None, joined of all ranks'."""
         by_output: dict[str, list[tuple[int, Output]]] = {}
-        for rank in self.ranks:
-            for output in rank.outputs:
+        for phases in self._all:
+            for output in phases[micro_batch or 0].outputs:
                 if output.whole in names:
-                    by_output.setdefault(output.whole, []).append((rank.rank, output))
+                    by_output.setdefault(output.whole, []).append((phases[0].rank, output))
+        programs = self.programs
+        if self.rest is not None and micro_batch == self.micro.count - 1:
+            programs = self.rest.programs
         for name, outputs in by_output.items():
             parts = [
                 (
@@ -164,4 +180,4 @@ class AllPhases:
                 )
                 for rank, output in outputs
             ]
-            yield name, whole_of(parts, self.programs.outputs[name].shape)
+            yield name, whole_of(parts, programs.outputs[name].shape)

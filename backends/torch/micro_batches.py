@@ -1,8 +1,9 @@
 """The micro-batches of a module's call, and their results as those of the call.
 
 A tensor argument is split along its first dim if that is the batch: as long as the first dim of the
-first tensor argument that has one. Others go to every micro-batch whole. Results whose first dim is
-the micro-batch are put together; the loss, and other floating scalars, are means.
+first tensor argument that has one. Others go to every micro-batch whole. Micro-batches have equal
+sizes but the last, which may be smaller, as `torch.chunk` makes them. Results whose first dim is
+the micro-batch are put together; the loss, and other floating scalars, are means over the batch.
 """
 
 from __future__ import annotations
@@ -25,81 +26,105 @@ class MicroBatches:
     """The micro-batches of a call.
 
     Attributes:
-        count: Number of them, of equal sizes.
+        sizes: Their sizes; all but the last are equal.
         split: Graph inputs that are split.
         joined: Results that are put together; the others are means.
     """
 
-    count: int
+    sizes: tuple[int, ...]
     split: frozenset[str]
     joined: frozenset[str]
 
+    @property
+    def count(self) -> int:
+        """Number of micro-batches."""
+        return len(self.sizes)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each micro-batch in the loss of the call."""
+        return tuple(size / sum(self.sizes) for size in self.sizes)
+
+    @property
+    def rest(self) -> int:
+        """Size of the last micro-batch if it is smaller than the others; else 0."""
+        return self.sizes[-1] if self.sizes[-1] < self.sizes[0] else 0
+
     @classmethod
     def of(
-        cls, count: int, batch: int, whole: Signature, types: Mapping[str, TensorType]
+        cls, sizes: tuple[int, ...], whole: Signature, types: Mapping[str, TensorType]
     ) -> MicroBatches:
         """The micro-batches of a module.
 
         Args:
-            count: Number of them.
-            batch: Size of the whole batch.
+            sizes: Their sizes.
             whole: The signature of a call with the whole batch.
-            types: Types of the results of one micro-batch.
+            types: Types of the results of the first micro-batch.
 
         Raises:
             BackendError: A result has no batch dim, and is no floating scalar.
         """
-        size = batch // count
         inputs = zip(whole.inputs, whole.example, strict=True)
-        split = frozenset(name for name, example in inputs if name and _length(example) == batch)
+        split = frozenset(
+            name for name, example in inputs if name and _length(example) == sum(sizes)
+        )
         joined = set()
         for name in filter(None, whole.results):
             shape, dtype = types[name].shape, types[name].dtype
-            if shape and shape[0] == size:
+            if shape and shape[0] == sizes[0]:
                 joined.add(name)
             elif shape or not dtype.startswith(("float", "bfloat")):
                 raise BackendError(
-                    f"micro_batches={count}: the module's result {name!r} is {types[name]}, "
-                    f"neither as long as a micro-batch ({size}) nor a floating scalar, whose mean "
-                    "is taken: return other results, or give micro_batches=1"
+                    f"micro_batches={len(sizes)}: the module's result {name!r} is {types[name]}, "
+                    f"neither as long as a micro-batch ({sizes[0]}) nor a floating scalar, whose "
+                    "mean is taken: return other results, or give micro_batches=1"
                 )
-        return cls(count, split, frozenset(joined))
+        return cls(sizes, split, frozenset(joined))
 
     def parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Graph inputs of each micro-batch."""
-        return [
-            {
-                name: value.chunk(self.count)[index] if name in self.split else value
-                for name, value in inputs.items()
-            }
-            for index in range(self.count)
-        ]
+        """Graph inputs of each micro-batch; those of a rank's part of the batch are parts, too."""
+        cut = {
+            name: self._cut(value) if name in self.split else [value] * self.count
+            for name, value in inputs.items()
+        }
+        return [{name: of[index] for name, of in cut.items()} for index in range(self.count)]
+
+    def _cut(self, value: Tensor) -> Sequence[Tensor]:
+        """A tensor of the batch, or of an equal part of each of its micro-batches."""
+        rows, batch = len(value), sum(self.sizes)
+        ends = [rows * sum(self.sizes[: index + 1]) // batch for index in range(self.count)]
+        return value.tensor_split(ends[:-1])
 
     def whole(self, results: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Results of a call, of those of each micro-batch."""
         return {
             name: torch.cat([one[name] for one in results])
             if name in self.joined
-            else torch.stack([one[name] for one in results]).mean(0)
+            else self._mean([one[name] for one in results])
             for name in results[0]
         }
 
+    def _mean(self, scalars: Sequence[Tensor]) -> Tensor:
+        """The mean over the batch of means over its micro-batches."""
+        if not self.rest:
+            return torch.stack(list(scalars)).mean(0)
+        return torch.stack([x * share for x, share in zip(scalars, self.shares, strict=True)]).sum(
+            0
+        )
 
-def batch_size(arguments: Any, count: int) -> int:
-    """Size of the batch of a call.
+
+def micro_batch_sizes(arguments: Any, count: int) -> tuple[int, ...]:
+    """Sizes of the micro-batches of a call: at most `count`, and fewer if some would be empty.
 
     Raises:
-        BackendError: There is no batch, or it cannot be cut into `count` equal parts.
+        BackendError: There is no batch.
     """
     lengths = [length for leaf in pytree.tree_leaves(arguments) if (length := _length(leaf))]
     if not lengths:
         raise BackendError(f"micro_batches={count}: no argument of the call has a batch dim")
-    if lengths[0] % count:
-        raise BackendError(
-            f"micro_batches={count}: the batch of {lengths[0]} cannot be cut into as many equal "
-            "parts"
-        )
-    return lengths[0]
+    size = -(-lengths[0] // count)
+    whole, rest = divmod(lengths[0], size)
+    return (size,) * whole + ((rest,) if rest else ())
 
 
 def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
@@ -110,13 +135,13 @@ def usual_counts(batch: int, devices: int) -> tuple[int, ...]:
     return tuple(sorted(set(nearest)))
 
 
-def first_part(arguments: Any, batch: int, count: int) -> Any:
-    """The arguments of a call with the first micro-batch."""
+def part(arguments: Any, batch: int, rows: slice) -> Any:
+    """The arguments of a call with some rows of its batch."""
 
-    def part(leaf: Any) -> Any:
-        return leaf[: batch // count] if _length(leaf) == batch else leaf
+    def of(leaf: Any) -> Any:
+        return leaf[rows] if _length(leaf) == batch else leaf
 
-    return pytree.tree_map(part, arguments)
+    return pytree.tree_map(of, arguments)
 
 
 def _length(value: Any) -> int:

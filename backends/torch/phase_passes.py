@@ -8,6 +8,7 @@ since NCCL carries what is sent between two ranks of a group in one order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.tensors import torch_dtype
+from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.faults import Roll, explained, telling
@@ -26,13 +27,16 @@ from partitioner.backends.torch.groups import (
     register_named,
     resolved_link,
 )
-from partitioner.backends.torch.phases import Message, emit_phases
+from partitioner.backends.torch.phases import Message, PhaseGraph, RankPhases, emit_all_phases
 from partitioner.backends.torch.rank_passes import Values, Whole
 from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.layout import Placement
 from partitioner.ir.phases import Part
 from partitioner.ir.program import Programs
+
+#: Runs a phase on its arguments, which it may take out of their list.
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 class PhasePasses:
@@ -63,13 +67,16 @@ class PhasePasses:
         self.device = device
         self._roll = roll
         self._order, self._micro = whole.programs.order, whole.micro
-        register_named(group_ranks(whole.programs))
-        register_links(links_of(whole.programs))
-        self.graphs = emit_phases(whole.programs, rank, whole.graph, device)
-        self._modules = {p: g.graph.module.to(device) for p, g in self.graphs.graphs.items()}
-        self._runs: dict[int, Callable[[list[Tensor]], Sequence[Tensor]]] = {
-            phase: eager(module, boxed=True) for phase, module in self._modules.items()
-        }
+        for programs in (whole.programs, *([] if whole.rest is None else [whole.rest.programs])):
+            register_named(group_ranks(programs))
+            register_links(links_of(programs))
+        count = self._micro.count
+        self._all = emit_all_phases(whole.programs, rank, whole.graph, device, whole.rest, count)
+        self.graphs = self._all[0]
+        self._runs: dict[int, Run] = _runs(self.graphs.graphs, device)
+        self._last_runs = self._runs
+        if whole.rest is not None:
+            self._last_runs = _runs(self._all[-1].graphs, device)
         self._outputs = {output.whole: output.value for output in self.graphs.outputs}
         self._shown = tuple(dict.fromkeys(filter(None, whole.signature.results)))
         homes = whole.programs.homes
@@ -86,9 +93,17 @@ class PhasePasses:
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the graphs with `torch.compile`, with its arguments."""
-        for phase, module in self._modules.items():
-            compiled = torch.compile(module, *args, **kwargs)
-            self._runs[phase] = lambda arguments, run=compiled: run(*arguments)  # type: ignore[misc]
+
+        def compiled(phases: RankPhases) -> dict[int, Run]:
+            modules = {phase: graph.graph.module for phase, graph in phases.graphs.items()}
+            return {
+                phase: partial(_unboxed, torch.compile(module, *args, **kwargs))
+                for phase, module in modules.items()
+            }
+
+        self._runs = self._last_runs = compiled(self.graphs)
+        if self.whole.rest is not None:
+            self._last_runs = compiled(self._all[-1])
 
     # Inputs ----------------------------------------------------------------------------------
 
@@ -110,10 +125,10 @@ class PhasePasses:
         return [
             {
                 name: part_of(micro_batch[part.whole], part.region).to(self.device)
-                for name, part in self.graphs.inputs.items()
+                for name, part in phases.inputs.items()
                 if part.whole in micro_batch
             }
-            for micro_batch in micro_batches
+            for phases, micro_batch in zip(self._all, micro_batches, strict=True)
         ]
 
     def local(self, inputs: Mapping[str, Any]) -> list[Values]:
@@ -124,15 +139,15 @@ class PhasePasses:
             for name, part in self.graphs.inputs.items()
             if part.whole not in (signature.tangent, signature.seed)
         }
-        for micro_batch in micro_batches:
+        for phases, micro_batch in zip(self._all, micro_batches, strict=True):
             for name, whole in names.items():
-                tensor, wanted = micro_batch[whole], self.graphs.types[name]
+                tensor, wanted = micro_batch[whole], phases.types[name]
                 shape, dtype = tuple(tensor.shape), torch_dtype(wanted.dtype)
                 if shape != wanted.shape or tensor.dtype != dtype:
                     raise BackendError(
-                        f"rank {self.rank}: each of {self._micro.count} micro-batches of its part "
-                        f"of input {whole!r} is {tensor.dtype}{list(shape)}, the plan gives "
-                        f"it {wanted}"
+                        f"rank {self.rank}: one of {self._micro.count} micro-batches of its part "
+                        f"of input {whole!r} is {dtype_word(tensor.dtype)}{list(shape)}, the plan "
+                        f"gives it {wanted}"
                     )
         return [
             {name: one[whole].to(self.device) for name, whole in names.items()}
@@ -172,10 +187,9 @@ class PhasePasses:
         for name, part in self.graphs.inputs.items():
             if part.whole == tangent:
                 dtype = torch_dtype(self.graphs.types[name].dtype)
-                share = torch.full((), 1 / self._micro.count, dtype=dtype, device=self.device)
-                for values in inputs:
-                    values[name] = share
-        held = StepValues(self.graphs, stored, inputs, self._written, backward=backward)
+                for values, share in zip(inputs, self._micro.shares, strict=True):
+                    values[name] = torch.full((), share, dtype=dtype, device=self.device)
+        held = StepValues(self._all, stored, inputs, self._written, backward=backward)
         self._run_all(held, backward=backward)
         micro_batches = range(self._micro.count)
         results = self._micro.whole(
@@ -211,43 +225,59 @@ class PhasePasses:
             for phase, micro_batch in self._order.runs(self.rank)
             if phase in self._runs and (backward or self._order.phases.of(phase)[0] in forward)
         ]
-        posts = _Posts(self.graphs.graphs, self.rank, self.device, self._roll, self._micro.count)
+        graphs = [phases.graphs for phases in self._all]
+        posts = _Posts(graphs, self.rank, self.device, self._roll)
         for position, (phase, micro_batch) in enumerate(runs):
             for ahead in runs[position : position + 2]:
                 posts.post(*ahead)
             for message, tensor in posts.arrived(phase, micro_batch):
                 values.receive(message, micro_batch, tensor)
-            results = self._run(phase, values.arguments(phase, micro_batch))
+            results = self._run(phase, micro_batch, values.arguments(phase, micro_batch))
             for message, tensor in values.finish(phase, micro_batch, results):
                 posts.send(message, micro_batch, tensor)
             del results
         posts.wait()
 
-    def _run(self, phase: int, arguments: list[Tensor]) -> Sequence[Tensor]:
+    def _run(self, phase: int, micro_batch: int, arguments: list[Tensor]) -> Sequence[Tensor]:
         part, stage = self._order.phases.of(phase)
+        is_last = micro_batch == self._micro.count - 1
+        run = (self._last_runs if is_last else self._runs)[phase]
         try:
             # the graphs have their casts
             with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-                return self._runs[phase](arguments)
+                return run(arguments)
         except RuntimeError as error:
             which = f"{part} (stage {stage})"
-            failure = explained(error, self._runs[phase], self.rank, self._roll, which)
+            failure = explained(error, run, self.rank, self._roll, which)
             if failure is None:
                 raise
             raise failure from error
+
+
+def _runs(graphs: Mapping[int, PhaseGraph], device: torch.device) -> dict[int, Run]:
+    return {p: eager(graph.graph.module.to(device), boxed=True) for p, graph in graphs.items()}
+
+
+def _unboxed(
+    compiled: Callable[..., Sequence[Tensor]], arguments: list[Tensor]
+) -> Sequence[Tensor]:
+    return compiled(*arguments)
 
 
 class _Posts:
     """Messages that are on their way to and from a rank."""
 
     def __init__(
-        self, graphs: Mapping[int, Any], rank: int, device: torch.device, roll: Roll, count: int
+        self,
+        graphs: Sequence[Mapping[int, PhaseGraph]],
+        rank: int,
+        device: torch.device,
+        roll: Roll,
     ) -> None:
         self._graphs = graphs
         self._rank = rank
         self._device = device
         self._roll = roll
-        self._count = count
         self._posted: dict[tuple[int, int], list[tuple[Message, Tensor, Any]]] = {}
         self._sent: list[tuple[Message, Tensor, Any]] = []
 
@@ -256,7 +286,7 @@ class _Posts:
         if (phase, micro_batch) in self._posted:
             return
         posted = self._posted[phase, micro_batch] = []
-        for message in self._graphs[phase].receives:
+        for message in self._graphs[micro_batch][phase].receives:
             buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)
             link = resolved_link(_link(message))
             tag = self._tag(message, micro_batch)
@@ -287,7 +317,7 @@ class _Posts:
         self._sent = []
 
     def _tag(self, message: Message, micro_batch: int) -> int:
-        return message.number * self._count + micro_batch
+        return message.number * len(self._graphs) + micro_batch
 
 
 def _link(message: Message) -> Link:

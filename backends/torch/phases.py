@@ -11,10 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import fx
 
+from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.comms import carried
 from partitioner.backends.torch.emit import (
     NO_VALUE,
@@ -122,6 +124,50 @@ class RankPhases:
         """Whether a phase runs where no gradients are wanted."""
         part, _ = self.numbers.of(phase)
         return part in (StepPart.SETUP, StepPart.FORWARD, StepPart.DELIVER)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The last micro-batch of a step, if it is smaller than the others: the same nodes and stages.
+
+    Attributes:
+        programs: Programs of the ranks.
+        graph: The model of this micro-batch.
+    """
+
+    programs: Programs
+    graph: Graph
+
+
+def emit_all_phases(
+    programs: Programs,
+    rank: int,
+    graph: Graph,
+    device: torch.device,
+    rest: Rest | None,
+    micro_batches: int,
+) -> list[RankPhases]:
+    """The graphs of a rank for each micro-batch, those of a smaller last one apart.
+
+    Raises:
+        BackendError: As `emit_phases`, or the last micro-batch is run in another way.
+    """
+    phases = [emit_phases(programs, rank, graph, device)] * micro_batches
+    if rest is not None:
+        phases[-1] = emit_phases(rest.programs, rank, rest.graph, device)
+        first, last = (_in_common(one) for one in (phases[0], phases[-1]))
+        if first != last:
+            raise BackendError(
+                "the last micro-batch, which is smaller, keeps other values than the others: "
+                "give micro_batches that divide the batch"
+            )
+    return phases
+
+
+def _in_common(phases: RankPhases) -> Any:
+    """What the phases of all micro-batches of a step agree on."""
+    outputs = {output.whole: output.value for output in phases.outputs}
+    return phases.stored, phases.once, phases.summed, outputs
 
 
 def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.device) -> RankPhases:

@@ -18,6 +18,7 @@ from partitioner.backends.torch.emit import PassGraph, emit_rank
 from partitioner.backends.torch.faults import Roll, explained
 from partitioner.backends.torch.groups import group_ranks, register_named
 from partitioner.backends.torch.micro_batches import MicroBatches
+from partitioner.backends.torch.phases import Rest
 from partitioner.backends.torch.shards import part_of, whole_of
 from partitioner.backends.torch.signature import Signature
 from partitioner.ir.exchange import Region
@@ -67,6 +68,7 @@ class Whole:
         spare: Mesh of all ranks, each of which holds the stored values that nothing computes with.
         attributes: Names of the attributes of each submodule that are constants of the graph.
         micro: The micro-batches of a call, of a plan in stages.
+        rest: The last of them, if it is smaller.
     """
 
     programs: Programs
@@ -77,6 +79,7 @@ class Whole:
     spare: DeviceMesh
     attributes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     micro: MicroBatches | None = None
+    rest: Rest | None = None
 
     @property
     def places(self) -> Mapping[str, Placement]:

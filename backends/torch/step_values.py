@@ -16,7 +16,7 @@ class StepValues:
     """What a rank holds in a step: values of the whole step, of each micro-batch, and sums.
 
     Args:
-        phases: The rank's phases.
+        phases: The rank's phases, of each micro-batch; they agree on what they add up.
         stored: Local parameters and buffers by local name; buffers are written over.
         micro_batches: Inputs of each micro-batch, by local name.
         written: The buffer that each result writes, both by local name.
@@ -25,7 +25,7 @@ class StepValues:
 
     def __init__(
         self,
-        phases: RankPhases,
+        phases: Sequence[RankPhases],
         stored: Mapping[str, Tensor],
         micro_batches: Sequence[Mapping[str, Tensor]],
         written: Mapping[str, str],
@@ -38,17 +38,12 @@ class StepValues:
         self._sums: Values = {}
         self._written = written
         self._messages: dict[tuple[str, int], Tensor] = {}
-        self._outputs = {output.value for output in phases.outputs}
-        reads = Counter(phases.reads) if backward else self._forward_reads()
-        self._left = [Counter(reads) for _ in micro_batches]
-
-    def _forward_reads(self) -> Counter[str]:
-        graphs = (g for p, g in self._phases.graphs.items() if self._phases.is_forward(p))
-        return Counter(name for graph in graphs for name in graph.graph.arguments)
+        self._outputs = {output.value for output in phases[0].outputs}
+        self._left = [Counter(of.reads if backward else _forward_reads(of)) for of in phases]
 
     def arguments(self, phase: int, micro_batch: int) -> list[Tensor]:
         """The arguments of a phase; those that nothing reads later are held by the list alone."""
-        phase_graph = self._phases.graphs[phase]
+        phase_graph = self._phases[micro_batch].graphs[phase]
         received = {message.name for message in phase_graph.receives}
         values, left = self._micro[micro_batch], self._left[micro_batch]
         arguments = []
@@ -57,7 +52,7 @@ class StepValues:
                 arguments.append(self._messages.pop((name, micro_batch)))
             elif name in self._once:
                 arguments.append(self._once[name])
-            elif self._phases.is_once(phase):
+            elif self._phases[0].is_once(phase):
                 arguments.append(self._sums[name])
             else:
                 arguments.append(values[name])
@@ -74,13 +69,13 @@ class StepValues:
         self, phase: int, micro_batch: int, results: Sequence[Tensor]
     ) -> list[tuple[Message, Tensor]]:
         """Keep the results of a phase; returns the messages to send."""
-        phase_graph = self._phases.graphs[phase]
+        phase_graph = self._phases[micro_batch].graphs[phase]
         sends = {message.name: message for message in phase_graph.sends}
         leaving = []
         for name, result in zip(phase_graph.graph.results, results, strict=True):
             if name in sends:
                 leaving.append((sends[name], result))
-            elif self._phases.is_once(phase):
+            elif self._phases[0].is_once(phase):
                 self._once[name] = result
             else:
                 self._keep(name, micro_batch, result)
@@ -90,7 +85,7 @@ class StepValues:
         """Keep a result of a micro-batch as far as it is read, added up or delivered."""
         if name in self._written:
             self._once[self._written[name]].copy_(result)
-        is_summed = name in self._phases.summed
+        is_summed = name in self._phases[0].summed
         if is_summed and name in self._sums:
             self._sums[name].add_(result)
         elif is_summed:
@@ -108,3 +103,8 @@ class StepValues:
     def total(self, name: str) -> Tensor:
         """A gradient of the whole step, by local name."""
         return self._once[name] if name in self._once else self._sums[name]
+
+
+def _forward_reads(phases: RankPhases) -> Counter[str]:
+    graphs = (graph for phase, graph in phases.graphs.items() if phases.is_forward(phase))
+    return Counter(name for graph in graphs for name in graph.graph.arguments)

@@ -20,19 +20,23 @@ from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.backends.torch.emit import emit_rank
+from partitioner.backends.torch.phases import Rest
 from partitioner.backends.torch.signature import Signature
 from partitioner.compiled.base import Compiled, Model, ProfiledRun, Ranks, origin
-from partitioner.compiled.folder import ModuleRequest
+from partitioner.compiled.folder import ModuleRequest, load_plan
 from partitioner.compiled.rank_files import ModuleFiles
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.torch.calls import constant_loader
 from partitioner.frontends.torch.graph import ModuleGraph
 from partitioner.frontends.torch.source import ModuleSource
 from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.plan import Plan
+from partitioner.ir.plan import Plan, resolve
 from partitioner.ir.program import Programs
+from partitioner.lowering import lower
 from partitioner.report.measured import Measured
 from partitioner.verify.compare import Verification, check_memory
 from partitioner.verify.module import (
@@ -98,11 +102,34 @@ class ModuleModel(Model):
 
     def emit(self, programs: Programs, plan: Plan) -> ModuleRanks:
         """See `Model.emit`."""
-        return ModuleRanks(self.module, programs, plan=plan)
+        return ModuleRanks(self.module, programs, plan, rest=rest_of(self.module, plan))
 
     def read(self, programs: Programs, folder: Path) -> ModuleRanks:
         """See `Model.read`."""
-        return ModuleRanks(self.module, programs, read_from=folder)
+        rest = rest_of(self.module, load_plan(folder))
+        return ModuleRanks(self.module, programs, read_from=folder, rest=rest)
+
+
+def rest_of(module: TracedModule, plan: Plan) -> Rest | None:
+    """The last micro-batch of a plan's step on the ranks, if it is smaller than the others.
+
+    Raises:
+        ResultError: The plan does not fit it.
+    """
+    from partitioner.compiled.variants import taken_over
+
+    if module.rest is None:
+        return None
+    rest = module.rest.of(plan.nodes)
+    moved = taken_over(plan, module.graph, rest.graph)
+    cluster = Cluster.from_data(plan.cluster)
+    results = frozenset(filter(None, rest.traced.results))
+    tasks = schedule(
+        *(rest.graph, resolve(rest.graph, moved), cluster),
+        everywhere=results,
+        pipeline=moved.pipeline,
+    )
+    return Rest(lower(rest.graph, tasks, len(cluster), deliver_all=True), rest.graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,12 +141,14 @@ class ModuleRanks(Ranks):
         programs: The programs of the ranks.
         plan: The plan of the programs; None if the ranks were read from files.
         read_from: Folder of the files that were read; None if the ranks were emitted.
+        rest: The last micro-batch of a step, if it is smaller.
     """
 
     module: TracedModule
     programs: Programs
     plan: Plan | None = None
     read_from: Path | None = None
+    rest: Rest | None = None
     _made: dict[tuple[int, ...], AllRanks | AllPhases] = field(default_factory=dict, repr=False)
 
     @property
@@ -152,6 +181,7 @@ class ModuleRanks(Ranks):
         return AllPhases(
             *(self.programs, self.module.graph, self.module.micro),
             *(signature.tangent, signature.seed, written),
+            rest=self.rest,
         )
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
@@ -452,22 +482,26 @@ class ModuleProgram(Compiled):
         def contents(name: str) -> np.ndarray:
             return constant_loader(source(name), name)()
 
-        constants = {
-            value: replace(constant, load=partial(contents, fake[value]))
-            if value in fake
-            else constant
-            for value, constant in self.graph.constants.items()
-        }
-        graph = replace(self.graph, constants=constants) if fake else self.graph
+        def loaded(graph: Graph) -> Graph:
+            constants = {
+                value: replace(constant, load=partial(contents, fake[value]))
+                if value in fake
+                else constant
+                for value, constant in graph.constants.items()
+            }
+            return replace(graph, constants=constants) if fake else graph
+
+        rest = self.ranks.rest
         return Whole(
             self.programs,
-            graph,
+            loaded(self.graph),
             self.signature,
             self.stored,
             self.training,
             self.spare,
             self._traced_attributes,
             self.model.module.micro,
+            rest and replace(rest, graph=loaded(rest.graph)),
         )
 
     @property

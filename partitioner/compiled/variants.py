@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from partitioner.files import ResultError
+from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import TracedModule, trace_module
@@ -84,19 +85,32 @@ def variant(
     options = ModuleOptions(training, compiled.options.optimizer)
     evaluation = program.training and not training
     keep = frozenset(entry.names[0] for entry in program.stored)
+    micro = None if evaluation else compiled.micro
+    example = Example(args, kwargs)
     with program.traced.captured.autocast.region(), _mode(compiled, evaluation=evaluation):
-        traced = trace_module(compiled.module, Example(args, kwargs), options, keep)
+        traced = (
+            trace_module(compiled.module, example, options, keep)
+            if micro is None
+            else trace_micro_batch(compiled.module, example, options, micro.count, keep, fewer=True)
+        )
     module = replace(traced, snapshot=compiled.snapshot)
     _check_stored(program, module)
-    if training:
+    if training or micro is not None:
         module = module.of(program.plan.nodes)
-        plan = taken_over(program.plan, program.graph, module.graph)
+        plan = taken_over(_with_micro_batches(program.plan, module), program.graph, module.graph)
     else:
         earlier = like if program.training else (program, *like)
         plan = _first_that_fits(earlier, module.graph) or Plan.from_json(
             share(lambda: _searched(program, module).to_json())
         )
     return program.over(module, plan)
+
+
+def _with_micro_batches(plan: Plan, module: TracedModule) -> Plan:
+    """The plan with the number of micro-batches that a call has."""
+    if plan.pipeline is None or module.micro is None:
+        return plan
+    return replace(plan, pipeline=replace(plan.pipeline, micro_batches=module.micro.count))
 
 
 def _first_that_fits(programs: Iterable[ModuleProgram], graph: Graph) -> Plan | None:
@@ -161,7 +175,7 @@ def _size(graph: Graph, name: str, factor: str) -> int:
 
 def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
     """The best plan that keeps the stored values where the program has them."""
-    graph, base = module.graph, program.plan
+    graph, base = module.graph, _without_pipeline(program.plan)
     pinned = {}
     for name, value in module.traced.stored.items():
         node = graph.producers[value].name
@@ -179,6 +193,18 @@ def _searched(program: ModuleProgram, module: TracedModule) -> Plan:
     strategy, mesh = _space(base, len(program.cluster))
     request = Request(strategy=strategy, mesh=mesh, constraints=Constraints(plan=kept))
     return find_plan(graph, program.cluster, request, Budget.of(request)).plan
+
+
+def _without_pipeline(plan: Plan) -> Plan:
+    """The plan's groups and nodes, for whole batches: stages on the same devices are one group."""
+    if plan.pipeline is None:
+        return plan
+    groups = tuple(dict.fromkeys(plan.groups))
+    nodes = {
+        name: replace(node, group=groups.index(plan.groups[node.group]))
+        for name, node in plan.nodes.items()
+    }
+    return replace(plan, groups=groups, nodes=nodes, pipeline=None)
 
 
 def _space(plan: Plan, devices: int) -> tuple[str, Mapping[str, int] | None]:

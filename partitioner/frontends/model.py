@@ -131,10 +131,10 @@ class ModuleInput:
         Raises:
             BackendError: The batch cannot be cut into as many as asked for.
         """
-        from partitioner.backends.torch.micro_batches import batch_size, usual_counts
+        from partitioner.backends.torch.micro_batches import micro_batch_sizes, usual_counts
 
         arguments = (self.example.args, dict(self.example.kwargs))
-        batch = batch_size(arguments, asked or 1)
+        batch = sum(micro_batch_sizes(arguments, asked or 1))
         return (asked,) if asked is not None else usual_counts(batch, devices)
 
 

@@ -195,7 +195,12 @@ class _FedRanks:
         graph, ranks = self.ranks.graph, self.ranks
         if isinstance(ranks, AllPhases):
             programs = uncut_programs(graph, deliver_all=True, micro_batches=ranks.micro.count)
-            return replace(self, ranks=ranks.of(programs))
+            rest = ranks.rest
+            if rest is not None:
+                count = ranks.micro.count
+                alone = uncut_programs(rest.graph, deliver_all=True, micro_batches=count)
+                rest = replace(rest, programs=alone)
+            return replace(self, ranks=ranks.of(programs, rest))
         return replace(self, ranks=AllRanks(uncut_programs(graph, deliver_all=True), graph))
 
     @property
@@ -267,17 +272,17 @@ def _called(
 ) -> Values:
     """Results by name of a copy that is called as the program is: in micro-batches if it is so."""
     training, micro = module.options.training, module.micro
-    count = 1 if micro is None else micro.count
+    shares = (1.0,) if micro is None else micro.shares
     calls = [(args, dict(kwargs))]
     if micro is not None:
         parts = micro.parts(module.signature.flatten(args, kwargs))
         calls = [module.signature.call(part) for part in parts]
     results = []
     with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
-        for call_args, call_kwargs in calls:
+        for (call_args, call_kwargs), share in zip(calls, shares, strict=True):
             flat = pytree.tree_leaves(copied(*call_args, **call_kwargs))
             if training:
-                (flat[0] / count).backward()
+                (flat[0] * share).backward()
             of_values = zip(module.traced.results, flat, strict=True)
             results.append({value: result.detach() for value, result in of_values if value})
     whole = results[0] if micro is None else micro.whole(results)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from partitioner.backends.torch.micro_batches import MicroBatches, batch_size, first_part
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.micro_batches import MicroBatches, micro_batch_sizes, part
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.frontends.torch.trace import TracedModule, trace_module
@@ -15,20 +16,45 @@ from partitioner.ir.types import TensorType
 
 
 def trace_micro_batch(
-    module: nn.Module, example: Example, options: ModuleOptions, count: int
+    module: nn.Module,
+    example: Example,
+    options: ModuleOptions,
+    count: int,
+    keep: frozenset[str] = frozenset(),
+    *,
+    fewer: bool = False,
 ) -> TracedModule:
     """Trace a module with the first of `count` micro-batches of its example inputs.
 
-    Its signature is that of a call with the whole batch.
+    Its signature is that of a call with the whole batch. If the last micro-batch is smaller, the
+    module is traced with it, too.
+
+    Args:
+        module: The module.
+        example: A whole batch.
+        options: Options of the trace.
+        count: Number of micro-batches.
+        keep: As of `trace_module`.
+        fewer: Whether a batch too small for `count` micro-batches has fewer; else it is refused.
 
     Raises:
         BackendError: The batch cannot be cut, or a result is of no micro-batch.
         FrontendError: The module cannot be traced.
     """
     arguments = (example.args, dict(example.kwargs))
-    batch = batch_size(arguments, count)
-    args, kwargs = first_part(arguments, batch, count)
-    traced = trace_module(module, Example(args, kwargs), options)
+    sizes = micro_batch_sizes(arguments, count)
+    batch = sum(sizes)
+    if len(sizes) < count and not fewer:
+        raise BackendError(
+            f"micro_batches={count}: the batch of {batch} has {len(sizes)} parts of {sizes[0]} or "
+            f"less: give micro_batches={len(sizes)}, or another batch"
+        )
+
+    def traced_part(rows: slice) -> TracedModule:
+        args, kwargs = part(arguments, batch, rows)
+        return trace_module(module, Example(args, kwargs), options, keep)
+
+    traced = traced_part(slice(sizes[0]))
     flat, known = tuple(pytree.tree_leaves(arguments)), traced.signature
     whole = {
         name: TensorType.of(known.types[name].dtype, tuple(value.shape))
@@ -36,5 +62,6 @@ def trace_micro_batch(
         if name in known.types
     }
     signature = replace(known, example=flat, types={**known.types, **whole})
-    micro = MicroBatches.of(count, batch, signature, traced.graph.types)
-    return replace(traced, batch=signature, micro=micro)
+    micro = MicroBatches.of(sizes, signature, traced.graph.types)
+    rest = traced_part(slice(batch - micro.rest, batch)) if micro.rest else None
+    return replace(traced, batch=signature, micro=micro, rest=rest)

@@ -43,6 +43,7 @@ class TracedModule:
         snapshot: What the trace has of the module beside its tensors' contents.
         micro: The micro-batches of a call, if the graph is that of one of them.
         batch: The signature of a call with all of them.
+        rest: The trace of the last of them, if it is smaller.
     """
 
     module: nn.Module
@@ -51,6 +52,7 @@ class TracedModule:
     snapshot: Snapshot = field(default_factory=Snapshot)
     micro: MicroBatches | None = None
     batch: Signature | None = None
+    rest: TracedModule | None = None
 
     @property
     def graph(self) -> Graph:
@@ -59,11 +61,12 @@ class TracedModule:
 
     def on(self, graph: Graph) -> TracedModule:
         """The module with another of its graphs: with offers, or with some of them taken."""
-        return replace(self, traced=replace(self.traced, graph=graph))
+        rest = self.rest and self.rest.of(graph.by_name)
+        return replace(self, traced=replace(self.traced, graph=graph), rest=rest)
 
     def of(self, names: Container[str]) -> TracedModule:
         """The module with the graph that has nodes of these names, if there is one."""
-        return replace(self, traced=self.traced.of(names))
+        return replace(self, traced=self.traced.of(names), rest=self.rest and self.rest.of(names))
 
     @cached_property
     def signature(self) -> Signature:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from partitioner.backends.errors import BackendError
 from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.compiled.module import ModuleProgram
+from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.strategies.staging import changing_nodes
 
@@ -135,13 +136,47 @@ def test_a_result_that_is_neither_of_the_batch_nor_a_mean_is_refused() -> None:
         staged(Whole().double(), Plain.batch(0)[:1], [(0,), (1,)])
 
 
+@pytest.mark.parametrize("parallel", ["", "dp"])
+@pytest.mark.parametrize("kind", [Tied, UNet, Towers, Plain])
+def test_the_last_micro_batch_may_be_smaller(kind: Model, parallel: str) -> None:
+    batch = kind.batch(0, 14)
+    devices = [(0, 1), (2, 3)] if parallel else [(0,), (1,)]
+    program = staged(seeded(kind), batch, devices, "zb1", 4, parallel=parallel)
+    micro = program.model.module.micro
+    assert micro is not None
+    assert micro.sizes == (4, 4, 4, 2)
+    check(program, kind, batch, 4)
+    if not parallel:
+        assert program.verify().equal
+
+
+def test_a_smaller_last_micro_batch_draws_its_own_masks() -> None:
+    batch = Tied.batch(0, 14)
+    losses = [
+        staged(seeded(Tied, dropout=0.4), batch, devices, "1f1b", 4).gradients(*batch, seed=3)[0]
+        for devices in ([(0,)], [(0,), (1,)])
+    ]
+    torch.testing.assert_close(*losses)
+
+
+def test_a_batch_of_fewer_micro_batches_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"micro_batches=4: the batch of 5 has 3 parts of 2 or "):
+        staged(seeded(Plain), Plain.batch(0, 5), [(0,), (1,)], "1f1b", 4)
+
+
+def test_a_last_micro_batch_that_the_cuts_do_not_fit_is_refused() -> None:
+    batch = Plain.batch(0, 7)
+    with pytest.raises(PartitionerError, match="the plan does not fit a batch of these sizes"):
+        _ = staged(seeded(Plain), batch, [(0, 1), (2, 3)], "1f1b", 4, parallel="dp").ranks
+
+
 def test_no_batch_is_refused() -> None:
     with pytest.raises(BackendError, match="no argument of the call has a batch dim"):
         staged(nn.Identity(), (torch.ones(()),), [(0,)])
 
 
 def test_arguments_that_are_no_batch_go_to_all_micro_batches() -> None:
-    micro = MicroBatches(2, frozenset({"x"}), frozenset())
+    micro = MicroBatches((2, 2), frozenset({"x"}), frozenset())
     x, table = torch.arange(4), torch.arange(3)
     parts = micro.parts({"x": x, "table": table})
     assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3]]

@@ -6,8 +6,10 @@ schedule allows gives the same values.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.all_ranks import Step, Values, run_lockstep
 from partitioner.backends.torch.micro_batches import MicroBatches
 from partitioner.backends.torch.phases import RankPhases, Rest, emit_all_phases
+from partitioner.backends.torch.rank_files import with_written_phases
 from partitioner.backends.torch.shards import part_of, region_on, whole_of
 from partitioner.backends.torch.step_values import StepValues
 from partitioner.ir.graph import Graph
@@ -64,6 +67,21 @@ class AllPhases:
     def ranks(self) -> list[RankPhases]:
         """The phases of each rank, of the first micro-batch."""
         return [phases[0] for phases in self._all]
+
+    def with_files(self, folder: Path) -> AllPhases:
+        """The same ranks with the graphs in a folder's files.
+
+        Raises:
+            BackendError: A file cannot be read, or takes or gives other values.
+        """
+        other = copy.copy(self)
+        other._all = []
+        for phases in self._all:
+            read = [with_written_phases(folder, phases[0])] * len(phases)
+            if self.rest is not None:
+                read[-1] = with_written_phases(folder, phases[-1], last=True)
+            other._all.append(read)
+        return other
 
     def of(self, programs: Programs, rest: Rest | None) -> AllPhases:
         """Other ranks of the same model."""

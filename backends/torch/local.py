@@ -63,6 +63,11 @@ def run_module_files(
     if requests < 1:
         raise BackendError(f"requests is {requests}; it must be at least 1")
     files = read_rank_files(directory)
+    if files[0].staged and not files[0].training:
+        raise BackendError(
+            f"{directory} is of a plan in micro-batches: run it under torchrun, with the module() "
+            "of the loaded program"
+        )
     if files[0].training:
         raise BackendError(
             f"{directory} is of a program for training: run it under torchrun, with the module() "

@@ -104,14 +104,15 @@ class RankPhases:
     @property
     def passes(self) -> Mapping[str, PassGraph]:
         """The graphs by name: ``setup``, ``forward 0``; ``forward`` if there is one of them."""
-        named = {self._name(phase): graph.graph for phase, graph in self.graphs.items()}
+        named = {self.name(phase): graph.graph for phase, graph in self.graphs.items()}
         for part in (StepPart.FORWARD, StepPart.BACKWARD):
             of_part = [name for name in named if name.startswith(f"{part} ")]
             if len(of_part) == 1:
                 named[str(part)] = named[of_part[0]]
         return named
 
-    def _name(self, phase: int) -> str:
+    def name(self, phase: int) -> str:
+        """``setup``, ``forward 0``."""
         part, stage = self.numbers.of(phase)
         stageless = part in (StepPart.SETUP, StepPart.DELIVER, StepPart.REDUCE)
         return str(part) if stageless else f"{part} {stage}"

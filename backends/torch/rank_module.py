@@ -671,6 +671,8 @@ def _take_parts(
         if not module._are_cut[entry.parameter]:
             sharded = {prefix + name: state.get(prefix + name) for name in entry.names}
             state |= {n: x.full_tensor() for n, x in sharded.items() if isinstance(x, DTensor)}
+        for name in entry.names if tensor is None else ():
+            state.pop(prefix + name, None)  # other ranks hold it
         if not isinstance(tensor, DTensor):
             continue
         region = region_on(module._places[entry.names[0]], module.rank)

@@ -20,7 +20,7 @@ from partitioner.ir.plan import OBJECTIVES, STATUSES, Plan, trial_of
 SOURCE_VERSION = 1
 _WRITTEN = re.compile(
     r"(plan|summary|request|timeline|measured)\.json|report\.html|model\.onnx"
-    r"|rank\d+\.(onnx|weights|pt2|[a-z_]+\.pt2)"
+    r"|rank\d+\.(onnx|weights|pt2|[a-z_0-9]+\.pt2)"
 )
 
 

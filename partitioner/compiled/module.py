@@ -20,7 +20,7 @@ from partitioner.backends.tensors import from_numpy, to_numpy
 from partitioner.backends.torch.all_phases import AllPhases
 from partitioner.backends.torch.all_ranks import AllRanks, Step
 from partitioner.backends.torch.emit import emit_rank
-from partitioner.backends.torch.phases import Rest
+from partitioner.backends.torch.phases import Rest, emit_phases
 from partitioner.backends.torch.signature import Signature
 from partitioner.compiled.base import Compiled, Model, ProfiledRun, Ranks, origin
 from partitioner.compiled.folder import ModuleRequest, load_plan
@@ -178,11 +178,12 @@ class ModuleRanks(Ranks):
         traced, signature = self.module.traced, self.module.signature
         assert self.module.micro is not None
         written = {value: traced.stored[name] for name, value in traced.written.items()}
-        return AllPhases(
+        emitted = AllPhases(
             *(self.programs, self.module.graph, self.module.micro),
             *(signature.tangent, signature.seed, written),
             rest=self.rest,
         )
+        return emitted if self.read_from is None else emitted.with_files(self.read_from)
 
     def step(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Step:
         """The step of one call of the module on all ranks, in training with its backward pass.
@@ -223,13 +224,23 @@ class ModuleRanks(Ranks):
 
     def write(self, folder: Path) -> None:
         """See `Ranks.write`; ranks are made one at a time, as each has its part of the weights."""
-        from partitioner.backends.torch.rank_files import write_rank
+        from partitioner.backends.torch.rank_files import write_phases, write_rank
 
         assert self.plan is not None
-        graph = self.module.graph
+        graph, cpu = self.module.graph, torch.device("cpu")
         mark = origin(self.plan, graph)
+        if self.programs.order is not None:
+            for rank in range(len(self.programs.ranks)):
+                write_phases(
+                    folder, self.programs, emit_phases(self.programs, rank, graph, cpu), mark
+                )
+                if self.rest is not None:
+                    last = emit_phases(self.rest.programs, rank, self.rest.graph, cpu)
+                    write_phases(folder, self.rest.programs, last, mark, last=True)
+                gc.collect()  # graphs refer to themselves
+            return
         for rank in range(len(self.programs.ranks)):
-            graphs = emit_rank(self.programs, rank, graph, torch.device("cpu"))
+            graphs = emit_rank(self.programs, rank, graph, cpu)
             write_rank(folder, self.programs, graphs, mark)
             del graphs
             gc.collect()  # graphs refer to themselves
@@ -238,6 +249,7 @@ class ModuleRanks(Ranks):
         """See `Ranks.run_seconds`; a step is a forward and a backward pass and the optimizer's."""
         from partitioner.backends.torch.local import run_module_files, time_module_files
 
+        self.check_whole("partition run")
         check_contents(self.module)
         if not self.module.options.training:
             return run_module_files(folder, random_inputs(self.module, seed=0), count).seconds
@@ -249,11 +261,20 @@ class ModuleRanks(Ranks):
     def start(self, inputs: Mapping[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         """Parts of whole inputs and of the module's stored values, by local name, of each rank."""
         all_ranks = self.all_ranks
-        if isinstance(all_ranks, AllPhases):
-            raise BackendError(
-                "ranks of a plan in micro-batches run under torchrun: see ModuleProgram.module"
-            )
+        assert isinstance(all_ranks, AllRanks)
         return all_ranks.start(inputs, self.module.stored_values())
+
+    def check_whole(self, doing: str) -> None:
+        """Refuse what does not serve plans in micro-batches.
+
+        Raises:
+            BackendError: The plan is one.
+        """
+        if self.programs.order is not None:
+            raise BackendError(
+                f"{doing} does not serve plans in micro-batches: run them under torchrun, with "
+                "the program's module()"
+            )
 
     @property
     def updates(self) -> list[list[Update]]:
@@ -402,6 +423,7 @@ class ModuleProgram(Compiled):
         from partitioner.backends.torch.local import record_module_files
 
         module = self.model.module
+        self.ranks.check_whole("profile()")
         check_contents(module)
         inputs = self.signature.feed(args, kwargs, seed)
         with tempfile.TemporaryDirectory(prefix="partitioner-profile-") as name:

@@ -115,13 +115,19 @@ def _load_module(
     example_inputs: Any = None,
 ) -> ModuleModel:
     from partitioner.compiled.module import ModuleModel
+    from partitioner.frontends.torch.micro_batches import trace_micro_batch
     from partitioner.frontends.torch.trace import trace_module
 
     source = ModuleSource(request.file, request.factory, request.folder)
     opened, example = _open(folder, source, module, example_inputs)
-    traced = trace_module(opened, example, ModuleOptions(request.training, request.optimizer))
+    plan, options = load_plan(folder), ModuleOptions(request.training, request.optimizer)
+    traced = (
+        trace_module(opened, example, options)
+        if plan.pipeline is None
+        else trace_micro_batch(opened, example, options, plan.pipeline.micro_batches)
+    )
     if traced.graph.digest != request.graph_digest:
-        traced = traced.of(load_plan(folder).nodes)
+        traced = traced.of(plan.nodes)
     if traced.graph.digest != request.graph_digest:
         model = request.file or request.factory or "the module that was given"
         if module is not None and traced.signature.traced != request.call:

@@ -45,22 +45,27 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
     """The edges between nodes, from inputs and to outputs, by reader; constants have none."""
     before: dict[Key, Key] = {}
     comms: dict[Key, list[Task]] = defaultdict(list)
+    # A phase of a plan in stages may fetch a value again that its devices had: that is no new way.
+    known = {key for task in schedule.tasks if task.placed for _, key, _ in task.writes}
     for task in schedule.tasks:
         if task.placed is None:
             steps = [(task.writes[0][1], task.reads[0][1])] if task.writes and task.reads else []
             for after, start in [*steps, *((new[1], old[1]) for new, old in task.aliases)]:
-                before[after] = start
-                if task.comm is not None:
+                known.add(start)
+                if after not in known:
+                    before[after] = start
+                    known.add(after)
+                if task.comm is not None and before.get(after) == start:
                     comms[after].append(task)
     carried: set[int] = set()  # communications of earlier edges, by `Comm.seq`
     for reader, key in dict.fromkeys(_reads(schedule)):
-        value, at = key
+        value, way = key[0], key
         if value in graph.constants:
             continue
         path: list[Task] = []
-        while (value, at) in before:
-            path[:0] = comms[value, at]
-            _, at = before[value, at]
+        while way in before:  # a way may begin at another name of the value
+            path[:0] = comms[way]
+            way = before[way]
         new = tuple(task for task in path if _between_devices(task) and _seq(task) not in carried)
         carried.update(map(_seq, new))
         producer = graph.producers.get(value)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from staged import accumulated, staged, tensors
 from staged_models import Model, Plain, Tied, Towers, UNet, seeded
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch_ranks import Job, main
 
-from partitioner.backends.errors import BackendError
+import partitioner
+from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.torch.rank_module import RankModule
 from partitioner.compiled.module import ModuleProgram
 
@@ -210,7 +217,93 @@ def own_parts(rank: int) -> None:
         module(*Plain.batch(0, 6))
 
 
+def a_rank_is_killed_in_a_step(rank: int) -> None:
+    """Every other rank ends within `SOON_S`, and names it."""
+    devices = [(0,), (1,), (2,), (3,)]
+    module = staged(seeded(Tied), Tied.batch(0), devices, "1f1b", 4).module()
+    passes = module._passes[""]
+    if rank == 1:
+        backward = next(p for p in passes._runs if not passes.graphs.is_forward(p))
+
+        def dies(_: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            os.kill(os.getpid(), signal.SIGKILL)
+            return ()
+
+        passes._runs[backward] = dies
+    start = time.monotonic()
+    match = rf"^rank {rank}: .*: ranks? ([0-9], )*[0-9] ha(s|ve) ended, by an error of its own"
+    with pytest.raises(CommunicationError, match=match) as caught:
+        module(*Tied.batch(0))
+    assert time.monotonic() - start < SOON_S
+    assert "1" in str(caught.value).partition("ended")[0].rpartition(": rank")[2]
+
+
+def goes_on_from_a_checkpoint(_: int) -> None:
+    """Two ranks in stages save; one process without stages goes on."""
+    ranks = dist.get_world_size()
+    plain = seeded(Plain)
+    program = on_two(Plain) if ranks == 2 else None
+    if program is None:
+        compiled = partitioner.compile(seeded(Plain), Plain.batch(0), devices=1, training=True)
+        assert isinstance(compiled, ModuleProgram)
+        program = compiled
+    module = program.module()
+    updates = adamw(module), adamw(plain)
+    steps(plain, updates[1], 0, 1)
+    is_first = not os.path.isdir("checkpoint")  # noqa: PTH112
+    dist.barrier()
+    if is_first:
+        steps(module, updates[0], 0, 1)
+        same(module, plain)
+        model, moments = get_state_dict(module, updates[0])
+        dcp.save({"model": model, "optimizer": moments}, checkpoint_id="checkpoint")
+        return
+    model, moments = get_state_dict(module, updates[0])
+    state = {"model": model, "optimizer": moments}
+    dcp.load(state, checkpoint_id="checkpoint")
+    set_state_dict(
+        module,
+        updates[0],
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+    )
+    losses = [steps(one, u, 2, 3) for one, u in zip((module, plain), updates, strict=True)]
+    torch.testing.assert_close(*map(torch.tensor, losses))
+    same(module, plain)
+
+
+def steps(module: nn.Module, update: torch.optim.Optimizer, *numbers: int) -> list[float]:
+    losses = []
+    for number in numbers:
+        update.zero_grad()
+        loss = loss_of(module(*Plain.batch(number)))
+        loss.backward()
+        update.step()
+        losses.append(loss.item())
+    return losses
+
+
+def loads_a_whole_state(_: int) -> None:
+    """The state of a plain module, and back."""
+    module, plain = on_two(Tied).module(), seeded(Tied)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.mul_(0.5)
+    module.load_state_dict(plain.state_dict())
+    same(module, plain)
+    other = seeded(Tied)
+    other.load_state_dict(module.full_state_dict())
+    same(module, other)
+
+
 JOBS = {
+    "killed": Job(4, a_rank_is_killed_in_a_step),
+    "checkpoint": Job(
+        2,
+        goes_on_from_a_checkpoint,
+        then=Job(1, goes_on_from_a_checkpoint),
+    ),
+    "whole_state": Job(2, loads_a_whole_state),
     "smaller_last": Job(2, has_a_smaller_last_micro_batch),
     "other_sizes": Job(2, other_sizes_and_evaluation),
     "evaluation_twice": Job(2, evaluates_where_a_device_is_visited_twice),

@@ -1,0 +1,64 @@
+"""Saved programs in stages: files of their phases, read back and verified."""
+
+from pathlib import Path
+
+import pytest
+from staged import Devices, staged
+from staged_models import Model, Plain, Tied, UNet, seeded
+
+import partitioner
+from partitioner.backends.errors import BackendError
+from partitioner.backends.torch.local import run_module_files
+from partitioner.backends.torch.rank_files import read_rank_files
+from partitioner.compiled.module import ModuleProgram
+
+TWO: Devices = [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "devices", "schedule"),
+    [
+        (UNet, 10, TWO, "zb1"),
+        (Tied, 8, [(0,), (1,), (0,)], "1f1b"),
+    ],
+)
+def test_phases_are_files_that_are_read_back(
+    tmp_path: Path, kind: Model, size: int, devices: Devices, schedule: str
+) -> None:
+    batch = kind.batch(0, size)
+    program = staged(seeded(kind), batch, devices, schedule, 4)
+    program.ranks.write(tmp_path)
+    (tmp_path / "plan.json").write_text(program.plan.to_json())
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"rank0.pt2", "rank1.pt2", "rank0.forward_0.pt2", "rank1.forward_1.pt2"} <= names
+    assert ("rank0.last_forward_0.pt2" in names) == (size == 10)
+    assert all(file.staged and file.training for file in read_rank_files(tmp_path))
+    assert program.model.read(program.programs, tmp_path).verify(0).equal
+
+
+def test_a_saved_program_is_loaded_and_verified(tmp_path: Path) -> None:
+    folder, batch = tmp_path / "plan", Plain.batch(0)
+    options = {"parallel": "pp", "schedule": "1f1b", "micro_batches": 4}
+    program = partitioner.compile(
+        seeded(Plain), batch, devices=2, training=True, gap=0.5, **options
+    )
+    program.save(folder)
+    loaded = partitioner.load(folder, module=seeded(Plain), example_inputs=batch)
+    assert isinstance(loaded, ModuleProgram)
+    assert loaded.plan == program.plan
+    assert loaded.plan.pipeline is not None
+    assert loaded.verify_written(folder).equal
+    program.save(folder, force=True)  # knows its own files
+
+
+def test_profiles_and_local_runs_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    batch = Plain.batch(0)
+    program = staged(seeded(Plain).eval(), batch, TWO, "forward", 4, training=False)
+    with pytest.raises(BackendError, match=r"profile\(\) does not serve plans in micro-batches: "):
+        program.profile(*batch)
+    with pytest.raises(BackendError, match="does not serve plans in micro-batches"):
+        program.ranks.run_seconds(tmp_path, 1)
+    assert not list(tmp_path.iterdir())
+    program.ranks.write(tmp_path)
+    with pytest.raises(BackendError, match="is of a plan in micro-batches: run it under torchrun"):
+        run_module_files(tmp_path, {})

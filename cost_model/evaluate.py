@@ -117,24 +117,35 @@ def evaluate(graph: Graph, plan: Plan, cluster: Cluster) -> Evaluation:
     return evaluate_placed(graph, resolve(graph, plan), cluster, plan.pipeline)
 
 
-def one_device(graph: Graph, cluster: Cluster, device: int = 0) -> Evaluation:
-    """Cost of the whole graph on one device, whether or not it fits; see `evaluate`."""
+def one_device(
+    graph: Graph, cluster: Cluster, device: int = 0, micro_batches: int | None = None
+) -> Evaluation:
+    """Cost of the whole graph on one device, whether or not it fits; see `evaluate`.
+
+    With a number of micro-batches, it is that of a step that runs the graph once for each of them,
+    one after the other.
+    """
     mesh = DeviceMesh.single(device)
     rules = rules_of(graph)
     placed = []
     for node in graph.nodes:
         rule = rules[node.name]
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
-    return evaluate_placed(graph, placed, cluster)
+    pipeline = None
+    if micro_batches is not None:
+        pipeline = Pipeline("1f1b" if graph.backward else "forward", micro_batches, (0,))
+    return evaluate_placed(graph, placed, cluster, pipeline)
 
 
-def best_single(graph: Graph, cluster: Cluster, objective: str) -> tuple[int, Evaluation]:
-    """The best device for the whole graph, and its cost there; see `evaluate`.
+def best_single(
+    graph: Graph, cluster: Cluster, objective: str, micro_batches: int | None = None
+) -> tuple[int, Evaluation]:
+    """The best device for the whole graph, and its cost there; see `one_device`.
 
     Devices that hold the graph go before those that do not, then the least cost decides.
     """
     first = cluster.first_of_spec.values()
-    alone = {device: one_device(graph, cluster, device) for device in first}
+    alone = {d: one_device(graph, cluster, d, micro_batches) for d in first}
     best = min(alone, key=lambda d: (not alone[d].fits_exactly, alone[d].cost(objective)))
     return best, alone[best]
 

@@ -333,9 +333,12 @@ def plan_graph(
         notes = (*notes, *tuning_notes(outcome, request))
     notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
-        _, single = best_single(outcome.graph, cluster, request.objective)
+        plan = outcome.plan
+        _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)
         cost = outcome.evaluation.cost(request.objective)
-        notes += whole_machine_notes(outcome.graph, cluster, cost, request.objective)
+        notes += whole_machine_notes(
+            *(outcome.graph, cluster, cost, request.objective), plan.micro_batches
+        )
     summary = facts(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import one_device
 from partitioner.cost_model.resolve import one_process
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -17,7 +17,11 @@ MOST_UNKNOWN = 0.05
 
 
 def whole_machine_notes(
-    graph: Graph, cluster: Cluster, cost: float, objective: str
+    graph: Graph,
+    cluster: Cluster,
+    cost: float,
+    objective: str,
+    micro_batches: int | None = None,
 ) -> tuple[str, ...]:
     """One sentence, for a plan on several processes of this machine; else none.
 
@@ -26,6 +30,7 @@ def whole_machine_notes(
         cluster: Its devices.
         cost: Its predicted seconds.
         objective: "throughput" or "latency"; "memory" is not compared.
+        micro_batches: Of a step of the plan, which runs the graph once for each; None without.
     """
     whole = one_process(cluster)
     if whole is None or objective == "memory":
@@ -41,7 +46,7 @@ def whole_machine_notes(
             f"`partition profile MODEL --devices 1` measures one process with {threads} threads"
         )
         return (note,)
-    evaluation = evaluate(alone, plan, whole)
+    evaluation = one_device(alone, whole, 0, micro_batches)
     alone_s = evaluation.cost(objective)
     if not evaluation.fits_exactly:
         return ()

@@ -122,7 +122,8 @@ def one_device(
 ) -> Evaluation:
     """Cost of the whole graph on one device, whether or not it fits; see `evaluate`.
 
-    `micro_batches` are those of a step, if the graph is that of one of them.
+    With a number of micro-batches, it is that of a step that runs the graph once for each of them,
+    one after the other.
     """
     mesh = DeviceMesh.single(device)
     rules = rules_of(graph)
@@ -130,20 +131,21 @@ def one_device(
     for node in graph.nodes:
         rule = rules[node.name]
         placed.append(place(graph, node, mesh, {}, rule if isinstance(rule, Rule) else None))
-    name = "gpipe" if graph.backward else "forward"
-    pipeline = None if micro_batches is None else Pipeline(name, micro_batches, (0,))
+    pipeline = None
+    if micro_batches is not None:
+        pipeline = Pipeline("1f1b" if graph.backward else "forward", micro_batches, (0,))
     return evaluate_placed(graph, placed, cluster, pipeline)
 
 
 def best_single(
     graph: Graph, cluster: Cluster, objective: str, micro_batches: int | None = None
 ) -> tuple[int, Evaluation]:
-    """The best device for the whole graph, and its cost there; see `evaluate`.
+    """The best device for the whole graph, and its cost there; see `one_device`.
 
     Devices that hold the graph go before those that do not, then the least cost decides.
     """
     first = cluster.first_of_spec.values()
-    alone = {device: one_device(graph, cluster, device, micro_batches) for device in first}
+    alone = {d: one_device(graph, cluster, d, micro_batches) for d in first}
     best = min(alone, key=lambda d: (not alone[d].fits_exactly, alone[d].cost(objective)))
     return best, alone[best]
 

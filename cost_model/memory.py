@@ -92,6 +92,46 @@ def _usage(schedule: Schedule, lifetimes: Sequence[Lifetime]) -> Curves:
 
 
 @dataclass(frozen=True)
+class _Uses:
+    """The phases in which devices use values.
+
+    Attributes:
+        root: Of a value that is a view or another name, the value whose memory it names.
+        by_root: The phases in which a device reads, writes, sends or receives a value or a view.
+        arrived: The phases in which a device receives a value or a copy of it.
+    """
+
+    root: Mapping[str, str]
+    by_root: Mapping[tuple[int, str], set[int]]
+    arrived: Mapping[tuple[int, str], set[int]]
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Uses:
+        root: dict[str, str] = {}
+        by_root: dict[tuple[int, str], set[int]] = defaultdict(set)
+        arrived: dict[tuple[int, str], set[int]] = defaultdict(set)
+        for task in schedule.tasks:
+            if _is_view(task) and task.placed is not None:
+                viewed = task.placed.operands()[0][0]
+                for value, _ in task.placed.results():
+                    root[value] = root.get(viewed, viewed)
+            for (_, (new, _)), (_, (old, _)) in task.aliases:
+                if new != old:
+                    root[new] = root.get(old, old)
+            for device, (value, _) in task.reads:
+                by_root[device, root.get(value, value)].add(task.phase)
+            for device, (value, _), _ in task.writes:
+                by_root[device, root.get(value, value)].add(task.target_phase)
+                if task.comm is not None:
+                    arrived[device, value].add(task.target_phase)
+        return cls(root, by_root, arrived)
+
+    def phases(self, device: int, value: str) -> set[int]:
+        """The phases in which a device uses a value or a view of it."""
+        return self.by_root[device, self.root.get(value, value)]
+
+
+@dataclass(frozen=True)
 class StepLives:
     """The lifetimes of a step of a plan with stages, by how long they are held.
 
@@ -109,26 +149,44 @@ class StepLives:
 
     @classmethod
     def of(cls, schedule: Schedule, order: StepOrder, lifetimes: Iterable[Lifetime]) -> StepLives:
-        """Those of lifetimes along the tasks of one micro-batch."""
+        """Those of lifetimes along the tasks of one micro-batch.
+
+        A device runs the phases of its own stages alone: it holds a tensor from the phase in which
+        it makes or gets it to the last one of its own that uses it.
+        """
         phase_at = [task.phase for task in schedule.tasks]
+        start_of: dict[int, int] = {}
+        for position, phase in enumerate(phase_at):
+            start_of.setdefault(phase, position)
         end_of = {phase: position for position, phase in enumerate(phase_at)}
+        uses = _Uses.of(schedule)
         inside: list[Lifetime] = []
         kept: list[tuple[Lifetime, tuple[int, int]]] = []
         always: list[Lifetime] = []
         for life in lifetimes:
-            writer = schedule.tasks[life.first]
-            made = writer.target_phase if life.buffer else writer.phase
-            read = phase_at[life.last]
+            device, own = life.device, order.own(life.device)
+            used = uses.phases(device, life.value)
+            made, read = phase_at[life.first], phase_at[life.last]
+            if life.buffer:
+                made = min(uses.arrived.get((device, life.value), used))
+            elif made not in own:
+                made = min(used)
+            if read not in own:
+                read = max(used)
+            span = replace(
+                life,
+                first=max(life.first, start_of.get(made, 0)),
+                last=max(life.first, end_of.get(made, 0)),
+            )
             if made == read:
-                inside.append(life)
+                inside.append(replace(span, last=max(span.first, min(life.last, span.last))))
                 continue
-            once = order.phases.is_once(made) or order.phases.is_once(read)
-            if once:
+            if order.phases.is_once(made) or order.phases.is_once(read):
                 always.append(life)
             else:
                 kept.append((life, (made, read)))
             if not order.phases.is_once(made):
-                inside.append(replace(life, last=max(life.first, end_of.get(made, 0))))
+                inside.append(span)
         return cls(inside, kept, always)
 
 

@@ -120,6 +120,14 @@ class StepOrder:
         """(phase, micro-batch) of all that a device runs in a step, in order."""
         return self._by_lane.get(self._lane_of.get(device), self._by_lane[None])
 
+    def own(self, device: int) -> frozenset[int]:
+        """The phases that a device runs."""
+        return self._own.get(self._lane_of.get(device), self._own[None])
+
+    @cached_property
+    def _own(self) -> Mapping[int | None, frozenset[int]]:
+        return {lane: frozenset(p for p, _ in runs) for lane, runs in self._by_lane.items()}
+
     @cached_property
     def _lane_of(self) -> Mapping[int, int]:
         return {device: lane for lane, devices in enumerate(self.lanes) for device in devices}

@@ -115,6 +115,11 @@ class Plan:
         return hashlib.sha256(replace(self, certificate=None).to_json().encode()).hexdigest()
 
     @property
+    def micro_batches(self) -> int | None:
+        """Number of micro-batches of a step; None for a plan that runs each batch as a whole."""
+        return None if self.pipeline is None else self.pipeline.micro_batches
+
+    @property
     def kind(self) -> str:
         """The form of the plan, whatever space it was found in.
 

@@ -471,10 +471,13 @@ def plan_graph(
         notes = (*notes, *tuning_notes(outcome, request))
     notes = (*notes, *planned.notes, *_opaque_notes(rules), *_size_notes(cluster))
     with no_collection():
-        _, single = best_single(outcome.graph, cluster, request.objective)
+        plan = outcome.plan
+        _, single = best_single(outcome.graph, cluster, request.objective, plan.micro_batches)
         cost = outcome.evaluation.cost(request.objective)
-        objective = request.objective
-        notes += whole_machine_notes(outcome.graph, cluster, cost, objective, fuses=fuses)
+        objective, count = request.objective, plan.micro_batches
+        notes += whole_machine_notes(
+            outcome.graph, cluster, cost, objective, fuses=fuses, micro_batches=count
+        )
     summary = facts(
         *(outcome, single, len(cluster), notes),
         rules=rules_of(outcome.graph),

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.memory import (
-    exact_lifetimes,
-    safe_lifetimes,
-    usage_curves,
-    with_headroom,
-)
+from partitioner.cost_model.held import held
+from partitioner.cost_model.memory import exact_lifetimes, safe_lifetimes, with_headroom
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
@@ -63,11 +57,9 @@ class Holdings:
                 parts.update(kinds.resident(value, nbytes))
         lifetimes = exact_lifetimes if exact else safe_lifetimes
         lives = [life for life in lifetimes(self.schedule) if life.device == device]
-        for curve in usage_curves(self.schedule, lives).values():
-            peak = int(np.argmax(curve))
-            for life in lives:
-                if life.first <= peak <= life.last:
-                    parts[kinds.passing(life.value, buffer=life.buffer)] += life.nbytes
+        moments = held(self.schedule, device, lives)
+        for life, count in moments.at(moments.peak):
+            parts[kinds.passing(life.value, buffer=life.buffer)] += count * life.nbytes
         return {
             kind: nbytes if exact or kind in _RESIDENT else with_headroom(nbytes)
             for kind, nbytes in parts.items()

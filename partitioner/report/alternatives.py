@@ -25,7 +25,10 @@ MAX_GROUPS = 8  #: Of more device groups than these only the nearest ones of a n
 
 @dataclass(frozen=True)
 class Alternative:
-    """A strategy of one node, all other nodes keeping theirs."""
+    """A strategy of one node, all other nodes keeping theirs.
+
+    In a plan with stages the seconds are those of a step, as if all nodes ran once a micro-batch.
+    """
 
     placed: PlacedNode
     step_s: float  #: Load of the busiest device, as the search counts it.
@@ -38,7 +41,8 @@ class Alternative:
 class Neighbourhood:
     """A plan, and all plans that differ from it in the strategy of one node.
 
-    The strategies are those on the plan's device groups.
+    The strategies are those on the plan's device groups; in a plan with stages on the groups of
+    the node's stage.
     """
 
     graph: Graph
@@ -63,33 +67,52 @@ class Neighbourhood:
     def alternatives(self, node: Node) -> list[Alternative]:
         """Every strategy of a node: the plan's first, then by step time and total work."""
         state, position = self._state, self.graph.order[node.name]
-        chosen = state.chosen[position]
+        chosen, times = state.chosen[position], self.plan.micro_batches or 1
         alternatives = []
         for pick, placed in enumerate(self._built.candidates[node.name]):
             if pick != chosen and not state.allowed(position, pick):
                 continue
             state.move(position, pick)
-            step_s, work_s = max(state.load), math.fsum(state.load)
+            step_s, work_s = times * max(state.load), times * math.fsum(state.load)
             over_bytes = state.excess_bytes()
             alternatives.append(Alternative(placed, step_s, work_s, over_bytes, pick == chosen))
         state.move(position, chosen)
         return sorted(alternatives, key=lambda a: (not a.chosen, a.step_s, a.work_s))
 
     def fits(self, alternative: Alternative) -> bool:
-        """Whether the changed plan fits, by the safe formula or exactly."""
+        """Whether the changed plan, which has no stages, fits by the safe formula or exactly."""
         return alternative.over_bytes <= 0 or self.evaluated(alternative).fits_exactly
 
     def evaluated(self, alternative: Alternative) -> Evaluation:
-        """The referee's figures of the changed plan."""
+        """The referee's figures of the changed plan.
+
+        Raises:
+            PhaseError: The stages of the changed plan cannot run in micro-batches.
+        """
         return evaluate(self.graph, self.changed(alternative.placed), self.cluster)
 
     def changed(self, placed: PlacedNode) -> Plan:
         """The plan with this strategy for its node, without a certificate."""
-        groups = dict.fromkeys((*self.plan.groups, placed.mesh))
-        cuts = {name: Cut.of(layout, placed.mesh) for name, layout in placed.layouts.items()}
-        decision = NodePlan(list(groups).index(placed.mesh), cuts)
-        nodes = {**self.plan.nodes, placed.node.name: decision}
-        return replace(self.plan, groups=tuple(groups), nodes=nodes, certificate=None)
+        plan, name = self.plan, placed.node.name
+        groups, pipeline = plan.groups, plan.pipeline
+        near = [i for i in self._of_stage(placed.node) if groups[i] == placed.mesh]
+        group = near[0] if near else len(groups)
+        if not near:
+            groups = (*groups, placed.mesh)
+        if pipeline is not None and not near:
+            stage = pipeline.stages[plan.nodes[name].group]
+            pipeline = replace(pipeline, stages=(*pipeline.stages, stage))
+        cuts = {factor: Cut.of(layout, placed.mesh) for factor, layout in placed.layouts.items()}
+        nodes = {**plan.nodes, name: NodePlan(group, cuts)}
+        return replace(plan, groups=groups, nodes=nodes, certificate=None, pipeline=pipeline)
+
+    def _of_stage(self, node: Node) -> Sequence[int]:
+        """Indices of the groups that a node may be on: all, or those of its stage."""
+        pipeline, own = self.plan.pipeline, self.plan.nodes[node.name].group
+        every = range(len(self.plan.groups))
+        if pipeline is None:
+            return every
+        return [i for i in every if pipeline.stages[i] == pipeline.stages[own]]
 
     @cached_property
     def _built(self) -> Built:
@@ -111,7 +134,12 @@ class Neighbourhood:
         return build(self.graph, tuple(meshes), candidates, prices)
 
     def _near(self, node: Node) -> tuple[DeviceMesh, ...]:
-        """Groups that a node may move to: all; of many its own, its neighbours' and the idlest."""
+        """Groups that a node may move to: all; of many its own, its neighbours' and the idlest.
+
+        In a plan with stages: those of its stage.
+        """
+        if self.plan.pipeline is not None:
+            return tuple(dict.fromkeys(self.plan.groups[i] for i in self._of_stage(node)))
         if len(self.plan.groups) <= MAX_GROUPS:
             return self.plan.groups
         graph = self.graph
@@ -127,7 +155,8 @@ class Neighbourhood:
 
     def _on_single_devices(self, node: Node) -> Iterator[PlacedNode]:
         """A node without a rule on each device of the plan."""
-        devices = sorted({d for mesh in self.plan.groups for d in mesh.devices})
+        groups = (self.plan.groups[i] for i in self._of_stage(node))
+        devices = sorted({d for mesh in groups for d in mesh.devices})
         for device in devices if len(devices) <= MAX_GROUPS else ():
             yield place(self.graph, node, DeviceMesh.single(device), {}, None)
 

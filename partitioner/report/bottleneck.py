@@ -31,12 +31,13 @@ class Bottleneck:
 
     Attributes:
         device: The busiest device; None for the critical path.
-        total_s: Its load, or the length of the path.
+        total_s: Its load, or the length of the path; in a plan with stages the whole step.
         seconds: By limit: one of `COMPUTING`, a kind of communication ("all-reduce"), or
             `WAITING` where nothing ran; adds up to `total_s`.
         counts: Number of operators or communications of each limit.
         balance: See `balance`.
-        longest: Name and seconds of the operator or communication that takes longest.
+        longest: Name and seconds of the operator or communication that takes longest; of a step
+            of micro-batches, all times that it runs.
         turn: See `turn_of`.
     """
 
@@ -65,9 +66,9 @@ def bottleneck(
         spans = _disjoint([timeline.events[index] for index in critical_path(timeline)])
     else:
         device = max(evaluation.load_s, key=evaluation.load_s.__getitem__)
-        total_s = evaluation.load_s[device]
+        total_s = evaluation.load_s[device] if tasks.order is None else evaluation.latency_s
         spans = [
-            (index, device, task.devices[device])
+            (index, device, tasks.times(task) * task.devices[device])
             for index, task in enumerate(tasks.tasks)
             if device in task.devices
         ]
@@ -82,19 +83,21 @@ def bottleneck(
             assert task.placed is not None
             limit = node_limit(graph, task.placed, on, cluster)
         seconds[limit] += spent_s
-        counts[limit] += 1
+        counts[limit] += tasks.times(task) if device is not None else 1
         if spent_s > longest[1]:
             longest = (task.name, spent_s)
     idle_s = total_s - sum(seconds.values())
     if idle_s > 1e-9 * total_s:
         seconds[WAITING] = idle_s
     shares = dict(seconds), dict(counts)
-    return Bottleneck(device, total_s, *shares, balance(evaluation), longest, turn_of(graph))
+    return Bottleneck(
+        device, total_s, *shares, balance(evaluation), longest, turn_of(graph, tasks.order)
+    )
 
 
-def turn_of(graph: Graph) -> str:
-    """The unit of work that repeats: "request", or "step" of a training graph."""
-    return "step" if graph.backward else "request"
+def turn_of(graph: Graph, pipeline: object | None = None) -> str:
+    """The unit of work that repeats: "request", or "step" of a training graph or with stages."""
+    return "step" if graph.backward or pipeline is not None else "request"
 
 
 def balance(evaluation: Evaluation) -> float:
@@ -122,11 +125,7 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
         )
     if not limits.total_s:
         return "Nothing takes time on this cluster."
-    subject = (
-        f"device {limits.device} is busy {units.seconds(limits.total_s)} a {limits.turn}"
-        if limits.device is not None
-        else f"the critical path takes {units.seconds(limits.total_s)}"
-    )
+    subject = _subject(limits)
     tight, free = tightest(evaluation)
     tail = ""
     if free < TIGHT:
@@ -139,6 +138,7 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
             f"Communication: {subject}, {share} of it communicating, most in "
             f"{_counted(limits, most)} ({units.seconds(comm_s[most])}).{tail}"
         )
+    staged = limits.device is not None and WAITING in limits.seconds
     if limits.balance < BALANCED and limits.device is not None:
         name, longest_s = limits.longest
         return (
@@ -146,9 +146,19 @@ def limit_sentence(limits: Bottleneck, evaluation: Evaluation, objective: str) -
             f"longest task, {name}, takes {units.seconds(longest_s)}.{tail}"
         )
     limit, spent_s = max(limits.seconds.items(), key=lambda entry: entry[1])
-    title = "Kernel launches" if limit == "launches" else limit.capitalize()
+    titles = {"launches": "Kernel launches", WAITING: "Bubbles" if staged else "Waiting"}
+    title = titles.get(limit, limit.capitalize())
     share = units.share(spent_s / limits.total_s)
     return f"{title}: {subject}, {share} of it in {_counted(limits, limit)}.{tail}"
+
+
+def _subject(limits: Bottleneck) -> str:
+    total = units.seconds(limits.total_s)
+    if limits.device is None:
+        return f"the critical path takes {total}"
+    if WAITING in limits.seconds:
+        return f"a {limits.turn} takes {total} on device {limits.device}, the busiest"
+    return f"device {limits.device} is busy {total} a {limits.turn}"
 
 
 def worth_sentence(

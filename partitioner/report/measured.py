@@ -299,7 +299,7 @@ class Comparison(Generic[PlannedT_co]):
         measured = self.measured.ranks[rank]
         compute_s = comm_s = 0.0
         for task in self.schedule.tasks:
-            seconds = task.devices.get(rank, 0.0)
+            seconds = self.schedule.times(task) * task.devices.get(rank, 0.0)
             if task.kind == "compute":
                 compute_s += seconds
             else:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from partitioner import units
 from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.evaluate import Evaluation
-from partitioner.ir.plan import Certificate, Trial, trial_of
+from partitioner.ir.plan import Certificate, Plan, Trial, trial_of
 from partitioner.ir.rule import Rule
 from partitioner.report import split
+from partitioner.report.stages import bubble_share, schedule_name, step_sentence
 
 if TYPE_CHECKING:
     from partitioner.search.outcome import Outcome
@@ -68,6 +69,7 @@ def facts(
         "devices": devices,
         "devices_used": figures.devices_used,
         "sharded_flops_share": figures.sharded_flops_share,
+        **_step(plan, figures),
         **split.facts(plan),
         **split.kept_whole(outcome.graph, rules),
         "cost_sources": dict(sources.shares()),
@@ -79,6 +81,19 @@ def facts(
         "fewer_devices": _fewer(outcome, single, devices),
         "not_searched": {str(space): str(error) for space, error in outcome.failed},
         "notes": list(notes),
+    }
+
+
+def _step(plan: Plan, figures: Evaluation) -> dict[str, Any]:
+    """The step of a plan in stages; nothing for other plans."""
+    pipeline = plan.pipeline
+    if pipeline is None:
+        return {}
+    return {
+        "stages": 1 + max(pipeline.stages),
+        "micro_batches": pipeline.micro_batches,
+        "schedule": schedule_name(pipeline),
+        "bubble_share": bubble_share(figures, plan),
     }
 
 
@@ -113,6 +128,7 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     lines = [
         f"{summary['strategy']} plan on {summary['devices_used']} of {summary['devices']} devices: "
         + _certified(objective, *(summary[key] for key in ("cost", "bound", "gap", "status"))),
+        *_stages(summary),
         f"  latency     {_beside(summary, 'latency_s', units.seconds)}",
         f"  throughput  {_beside(summary, 'throughput_per_s', units.per_second)}",
         f"  peak memory {_peaks(summary)}",
@@ -134,6 +150,14 @@ def text(summary: Mapping[str, Any], search_s: float | None = None) -> str:
     lines += [f"  note: {note}" for note in _without(summary["not_searched"])]
     lines += [f"  note: {note}" for note in summary["notes"]]
     return "\n".join(lines)
+
+
+def _stages(summary: Mapping[str, Any]) -> list[str]:
+    """The line of a plan in stages; a summary of another plan has none."""
+    if "micro_batches" not in summary:
+        return []
+    keys = ("stages", "micro_batches", "schedule", "bubble_share")
+    return [f"  step        {step_sentence(*(summary[key] for key in keys))}"]
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:

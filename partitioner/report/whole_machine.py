@@ -5,7 +5,7 @@ from __future__ import annotations
 from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import Sources
-from partitioner.cost_model.evaluate import evaluate
+from partitioner.cost_model.evaluate import one_device
 from partitioner.cost_model.profile import whole_key
 from partitioner.cost_model.resolve import one_process
 from partitioner.ir.graph import Graph
@@ -21,7 +21,13 @@ ERROR = 0.10
 
 
 def whole_machine_notes(
-    graph: Graph, cluster: Cluster, cost: float, objective: str, *, fuses: bool
+    graph: Graph,
+    cluster: Cluster,
+    cost: float,
+    objective: str,
+    *,
+    fuses: bool,
+    micro_batches: int | None = None,
 ) -> tuple[str, ...]:
     """One sentence, for a plan on several processes of this machine; else none.
 
@@ -32,6 +38,7 @@ def whole_machine_notes(
         objective: "throughput" or "latency"; "memory" is not compared.
         fuses: Whether the backend computes several operators in one kernel: then the model must
             have been measured as a whole, else the seconds of its operators are added up.
+        micro_batches: Of a step of the plan, which runs the graph once for each; None without.
     """
     whole = one_process(cluster)
     if whole is None or objective == "memory":
@@ -49,7 +56,7 @@ def whole_machine_notes(
     sources = Sources.of(alone, resolve(alone, plan), whole)
     if sources.shares().get("datasheet", 0.0) > MOST_UNKNOWN:
         return (_unknown(threads, 1),)
-    evaluation = evaluate(alone, plan, whole)
+    evaluation = one_device(alone, whole, 0, micro_batches)
     if not evaluation.fits_exactly:
         return ()
     return (_verdict(threads, evaluation.cost(objective), cost),)

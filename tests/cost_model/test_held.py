@@ -22,6 +22,21 @@ def test_the_largest_moment_is_the_peak(name: str) -> None:
             assert reserved == peak[device].activation_bytes
 
 
+@pytest.mark.parametrize("name", staged_plans.CASES)
+def test_a_device_frees_all_that_it_holds_of_each_micro_batch(name: str) -> None:
+    result = staged_plans.staged(name)
+    order = result.schedule.order
+    assert order is not None
+    for device in range(len(result.cluster)):
+        for lifetimes in (safe_lifetimes, exact_lifetimes):
+            lives = [life for life in lifetimes(result.schedule) if life.device == device]
+            moments = held(result.schedule, device, lives)
+            for counts in moments.in_flight:
+                assert all(0 <= n <= order.table.micro_batches for n in counts.values())
+            for (_, read), n in moments.in_flight[-1].items():
+                assert n == 0 or order.phases.of(read)[0] is Part.REDUCE
+
+
 def test_gpipe_holds_every_micro_batch_and_1f1b_those_that_its_stage_needs() -> None:
     most = {}
     for name in ("gpipe", "1f1b"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import place
 from partitioner.report.alternatives import Alternative, Neighbourhood, best_other
 from partitioner.report.bottleneck import (
@@ -21,6 +23,7 @@ from partitioner.report.bottleneck import (
     bottleneck,
     limit_sentence,
     tightest,
+    turn_of,
     worth_sentence,
 )
 from partitioner.report.edges import NODE, edges
@@ -39,13 +42,20 @@ from partitioner.report.page.schema import (
     NodeRow,
     Report,
     RunnerUp,
+    StageRow,
+    StepRow,
     TensorRow,
     TerminalRow,
 )
 from partitioner.report.page.timelines import timelines
 from partitioner.report.page.traffic import algorithm, crossing_bytes, traffic
 from partitioner.report.planned import Planned
+from partitioner.report.stages import Stage, bubble_share, plan_sentence, schedule_name, stages
 from partitioner.report.summary import trial_lines
+
+#: Tasks of a step times nodes, above which the other strategies of nodes in stages are not priced:
+#: the step is simulated once for each node.
+MAX_SIMULATED = 2_000_000
 
 
 def report_data(result: Planned, comparison: Comparison[Planned] | None = None) -> Report:
@@ -62,7 +72,7 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
     """The head of the report; `limits` is the plan's bottleneck if it is known already."""
     figures, cluster, objective = result.evaluation, result.cluster, result.objective
     cert = result.plan.certificate
-    single = best_single(result.graph, cluster, objective)
+    single = best_single(result.graph, cluster, objective, result.plan.micro_batches)
     one = single[1]
     limits = limits or result_bottleneck(result)
     fits = one.fits_exactly
@@ -83,6 +93,8 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
         step_s_one=one.step_s if fits else None,
         latency_s=figures.latency_s,
         latency_s_one=one.latency_s if fits else None,
+        turn=turn_of(result.graph, result.plan.pipeline),
+        step=_step_row(result),
         speedup=one.step_s / figures.step_s if fits and figures.step_s else None,
         communication=sum(figures.comm_s.values()) / busy if busy else 0.0,
         balance=limits.balance,
@@ -93,6 +105,33 @@ def headline(result: Planned, limits: Bottleneck | None = None) -> Head:
         worth=worth_sentence(figures, single, cluster, objective, limits.turn),
         notes=[*result.warnings, *map(str, result.summary.get("notes", ()))],
         trials=trial_lines(cert.trials) if cert else [],
+    )
+
+
+def _step_row(result: Planned) -> StepRow | None:
+    plan, pipeline = result.plan, result.plan.pipeline
+    if pipeline is None:
+        return None
+    return StepRow(
+        sentence=plan_sentence(plan, result.evaluation),
+        schedule=schedule_name(pipeline),
+        micro_batches=pipeline.micro_batches,
+        bubble=bubble_share(result.evaluation, plan),
+        stages=[_stage_row(stage) for stage in stages(result.schedule)],
+    )
+
+
+def _stage_row(stage: Stage) -> StageRow:
+    return StageRow(
+        devices=list(stage.devices),
+        nodes=stage.nodes,
+        forward_s=stage.forward_s,
+        backward_s=stage.backward_s,
+        weights_bytes=stage.weights_bytes,
+        in_flight=stage.in_flight,
+        kept_bytes=stage.kept_bytes,
+        sends_to=list(stage.sends),
+        sends_bytes=list(stage.sends.values()),
     )
 
 
@@ -133,7 +172,7 @@ class _Builder:
             tasks=self._refs,
             timelines=timelines(result.schedule, self._refs),
             memory=memory(result),
-            traffic=traffic(self._comms, result.cluster),
+            traffic=traffic(result.schedule, result.cluster),
             measured=None if self.comparison is None else measured_run(self.comparison, self._refs),
         )
 
@@ -165,6 +204,8 @@ class _Builder:
             name=node.name,
             op=node.op,
             group=self.result.plan.nodes[node.name].group,
+            stage=placed.stage if self.result.plan.pipeline else None,
+            times=self.result.schedule.times(self._tasks[node.name]),
             kind="whole" if placed.mesh.size() == 1 else sharded,  # type: ignore[typeddict-item]
             cut=placed.cut_text,
             opaque=self.neighbourhood.rules.why_opaque(node),
@@ -173,7 +214,7 @@ class _Builder:
                 local_flops(self.graph, placed, point) for _, point in placed.mesh.coords()
             ),
             bytes=local_moved_bytes(self.graph, alone, {}),
-            seconds=self._seconds[node.name],
+            seconds=self._tasks[node.name].longest_s,
             inputs=[self._tensor(v, at) for v, at in placed.operands()],
             outputs=[self._tensor(v, at) for v, at in placed.results()],
             options=len(alternatives),
@@ -184,6 +225,8 @@ class _Builder:
         chosen, best = alternatives[0], best_other(alternatives)
         if best is None:
             return None
+        if self.result.plan.pipeline is not None:
+            return self._simulated(best)
         return RunnerUp(
             group=str(best.placed.mesh),
             cut=best.placed.cut_text,
@@ -193,10 +236,30 @@ class _Builder:
             fits=self.neighbourhood.fits(best),
         )
 
+    def _simulated(self, best: Alternative) -> RunnerUp | None:
+        """The runner-up of a node of a plan in stages; None if its step is not simulated."""
+        count = sum(map(self.result.schedule.times, self.result.schedule.tasks))
+        if count * len(self.graph.nodes) > MAX_SIMULATED:
+            return None
+        try:
+            changed = self.neighbourhood.evaluated(best)
+        except PhaseError:
+            return None
+        figures = self.result.evaluation
+        work_s = [math.fsum(of.load_s.values()) for of in (figures, changed)]
+        return RunnerUp(
+            group=str(best.placed.mesh),
+            cut=best.placed.cut_text,
+            step_s=changed.step_s,
+            step_change_s=changed.step_s - figures.step_s,
+            work_change_s=work_s[1] - work_s[0],
+            fits=changed.fits_exactly,
+        )
+
     @cached_property
-    def _seconds(self) -> Mapping[str, float]:
+    def _tasks(self) -> Mapping[str, Task]:
         tasks = self.result.schedule.tasks
-        return {task.placed.node.name: task.longest_s for task in tasks if task.placed is not None}
+        return {task.placed.node.name: task for task in tasks if task.placed is not None}
 
     def _tensor(self, value: str, at: Placement) -> TensorRow:
         type_ = self.graph.types[value]
@@ -245,6 +308,7 @@ class _Builder:
             kind=comm.kind.spelled,
             value=comm.source,
             ranks=list(comm.ranks),
+            times=self.result.schedule.times(task),
             bytes=crossing_bytes(task),
             seconds=task.longest_s,
             algorithm=algorithm(task, self.result.cluster),

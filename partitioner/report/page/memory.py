@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from partitioner.cost_model.held import Held, Numbers, held
 from partitioner.cost_model.memory import (
     Lifetime,
     exact_lifetimes,
     safe_lifetimes,
-    usage_curves,
     with_headroom,
 )
 from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.simulate import Timeline, simulate
 from partitioner.report.page.schema import Live, Memory
 from partitioner.report.planned import Planned
 
 MAX_LIVE = 40  #: Entries of a live set that are listed.
+MAX_MOMENTS = 4000  #: Of one device in stages; of more the largest of each pass is kept.
 
 
 def memory(result: Planned) -> list[Memory]:
     """Bytes of each device by the safe formula, or exactly where that exceeds the limit."""
-    over = result.evaluation.over_bytes
-    safe = _by_device(safe_lifetimes(result.schedule))
-    exact = _by_device(exact_lifetimes(result.schedule)) if over else {}
+    over, schedule = result.evaluation.over_bytes, result.schedule
+    safe = _by_device(safe_lifetimes(schedule))
+    exact = _by_device(exact_lifetimes(schedule)) if over else {}
     weights: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for (device, (value, _)), nbytes in result.schedule.residents.items():
+    for (device, (value, _)), nbytes in schedule.residents.items():
         weights[device].append((value, nbytes))
-    return [
-        _device(
-            (exact if device in over else safe).get(device, []),
-            weights[device],
-            spec.memory_bytes,
-            result.schedule,
-        )
-        for device, spec in enumerate(result.cluster.devices)
-    ]
+    timeline = None if schedule.order is None else simulate(schedule)
+    memories = []
+    for device, spec in enumerate(result.cluster.devices):
+        moments = held(schedule, device, (exact if device in over else safe).get(device, []))
+        seconds = None if timeline is None else _seconds(moments, device, schedule, timeline)
+        memories.append(_device(moments, seconds, weights[device], spec.memory_bytes))
+    return memories
 
 
 def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
@@ -48,46 +48,80 @@ def _by_device(lifetimes: Iterable[Lifetime]) -> dict[int, list[Lifetime]]:
     return by_device
 
 
+def _seconds(moments: Held, device: int, schedule: Schedule, timeline: Timeline) -> Sequence[float]:
+    """When each moment of a step begins: with its task or, if that is not the device's, the next.
+
+    A pass in which the device does nothing is when the one before it begins.
+    """
+    assert schedule.order is not None
+    runs = schedule.order.runs(device)
+    starts: Mapping[tuple[int, int], float] = {
+        (event.task, event.request): event.start_s
+        for event in timeline.events
+        if event.device == device
+    }
+    known = [
+        starts.get((int(position), runs[run][1]))
+        for position, run in zip(moments.position, moments.run, strict=True)
+    ]
+    seconds: list[float] = [0.0] * len(known)
+    for moment in reversed(range(len(known))):
+        here = known[moment]
+        after = moment + 1 < len(known) and moments.run[moment + 1] == moments.run[moment]
+        seconds[moment] = here if here is not None else seconds[moment + 1] if after else -1.0
+    return tuple(itertools.accumulate(seconds, max, initial=0.0))[1:]
+
+
 def _device(
-    lives: Sequence[Lifetime], weights: Sequence[tuple[str, int]], limit: int, schedule: Schedule
+    moments: Held, seconds: Sequence[float] | None, weights: Sequence[tuple[str, int]], limit: int
 ) -> Memory:
-    activations = _curve(schedule, [life for life in lives if not life.buffer])
-    buffers = _curve(schedule, [life for life in lives if life.buffer])
-    total = with_headroom(activations + buffers)
+    buffers = with_headroom(moments.buffers)
+    total = with_headroom(moments.activations + moments.buffers)
     resident = sum(nbytes for _, nbytes in weights)
-    peak = int(np.argmax(total)) if total.size else 0
-    changed = np.flatnonzero(np.diff(activations, prepend=-1) | np.diff(buffers, prepend=-1))
+    peak = moments.peak
+    shown = _shown(moments, total, peak, staged=seconds is not None)
     return Memory(
         limit_bytes=limit,
         weights_bytes=resident,
-        position=changed.tolist(),
-        activations=(total - with_headroom(buffers))[changed].tolist(),
-        buffers=with_headroom(buffers)[changed].tolist(),
+        position=moments.position[shown].tolist(),
+        seconds=None if seconds is None else [float(f"{seconds[m]:.9g}") for m in shown],
+        activations=(total - buffers)[shown].tolist(),
+        buffers=buffers[shown].tolist(),
         peak_bytes=resident + (int(total[peak]) if total.size else 0),
-        peak_position=peak,
-        live=_live(lives, weights, peak),
+        peak_position=int(moments.position[peak]) if total.size else 0,
+        peak_s=float(f"{seconds[peak]:.9g}") if seconds else None,
+        live=_live(moments, weights, peak),
     )
 
 
-def _curve(schedule: Schedule, lives: Sequence[Lifetime]) -> npt.NDArray[np.int64]:
-    """Bytes at each task position of one device's lifetimes."""
-    (curve,) = usage_curves(schedule, lives).values() or (np.zeros(len(schedule.tasks), np.int64),)
-    return curve
+def _shown(moments: Held, total: Numbers, peak: int, *, staged: bool) -> Sequence[int]:
+    """The moments at which the bytes change; of many, the fullest of each pass."""
+    parts = (moments.activations, moments.buffers)
+    changes = [np.diff(part, prepend=-1) for part in parts]
+    changed: list[int] = np.flatnonzero(changes[0] | changes[1]).tolist()
+    if not staged or len(changed) <= MAX_MOMENTS:
+        return changed
+    fullest: dict[int, int] = {}
+    for moment, run in enumerate(moments.run.tolist()):
+        if run not in fullest or total[moment] > total[fullest[run]]:
+            fullest[run] = moment
+    return sorted({*fullest.values(), peak})
 
 
-def _live(lives: Sequence[Lifetime], weights: Sequence[tuple[str, int]], at: int) -> Live:
-    rows = [(nbytes, name, "weights") for name, nbytes in weights]
-    rows += [
-        (with_headroom(life.nbytes), life.value, "buffers" if life.buffer else "activations")
-        for life in lives
-        if life.first <= at <= life.last
-    ]
+def _live(moments: Held, weights: Sequence[tuple[str, int]], peak: int) -> Live:
+    counts: Counter[tuple[str, str, int]] = Counter()
+    for life, number in moments.at(peak):
+        kind = "buffers" if life.buffer else "activations"
+        counts[life.value, kind, with_headroom(life.nbytes)] += number
+    rows = [(nbytes, name, "weights", 1) for name, nbytes in weights]
+    rows += [(n * nbytes, name, kind, n) for (name, kind, nbytes), n in counts.items()]
     rows.sort(key=lambda row: (-row[0], row[1]))
     shown, rest = rows[:MAX_LIVE], rows[MAX_LIVE:]
     return Live(
-        name=[name for _, name, _ in shown],
-        kind=[kind for _, _, kind in shown],  # type: ignore[misc]
-        bytes=[nbytes for nbytes, _, _ in shown],
+        name=[name for _, name, _, _ in shown],
+        kind=[kind for _, _, kind, _ in shown],  # type: ignore[misc]
+        bytes=[nbytes for nbytes, _, _, _ in shown],
+        times=[times for _, _, _, times in shown],
         more=len(rest),
-        more_bytes=sum(nbytes for nbytes, _, _ in rest),
+        more_bytes=sum(nbytes for nbytes, _, _, _ in rest),
     )

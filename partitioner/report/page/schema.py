@@ -30,6 +30,8 @@ class Head(TypedDict):
     step_s_one: float | None
     latency_s: float
     latency_s_one: float | None
+    turn: str  #: What repeats: "request" or "step".
+    step: StepRow | None  #: None without stages.
     speedup: float | None  #: step_s_one / step_s
     communication: float  #: Share of all busy seconds that is communication, 0 .. 1.
     balance: float  #: Mean load over the largest, 0 .. 1.
@@ -40,6 +42,30 @@ class Head(TypedDict):
     worth: str  #: Sentence on what splitting gains.
     notes: list[str]
     trials: list[str]  #: The plans that were run before this one was kept, after a heading.
+
+
+class StageRow(TypedDict):
+    """A stage; its index is its number. Figures are those of its busiest or fullest device."""
+
+    devices: list[int]
+    nodes: int
+    forward_s: float  #: Of a micro-batch.
+    backward_s: float  #: Likewise, with weight gradients.
+    weights_bytes: int  #: With the optimizer's state.
+    in_flight: int  #: Most micro-batches whose activations it holds at once.
+    kept_bytes: int  #: Activations that one of them keeps for the backward pass.
+    sends_to: list[int]  #: Stages.
+    sends_bytes: list[int]  #: To each of them, of a micro-batch.
+
+
+class StepRow(TypedDict):
+    """The step of a plan in stages."""
+
+    sentence: str  #: Like "4 stages, 8 micro-batches, 1f1b, bubble 23 %".
+    schedule: str
+    micro_batches: int
+    bubble: float  #: Share of the devices' time in which they do nothing, 0 .. 1.
+    stages: list[StageRow]
 
 
 class DeviceRow(TypedDict):
@@ -89,13 +115,15 @@ class NodeRow(TypedDict):
     name: str
     op: str
     group: int
+    stage: int | None  #: None in a plan without stages.
+    times: int  #: How often it runs in a request or step.
     kind: Literal["whole", "sharded", "replicated"]  #: whole: on one device.
     cut: str  #: "factor/axis" of each cut loop, "" if there is none.
     opaque: str  #: Why it cannot be cut, "" if it has a rule.
     flops: float  #: Of the whole operator.
     local_flops: float  #: Most on one device.
     bytes: float  #: Read and written by the whole operator.
-    seconds: float  #: Most on one device.
+    seconds: float  #: Most on one device, each time.
     inputs: list[TensorRow]
     outputs: list[TensorRow]
     options: int  #: Strategies to choose from.
@@ -108,8 +136,9 @@ class CommRow(TypedDict):
     kind: str  #: Like "all-reduce".
     value: str
     ranks: list[int]
-    bytes: int  #: That cross between devices.
-    seconds: float  #: Most on one device.
+    times: int  #: How often it goes in a request or step.
+    bytes: int  #: That cross between devices, each time.
+    seconds: float  #: Most on one device, each time.
     algorithm: str
     producer: int  #: Node, -1 for a graph input.
     consumer: int  #: First node that reads it, -1 for a graph output.
@@ -151,9 +180,14 @@ class BlockRow(TypedDict):
 
 
 class Timeline(TypedDict):
-    """Events on the clock of the simulator, as columns."""
+    """Events on the clock of the simulator, as columns.
+
+    In a timeline of passes, an event of kind 0 is a whole pass of a stage, with the ref of its
+    first node.
+    """
 
     label: str  #: Like "one request".
+    turn: str  #: What a request of the events is: "request" or "micro-batch".
     requests: int
     end_s: float
     device: list[int]
@@ -163,6 +197,8 @@ class Timeline(TypedDict):
     start_s: list[float]
     duration_s: list[float]
     critical: list[int]  #: Events on the critical path, in time order.
+    passes: list[str] | None  #: Of each event its pass: "F2", "" for none; None: no passes.
+    about: list[str] | None  #: Of each event its pass in words.
 
 
 class Live(TypedDict):
@@ -170,7 +206,8 @@ class Live(TypedDict):
 
     name: list[str]
     kind: list[Literal["weights", "activations", "buffers"]]
-    bytes: list[int]
+    bytes: list[int]  #: Of all times together.
+    times: list[int]  #: How often it is held: for so many micro-batches of a step in stages.
     more: int  #: Entries left out.
     more_bytes: int
 
@@ -179,17 +216,20 @@ class Memory(TypedDict):
     """Bytes of one device over the schedule; its index is the device.
 
     `activations` and `buffers` are step functions: value i holds from task position
-    `position[i]` until the next. `weights` is held throughout. Buffers are what communications
-    write. All with the head-room that the planner reserves.
+    `position[i]` until the next or, in a plan with stages, from `seconds[i]` on the clock of the
+    timeline, when it runs the task at `position[i]`. `weights` is held throughout. Buffers are what
+    communications write. All with the head-room that the planner reserves.
     """
 
     limit_bytes: int
     weights_bytes: int
     position: list[int]
+    seconds: list[float] | None  #: None without stages.
     activations: list[int]
     buffers: list[int]
     peak_bytes: int
     peak_position: int
+    peak_s: float | None  #: None without stages.
     live: Live
 
 
@@ -204,7 +244,7 @@ class Link(TypedDict):
 
 
 class Traffic(TypedDict):
-    """Bytes from device to device, one request; collectives as rings in rank order."""
+    """Bytes from device to device, one request or step; collectives as rings in rank order."""
 
     source: list[int]
     target: list[int]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_cost
-from partitioner.cost_model.schedule import Task
+from partitioner.cost_model.schedule import Schedule, Task
 from partitioner.cost_model.traffic import moves
 from partitioner.ir.types import DTYPE_BITS
 from partitioner.report.page.schema import Link, Traffic
 
 
-def traffic(tasks: Iterable[Task], cluster: Cluster) -> Traffic:
-    """Bytes that communications move, by pair of devices and by level of the cluster."""
+def traffic(schedule: Schedule, cluster: Cluster) -> Traffic:
+    """Bytes that a request or step moves, by pair of devices and by level of the cluster."""
     exact: dict[tuple[int, int], float] = defaultdict(float)
-    for task in tasks:
+    for task in schedule.tasks:
         for source, target, nbytes in moves(task):
-            exact[source, target] += nbytes
+            exact[source, target] += schedule.times(task) * nbytes
     pairs = {pair: round(nbytes) for pair, nbytes in exact.items()}
     rows = sorted(pairs.items())
     return Traffic(

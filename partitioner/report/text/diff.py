@@ -13,6 +13,7 @@ from partitioner.report.page.data import device_rows
 from partitioner.report.page.schema import VERSION, Diff, DiffTraffic, Figure, Moved
 from partitioner.report.page.traffic import crossing_bytes
 from partitioner.report.planned import Planned
+from partitioner.report.stages import bubble_share
 from partitioner.report.text.show import clean, table
 
 MAX_RUNS = 40  #: Runs of moved nodes that the text lists.
@@ -26,15 +27,15 @@ def diff(before: Planned, after: Planned, names: tuple[str, str]) -> Diff:
     """
     old, new = _tasks(before), _tasks(after)
     both = [name for name in old if name in new]
-    decisions = {name: (_decision(old[name]), _decision(new[name])) for name in both}
+    decisions = {name: (_decision(before, old[name]), _decision(after, new[name])) for name in both}
     moved = [
         Moved(
             name=name,
             op=before.graph.by_name[name].op,
             before=first,
             after=second,
-            seconds_before=old[name].longest_s,
-            seconds_after=new[name].longest_s,
+            seconds_before=_seconds(before, old[name]),
+            seconds_after=_seconds(after, new[name]),
         )
         for name, (first, second) in decisions.items()
         if first != second
@@ -113,17 +114,36 @@ def _tasks(result: Planned) -> dict[str, Task]:
     return {task.placed.node.name: task for task in tasks if task.placed is not None}
 
 
-def _decision(task: Task) -> str:
+def _seconds(result: Planned, task: Task) -> float:
+    """Seconds of a request or step."""
+    return result.schedule.times(task) * task.longest_s
+
+
+def _decision(result: Planned, task: Task) -> str:
     assert task.placed is not None
-    return f"{task.placed.mesh}: {task.placed.cut_text or 'whole'}"
+    stage = f"stage {task.placed.stage}, " if result.plan.pipeline is not None else ""
+    return f"{stage}{task.placed.mesh}: {task.placed.cut_text or 'whole'}"
 
 
 def _figures(before: Planned, after: Planned) -> list[Figure]:
     old, new = _measures(before), _measures(after)
+    if before.plan.pipeline is not None or after.plan.pipeline is not None:
+        old, new = {**old, **_stages(before)}, {**new, **_stages(after)}
     return [
         Figure(name=name, unit=unit, before=value, after=new[name, unit])  # type: ignore[typeddict-item]
         for (name, unit), value in old.items()
     ]
+
+
+def _stages(result: Planned) -> dict[tuple[str, str], float | None]:
+    """The figures of a step; of a plan without stages, those of one stage that runs all at once."""
+    pipeline = result.plan.pipeline
+    bubble = 0.0 if pipeline is None else bubble_share(result.evaluation, result.plan)
+    return {
+        ("stages", "count"): 1.0 if pipeline is None else 1.0 + max(pipeline.stages),
+        ("micro-batches", "count"): float(result.plan.micro_batches or 1),
+        ("bubble", "share"): bubble,
+    }
 
 
 def _measures(result: Planned) -> dict[tuple[str, str], float | None]:
@@ -157,11 +177,12 @@ def _traffic(before: Planned, after: Planned) -> list[DiffTraffic]:
 
 
 def _sizes(result: Planned) -> dict[str, list[int]]:
-    """Bytes of each communication, by kind."""
+    """Bytes of each communication of a request or step, by kind."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for task in result.schedule.tasks:
         if task.comm is not None:
-            sizes[task.comm.kind.spelled].append(crossing_bytes(task))
+            times = result.schedule.times(task)
+            sizes[task.comm.kind.spelled] += [crossing_bytes(task)] * times
     return sizes
 
 

@@ -10,6 +10,7 @@ from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
 from partitioner.ir.ops.estimate import estimated_flops
+from partitioner.ir.phases import PhaseError
 from partitioner.ir.plan import PlacedNode
 from partitioner.problem.memory_kinds import Holdings
 from partitioner.report.alternatives import Neighbourhood
@@ -18,10 +19,17 @@ from partitioner.report.page.data import headline, result_bottleneck
 from partitioner.report.page.memory import memory
 from partitioner.report.page.schema import Head
 from partitioner.report.planned import Planned
+from partitioner.report.schedules import variations
 from partitioner.report.text.show import clean, table
 
 MAX_LINES = 10  #: Lines of each list.
 MAX_STRATEGIES = 40  #: Strategies of one node that the referee evaluates.
+
+
+_SCHEDULES_LEGEND = """\
+stages, shardings and the order of nodes are held; "for the batch": seconds for as many samples as
+a step of the plan has; "about": a micro-batch of half the size is another graph: it is taken to
+need half the seconds and activations of a whole one, which is the best that it can do"""
 
 
 class ExplainError(PartitionerError, ValueError):
@@ -31,7 +39,13 @@ class ExplainError(PartitionerError, ValueError):
 def explain(result: Planned) -> str:
     """The plan's figures, the time of its bottleneck, and its tightest point of memory."""
     limits = result_bottleneck(result)
-    parts = [_verdict(headline(result, limits)), _time(limits), _longest(result), _memory(result)]
+    parts = [
+        _verdict(headline(result, limits)),
+        _schedules(result),
+        _time(limits),
+        _longest(result),
+        _memory(result),
+    ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
@@ -59,6 +73,7 @@ def _verdict(head: Head) -> list[str]:
     rows = {
         objective: f"{cost}, {certified if head['status'] else 'not certified'}",
         "step": f"{units.seconds(head['step_s'])}{speed}",
+        **({"stages": head["step"]["sentence"]} if head["step"] else {}),
         "latency": units.seconds(head["latency_s"]),
         "limit": head["limit"],
         "worth it?": head["worth"],
@@ -67,6 +82,30 @@ def _verdict(head: Head) -> list[str]:
     title = f"{head['strategy'] or 'hand-made'} plan on {used}"
     lines = [title, *(f"  {name:<12}{text}" for name, text in rows.items())]
     return [*lines, *(f"  {line}" for line in head["trials"])]
+
+
+def _schedules(result: Planned) -> list[str]:
+    """A plan in stages under other schedules and with other micro-batches."""
+    choices = variations(result)
+    if not choices:
+        return []
+    own_s = choices[0].step_s
+    rows = [("the same stages with", "micro-batches", "batch", "step", "for the batch", "fullest")]
+    for choice in choices:
+        if choice.step_s is None:
+            continue
+        of_batch_s = choice.step_s / choice.batch
+        change = ""
+        if own_s and choice is not choices[0]:
+            change = f" ({100 * (of_batch_s / own_s - 1):+.3g} %)"
+        about = "about " if choice.estimate else ""
+        full = units.size(choice.peak_bytes) + ("" if choice.fits else ", does not fit")
+        step = f"{about}{units.seconds(choice.step_s)}"
+        batch = f"{choice.batch:.3g} x"
+        each = f"{about}{units.seconds(of_batch_s)}{change}"
+        rows.append((choice.name, str(choice.micro_batches), batch, step, each, about + full))
+    lines = [*table(rows), *_SCHEDULES_LEGEND.splitlines()]
+    return [*lines, *(f"not {c.name}: {c.why_not}" for c in choices if c.why_not)]
 
 
 def _time(limits: Bottleneck) -> list[str]:
@@ -83,9 +122,11 @@ def _time(limits: Bottleneck) -> list[str]:
 
 
 def _longest(result: Planned) -> list[str]:
+    times = result.schedule.times
     tasks = [task for task in result.schedule.tasks if task.longest_s]
-    tasks.sort(key=lambda task: -task.longest_s)
-    rows = [("longest tasks", "seconds", "where", "bound by")]
+    tasks.sort(key=lambda task: -times(task) * task.longest_s)
+    of = "" if result.plan.pipeline is None else " of a step"
+    rows = [(f"longest tasks{of}", "seconds", "where", "bound by")]
     for task in tasks[:MAX_LINES]:
         device = max(task.devices, key=task.devices.__getitem__)
         if task.placed is not None:
@@ -95,7 +136,8 @@ def _longest(result: Planned) -> list[str]:
         else:
             name, limit = clean(task.name), "links"
             where = "devices " + numbers(sorted(task.devices))
-        rows.append((name, units.seconds(task.longest_s), where, limit))
+        often = f"{times(task)} x " if times(task) > 1 else ""
+        rows.append((name, often + units.seconds(task.longest_s), where, limit))
     return table(rows) if len(rows) > 1 else []
 
 
@@ -112,8 +154,14 @@ def _memory(result: Planned) -> list[str]:
     text = holdings.text(device, exact=bool(result.evaluation.over_bytes.get(device)))
     lines = [f"tightest memory: device {device} holds {share} at {at}: {text}"]
     largest = list(zip(live["name"], live["kind"], live["bytes"], strict=True))[:MAX_LINES]
-    rows = [(clean(name), kind, units.size(nbytes)) for name, kind, nbytes in largest]
-    return [*lines, *table([("largest there", "kind", "bytes"), *rows])] if rows else lines
+    held = list(zip(live["times"], largest, strict=False))
+    rows = [
+        (clean(name), kind, units.size(nbytes), f"{n} micro-batches" if n > 1 else "")
+        for n, (name, kind, nbytes) in held
+    ]
+    head = ("largest there", "kind", "bytes", "of")
+    width = 4 if any(n > 1 for n, _ in held) else 3
+    return [*lines, *table([row[:width] for row in (head, *rows)])] if rows else lines
 
 
 def _node(result: Planned, name: str) -> Node:
@@ -133,6 +181,7 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
     estimates = node_estimates(result.graph, placed, result.cluster.beside(busy)).values()
     slowest = max(estimates, key=lambda estimate: estimate.seconds)
     source = slowest.source + (f" ± {units.share(slowest.error)}" if slowest.error else "")
+    each = "" if result.plan.pipeline is None else f", for each micro-batch of stage {placed.stage}"
     flops = rule.flops if rule else estimated_flops(result.graph, node)
     about = "as a whole" if rule else "as a whole, estimated"
     rule_text = "it has no rule, so it stays whole on one device"
@@ -141,7 +190,7 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
         rule_text = f"factors: {', '.join(sizes)}"
     return [
         f"{clean(node.name)} ({clean(node.op)}) on {placed.mesh}, {placed.cut_text or 'whole'}",
-        f"  {units.seconds(spent_s)} on each device ({source}), {flops:.4g} FLOP {about}",
+        f"  {units.seconds(spent_s)} on each device{each} ({source}), {flops:.4g} FLOP {about}",
         f"  {rule_text}",
     ]
 
@@ -157,11 +206,19 @@ def _tensors(result: Planned, placed: PlacedNode) -> list[str]:
 
 def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[str]:
     alternatives = neighbourhood.alternatives(node)
-    chosen_s = alternatives[0].step_s
+    staged = result.plan.pipeline is not None
+    chosen_s = result.evaluation.step_s if staged else alternatives[0].step_s
     rows = [("", "strategy", "on", "step", "change", "latency", "fullest device")]
     shorter = False
+    refused: list[str] = []
     for entry in alternatives[:MAX_STRATEGIES]:
-        figures = neighbourhood.evaluated(entry)
+        try:
+            figures = neighbourhood.evaluated(entry)
+        except PhaseError as error:
+            strategy = f"{entry.placed.cut_text or 'whole'} on {entry.placed.mesh}"
+            refused.append(f"not {strategy}: {error}")
+            continue
+        step_s = figures.step_s if staged else entry.step_s
         fullest = units.size(max(figures.held_bytes.values(), default=0))
         rows.append(
             (
@@ -169,15 +226,16 @@ def _choices(result: Planned, neighbourhood: Neighbourhood, node: Node) -> list[
                 entry.placed.cut_text or "whole",
                 str(entry.placed.mesh),
                 units.seconds(figures.step_s),
-                "" if entry.chosen else units.change(entry.step_s - chosen_s),
+                "" if entry.chosen else units.change(step_s - chosen_s),
                 units.seconds(figures.latency_s),
                 fullest if figures.fits_exactly else f"{fullest}, does not fit",
             )
         )
-        shorter |= figures.fits_exactly and entry.step_s < chosen_s * (1 - 1e-9)
+        shorter |= figures.fits_exactly and step_s < chosen_s * (1 - 1e-9)
     lines = [
         f"{len(alternatives)} strategies, all other nodes keeping theirs (* the plan's)",
         *table(rows),
+        *refused,
     ]
     if len(alternatives) > MAX_STRATEGIES:
         lines.append(f"and {len(alternatives) - MAX_STRATEGIES} dearer ones")

@@ -6,28 +6,42 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from partitioner import units
+from partitioner.cost_model.passes import LETTERS
 from partitioner.cost_model.schedule import Task
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import numbers
+from partitioner.ir.phases import Part, StepOrder
 from partitioner.ir.plan import PlacedNode
 from partitioner.ir.program import Comm, CommKind
 from partitioner.ir.types import DTYPE_BITS
+from partitioner.report.bottleneck import turn_of
 from partitioner.report.planned import Planned
+from partitioner.report.stages import plan_sentence, stages
 from partitioner.report.summary import certificate_line, trial_lines
+from partitioner.report.text.timeline import step_text
 
-Row = tuple[str, str, str, str, str]
-_STEP_HEAD = ("devices", "step", "what", "seconds", "sent")
+Row = tuple[str, ...]
+_STEP_HEAD: Row = ("devices", "step", "what", "seconds", "sent")
 #: Kinds in which every rank both sends and receives.
 _COLLECTIVE = (CommKind.ALL_REDUCE, CommKind.ALL_GATHER, CommKind.REDUCE_SCATTER)
 
 _LEGEND = """\
-load     of one request: compute + communication; "at" is the node that the peak is reached at
+load     of one {turn}: compute + communication; "at" is the node that the peak is reached at
 devices  2: one device; tp=2 on 0,1: a mesh and its devices; 1 -> 2: from sender to receiver
 what     n/tp: factor n is cut over axis tp; -> [tp, -]: of each dim of a result, the axes that cut
          it; partial(sum:tp): not yet summed over tp; whole: on one device; replicated: every
          device computes all of it; of a communication: the tensor that moves
-seconds  of the busiest device, of one request
+seconds  of the busiest device, of one {unit}
 sent     bytes that cross between devices (a reduction counts its tensor once a device)"""
+
+
+_STAGED_LEGEND = """\
+pass     F0, B0, W0: forward, backward, weight gradients of stage 0, once a micro-batch;
+         setup, reduce: once a step; D: results, once a micro-batch; F0 -> F1: a message"""
+_STAGE_LEGEND = """\
+forward, backward: busy seconds of a micro-batch; weights: with the optimizer's state;
+in flight: most micro-batches at once, with what each keeps for the backward pass (with head-room);
+sends: of a micro-batch, forward and backward"""
 
 
 def show(result: Planned, *, everything: bool = False) -> str:
@@ -36,11 +50,20 @@ def show(result: Planned, *, everything: bool = False) -> str:
     Args:
         everything: A line for each node, names in full, each operator's rule, and all tensors.
     """
-    parts = [_head(result), _devices(result), _steps(result, everything=everything)]
+    staged = result.plan.pipeline is not None
+    parts = [_head(result)]
+    if staged:
+        parts += [_stages(result), step_text(result.schedule)]
+    parts += [_devices(result), _steps(result, everything=everything)]
     if everything:
         parts.append(_tensors(result.graph))
-    parts.append([_LEGEND])
+    legend = _LEGEND.format(turn=_turn(result), unit="micro-batch" if staged else _turn(result))
+    parts.append([_STAGED_LEGEND, legend] if staged else [legend])
     return "\n\n".join("\n".join(lines) for lines in parts)
+
+
+def _turn(result: Planned) -> str:
+    return turn_of(result.graph, result.plan.pipeline)
 
 
 def _head(result: Planned) -> list[str]:
@@ -49,8 +72,36 @@ def _head(result: Planned) -> list[str]:
     if plan.certificate is not None:
         lines.append(certificate_line(plan.certificate, result.search_s))
         lines += trial_lines(plan.certificate.trials)
-    lines += [f"group {index}: {mesh}" for index, mesh in enumerate(plan.groups)]
+    if plan.pipeline is not None:
+        sentence = plan_sentence(plan, result.evaluation)
+        lines.append(f"{sentence}: {units.seconds(result.evaluation.step_s)} a step")
+    for index, mesh in enumerate(plan.groups):
+        stage = "" if plan.pipeline is None else f" (stage {plan.pipeline.stages[index]})"
+        lines.append(f"group {index}: {mesh}{stage}")
     return lines
+
+
+def _stages(result: Planned) -> list[str]:
+    """A line a stage."""
+    head = ("stage", "devices", "nodes", "forward", "backward", "weights", "in flight", "sends")
+    rows = [head]
+    for index, stage in enumerate(stages(result.schedule)):
+        kept = units.size(stage.in_flight * stage.kept_bytes)
+        each = units.size(stage.kept_bytes)
+        sends = (f"{units.size(nbytes)} to stage {to}" for to, nbytes in stage.sends.items())
+        rows.append(
+            (
+                str(index),
+                numbers(stage.devices),
+                str(stage.nodes),
+                units.seconds(stage.forward_s),
+                units.seconds(stage.backward_s),
+                units.size(stage.weights_bytes),
+                f"{stage.in_flight} x {each} = {kept}",
+                ", ".join(sends) or "-",
+            )
+        )
+    return [*table(rows), _STAGE_LEGEND]
 
 
 def _devices(result: Planned) -> list[str]:
@@ -75,13 +126,29 @@ def _devices(result: Planned) -> list[str]:
 def _steps(result: Planned, *, everything: bool) -> list[str]:
     """The tasks in order: each, or runs of uncut nodes on one group and of equal slices joined."""
     tasks = [task for task in result.schedule.tasks if task.placed or task.comm]
+    order = result.schedule.order
+    head: Row = _STEP_HEAD if order is None else ("pass", *_STEP_HEAD)
     if not everything:
-        return table([_STEP_HEAD, *_joined(tasks)])
-    rows: list[tuple[str, ...]] = [(*_STEP_HEAD, "factors: operands -> results")]
+        runs = itertools.groupby(tasks, key=lambda task: _pass(order, task))
+        return table([head, *((*name, *row) for name, run in runs for row in _joined(list(run)))])
+    rows: list[Row] = [(*head, "factors: operands -> results")]
     for task in tasks:
         rule = task.placed.rule if task.placed is not None else None
-        rows.append((*_row(task, str), "" if rule is None else str(rule)))
+        rows.append((*_pass(order, task), *_row(task, str), "" if rule is None else str(rule)))
     return table(rows)
+
+
+def _pass(order: StepOrder | None, task: Task) -> Row:
+    """The pass that a task belongs to or that a message goes between; none without stages."""
+    if order is None:
+        return ()
+    names = []
+    for phase in dict.fromkeys((task.phase, task.target_phase)):
+        part, stage = order.phases.of(phase)
+        letter = LETTERS.get(part, str(part))
+        of_stage = part in (Part.FORWARD, Part.BACKWARD, Part.WEIGHT)
+        names.append(f"{letter}{stage}" if of_stage else letter)
+    return (" -> ".join(names),)
 
 
 def _joined(tasks: Sequence[Task]) -> Iterator[Row]:

@@ -29,6 +29,7 @@ function startHead(data) {
     plain(head.solver),
     head.seed === null ? "" : `seed ${head.seed}`,
   ];
+  if (head.step !== null) facts.push(plain(head.step.sentence));
   byId("subtitle").append(facts.filter(Boolean).join(" · "));
   byId("subtitle").title = plain(head.searched);
   byId("tiles").append(
@@ -39,7 +40,9 @@ function startHead(data) {
       overOne(head),
       head.speedup !== null && head.speedup < 1,
     ),
-    tile("Latency", seconds(head.latency_s), one(head.latency_s_one)),
+    head.step === null
+      ? tile("Latency", seconds(head.latency_s), one(head.latency_s_one))
+      : tile("Bubble", share(head.step.bubble), `${count(head.step.micro_batches)} micro-batches`),
     tile("Communication", share(head.communication), "of busy seconds"),
     tile("Balance", share(head.balance), "mean / largest load"),
     tile("Memory free", share(head.headroom), "fullest device", head.headroom < 0),

@@ -58,16 +58,39 @@ function tapMemory(view, event) {
   if (!chart.containPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY])) return;
   const [at] = chart.convertFromPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY]);
   const memory = view.plan.memory[view.device];
-  const peak = chart.convertToPixel({ gridIndex: 0 }, [memory.peak_position, memory.peak_bytes]);
+  const peak = chart.convertToPixel({ gridIndex: 0 }, [peakAt(memory), memory.peak_bytes]);
   if (Math.hypot(peak[0] - event.offsetX, peak[1] - event.offsetY) < 14)
     return showLive(view, true);
-  const ref = view.plan.tasks[Math.max(0, Math.floor(at))];
+  const ref = view.plan.tasks[positionAt(memory, at)];
   if (ref !== undefined) select(itemOfRef(ref), "memory");
+}
+
+/** Where a device's moments are on the axis: seconds of a step, or positions in the schedule. */
+function memoryAxis(memory) {
+  return memory.seconds ?? memory.position;
+}
+
+function peakAt(memory) {
+  return memory.seconds ? memory.peak_s : memory.peak_position;
+}
+
+/** The position in the schedule of a moment on the axis. */
+function positionAt(memory, at) {
+  if (!memory.seconds) return Math.max(0, Math.floor(at));
+  return memory.position[Math.max(0, memory.seconds.findLastIndex((start) => start <= at))];
 }
 
 function atPeak(memory) {
   let at = 0;
-  while (at + 1 < memory.position.length && memory.position[at + 1] <= memory.peak_position)
+  if (memory.seconds) {
+    const sums = memory.position.map((_, i) => memory.activations[i] + memory.buffers[i]);
+    at = sums.reduce((best, sum, i) => (sum > sums[best] ? i : best), 0);
+  }
+  while (
+    !memory.seconds &&
+    at + 1 < memory.position.length &&
+    memory.position[at + 1] <= memory.peak_position
+  )
     at += 1;
   return {
     weights: memory.weights_bytes,
@@ -164,11 +187,12 @@ function memoryTip(view, device, peak) {
 
 function memoryCurve(view, now) {
   const memory = view.plan.memory[view.device];
-  const end = view.plan.tasks.length;
-  const xs = [...memory.position, end];
+  const end = memory.seconds ? view.plan.timelines[0].end_s : view.plan.tasks.length;
+  const xs = [...memoryAxis(memory), end];
   const at = (column, index) => column[Math.min(index, column.length - 1)] ?? 0;
   const held = xs.map((x, index) => ({
     x,
+    end,
     weights: memory.weights_bytes,
     activations: at(memory.activations, index),
     buffers: at(memory.buffers, index),
@@ -177,7 +201,7 @@ function memoryCurve(view, now) {
   const withLimit = byId("memory-limit").checked;
   const top = 1.18 * Math.max(memory.peak_bytes, withLimit ? memory.limit_bytes : 0, 1);
   const lines = positionsOf(view).map((at) => ({
-    xAxis: at + 0.5,
+    xAxis: at,
     lineStyle: { color: now.accent, width: 2 },
     label: { show: false },
   }));
@@ -221,11 +245,15 @@ function memoryCurve(view, now) {
       type: "value",
       min: 0,
       max: end,
-      name: "task position in the schedule",
+      name: memory.seconds
+        ? `one step of ${count(view.plan.timelines[0].requests)} micro-batches`
+        : "task position in the schedule",
       nameLocation: "middle",
       nameGap: 24,
       ...axisLook(now),
-      minInterval: 1,
+      ...(memory.seconds
+        ? { axisLabel: { color: now.ink, formatter: seconds, hideOverlap: true } }
+        : { minInterval: 1 }),
     },
     yAxis: {
       type: "value",
@@ -241,7 +269,7 @@ function memoryCurve(view, now) {
         filterMode: "none",
         bottom: 8,
         height: 20,
-        labelFormatter: (value) => count(Math.round(value)),
+        labelFormatter: (value) => (memory.seconds ? seconds(value) : count(Math.round(value))),
         ...zoomLook(now),
       },
     ],
@@ -254,13 +282,13 @@ function memoryCurve(view, now) {
         type: "scatter",
         symbol: "diamond",
         symbolSize: 15,
-        data: [[memory.peak_position, memory.peak_bytes]],
+        data: [[peakAt(memory), memory.peak_bytes]],
         z: 9,
         itemStyle: { color: now.warn, borderColor: now.surface, borderWidth: 1.5 },
         label: {
           show: true,
           formatter: `peak ${size(memory.peak_bytes)}`,
-          position: peakSide(memory.peak_position / end),
+          position: peakSide(peakAt(memory) / (end || 1)),
           color: now.ink,
           fontWeight: "bold",
           backgroundColor: now.surface,
@@ -283,9 +311,14 @@ function peakSide(at) {
 
 /** Positions of the selected tasks; of a block its first and last. */
 function positionsOf(view) {
+  const { seconds: clock, position: places } = view.plan.memory[view.device];
   const at = [...refsOf(view.plan, selection.current)]
     .map((ref) => view.plan.position.get(ref))
-    .filter((position) => position !== undefined);
+    .filter((position) => position !== undefined)
+    .flatMap((position) => {
+      if (!clock) return [position + 0.5];
+      return places.flatMap((place, moment) => (place === position ? [clock[moment]] : []));
+    });
   return at.length > 2
     ? [at.reduce((a, b) => Math.min(a, b)), at.reduce((a, b) => Math.max(a, b))]
     : at;
@@ -294,9 +327,13 @@ function positionsOf(view) {
 function curveTip(view, rows) {
   const row = view.held[rows.find(({ seriesName }) => PARTS.includes(seriesName))?.dataIndex];
   if (!row) return "";
-  const ref = view.plan.tasks[row.x];
+  const memory = view.plan.memory[view.device];
+  const ref = row.x < row.end ? view.plan.tasks[positionAt(memory, row.x)] : undefined;
   const total = row.weights + row.activations + row.buffers;
-  return tip(`From position ${count(Math.min(row.x + 1, view.plan.tasks.length))}`, [
+  const from = memory.seconds
+    ? `From ${seconds(row.x)}`
+    : `From position ${count(Math.min(row.x + 1, view.plan.tasks.length))}`;
+  return tip(from, [
     ...PARTS.map((part) => [part, size(row[part])]),
     ["Together", size(total)],
     ["Task", ref === undefined ? "" : el("span", {}, taskLabel(view.plan, ref))],
@@ -305,7 +342,9 @@ function curveTip(view, rows) {
 
 /** The live set of the device's peak. */
 function showLive(view, focus) {
-  const { peak_bytes: peak, peak_position: at, live } = view.plan.memory[view.device];
+  const memory = view.plan.memory[view.device];
+  const { peak_bytes: peak, peak_position: position, live } = memory;
+  const at = memory.seconds ? `at ${seconds(memory.peak_s)}` : `at position ${count(position + 1)}`;
   const rows = live.name.map((_, index) => index);
   const table = makeTable({
     label: "Held at the peak",
@@ -318,6 +357,17 @@ function showLive(view, focus) {
         width: "minmax(120px,1fr)",
       },
       { title: "Kind", value: (row) => live.kind[row], width: "100px" },
+      ...(memory.seconds
+        ? [
+            {
+              title: "Micro-batches",
+              value: (row) => live.times[row],
+              cell: (row) => (live.kind[row] === "weights" ? "" : count(live.times[row])),
+              number: true,
+              width: "110px",
+            },
+          ]
+        : []),
       {
         title: "Bytes",
         value: (row) => live.bytes[row],
@@ -339,7 +389,7 @@ function showLive(view, focus) {
     el(
       "h3",
       {},
-      `Device ${view.device} at its peak: ${size(peak)} at position ${count(at + 1)}; the largest ${count(rows.length)}${more}`,
+      `Device ${view.device} at its peak: ${size(peak)} ${at}; the largest ${count(rows.length)}${more}`,
     ),
     table.element,
   );

@@ -19,7 +19,8 @@ function readTimeline(timeline, devices) {
   const idle = Array.from({ length: devices }, (_, device) =>
     idleSpans(timeline, lanes[2 * device], lanes[2 * device + 1]),
   );
-  return { ...timeline, lanes, idle, byRef, onPath: new Set(timeline.critical) };
+  const byPass = Boolean(timeline.passes) && timeline.label.endsWith("pass by pass");
+  return { ...timeline, lanes, idle, byRef, byPass, onPath: new Set(timeline.critical) };
 }
 
 function laneOf(timeline, event) {

@@ -216,6 +216,7 @@ function idleShape(api, fill) {
 
 function pieceColour({ plan, line, now }, piece) {
   if (piece.lane % 2) return now.comm;
+  if (isPass(line, piece.event)) return passColour(line.passes[piece.event], now);
   const row = plan.nodes[line.ref[piece.event]];
   const fill = row ? plan.fills[row.group] : null;
   return fill && !fill.striped ? fill.colours[0] : deviceColour(piece.lane / 2);
@@ -244,9 +245,21 @@ function pieceShape(look, piece, api) {
       shape: box,
       style: { fill: "none", stroke: now.accent, lineWidth: 3 },
     });
-  if (box.width > 40 && piece.many === 1 && box.height > 11)
+  const room = isPass(line, piece.event) ? 16 : 40;
+  if (box.width > room && piece.many === 1 && box.height > 11)
     children.push(pieceText(look, piece, box, faint ? now.ink : inkOf(colour, now)));
   return { type: "group", children };
+}
+
+/** Whether an event is a whole pass of a stage, not a task in one. */
+function isPass(line, event) {
+  return line.byPass && Boolean(line.passes[event]);
+}
+
+/** Forward, backward and weight passes differ; what runs once a step is grey. */
+function passColour(label, now) {
+  const letter = label.replace(/^[0-9]+/, "")[0];
+  return { F: deviceColour(0), B: deviceColour(1), W: deviceColour(2) }[letter] ?? now.idle;
 }
 
 function inkOf(colour, now) {
@@ -254,15 +267,17 @@ function inkOf(colour, now) {
 }
 
 function pieceText({ plan, line, now }, piece, box, ink) {
-  const text = short(taskName(plan, line.ref[piece.event]), 60);
+  const text = isPass(line, piece.event)
+    ? plain(line.passes[piece.event])
+    : short(taskName(plan, line.ref[piece.event]), 60);
   const left = Math.max(box.x, 132);
   return {
     type: "text",
     style: {
       text,
-      x: left + 4,
+      x: left + (box.width > 40 ? 4 : 1),
       y: box.y + box.height / 2 + 1,
-      width: box.width - 8 - (left - box.x),
+      width: box.width - (box.width > 40 ? 8 : 2) - (left - box.x),
       overflow: "truncate",
       ellipsis: "…",
       fontFamily: now.font,
@@ -307,12 +322,19 @@ function pieceTip(view, piece) {
     ]);
   }
   const ref = line.ref[piece.event];
-  return tip(el("span", {}, taskLabel(plan, ref)), [
+  const title = isPass(line, piece.event)
+    ? plain(line.about[piece.event])
+    : el("span", {}, taskLabel(plan, ref));
+  return tip(title, [
     ["Device", `@${device}`],
     ["Start", seconds(piece.from)],
     ["Duration", seconds(piece.to - piece.from)],
     ["Bytes", ref >= 0 ? "" : size(plan.comms[-1 - ref].bytes)],
-    ["Request", line.requests > 1 ? String(line.request[piece.event]) : ""],
+    [
+      line.turn === "request" ? "Request" : "Micro-batch",
+      line.requests > 1 && !isPass(line, piece.event) ? String(line.request[piece.event]) : "",
+    ],
+    ["Pass", isPass(line, piece.event) ? "" : plain(line.about?.[piece.event] ?? "")],
     ["Critical path", piece.critical ? "yes" : "no"],
   ]);
 }

@@ -1,0 +1,151 @@
+"""The stages of a plan: their devices, seconds, memory and messages, and the step they make."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from partitioner import units
+from partitioner.cost_model.evaluate import Evaluation
+from partitioner.cost_model.memory import StepLives, safe_lifetimes, with_headroom
+from partitioner.cost_model.schedule import LocalKey, Schedule
+from partitioner.cost_model.traffic import moves
+from partitioner.ir.phases import Part, StepOrder
+from partitioner.ir.pipeline import in_flight
+from partitioner.ir.plan import Pipeline, Plan
+
+_BACKWARD = (Part.BACKWARD, Part.WEIGHT)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage, with the figures of its busiest or fullest device."""
+
+    devices: tuple[int, ...]
+    nodes: int
+    forward_s: float  #: Busy seconds of a micro-batch.
+    backward_s: float  #: Likewise, of input and weight gradients together.
+    weights_bytes: int  #: Weights and what the optimizer holds for them.
+    in_flight: int  #: Most micro-batches that it holds at once.
+    #: What one of them leaves for the backward pass, with the head-room of the planner.
+    kept_bytes: int
+    sends: Mapping[int, int]  #: Bytes of a micro-batch to other stages, forward and backward.
+
+
+def bubble_share(evaluation: Evaluation, plan: Plan) -> float:
+    """The share of the devices' time in a step in which they neither compute nor communicate."""
+    devices = {device for mesh in plan.groups for device in mesh.devices}
+    if not evaluation.latency_s:
+        return 0.0
+    busy_s = sum(evaluation.load_s[device] for device in devices)
+    return max(0.0, 1 - busy_s / (len(devices) * evaluation.latency_s))
+
+
+def schedule_name(pipeline: Pipeline) -> str:
+    """The name of the schedule; "table" for one that the plan holds as rows."""
+    return pipeline.schedule if isinstance(pipeline.schedule, str) else "table"
+
+
+def step_sentence(stages: int, micro_batches: int, name: str, bubble: float) -> str:
+    """``"4 stages, 8 micro-batches, 1f1b, bubble 23 %"``."""
+    return (
+        f"{stages} stage{'' if stages == 1 else 's'}, "
+        f"{micro_batches} micro-batch{'' if micro_batches == 1 else 'es'}, "
+        f"{name}, bubble {units.share(bubble)}"
+    )
+
+
+def plan_sentence(plan: Plan, evaluation: Evaluation) -> str:
+    """`step_sentence` of a plan; "" if it has no stages."""
+    pipeline = plan.pipeline
+    if pipeline is None:
+        return ""
+    count, bubble = 1 + max(pipeline.stages), bubble_share(evaluation, plan)
+    return step_sentence(count, pipeline.micro_batches, schedule_name(pipeline), bubble)
+
+
+def stages(schedule: Schedule) -> tuple[Stage, ...]:
+    """The stages in order; none of a plan without them."""
+    order = schedule.order
+    if order is None:
+        return ()
+    nodes, devices = Counter[int](), defaultdict[int, set[int]](set)
+    for task in schedule.tasks:
+        if task.placed is not None:
+            nodes[task.placed.stage] += 1
+            devices[task.placed.stage].update(task.placed.mesh.devices)
+    seconds, weights = _seconds(schedule, order), _weights(schedule)
+    kept, sends, held = _kept(schedule, order), _sends(schedule, order), in_flight(order.table)
+    return tuple(
+        Stage(
+            devices=tuple(sorted(devices[stage])),
+            nodes=nodes[stage],
+            forward_s=max(seconds[stage, Part.FORWARD].values(), default=0.0),
+            backward_s=max(seconds[stage, Part.BACKWARD].values(), default=0.0),
+            weights_bytes=_most(weights[stage]),
+            in_flight=held[stage],
+            kept_bytes=with_headroom(_most(kept[stage])),
+            sends={other: round(nbytes) for other, nbytes in sorted(sends[stage].items())},
+        )
+        for stage in range(order.phases.stages)
+    )
+
+
+def _most(by_device: Mapping[int, int]) -> int:
+    return max(by_device.values(), default=0)
+
+
+def _seconds(
+    schedule: Schedule, order: StepOrder
+) -> Mapping[tuple[int, Part], Mapping[int, float]]:
+    """Busy seconds of a micro-batch on each device, by stage and part; W counts as B."""
+    seconds: dict[tuple[int, Part], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for task in schedule.tasks:
+        targets = task.comm.targets() if task.phase != task.target_phase and task.comm else ()
+        for device, spent_s in task.devices.items():
+            phase = task.target_phase if device in targets else task.phase
+            part, stage = order.phases.of(phase)
+            whole = Part.BACKWARD if part is Part.WEIGHT else part
+            seconds[stage, whole][device] += spent_s
+    return seconds
+
+
+def _weights(schedule: Schedule) -> Mapping[int, Counter[int]]:
+    """Bytes of residents on each device, by the stage of the first node that touches them."""
+    owner: dict[LocalKey, int] = {}
+    for task in schedule.tasks:
+        if task.placed is not None:
+            written = ((device, key) for device, key, _ in task.writes)
+            for local in (*written, *task.reads):
+                owner.setdefault(local, task.placed.stage)
+    weights: dict[int, Counter[int]] = defaultdict(Counter)
+    for local, nbytes in schedule.residents.items():
+        if local in owner:
+            weights[owner[local]][local[0]] += nbytes
+    return weights
+
+
+def _kept(schedule: Schedule, order: StepOrder) -> Mapping[int, Counter[int]]:
+    """Bytes on each device of what a stage's forward pass leaves for its backward passes."""
+    kept: dict[int, Counter[int]] = defaultdict(Counter)
+    for life, (made, read) in StepLives.of(schedule, order, safe_lifetimes(schedule)).kept:
+        (part, stage), (then, other) = order.phases.of(made), order.phases.of(read)
+        if part is Part.FORWARD and then in _BACKWARD and stage == other:
+            kept[stage][life.device] += life.nbytes
+    return kept
+
+
+def _sends(schedule: Schedule, order: StepOrder) -> Mapping[int, Mapping[int, float]]:
+    """Bytes that the messages of a micro-batch take from stage to stage."""
+    sends: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for source, target, nbytes in _messages(schedule, order):
+        sends[source][target] += nbytes
+    return sends
+
+
+def _messages(schedule: Schedule, order: StepOrder) -> Iterator[tuple[int, int, float]]:
+    for task in schedule.tasks:
+        if task.phase != task.target_phase:
+            ends = order.phases.of(task.phase)[1], order.phases.of(task.target_phase)[1]
+            yield (*ends, sum(nbytes for _, _, nbytes in moves(task)))

@@ -1,0 +1,58 @@
+"""A step of a plan in stages as lines of text: the passes of each lane over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partitioner import units
+from partitioner.cost_model.passes import LETTERS, Pass, passes
+from partitioner.cost_model.schedule import Schedule
+from partitioner.cost_model.simulate import Event, simulate
+from partitioner.ir.mesh import numbers
+
+WIDTH = 120  #: Columns of a step.
+_IDLE, _BUSY = ".", "="
+_OTHER = f"{_BUSY} messages, {_IDLE} bubbles"
+
+
+def step_text(schedule: Schedule) -> list[str]:
+    """A line for the first device of each lane; none for a plan without stages.
+
+    ``F2----`` is the forward pass of micro-batch 2, as long as it takes, ``==`` a message between
+    stages; dots are bubbles.
+    """
+    if schedule.order is None:
+        return []
+    timeline = simulate(schedule)
+    end_s = timeline.makespan_s
+    if not end_s:
+        return []
+    boxes = passes(schedule, timeline)
+    names = [f"devices {numbers(lane)}" for lane in schedule.order.lanes]
+    wide = max(map(len, names))
+    lines = [
+        f"one step of {units.seconds(end_s)}: F forward, B backward, W weight gradients; {_OTHER}"
+    ]
+    for name, lane in zip(names, schedule.order.lanes, strict=True):
+        device = lane[0]
+        first = [box for box in boxes if box.device == device]
+        sent = [e for e in timeline.events if e.device == device and e.kind == "comm"]
+        lines.append(f"{name.ljust(wide)}  {_row(first, sent, end_s)}")
+    return lines
+
+
+def _row(boxes: Sequence[Pass], comms: Sequence[Event], end_s: float) -> str:
+    cells = [_IDLE] * WIDTH
+    parts: list[Pass | Event] = [*comms, *boxes]
+    for part in parts:
+        start, stop = (round(WIDTH * t / end_s) for t in (part.start_s, part.end_s))
+        cells[start:stop] = _text(part, stop - start)
+    return "".join(cells)
+
+
+def _text(part: Pass | Event, width: int) -> str:
+    """The label of a pass, or of one too short for it its letter."""
+    if isinstance(part, Event):
+        return _BUSY * width
+    label = part.label if len(part.label) <= width else LETTERS.get(part.part, str(part.part))
+    return label.ljust(width, "-")[:width]

@@ -56,7 +56,13 @@ def test_the_first_example_of_the_readme_cuts(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "page", ["concepts/levels.md", "how-to/hand-written.md", "how-to/training.md"]
+    "page",
+    [
+        "concepts/levels.md",
+        "how-to/hand-written.md",
+        "how-to/pipelines.md",
+        "how-to/training.md",
+    ],
 )
 def test_the_session_of_a_page(page: str) -> None:
     (session,) = blocks(page, "pycon")
@@ -100,8 +106,14 @@ def run_command(command: str, folder: Path) -> str:
             r"1\.\d\d -> 0\.[01]\d, (1[5-9]|20) of 20 right",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "how-to/pipelines.md",
+            "train.py",
+            r"pipeline plan on 2 of 2 devices(.*\n)+4\.\d\d -> [23]\.\d\d",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["hand-written", "training"],
+    ids=["hand-written", "training", "pipelines"],
 )
 def test_the_script_of_a_page_trains_under_torchrun(
     tmp_path: Path, page: str, file: str, said: str
@@ -212,6 +224,13 @@ def test_the_commands_of_the_problem_files_page(
     assert out.count("\nfeasible\n") == 2
     assert "in the format of google/iopddl" in out
     assert "in the format of msr-fiddle/dnn-partitioning" in out
+
+
+def test_the_schedule_of_the_pipelines_page(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = next(b for b in blocks("how-to/pipelines.md", "text") if b.startswith("$ "))
+    command, table = printed.split("\n", 1)
+    assert main(shlex.split(command)[2:]) == 0
+    assert capsys.readouterr().out == table
 
 
 def test_every_page_is_in_the_navigation_and_links_lead_somewhere() -> None:

@@ -256,7 +256,7 @@ def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:
     if request.tune is not None:
         raise OptionError("tune runs plans without stages: leave out schedule and micro_batches")
     if request.strategy != "auto":
-        raise OptionError(f"strategy {request.strategy!r}: pipelines search their stages: leave it")
+        raise OptionError(f"strategy {request.strategy!r} is not for pipelines: leave it out")
     if options.get("recompute") is True and not options.get("training"):
         raise OptionError("recompute is for training: inference keeps nothing")
 

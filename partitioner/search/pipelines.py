@@ -52,6 +52,9 @@ RIVALS = 3
 TWICE = frozenset({"interleaved", "zbv", "dualpipev"})
 #: Steps of an evaluation, for each node, and of an estimate, for each action.
 EVALUATION_STEPS, ESTIMATE_STEPS = 300, 2
+#: Shardings that are searched where no cut of one fits, and bytes by which each is to hold fewer,
+#: over those that the last one's cut is short of.
+ATTEMPTS, SHORT = 3, 1.2
 #: The solver's name in certificates.
 SOLVER = "stage cutter, simulated steps"
 
@@ -83,13 +86,36 @@ def find_pipeline(
         ways = Ways(micro_batches, _schedules(request, len(cluster) // size, graph), groups)
         budget.say(f"cutting stages of {size} device{'s' if size > 1 else ''}")
         try:
-            figures = StageFigures(_sharded(graph, cluster, request, share.share(2), size), cluster)
-            results.append(PipelineSearch(figures, ways, share).search())
+            results.append(_of_size(graph, cluster, request, share, size, ways))
         except (PipelineScheduleError, Infeasible) as error:
             errors.append(error)
     if not results:
         raise errors[0]
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
+
+
+def _of_size(
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, ways: Ways
+) -> SpaceResult:
+    """The best plan of stages of so many devices.
+
+    Where values may be computed again and no cut of a sharding fits, one is searched that holds
+    fewer bytes, as the search of shardings counts the bytes of one micro-batch on one mesh.
+
+    Raises:
+        Infeasible: No plan was found that fits.
+        PipelineScheduleError: No schedule serves the lanes.
+    """
+    short = 0.0
+    for attempt in range(1, ATTEMPTS + 1):
+        sharding = _sharded(graph, cluster, request, budget.share(2), size, short)
+        try:
+            return PipelineSearch(StageFigures(sharding, cluster), ways, budget).search()
+        except Infeasible as error:
+            if not graph.optional or not error.bytes_short or attempt == ATTEMPTS:
+                raise
+            short += SHORT * error.bytes_short
+    raise AssertionError("every attempt returns or raises")
 
 
 def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, ...], ...]:
@@ -136,14 +162,14 @@ def _schedules(request: Request, lanes: int, graph: Graph) -> tuple[Table, ...]:
     if not graph.backward:
         return ("forward",)
     if lanes == 1:
-        return ("gpipe",)
+        return ("1f1b",)
     return tuple(name for name in SCHEDULES if name != "forward")
 
 
 def _sharded(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, short: float
 ) -> Sharding:
-    """The best plan of the graph on one mesh of so many devices.
+    """The best plan of the graph on one mesh of so many devices, with so many bytes less.
 
     A device holds what is stored of one stage alone. But the first of several stages holds the
     activations of as many micro-batches as there are stages, which are as many bytes as those of
@@ -157,7 +183,8 @@ def _sharded(
         if (row := row_of(node)) is not None and row.stored
         for value in node.writes
     )
-    first = cluster.first(size).with_memory(most + stored // size * (lanes - 1) // lanes)
+    limit = most + stored // size * (lanes - 1) // lanes - int(short)
+    first = cluster.first(size).with_memory(max(1, limit))
     inner = request.inside_stages(size)
     spaces = inner.over(size).on(graph)
     outcome = find_plan(graph, first, spaces, budget)

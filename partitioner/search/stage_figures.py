@@ -16,6 +16,7 @@ from partitioner.cost_model.memory import with_headroom
 from partitioner.cost_model.schedule import Schedule, schedule
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of
+from partitioner.ir.phases import fixed_nodes
 from partitioner.ir.pipeline import (
     Action,
     ActionKind,
@@ -83,16 +84,17 @@ class StageFigures:
     def least_s(self, micro_batches: int) -> float:
         """No cut of this sharding takes fewer seconds a step.
 
-        All the work of all micro-batches is on the lanes, and each micro-batch takes the longest
-        path of its nodes.
+        The nodes that every micro-batch runs are on the devices, evenly at best, and each
+        micro-batch takes the longest path of them. Communications are not counted.
         """
-        device_s = float(self.loads.sum()) * micro_batches / self.lanes
+        total_s = sum(map(sum, self._node_s.values()))
         done: dict[str, float] = {}
         for node in self.sharding.graph.nodes:
             begin = max((done.get(value, 0.0) for value in node.reads), default=0.0)
-            end = begin + self._node_s.get(node.name, 0.0)
+            end = begin + min(self._node_s.get(node.name, (0.0,)))
             done.update(dict.fromkeys(node.writes, end))
-        return max(device_s, max(done.values(), default=0.0))
+        path_s = max(done.values(), default=0.0)
+        return max(total_s * micro_batches / len(self.cluster), path_s)
 
     @cached_property
     def tasks(self) -> Schedule:
@@ -138,11 +140,12 @@ class StageFigures:
         return frozenset(weights)
 
     @cached_property
-    def _node_s(self) -> Mapping[str, float]:
-        """Seconds of each node without communications, of those that every micro-batch runs."""
-        placed = ((task.placed, task.longest_s) for task in self.tasks.tasks)
-        seconds = ((p.node.name, s) for p, s in placed if p is not None)
-        return {name: s for name, s in seconds if not self._is_once(name)}
+    def _node_s(self) -> Mapping[str, tuple[float, ...]]:
+        """Seconds on each device of the nodes that every micro-batch runs."""
+        fixed = fixed_nodes(self.sharding.graph)
+        tasks = ((task.placed, task.devices) for task in self.tasks.tasks)
+        seconds = ((p.node.name, tuple(s.values())) for p, s in tasks if p is not None and s)
+        return {n: s for n, s in seconds if n not in fixed and not self._is_once(n)}
 
     def _is_once(self, name: str) -> bool:
         """Whether a node runs once a step, as the optimizer's updates do."""
@@ -203,17 +206,18 @@ class StageFigures:
     def open(self) -> npt.NDArray[np.bool_]:
         """Whether a stage may end at each position.
 
-        None may between the nodes that read or make a stored value which every micro-batch writes:
-        the next micro-batch reads it.
+        None may between the first node that reads a stored value which every micro-batch writes and
+        the node that makes its next contents: the next micro-batch reads them.
         """
         graph, is_open = self.sharding.graph, np.ones(len(self.units) + 1, np.bool_)
         for node in graph.nodes:
             if node.attrs.get("role") != "next":
                 continue
+            readers = (reader.name for reader in graph.consumers[node.inputs[1]])
+            first = min(self.unit_of[name] for name in readers if name not in graph.backward)
             made = graph.producers.get(node.inputs[0])
-            ends = [*graph.consumers[node.inputs[1]], *([] if made is None else [made])]
-            units = [self.unit_of[end.name] for end in ends if end.name not in graph.backward]
-            is_open[min(units) + 1 : max(units) + 1] = False
+            if made is not None:
+                is_open[first + 1 : self.unit_of[made.name] + 1] = False
         return is_open
 
     @cached_property

@@ -19,6 +19,7 @@ from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import (
     SCHEDULES,
     PipelineSchedule,
@@ -167,7 +168,7 @@ class PipelineSearch:
         for name in self.ways.schedules:
             try:
                 plans.append(self._of_schedule(name))
-            except (PipelineScheduleError, Infeasible) as error:
+            except (PipelineScheduleError, PhaseError, Infeasible) as error:
                 failed.append((self._family(name), error))
         if not plans:
             refusals = [error for _, error in failed if isinstance(error, Infeasible)]
@@ -202,13 +203,21 @@ class PipelineSearch:
             work.spend(EVALUATION_STEPS * len(plan.nodes))
             return self._candidate(name, plan)
 
+        def better(ends: tuple[int, ...], best: Candidate) -> Candidate | None:
+            """The candidate of other ends, if it is better; none where buffers join its stages."""
+            try:
+                candidate = None if work.over else simulated(ends)
+            except PhaseError:
+                return None
+            return candidate if candidate and _figure(candidate) < _figure(best) else None
+
         ends, best = first, simulated(first)
         for rival in rivals[: RIVALS - 1]:
-            if not work.over and _figure(candidate := simulated(rival)) < _figure(best):
+            if candidate := better(rival, best):
                 ends, best = rival, candidate
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                if not work.over and _figure(candidate := simulated(moved)) < _figure(best):
+                if candidate := better(moved, best):
                     ends, best = moved, candidate
         if not best.evaluation.fits:
             raise self._too_large(name, best.evaluation)

@@ -3,7 +3,11 @@
 A backward node goes to the stage of the forward node that it differentiates or repeats. One that
 has none, such as a sum of gradients, goes to the lowest stage that its gradients come from, since
 they pass from higher stages to lower ones. Another name of a value is where the value is, an update
-where its value is stored, and a stored value where it is read first.
+where its value is stored, and a stored value where it is read first. What the backward pass reads
+and no micro-batch changes, such as another name of a tied weight, is in its readers' highest stage.
+
+A micro-batch reads the buffers that the one before it wrote. So all that reads or writes such a
+buffer in the forward pass is in one stage: the latest of those given.
 """
 
 from __future__ import annotations
@@ -29,11 +33,17 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
         forward: Stage of each of the `changing_nodes`; values pass from a stage to itself or to
             later ones.
     """
-    stages = dict(forward)
+    stages = _with_buffers_in_one_stage(graph, forward)
     for node in reversed(graph.nodes):
         if node.name not in stages and node.name not in graph.backward:
             readers = [r.name for value in node.writes for r in graph.consumers[value]]
-            stages[node.name] = min((stages[name] for name in readers if name in stages), default=0)
+            staged = [stages[name] for name in readers if name in stages]
+            if staged:
+                stages[node.name] = min(staged)
+    for node in graph.nodes:
+        if node.name not in stages and node.name not in graph.backward:
+            producers = (graph.producers[value].name for value in node.reads)
+            stages[node.name] = max((stages[name] for name in producers), default=0)
     last = max(stages.values(), default=0)
     gradients = _gradients(graph)
     for node in graph.nodes:
@@ -42,6 +52,26 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     for node in reversed(graph.nodes):
         if node.name in graph.backward and not gradients[node.name]:
             stages[node.name] = _read_stage(graph, node, stages)
+    return stages
+
+
+def _with_buffers_in_one_stage(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
+    """The stages of the forward pass, with nodes moved to later ones as written buffers want it."""
+    written = {node.inputs[1] for node in graph.nodes if node.attrs.get("role") == "next"}
+    users = [
+        [n.name for n in (graph.producers[value], *graph.consumers[value]) if n.name in forward]
+        for value in written
+    ]
+    stages = dict(forward)
+    before: dict[str, int] = {}
+    while stages != before:
+        before = dict(stages)
+        for names in users:
+            stages.update(dict.fromkeys(names, max(stages[name] for name in names)))
+        for node in graph.nodes:
+            if node.name in stages:
+                made = (graph.producers[v].name for v in node.reads if v in graph.producers)
+                stages[node.name] = max(stages.get(name, 0) for name in (node.name, *made))
     return stages
 
 

@@ -196,6 +196,20 @@ class PipelineSearch:
         }
         cuts = {self._moved(estimate, cut) for cut in starts} | starts
         first, *rivals = sorted(cuts, key=lambda ends: self._rank(estimate, ends))
+        best = self._simulated_best(name, lane_of, first, rivals)
+        if not best.evaluation.fits:
+            raise self._too_large(name, best.evaluation)
+        return best
+
+    def _simulated_best(
+        self,
+        name: Table,
+        lane_of: tuple[int, ...],
+        first: tuple[int, ...],
+        rivals: Sequence[tuple[int, ...]],
+    ) -> Candidate:
+        """The best of some cuts by their simulated steps, after moving its ends by little."""
+
         work = self.budget.share(len(self.ways.schedules)).work
 
         def simulated(ends: tuple[int, ...]) -> Candidate:
@@ -219,8 +233,6 @@ class PipelineSearch:
             for moved in self._neighbours(ends, distance):
                 if candidate := better(moved, best):
                     ends, best = moved, candidate
-        if not best.evaluation.fits:
-            raise self._too_large(name, best.evaluation)
         return best
 
     def _too_large(self, name: Table, evaluation: Evaluation) -> Infeasible:

@@ -209,7 +209,6 @@ class PipelineSearch:
         rivals: Sequence[tuple[int, ...]],
     ) -> Candidate:
         """The best of some cuts by their simulated steps, after moving its ends by little."""
-
         work = self.budget.share(len(self.ways.schedules)).work
 
         def simulated(ends: tuple[int, ...]) -> Candidate:

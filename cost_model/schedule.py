@@ -309,14 +309,15 @@ class _Builder:
 
         Without stages: the number of moves between groups. With stages: a value that does not leave
         its devices is resharded in the phase that reads it; one that does is reduced where it is
-        made, and sent for the phase that reads it, for the whole step if it is the same in all
-        micro-batches.
+        made, and sent for the phase that reads it; once a step if it is the same in all
+        micro-batches, or if its sum over them is read.
         """
         origin = self.origin[before][1]
         held, then = set(before[1].mesh.devices), set(after[1].mesh.devices)
         if self.order is None:
             return origin, origin + held.isdisjoint(then)
-        if held == set(target.mesh.devices) or phase == self._delivery:
+        sums = self.order.phases.of(phase)[0] is Part.REDUCE
+        if held == set(target.mesh.devices) or phase == self._delivery or sums:
             return phase, phase
         if held == then:
             return origin, origin

@@ -145,8 +145,11 @@ def _run_phase(
 ) -> bool:
     """Run a phase of a micro-batch on the devices of a lane, if all that it waits for was sent."""
     tasks = [(index, task) for index, task in phase_tasks if devices & task.devices.keys()]
-    passing = [(index, t) for index, t in tasks if t.phase != t.target_phase]
-    arriving = [(index, t) for index, t in passing if t.target_phase == phase]
+    passing = [(index, t, t.comm) for index, t in tasks if t.comm and t.phase != t.target_phase]
+    arriving = [
+        (index, t) for index, t, c in passing if t.target_phase == phase and devices & c.targets()
+    ]
+    leaving = [(index, t) for index, t, c in passing if t.phase == phase and devices & c.sources()]
     inside = [(index, t) for index, t in tasks if t.phase == t.target_phase]
     if any((index, micro_batch) not in clock.sent for index, _ in arriving):
         return False
@@ -154,9 +157,8 @@ def _run_phase(
         clock.arrive(index, task, micro_batch)
     for index, task in inside:
         clock.together(index, task, micro_batch)
-    for index, task in passing:
-        if task.phase == phase:
-            clock.leave(index, task, micro_batch)
+    for index, task in leaving:
+        clock.leave(index, task, micro_batch)
     return True
 
 

@@ -200,7 +200,8 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
         writer = writers[phase]
         results = tuple(sorted(writer.written(steps) & kept))
         emitted = emit_pass(writer, steps, results, constant=constant, join_small=programs.is_spmd)
-        if emitted.results != (NO_VALUE,):
+        talks = any(isinstance(step, Comm) for step in steps)
+        if talks or emitted.results != (NO_VALUE,):
             received = tuple(writer.messages.values())
             graphs[phase] = PhaseGraph(emitted, received, tuple(writer.leaving))
     once = frozenset(name for name, phase in made_in.items() if phases.is_once(phase))

@@ -39,7 +39,12 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     for node in reversed(graph.nodes):
         if node.name not in (*stages, *graph.backward) and not _updates(node):
             readers = [r.name for value in node.writes for r in graph.consumers[value]]
-            stages[node.name] = min((stages[name] for name in readers if name in stages), default=0)
+            if known := [stages[name] for name in readers if name in stages]:
+                stages[node.name] = min(known)
+    for node in graph.nodes:
+        if node.name not in (*stages, *graph.backward) and not _updates(node):
+            made = (graph.producers[value].name for value in node.reads if value in graph.producers)
+            stages[node.name] = max((stages[name] for name in made if name in stages), default=0)
     last = max(stages.values(), default=0)
     gradients = _gradients(graph)
     for node in graph.nodes:

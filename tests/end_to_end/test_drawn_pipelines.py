@@ -1,0 +1,90 @@
+"""Random modules in random stages: gradients and buffers are those of plain accumulation."""
+
+import copy
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from drawn_modules import Drawn, batch, drawn_stages
+from staged_by_hand import staged, traced
+
+from partitioner.ir.phases import PhaseError
+from partitioner.ir.pipeline import PipelineScheduleError
+
+#: Schedules, and the device of each stage.
+WAYS = (
+    ("gpipe", (0,)),
+    ("gpipe", (0, 1)),
+    ("gpipe", (0, 1, 0)),
+    ("1f1b", (0, 1)),
+    ("1f1b", (0, 1, 2)),
+    ("1f1b", (0, 1, 0)),
+    ("1f1b", (0, 1, 1, 0)),
+    ("interleaved", (0, 1, 0, 1)),
+    ("interleaved", (0, 1, 2, 0, 1, 2)),
+    ("zb1", (0, 1)),
+    ("zb1", (0, 1, 2)),
+    ("zbv", (0, 1, 1, 0)),
+    ("dualpipev", (0, 1, 1, 0)),
+)
+PLANS = 4
+
+
+def accumulated(module: torch.nn.Module, whole: tuple[torch.Tensor, ...], count: int) -> object:
+    """The mean loss of micro-batches and all scores, if the module returns any."""
+    loss, scores = torch.zeros((), dtype=torch.float64), []
+    for part in zip(*(tensor.chunk(count) for tensor in whole), strict=True):
+        result = module(*part)
+        share = (result[0] if isinstance(result, tuple) else result) / count
+        share.backward()
+        loss += share.detach()
+        scores += [result[1]] if isinstance(result, tuple) else []
+    return (loss, torch.cat(scores)) if scores else loss
+
+
+def check(seed: int) -> int:
+    """Some plans of one module; returns how many could run in micro-batches."""
+    draw = random.Random(seed)
+    module = Drawn(draw).double()
+    count = draw.randint(1, 5)
+    whole = batch(draw, count * draw.randint(1, 3))
+    trace = traced(module, whole, count)
+    start = copy.deepcopy(module)
+    ran = 0
+    for schedule, lanes in draw.sample(WAYS, PLANS):
+        stages = drawn_stages(draw, trace.graph, len(lanes))
+        try:
+            program = staged(trace, lanes, schedule, count, stages)
+        except (
+            PhaseError,
+            PipelineScheduleError,
+        ):  # buffers join stages; counts do not fit
+            continue
+        plain = copy.deepcopy(start)
+        module.load_state_dict(start.state_dict())
+        results, gradients = program.gradients(*whole)
+        what = f"seed {seed}, {schedule} on {lanes}: "
+        torch.testing.assert_close(results, accumulated(plain, whole, count), msg=_after(what))
+        for name, parameter in plain.named_parameters():
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            own = gradients.get(name, torch.zeros_like(parameter))
+            torch.testing.assert_close(own, expected, msg=_after(what + name))
+        for (name, own), expected in zip(module.named_buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(own, expected, msg=_after(what + name))
+        ran += 1
+    return ran
+
+
+def _after(what: str) -> Callable[[str], str]:
+    return lambda message: f"{what}: {message}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_are_those_of_accumulation(seed: int) -> None:
+    check(seed)
+
+
+@pytest.mark.slow
+def test_hundreds_of_plans() -> None:
+    assert sum(check(seed) for seed in range(100, 200)) > 250

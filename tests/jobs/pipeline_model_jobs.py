@@ -1,0 +1,260 @@
+"""Jobs of test_pipelines.py: modules in stages on gloo ranks, ten AdamW steps each.
+
+They are beside one process that accumulates the gradients of the same micro-batches. Modules are of
+float64: AdamW makes whole steps of the rounding of gradients that are 0 in exact arithmetic, such
+as those of the biases of attention keys.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from pipeline_models import MODELS, batch_of
+from staged_by_hand import staged, traced
+from torch import Tensor, nn
+from torch_ranks import Job, main
+from trained import Gpt
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+from partitioner.frontends.torch.trace import TracedModule
+from partitioner.ir.pipeline import textbook_lanes
+
+STEPS, RATE = 10, 1e-2
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb1", "zbv", "dualpipev")
+TWICE = ("interleaved", "zbv", "dualpipev")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one process comes to: its losses, and its state at the end."""
+
+    losses: tuple[float, ...]
+    state: dict[str, Tensor]
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    """A rank whose stage has no parameters takes one of its own: PyTorch wants one."""
+    return torch.optim.AdamW([*module.parameters()] or [nn.Parameter(torch.zeros(1))], lr=RATE)
+
+
+def first(result: Any) -> Tensor:
+    loss = result if isinstance(result, Tensor) else result[0]
+    assert isinstance(loss, Tensor)
+    return loss
+
+
+def accumulate(
+    start: nn.Module,
+    batch: Callable[[int], dict[str, Tensor]],
+    count: int,
+    clip: float | None = None,
+    autocast: bool = False,
+) -> Course:
+    """Ten steps of one process."""
+    module, losses = copy.deepcopy(start), []
+    optimizer = adamw(module)
+    for step in range(STEPS):
+        parts = {name: tensor.chunk(count) for name, tensor in batch(step).items()}
+        total = 0.0
+        for index in range(count):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = first(module(**{n: chunks[index] for n, chunks in parts.items()})) / count
+            loss.backward()
+            total += loss.item()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    return Course(tuple(losses), module.state_dict())
+
+
+def trains(
+    program: ModuleProgram,
+    batch: Callable[[int], dict[str, Tensor]],
+    course: Course,
+    clip: float | None = None,
+    autocast: bool = False,
+    tolerance: float = 1e-4,
+) -> None:
+    """Ten steps of the ranks."""
+    module = program.module()
+    optimizer, losses = adamw(module), []
+    for step in range(STEPS):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = first(module(**batch(step)))
+        loss.backward()
+        if clip is not None:
+            module.clip_grad_norm_(clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    close(torch.tensor(losses), torch.tensor(course.losses))
+    state = module.full_state_dict()
+    assert state.keys() == course.state.keys()
+    for name, tensor in course.state.items():
+        close(state[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# Stages by hand ----------------------------------------------------------------------------------
+
+
+@cache
+def trace(model: str, size: int, count: int) -> TracedModule:
+    module = MODELS[model]()
+    return traced(module, (), count, batch_of(module, 0, size))
+
+
+@cache
+def course(model: str, size: int, count: int) -> Course:
+    module = MODELS[model]()
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])  # its first use imports for seconds
+    return accumulate(module, partial(batch_of, module, size=size), count)
+
+
+@cache
+def by_hand(
+    model: str, schedule: str, lanes: Sequence[int], size: int, count: int
+) -> ModuleProgram:
+    return staged(trace(model, size, count), lanes, schedule, count)
+
+
+def job(
+    model: str,
+    schedule: str,
+    lanes: Sequence[int],
+    size: int = 8,
+    count: int = 4,
+    *,
+    slow: bool = True,
+) -> Job:
+    program = partial(by_hand, model, schedule, tuple(lanes), size, count)
+    expected = partial(course, model, size, count)
+
+    def run(_: int) -> None:
+        trains(program(), partial(batch_of, program().whole, size=size), expected())
+
+    return Job(max(lanes) + 1, run, [program, expected], slow=slow)
+
+
+def lanes_of(schedule: str, ranks: int) -> tuple[int, ...]:
+    return textbook_lanes(schedule, ranks * (2 if schedule in TWICE else 1))
+
+
+#: Those of the matrix that every run takes; each model and each schedule is among them.
+FAST = {
+    ("gpt2", "1f1b", 2),
+    ("t5", "zbv", 2),
+    ("resnet", "gpipe", 2),
+    ("unet", "zb1", 2),
+    ("tied", "interleaved", 2),
+    ("towers", "dualpipev", 2),
+    ("gpt2", "1f1b", 4),
+}
+
+MATRIX = {
+    f"{model}_{schedule}_on_{ranks}": job(
+        model,
+        schedule,
+        lanes_of(schedule, ranks),
+        count=2 * ranks,
+        slow=(model, schedule, ranks) not in FAST,
+    )
+    for model in MODELS
+    for schedule in SCHEDULES
+    for ranks in (2, 4)
+}
+ODD = {
+    "there_and_back": job("gpt2", "1f1b", (0, 1, 0), slow=False),
+    **{
+        f"{model}_there_and_back_{schedule}": job(model, schedule, (0, 1, 0))
+        for model in MODELS
+        for schedule in ("gpipe", "1f1b")
+    },
+    "three_stages_five_micro_batches": job("tied", "1f1b", (0, 1, 2), 15, 5, slow=False),
+    "three_stages_one_row_each": job("unet", "zb1", (0, 1, 2), 5, 5),
+}
+
+# Hybrids, by `compile` ---------------------------------------------------------------------------
+
+MESHES = {
+    "pp+dp": {"pp": 2, "dp": 2},
+    "pp+tp": {"pp": 2, "tp": 2},
+    "pp+zero3": {"pp": 2, "dp": 2},
+    "pp+dp+tp": {"pp": 2, "dp": 2, "tp": 2},
+}
+
+
+def gpt() -> nn.Module:
+    torch.manual_seed(0)
+    return Gpt(blocks=2).double()
+
+
+def gpt_batch(step: int) -> dict[str, Tensor]:
+    return dict(zip(("ids", "labels"), Gpt.batch(step, 8), strict=True))
+
+
+@cache
+def hybrid(kind: str, *, autocast: bool = False, schedule: str = "1f1b") -> ModuleProgram:
+    mesh = MESHES.get(kind)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        program = partitioner.compile(
+            gpt().float() if autocast else gpt(),
+            gpt_batch(0),
+            devices=2 if mesh is None else 2 ** len(mesh),
+            training=True,
+            parallel=kind,
+            mesh=mesh,
+            schedule=schedule,
+            micro_batches=4,
+            time_limit_s=5,
+        )
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+@cache
+def gpt_course(clip: float | None = None, *, autocast: bool = False) -> Course:
+    return accumulate(gpt().float() if autocast else gpt(), gpt_batch, 4, clip, autocast)
+
+
+def hybrid_job(kind: str, *, slow: bool, clip: float | None = None) -> Job:
+    ranks = 2 ** len(MESHES.get(kind, {"pp": 2}))
+    program, expected = partial(hybrid, kind), partial(gpt_course, clip)
+    return Job(
+        ranks,
+        lambda _: trains(program(), gpt_batch, expected(), clip),
+        [program, expected],
+        slow=slow,
+    )
+
+
+def trains_in_mixed_precision(_: int) -> None:
+    """Roundings of bfloat16 differ by the order of sums."""
+    program = hybrid("pp", autocast=True)
+    trains(program, gpt_batch, gpt_course(autocast=True), autocast=True, tolerance=2e-2)
+
+
+HYBRIDS = {
+    "pp_dp": hybrid_job("pp+dp", slow=False),
+    "pp_tp": hybrid_job("pp+tp", slow=True),
+    "pp_zero3": hybrid_job("pp+zero3", slow=True),
+    "pp_dp_tp": hybrid_job("pp+dp+tp", slow=True),
+    "clipping": hybrid_job("pp", slow=False, clip=0.05),
+    "clipping_zero3": hybrid_job("pp+zero3", slow=True, clip=0.05),
+    "mixed_precision": Job(
+        2,
+        trains_in_mixed_precision,
+        [partial(hybrid, "pp", autocast=True), partial(gpt_course, autocast=True)],
+    ),
+}
+
+JOBS = {**MATRIX, **ODD, **HYBRIDS}
+
+if __name__ == "__main__":
+    main(JOBS)

@@ -35,16 +35,7 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
         forward: Stage of each of the `changing_nodes`; values pass from a stage to itself or to
             later ones.
     """
-    stages = dict(forward)
-    for node in reversed(graph.nodes):
-        if node.name not in (*stages, *graph.backward) and not _updates(node):
-            readers = [r.name for value in node.writes for r in graph.consumers[value]]
-            if known := [stages[name] for name in readers if name in stages]:
-                stages[node.name] = min(known)
-    for node in graph.nodes:
-        if node.name not in (*stages, *graph.backward) and not _updates(node):
-            made = (graph.producers[value].name for value in node.reads if value in graph.producers)
-            stages[node.name] = max((stages[name] for name in made if name in stages), default=0)
+    stages = _forward_stages(graph, forward)
     last = max(stages.values(), default=0)
     gradients = _gradients(graph)
     for node in graph.nodes:
@@ -56,6 +47,21 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
     for node in reversed(graph.nodes):
         if node.name not in stages:
             stages[node.name] = _repeated_stage(graph, node, stages)
+    return stages
+
+
+def _forward_stages(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
+    """Stages of the forward pass, without its updates: of the first reader, else of the operands."""
+    stages = dict(forward)
+    for node in reversed(graph.nodes):
+        if node.name not in (*stages, *graph.backward) and not _updates(node):
+            readers = [r.name for value in node.writes for r in graph.consumers[value]]
+            if known := [stages[name] for name in readers if name in stages]:
+                stages[node.name] = min(known)
+    for node in graph.nodes:
+        if node.name not in (*stages, *graph.backward) and not _updates(node):
+            made = (graph.producers[value].name for value in node.reads if value in graph.producers)
+            stages[node.name] = max((stages[name] for name in made if name in stages), default=0)
     return stages
 
 

@@ -135,9 +135,9 @@ def test_a_part_of_a_sum_is_taken_once_the_pass_ends() -> None:
     )
     assert isinstance(program, ModuleProgram)
     comms, parameters = kinds_of(program), len(list(model.parameters()))
-    assert min(comms["all_reduce"], comms["slice"]) >= parameters
-    assert len(places(program, "backward", "all_reduce")) <= 2
-    assert len(places(program, "backward", "aten.clone")) >= parameters
+    assert min(comms["all_reduce"], comms["slice"]) > parameters / 2
+    assert len(places(program, "backward", "all_reduce")) < parameters / 4
+    assert len(places(program, "backward", "aten.clone")) > parameters / 2
     loss, _ = model(*batch)
     loss.backward()
     _, gradients = program.gradients(*batch)

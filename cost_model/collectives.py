@@ -104,6 +104,9 @@ def joined_seconds(
 ) -> Mapping[int, float]:
     """Seconds of a collective that shares a bucket with others, by its share of a full one.
 
+    To these come the copies of its operand into the bucket and of a gather's parts out of it, at
+    memory bandwidth; parts of other results are read where they lie.
+
     Args:
         kind: One of the ring-or-tree kinds.
         ranks: Its group.
@@ -117,10 +120,14 @@ def joined_seconds(
         return alone_s
     full = BUCKET_BYTES * parts
     best = collective(kind, ranks, full, cluster)
-    return {
-        rank: min(seconds, (best.start_s(cluster.devices[rank]) + best.seconds) * nbytes / full)
-        for rank, seconds in alone_s.items()
-    }
+    copied = nbytes / parts + (nbytes if kind is CommKind.ALL_GATHER else 0.0)
+    joined_s: dict[int, float] = {}
+    for rank, seconds in alone_s.items():
+        device = cluster.devices[rank]
+        copies_s = 2 * copied / device.memory_bytes_per_s  # read and written
+        share_s = (best.start_s(device) + best.seconds) * nbytes / full
+        joined_s[rank] = min(seconds, share_s + copies_s)
+    return joined_s
 
 
 def collective(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
-from partitioner.cost_model.forms import LocalShape, form_of
+from partitioner.cost_model.forms import LocalShape, form_of, stores_parts, trains
 from partitioner.cost_model.profile import Estimate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
@@ -34,18 +34,30 @@ _FREE = Estimate(0.0, "datasheet")
 
 
 def node_seconds(
-    graph: Graph, placed: PlacedNode, cluster: Cluster, devices: Sequence[int] | None = None
+    graph: Graph,
+    placed: PlacedNode,
+    cluster: Cluster,
+    devices: Sequence[int] | None = None,
+    *,
+    in_parts: bool | None = None,
 ) -> Mapping[int, float]:
     """Seconds that each device of the node's group, or of `devices`, spends on its part.
 
-    A node without a rule is priced by its bytes and by `estimated_flops`.
+    A node without a rule is priced by its bytes and by `estimated_flops`. `in_parts` is
+    `forms.stores_parts` of the plan; None if there is no plan yet: an update has the least price
+    then that it has in a plan.
     """
-    estimates = node_estimates(graph, placed, cluster, devices)
+    estimates = node_estimates(graph, placed, cluster, devices, in_parts=in_parts)
     return {device: estimate.seconds for device, estimate in estimates.items()}
 
 
 def node_estimates(
-    graph: Graph, placed: PlacedNode, cluster: Cluster, devices: Sequence[int] | None = None
+    graph: Graph,
+    placed: PlacedNode,
+    cluster: Cluster,
+    devices: Sequence[int] | None = None,
+    *,
+    in_parts: bool | None = None,
 ) -> Mapping[int, Estimate]:
     """`node_seconds`, with where each device's come from."""
     if is_free(placed):
@@ -60,7 +72,9 @@ def node_estimates(
             flops = local_flops(graph, placed, point)
             moved = local_moved_bytes(graph, placed, point)
             shape = partial(shape_at, point)
-            known[sizes, spec] = kernel_estimate(graph, placed, spec, flops, moved, shape)
+            known[sizes, spec] = kernel_estimate(
+                graph, placed, spec, flops, moved, shape, in_parts=in_parts
+            )
         estimates[device] = known[sizes, spec]
     return estimates
 
@@ -83,8 +97,9 @@ class Sources:
         cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
         seconds: dict[str, float] = {}
         error_s = 0.0
+        in_parts = stores_parts(placed)
         for node in placed:
-            for estimate in node_estimates(graph, node, cluster).values():
+            for estimate in node_estimates(graph, node, cluster, in_parts=in_parts).values():
                 spent_s = seconds.get(estimate.source, 0.0)
                 seconds[estimate.source] = spent_s + estimate.seconds
                 error_s += estimate.seconds * estimate.error
@@ -116,6 +131,8 @@ def kernel_estimate(
     flops: float,
     moved_bytes: int,
     local_shape: LocalShape,
+    *,
+    in_parts: bool | None = None,
 ) -> Estimate:
     """Seconds of a node's part on a device: by the device's profile, or else by its rates.
 
@@ -123,13 +140,19 @@ def kernel_estimate(
         flops: FLOPs of the part.
         moved_bytes: Bytes that the part reads and writes.
         local_shape: Shapes of the parts of the operands and results.
+        in_parts: As of `node_seconds`.
     """
     dtype = compute_dtype(graph, placed)
     by_rates = _by_rates(placed, flops, moved_bytes, dtype, spec)
     if spec.profile is None:
         return by_rates
-    form = form_of(graph, placed, local_shape)
-    estimate = spec.profile.estimate(form, dtype, flops, moved_bytes, by_rates.seconds)
+    profile = spec.profile
+    options = (False, True) if in_parts is None and trains(placed.node) else (bool(in_parts),)
+    forms = (form_of(graph, placed, local_shape, in_parts=option) for option in options)
+    estimates = (
+        profile.estimate(form, dtype, flops, moved_bytes, by_rates.seconds) for form in forms
+    )
+    estimate = min(estimates, key=lambda estimate: estimate.seconds)
     return by_rates if estimate.source == "datasheet" else estimate
 
 

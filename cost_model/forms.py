@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -33,7 +34,8 @@ class Form:
     Attributes:
         op: Key of the op table.
         attrs: Attributes in the form of `_plain`, by name, sorted; of an operator that writes to a
-            stored value also "cut": whether the value is stored in parts.
+            stored value also "cut": whether the plan stores any parameter in parts (see
+            `stores_parts`).
         operands: Element type and local shape of each operand, then each capture; None if absent.
         results: The same of each result.
         behind: Operators that the form stands behind, see `chain`; empty for an operator alone.
@@ -63,16 +65,31 @@ class Form:
         return replace(self, behind=()) if self.behind else self
 
 
+#: Role of the node that writes to a trained parameter.
+TRAINED = "gradient"
+
 #: Most operators that a form stands behind.
 _LONGEST_CHAIN = 4
+
+
+_CHAINS: WeakKeyDictionary[Graph, dict[tuple[str, int], tuple[Node, ...]]] = WeakKeyDictionary()
 
 
 def chain(graph: Graph, node: Node, most: int = _LONGEST_CHAIN) -> tuple[Node, ...]:
     """The nodes whose kernel may compute a pointwise one too, the first of them first.
 
     Each alone reads the result of the one before it. The first one sums (a convolution, a product),
-    the others are pointwise. Empty if there are none, or more than `most`.
+    the others are pointwise. Empty if there are none, or more than `most`. Each is found once and
+    kept while the graph lives.
     """
+    known = _CHAINS.setdefault(graph, {})
+    key = node.name, most
+    if key not in known:
+        known[key] = _chain(graph, node, most)
+    return known[key]
+
+
+def _chain(graph: Graph, node: Node, most: int) -> tuple[Node, ...]:
     rule = rule_of(graph, node)
     if not most or not isinstance(rule, Rule) or not rule.is_pointwise:
         return ()
@@ -94,14 +111,40 @@ def chain(graph: Graph, node: Node, most: int = _LONGEST_CHAIN) -> tuple[Node, .
     return ()
 
 
-def form_of(graph: Graph, placed: PlacedNode, local_shape: LocalShape) -> Form:
-    """The form of a placed node on a device, which has these shapes of its operands and results."""
+def trains(node: Node) -> bool:
+    """Whether a node writes to a trained parameter: the step of an optimizer."""
+    row = row_of(node)
+    return row is not None and row.in_place is not None and node.attrs.get("role") == TRAINED
+
+
+def stores_parts(placed: Iterable[PlacedNode]) -> bool:
+    """Whether some device of a plan has only a part of a trained parameter, or nothing of it.
+
+    Then a rank may hold all its parameters as distributed tensors, as PyTorch's operators on lists
+    of tensors want all of one kind; the update of each is dearer, whether it is cut itself or not.
+    """
+    devices: set[int] = set()
+    homes: list[Placement] = []
+    for node in placed:
+        devices.update(node.mesh.devices)
+        if trains(node.node):
+            homes += [at for at in node.outs if at is not None]
+    return any(home.sharding.axes or home.mesh.size() < len(devices) for home in homes)
+
+
+def form_of(
+    graph: Graph, placed: PlacedNode, local_shape: LocalShape, *, in_parts: bool = False
+) -> Form:
+    """The form of a placed node on a device, which has these shapes of its operands and results.
+
+    `in_parts` is `stores_parts` of the plan; a node that stores a part itself has it anyway.
+    """
     node = placed.node
     row = row_of(node)
     attrs = {**node.attrs}
     if row is not None and row.in_place is not None:
         stored = next(at for at in placed.outs if at is not None)
-        attrs["cut"] = bool(stored.sharding.axes)
+        attrs["cut"] = bool(stored.sharding.axes) or (in_parts and trains(node))
 
     def part(value: str, at: Placement | None) -> tuple[str, tuple[int, ...]] | None:
         return None if at is None else (graph.types[value].dtype, local_shape(at))

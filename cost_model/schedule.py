@@ -12,6 +12,7 @@ from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import node_seconds, stored_bytes
+from partitioner.cost_model.forms import stores_parts
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
 from partitioner.ir.graph import Graph, Node
@@ -118,7 +119,8 @@ def schedule(
     resharder, beside = resharder or Resharder(cluster), beside_compute(graph)
     cluster = cluster.beside(device for node in placed for device in node.mesh.devices)
     order = None if pipeline is None else step_order(graph, placed, pipeline)
-    builder = _Builder(graph, cluster, resharder, everywhere, observed, beside, order)
+    in_parts = stores_parts(placed)
+    builder = _Builder(graph, cluster, resharder, everywhere, observed, beside, order, in_parts)
     if order is not None:
         placed = sorted(placed, key=lambda node: order.numbers[node.node.name])
     return builder.run(placed)
@@ -139,6 +141,7 @@ class _Builder:
     observed: frozenset[int] | None
     beside: frozenset[str]
     order: StepOrder | None
+    in_parts: bool
     tasks: list[tuple[int, int, Task]] = field(default_factory=list)  # (anchor, 0 for a node, _)
     feeds: dict[LocalKey, int] = field(default_factory=dict)
     residents: dict[LocalKey, int] = field(default_factory=dict)
@@ -218,7 +221,7 @@ class _Builder:
                     self.residents[(device, key)] = stored_bytes(placed.node, dtype, size)
                 writes.append((device, key, 0 if stored else size))
         devices = self._observed(placed.mesh.devices)
-        seconds = node_seconds(self.graph, placed, self.cluster, devices)
+        seconds = node_seconds(self.graph, placed, self.cluster, devices, in_parts=self.in_parts)
         reads = tuple((device, key) for device in devices for key in keys)
         task = Task(name, seconds, reads, tuple(writes), placed, None, phase, phase)
         self.tasks.append((index, 0, task))

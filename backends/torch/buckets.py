@@ -3,8 +3,8 @@
 Each small collective has a window, from the step of the program that makes its operand to the one
 that reads its result; those whose windows share a point go together in one flat tensor, in the
 order in which they are made, and start as soon as the last operand is there or the tensor is full,
-so that they travel while the pass goes on. Large ones stay alone: bandwidth sets their pace, and
-copying them into one tensor would cost more than it saves.
+but not before the first of them would, so that they travel while the pass goes on. Large ones stay
+alone: bandwidth sets their pace, and copying them into one tensor would cost more than it saves.
 """
 
 from __future__ import annotations
@@ -146,13 +146,15 @@ def _buckets(members: Sequence[_Member], dtype: torch.dtype) -> list[list[_Membe
 def _join(graph: fx.Graph, kind: _Kind, members: Sequence[_Member]) -> None:
     """Replace collectives by one, which starts once all operands are there.
 
-    It is waited for where the first result is due.
+    It does not start before the first of them would, as the memory of its result is taken then, and
+    is waited for where the first result is due.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     tasks = [task for m in members for task in noted_tasks(m.sent)]
     first = min((member.wait for member in members), key=order.__getitem__)
     last = max((root for m in members for root in _roots(m.sent)), key=order.__getitem__)
-    with graph.inserting_before(_after(last)):
+    begin = min((member.sent for member in members), key=order.__getitem__)
+    with graph.inserting_before(begin if order[last] < order[begin] else _after(last)):
         shape = [kind.ranks, -1] if kind.scatters else [-1]
         parts = [
             graph.call_function(aten.reshape.default, (_copy(graph, m.operand), shape))

@@ -17,7 +17,7 @@ from torch import fx
 from partitioner.backends.regions import region_shape
 from partitioner.backends.tensors import torch_dtype
 from partitioner.backends.torch.pieces import join, take
-from partitioner.ir.exchange import Transfer
+from partitioner.ir.exchange import Region, Transfer
 from partitioner.ir.program import Comm, CommKind
 
 aten = torch.ops.aten
@@ -106,8 +106,12 @@ class RankComm:
             arrival = self._all_reduce()
             kept = by_target[self.rank]
             return lambda: take(self.graph, arrival(), kept.read, self.source_shape)
-        parts = [self._flat(self._part(by_target[rank])) for rank in comm.ranks]
-        operand = self._summable(self._call(aten.cat.default, parts))
+        ordered = [by_target[rank] for rank in comm.ranks]
+        if _fill_rows([t.read for t in ordered], self.source_shape):
+            packed = self._flat(self._dense(self._sent))
+        else:
+            packed = self._call(aten.cat.default, [self._flat(self._part(t)) for t in ordered])
+        operand = self._summable(packed)
         collective = self._call(
             c10d.reduce_scatter_tensor.default,
             *(operand, self._reduction, len(comm.ranks), self._group),
@@ -126,7 +130,7 @@ class RankComm:
         def arrive() -> fx.Node:
             flat = self._decoded(self._wait(collective))
             ordered = [by_source[rank] for rank in self.comm.ranks]
-            if _fill_rows(ordered, self.target_shape):
+            if _fill_rows([t.write for t in ordered], self.target_shape):
                 return self._shaped(flat, self.target_shape)
             return join(
                 self.graph,
@@ -298,13 +302,12 @@ def _is_even(comm: Comm) -> bool:
     return len(sizes) == 1 and pairs == {(a, b) for a in comm.ranks for b in comm.ranks}
 
 
-def _fill_rows(ordered: Sequence[Transfer], shape: Shape) -> bool:
-    """Whether the parts, one after the other, are the target's memory."""
+def _fill_rows(regions: Sequence[Region], shape: Shape) -> bool:
+    """Whether the parts of a tensor, one after the other, are its memory."""
     if not shape:
-        return len(ordered) == 1
+        return len(regions) == 1
     end = 0
-    for transfer in ordered:
-        rows, *others = transfer.write
+    for rows, *others in regions:
         rest = all(i == ((0, size),) for i, size in zip(others, shape[1:], strict=True))
         if not rest or len(rows) != 1 or rows[0][0] != end:
             return False

@@ -27,7 +27,7 @@ from partitioner.backends.torch.faults import COMM
 from partitioner.backends.torch.values import Task, note_tasks, note_values
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.ops import row_of
-from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankProgram
+from partitioner.ir.program import Comm, CommKind, Compute, Output, Part, Programs, RankProgram
 from partitioner.ir.types import TensorType, numpy_dtype
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
@@ -308,7 +308,14 @@ class PassWriter:
         self.known.update(calls)
 
     def communicate(self, comm: Comm) -> None:
-        """Start a communication; its collective is noted for errors that name it."""
+        """Start a communication; its collective is noted for errors that name it.
+
+        A part of what is on its way is taken once it is read: nothing waits for it here.
+        """
+        if comm.kind is CommKind.SLICE and not isinstance(self.known[comm.source], fx.Node):
+            self.known[comm.target] = lambda: self._late_slice(comm)
+            self.pending[comm.target] = comm.seq
+            return
         own = self.part_in(comm, sends=self.program.rank in comm.sources())
         last = self.graph._root.prev
         arrival = own.start()
@@ -320,6 +327,13 @@ class PassWriter:
         if arrival is not None:
             self.known[comm.target] = arrival
             self.pending[comm.target] = comm.seq
+
+    def _late_slice(self, comm: Comm) -> fx.Node:
+        """A part of what has arrived, in memory of its own: the rest is freed."""
+        arrival = self.part_in(comm, sends=True).start()
+        assert arrival is not None
+        dense: dict[str, fx.node.Argument] = {"memory_format": torch.contiguous_format}
+        return self.graph.call_function(torch.ops.aten.clone.default, (arrival(),), dense)
 
     def part_in(self, comm: Comm, *, sends: bool) -> RankComm:
         """The rank's part in a communication; what it `sends` is waited for."""

@@ -584,8 +584,7 @@ def _placements(place: Placement) -> list[Shard | Replicate]:
 
 def _local(tensor: Tensor) -> Tensor:
     """This rank's shard of a DTensor, detached."""
-    detached = tensor.detach()
-    return detached._local_tensor if isinstance(detached, DTensor) else detached
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _sharded_as(tensor: DTensor, part: Tensor) -> DTensor:

@@ -114,7 +114,7 @@ class Update(NamedTuple):
         node: The plan's node.
         stored: Local name of the parameter.
         gradient: Local name of its gradient.
-        cut: Whether it is stored in parts.
+        cut: Whether any parameter of the plan is stored in parts: then all are DTensors.
     """
 
     node: str

@@ -281,19 +281,26 @@ class ModuleRanks(Ranks):
         """The parameters that each rank's optimizer writes to; none for inference."""
         return [self._updates(rank) for rank in range(len(self.programs.ranks))]
 
+    @cached_property
+    def _stores_parts(self) -> bool:
+        """Whether some rank lacks a part of a trained parameter: then all are DTensors."""
+        homes, traced = self.programs.homes, self.module.traced
+        trained = [homes[traced.stored[name]].placement for name in traced.gradients]
+        ranks = len(self.programs.ranks)
+        return any(home.sharding.axes or home.mesh.size() < ranks for home in trained)
+
     def _updates(self, rank: int) -> list[Update]:
         from partitioner.backends.torch.recording import Update
 
-        traced = self.module.traced
+        traced, is_cut = self.module.traced, self._stores_parts
         homes, producers = self.programs.homes, self.module.graph.producers
         results = {output.whole: output.value for output in self.programs.ranks[rank].outputs}
         updates = []
         for name, gradient in traced.gradients.items():
             home = homes[traced.stored[name]]
             if rank in home.placement.mesh.devices:
-                cut = bool(home.placement.sharding.axes)
                 node = producers[gradient].name
-                updates.append(Update(node, home.name, results[gradient], cut))
+                updates.append(Update(node, home.name, results[gradient], is_cut))
         return updates
 
 

@@ -19,10 +19,9 @@ from partitioner.cost_model.compute import (
     local_moved_bytes,
     shape_at,
 )
-from partitioner.cost_model.forms import form_of
+from partitioner.cost_model.forms import form_of, stores_parts
 from partitioner.cost_model.profile import Entry, check_writable, default_profile, write_entries
 from partitioner.files import ResultError
-from partitioner.ir.graph import Graph
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.measured import FILE, Measured
 
@@ -119,7 +118,7 @@ def _forms(result: Compiled, measured: Measured) -> Iterator[tuple[Entry, Measur
             if node is None or task.comms or task.seconds < _LEAST_S:
                 continue
             if kernels[node.node.name] == 1 and not is_free(node):
-                yield _entry(result.graph, node, rank, measured, processes), task
+                yield _entry(result, node, rank, measured, processes), task
 
 
 def _busy(result: Compiled, measured: Measured) -> int:
@@ -129,11 +128,12 @@ def _busy(result: Compiled, measured: Measured) -> int:
 
 
 def _entry(
-    graph: Graph, placed: PlacedNode, rank: int, measured: Measured, processes: int
+    result: Compiled, placed: PlacedNode, rank: int, measured: Measured, processes: int
 ) -> Entry:
     """The entry of a node's part on a rank, without figures."""
-    point = dict(placed.mesh.coords())[rank]
-    form = form_of(graph, placed, partial(shape_at, point))
+    graph, point = result.graph, dict(placed.mesh.coords())[rank]
+    in_parts = stores_parts(result.placed)
+    form = form_of(graph, placed, partial(shape_at, point), in_parts=in_parts)
     return Entry(
         form=form.key,
         op=form.family,

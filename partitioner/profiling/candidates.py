@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,7 @@ from partitioner.cost_model.compute import (
     node_seconds,
     shape_at,
 )
-from partitioner.cost_model.forms import Form, chain, form_of
+from partitioner.cost_model.forms import Form, chain, form_of, trains
 from partitioner.cost_model.schedule import schedule
 from partitioner.ir.graph import SMALL_CONSTANT, Constant, Graph, Node
 from partitioner.ir.mesh import DeviceMesh
@@ -121,8 +122,10 @@ def _of_strategy(
     if is_free(placed):
         return
     seconds = node_seconds(graph, placed, cluster)
-    for device, point in placed.mesh.coords():
-        form = form_of(graph, placed, partial(shape_at, point))
+    # of a plan that stores all parameters whole, and of one that stores parts
+    parted = (False, True) if trains(placed.node) else (False,)
+    for (device, point), in_parts in itertools.product(placed.mesh.coords(), parted):
+        form = form_of(graph, placed, partial(shape_at, point), in_parts=in_parts)
         yield Candidate(
             form if behind else form.alone,
             placed,
@@ -131,7 +134,7 @@ def _of_strategy(
             local_flops(graph, placed, point),
             local_moved_bytes(graph, placed, point),
             seconds[device],
-            not placed.mesh.axes,
+            not placed.mesh.axes and not in_parts,
             behind,
         )
 
@@ -209,7 +212,7 @@ def _local_graph(
 
 
 def _as_stored(node: Node, form: Form) -> Node:
-    """A node that writes to a stored value, told whether that is stored in parts."""
+    """A node that writes to a stored value, told whether the plan stores any in parts."""
     is_cut = dict(form.attrs).get("cut")
     return node if is_cut is None else replace(node, attrs={**node.attrs, "cut": is_cut})
 

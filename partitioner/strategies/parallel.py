@@ -10,13 +10,15 @@
     dp+tp   and so on: both, each over its axis
     pp      pipeline parallel: stages on devices of their own, which `search.pipelines` cuts
 
-Inputs, parameters and uses of parameters are bound; the rest is solved. The batch is cut over axis
-"dp", weights for tensor parallelism over axis "tp".
+Inputs, parameters and uses of parameters are bound; the rest is solved. Where the batch is all that
+is cut, parameters are stored as rows if they can be: parts of rows are gathered without a copy. The
+batch is cut over axis "dp", weights for tensor parallelism over axis "tp".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from partitioner.ir.graph import Graph
 from partitioner.ir.ops import row_of, rule_of
@@ -66,20 +68,24 @@ def parallel_constraints(
     busy: dict[str, frozenset[str]] = {}
     for word in kind.split("+"):
         axis = "tp" if word == TENSOR else "dp"
-        constraints = axis_constraints(word, graph, batch, axis, mesh[axis])
+        rows = kind == word
+        constraints = axis_constraints(word, graph, batch, axis, mesh[axis], rows=rows)
         pins += constraints.pins
         busy.update(constraints.busy)
     return Constraints(tuple(pins), busy=busy)
 
 
 def axis_constraints(
-    word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int
+    word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int, *, rows: bool = False
 ) -> Constraints:
-    """Pins of one kind of parallelism, a key of `DATA` or "tp", over an axis of a size."""
+    """Pins of one kind of parallelism, a key of `DATA` or "tp", over an axis of a size.
+
+    `rows`: whether parameters are cut at rest along their first dim where it is divisible.
+    """
     if word == TENSOR:
         return Constraints(tuple(_tensor(graph, batch, axis, size)))
     busy = {axis: frozenset(_depending(graph, batch))}
-    return Constraints(tuple(_data(word, graph, batch, axis, size)), busy=busy)
+    return Constraints(tuple(_data(word, graph, batch, axis, size, rows=rows)), busy=busy)
 
 
 def batch_inputs(graph: Graph) -> tuple[str, ...]:
@@ -105,19 +111,30 @@ def _depending(graph: Graph, batch: tuple[str, ...]) -> Iterator[str]:
                 yield node.name
 
 
-def _data(word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:
+def _data(
+    word: str, graph: Graph, batch: tuple[str, ...], axis: str, size: int, *, rows: bool
+) -> Iterator[Pin]:
     at_rest, until_use = DATA[word]
     for value in batch:
         yield Pin(f"parallel {word}: batch of {value!r}", tensor=value, dim=0, axis=axis)
     for value, uses in _uses(graph).items():
         cut = at_rest and _can_cut(graph, value, size)
         text = f"parallel {word}: parameter {value!r}"
-        yield Pin(text, tensor=value, axis=axis, side="made", cut=cut, replicate=not cut)
+        shape = graph.types[value].shape
+        dim = 0 if cut and rows and shape[0] % size == 0 else None
+        yield Pin(text, tensor=value, axis=axis, side="made", **_stored(cut, dim))
         for name in uses:
             if graph.producers[name].op == "partitioner::alias":
                 kept = cut and until_use
-                yield Pin(text, tensor=name, axis=axis, side="made", cut=kept, replicate=not kept)
+                yield Pin(text, tensor=name, axis=axis, side="made", **_stored(kept, dim))
             yield Pin(text, tensor=name, axis=axis, side="read", replicate=True)
+
+
+def _stored(cut: bool, dim: int | None) -> dict[str, Any]:
+    """What a pin demands of a value that is cut, along a dim if that is given, or else is whole."""
+    if not cut:
+        return {"replicate": True}
+    return {"cut": True} if dim is None else {"dim": dim}
 
 
 def _tensor(graph: Graph, batch: tuple[str, ...], axis: str, size: int) -> Iterator[Pin]:

@@ -2,22 +2,25 @@
 
     OMP_NUM_THREADS=1 python tests/benchmarks/training.py [--ranks 2] [--rounds 7] [--steps 3]
         [--only ddp,dp,...] [--layers 4] [--width 512] [--tokens 128] [--batch 8] [--fused]
+        [--profile FILE] [--time-limit 120]
 
 Modes: `one` (the plain module on every rank, for scale), `ddp` (DistributedDataParallel), `fsdp`
 (fully_shard of each block and the whole), `hand-tp` (parallelize_module, blocks and head), and
 ours: `dp`, `zero3`, `tp` (forced), `auto` (the cheapest plan by the cost model). A step is forward,
 backward, AdamW and zero_grad; `--fused` takes PyTorch's fused AdamW, which refuses `hand-tp`, whose
 parameters are DTensors only in part. Modes take turns, round by round; printed are the median
-milliseconds of a step, and the median over rounds of the ratio to the twin of the same round. The
-cluster that `auto` is planned for is measured at the start: matrix products, copies, launches,
-gloo's collectives between products, and the share of them that products hide.
+milliseconds of a step, and the median over rounds of the ratio to the twin of the same round.
+Plans are made for this machine as `partitioner.profile` measures it at the start, in at most
+`--time-limit` seconds, or as an earlier run measured it into `--profile`.
 """
 
 import argparse
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,7 +37,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import partitioner
-from partitioner.cost_model.cluster import Cluster, DeviceSpec, LinkLevel
 
 VOCABULARY = 4096
 TWINS = {"dp": "ddp", "zero3": "fsdp", "tp": "hand-tp"}
@@ -84,107 +86,24 @@ class GPT(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def seconds_of(actions: Mapping[str, Callable[[], object]], turns: int = 5) -> dict[str, float]:
-    """Median seconds of each action, equally often on every rank.
-
-    They take turns of five runs in a row, behind one that is not counted.
-    """
-    found: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(turns):
-        for name, action in actions.items():
-            action()
-            for _ in range(5):
-                start = time.perf_counter()
-                action()
-                found[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+def made(args: argparse.Namespace) -> GPT:
+    """The model, the same each time."""
+    torch.manual_seed(0)
+    return GPT(args.layers, args.width, args.tokens)
 
 
-def measured_cluster(ranks: int) -> Cluster:
-    """This machine as a cluster, the same figures on all ranks.
-
-    Collectives are measured as a step has them, each after a product of every rank: the wait for
-    the slower rank is part of what a collective costs. What is hidden is the share of it that is
-    saved if only the last one is waited for. At the measured sizes the cost model gives the
-    measured seconds of each collective: a rate is of what its hops' latency leaves.
-    """
-    a, b = torch.randn(1024, 512), torch.randn(512, 512)
-    big, tiny = torch.randn(1 << 22), torch.randn(4)
-    small, large = torch.randn(16), torch.randn(ranks << 18)
-    part, whole = torch.empty(1 << 18), torch.empty(ranks * large.numel())
-    collectives: dict[str, Callable[[], object]] = {
-        "latency": lambda: dist.all_reduce(small),
-        "reduce": lambda: dist.all_reduce(large),
-        "scatter": lambda: dist.reduce_scatter_tensor(part, large),
-        "gather": lambda: dist.all_gather_into_tensor(whole, large),
-    }
-
-    def product() -> object:
-        return a @ b
-
-    def behind_product(collective: Callable[[], object]) -> Callable[[], object]:
-        return lambda: (product(), collective())
-
-    found = seconds_of(
-        {
-            "compute": product,
-            "copy": big.clone,
-            "launch": lambda: tiny + tiny,
-            **{f"{name} alone": run for name, run in collectives.items()},
-            **{name: behind_product(run) for name, run in collectives.items()},
-        }
+def measure(args: argparse.Namespace) -> None:
+    """Measure this machine for the model, as many processes at once as there are ranks."""
+    example = torch.zeros(args.batch, args.tokens, dtype=torch.long)
+    print(
+        partitioner.profile(
+            *(made(args), (example, example), args.ranks),
+            training=True,
+            profile=args.profile,
+            time_limit_s=args.time_limit,
+        ),
+        flush=True,
     )
-    for name in collectives:  # seconds that it adds to a product, and no less than it takes alone
-        found[name] = max(found[f"{name} alone"], found[name] - found["compute"])
-    found["hidden"] = hidden_share(product, large)
-    shared = torch.tensor(list(found.values()), dtype=torch.float64)
-    dist.all_reduce(shared)
-    mean = dict(zip(found, (shared / ranks).tolist(), strict=True))
-    rounds, share = ranks - 1, (ranks - 1) / ranks
-    hop_s = mean["latency"] / (2 * rounds)
-    flops = 2 * 1024 * 512 * 512 / mean["compute"]
-    moved = 2 * big.nbytes / mean["copy"]
-    device = DeviceSpec("core", {"float32": flops}, moved, 8 << 30, mean["launch"])
-
-    def rate(nbytes: float, seconds: float, hops: int) -> float:
-        return nbytes / max(seconds - hops * hop_s, seconds / 10)
-
-    link = LinkLevel(
-        "gloo",
-        ranks,
-        rate(large.nbytes * rounds, mean["gather"], rounds),
-        hop_s,
-        rate(2 * large.nbytes * share, mean["reduce"], 2 * rounds),
-        rate(large.nbytes * share, mean["scatter"], rounds),
-        mean["hidden"],
-    )
-    return Cluster("measured", (device,) * ranks, (link,))
-
-
-def hidden_share(product: Callable[[], object], tensor: torch.Tensor) -> float:
-    """Of the seconds that all-reduces add to products, those that later products hide."""
-    count = 8
-
-    def computed() -> None:
-        for _ in range(count):
-            product()
-
-    def waited() -> None:
-        for _ in range(count):
-            product()
-            dist.all_reduce(tensor)
-
-    def left() -> None:
-        works = []
-        for _ in range(count):
-            product()
-            works.append(dist.all_reduce(tensor, async_op=True))
-        for work in works:
-            work.wait()
-
-    found = seconds_of({"computed": computed, "waited": waited, "left": left})
-    added, shown = found["waited"] - found["computed"], found["left"] - found["computed"]
-    return min(1.0, max(0.0, 1 - shown / added)) if added > 0 else 0.0
 
 
 def stepping(module: nn.Module, part: Callable[[Batch], Batch], *, fused: bool) -> Step:
@@ -214,22 +133,22 @@ def modes(args: argparse.Namespace, rank: int) -> Iterator[tuple[str, Step]]:
         return ids[rank * rows : (rank + 1) * rows], labels[rank * rows : (rank + 1) * rows]
 
     def model() -> GPT:
-        torch.manual_seed(0)
-        return GPT(args.layers, args.width, args.tokens)
+        return made(args)
 
     def ours(**options: object) -> nn.Module:
         example = torch.zeros(args.batch, args.tokens, dtype=torch.long)
         program = partitioner.compile(
-            model(), (example, example), cluster=cluster, training=True, **options
+            *(model(), (example, example), args.ranks),
+            cluster="local",
+            profile=args.profile,
+            training=True,
+            **options,
         )
         if rank == 0:
             seconds = {key: round(value, 2) for key, value in program.seconds.items()}
             print(options.get("parallel", "auto"), program, seconds, flush=True)
         return program.module()
 
-    cluster = measured_cluster(args.ranks)
-    if rank == 0:
-        print(cluster.devices[0], cluster.levels[0], flush=True)
     wanted = set(args.only.split(",")) if args.only else None
     makers: dict[str, Callable[[], tuple[nn.Module, Callable[[Batch], Batch]]]] = {
         "one": lambda: (model(), whole),
@@ -314,9 +233,15 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only", default="")
+    parser.add_argument("--profile", type=Path)
+    parser.add_argument("--time-limit", type=float, default=120.0)
     parser.add_argument("--fused", action="store_true")
     args = parser.parse_args()
-    mp.spawn(run, (args,), nprocs=args.ranks)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        args.profile = args.profile or Path(folder) / "profile.sqlite"
+        measure(args)
+        mp.spawn(run, (args,), nprocs=args.ranks)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from partitioner.cost_model.compute import Sources
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate_placed, one_device
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
-from partitioner.cost_model.forms import chain, form_of
+from partitioner.cost_model.forms import chain, form_of, stores_parts
 from partitioner.cost_model.profile import (
     Entry,
     LinkEntry,
@@ -430,6 +430,41 @@ def test_a_form_stands_behind_what_it_alone_reads() -> None:
     assert first.family == "Relu behind MatMul"
     assert (second.family, second) == ("Relu", first.alone)
     assert first.key != second.key == first.alone.key
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_updates_are_priced_by_whether_the_plan_stores_any_parameter_in_parts(
+    is_cut: bool, tmp_path: Path
+) -> None:
+    """The whole one of two parameters is as dear as the plan makes it; a search counts the less."""
+    square = TensorType.of("float32", (4, 4))
+    nodes, types = [], {}
+    for name in ("v", "w"):
+        nodes.append(Node(name, "partitioner::state", (), (name,)))
+        attrs = {"role": "gradient"}
+        update = Node(f"{name}.n", "partitioner::update", (f"{name}.g", name), (f"{name}.u",))
+        nodes.append(replace(update, attrs=attrs))
+        types |= dict.fromkeys((name, f"{name}.g", f"{name}.u"), square)
+    graph = graph_of(nodes, types, ("v.g", "w.g"), ("v.u", "w.u"))
+    cuts = {"v": {"d0": ("tp",)} if is_cut else {}, "w": {}}
+    plan = [placed(graph, node.name, PAIR, cuts[node.name[0]]) for node in nodes]
+    whole = plan[-1]
+    at = partial(compute.shape_at, PAIR.coord(0))
+    apart, together = (form_of(graph, whole, at, in_parts=known).key for known in (False, True))
+    assert apart != together
+    part = key(graph, plan[1])
+    entries = [entry(form, s, op=whole.node.op) for form, s in ((apart, 1.0), (together, 5.0))]
+    if is_cut:
+        entries.append(entry(part, 3.0, op=whole.node.op))
+    cluster = measured(tmp_path / "p", *entries)
+    evaluation = evaluate_placed(graph, plan, cluster)
+    assert evaluation.compute_s[0] == (3.0 + 5.0 if is_cut else 1.0 + 1.0)
+    assert Sources.of(graph, plan, cluster).seconds["measured"] == 2 * evaluation.compute_s[0]
+    alone_s = sum(compute.node_seconds(graph, node, cluster)[0] for node in plan)
+    assert alone_s == (3.0 + 1.0 if is_cut else 1.0 + 1.0), "a bound"
+    assert one_device(graph, cluster).compute_s[0] == 2.0
+    stages = [placed(graph, n.name, DeviceMesh.single("vw".index(n.name[0]))) for n in nodes]
+    assert stores_parts(stages)
 
 
 def test_what_is_known_behind_another_goes_before_what_is_known_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 import torch
+from cost_cases import SLOW
 from parallel_jobs import JOBS
 from small_gpt import small_gpt
 from torch import nn
@@ -14,6 +15,7 @@ from torch_jobs import RunJob, job_parameters
 import partitioner
 from partitioner.backends.torch import buckets
 from partitioner.compiled.module import ModuleProgram
+from partitioner.cost_model.cluster import Cluster, LinkLevel
 from partitioner.ir.errors import OptionError
 from partitioner.strategies.spaces import SearchError
 
@@ -101,6 +103,46 @@ def test_parameters_are_gathered_ahead_of_their_use(monkeypatch: pytest.MonkeyPa
         if sum(start < product for start in sent) > sum(wait < product for wait in waits)
     ]
     assert len(beside) > len(products) / 2  # with a gather on its way
+
+
+def test_rows_are_gathered_and_scattered_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "SMALL_BYTES", 0)
+    model, batch = small_gpt()
+    program = partitioner.compile(
+        model, batch, devices=2, training=True, parallel="zero3", time_limit_s=10
+    )
+    assert isinstance(program, ModuleProgram)
+    homes = (program.programs.homes[value].placement for value in program.traced.stored.values())
+    assert all(home.sharding.dims[0].axes == ("dp",) for home in homes)
+    assert places(program, "forward", "all_gather")
+    assert places(program, "backward", "reduce_scatter")
+    assert not places(program, "forward", "aten.cat") + places(program, "backward", "aten.cat")
+
+
+def test_a_part_of_a_sum_is_taken_once_the_pass_ends() -> None:
+    """Where a reduce-scatter is slow, gradients are summed together, and a copy of a part is kept.
+
+    What waits for the first of them would part them from the others.
+    """
+    link = LinkLevel("link", 2, 1e9, 1e-6, scatter_bytes_per_s=1e6)
+    model, batch = small_gpt()
+    program = partitioner.compile(
+        *(model, batch),
+        cluster=Cluster("slow to scatter", (SLOW,) * 2, (link,)),
+        training=True,
+        parallel="zero3",
+        time_limit_s=10,
+    )
+    assert isinstance(program, ModuleProgram)
+    comms, parameters = kinds_of(program), len(list(model.parameters()))
+    assert min(comms["all_reduce"], comms["slice"]) > parameters / 2
+    assert len(places(program, "backward", "all_reduce")) < parameters / 4
+    assert len(places(program, "backward", "aten.clone")) > parameters / 2
+    loss, _ = model(*batch)
+    loss.backward()
+    _, gradients = program.gradients(*batch)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=1e-6, rtol=1e-4)
 
 
 def stores_shards_and_scatters_gradients(three: ModuleProgram) -> None:

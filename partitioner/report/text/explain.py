@@ -6,6 +6,7 @@ import difflib
 
 from partitioner import units
 from partitioner.cost_model.compute import node_estimates, node_limit
+from partitioner.cost_model.forms import stores_parts
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Node
 from partitioner.ir.mesh import numbers
@@ -178,7 +179,8 @@ def _about(result: Planned, placed: PlacedNode) -> list[str]:
     node, rule, tasks = placed.node, placed.rule, result.schedule.tasks
     spent_s = next(t.longest_s for t in tasks if t.placed is not None and t.placed.node is node)
     busy = (device for node in result.placed for device in node.mesh.devices)
-    estimates = node_estimates(result.graph, placed, result.cluster.beside(busy)).values()
+    cluster, in_parts = result.cluster.beside(busy), stores_parts(result.placed)
+    estimates = node_estimates(result.graph, placed, cluster, in_parts=in_parts).values()
     slowest = max(estimates, key=lambda estimate: estimate.seconds)
     source = slowest.source + (f" ± {units.share(slowest.error)}" if slowest.error else "")
     each = "" if result.plan.pipeline is None else f", for each micro-batch of stage {placed.stage}"

@@ -54,13 +54,13 @@ def edges(graph: Graph, schedule: Schedule) -> Iterator[Edge]:
                     comms[after].append(task)
     carried: set[int] = set()  # communications of earlier edges, by `Comm.seq`
     for reader, key in dict.fromkeys(_reads(schedule)):
-        value, at = key
+        value = key[0]
         if value in graph.constants:
             continue
         path: list[Task] = []
-        while (value, at) in before:
-            path[:0] = comms[value, at]
-            _, at = before[value, at]
+        while key in before:  # the key before may be that of another name of the value
+            path[:0] = comms[key]
+            key = before[key]
         new = tuple(task for task in path if _between_devices(task) and _seq(task) not in carried)
         carried.update(map(_seq, new))
         producer = graph.producers.get(value)

@@ -51,15 +51,16 @@ def stages_of_all(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
 
 
 def _forward_stages(graph: Graph, forward: Mapping[str, int]) -> dict[str, int]:
-    """Stages of the forward pass, without its updates: of the first reader, else of the operands."""
+    """Stages of the forward pass but its updates: of the first reader, else of the operands."""
     stages = dict(forward)
-    for node in reversed(graph.nodes):
-        if node.name not in (*stages, *graph.backward) and not _updates(node):
-            readers = [r.name for value in node.writes for r in graph.consumers[value]]
-            if known := [stages[name] for name in readers if name in stages]:
-                stages[node.name] = min(known)
-    for node in graph.nodes:
-        if node.name not in (*stages, *graph.backward) and not _updates(node):
+    others = [n for n in graph.nodes if n.name not in graph.backward and n.name not in forward]
+    others = [node for node in others if not _updates(node)]
+    for node in reversed(others):
+        readers = [r.name for value in node.writes for r in graph.consumers[value]]
+        if known := [stages[name] for name in readers if name in stages]:
+            stages[node.name] = min(known)
+    for node in others:
+        if node.name not in stages:
             made = (graph.producers[value].name for value in node.reads if value in graph.producers)
             stages[node.name] = max((stages[name] for name in made if name in stages), default=0)
     return stages

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partitioner.cost_model.passes import Pass, passes
 from partitioner.cost_model.simulate import Event, Timeline, simulate
 from partitioner.report.pictures.canvas import draw_file, drawable
 from partitioner.report.pictures.palette import (
@@ -23,6 +24,7 @@ from partitioner.report.pictures.palette import (
     tint,
 )
 from partitioner.report.planned import Planned
+from partitioner.report.stages import plan_sentence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,6 +58,8 @@ class Bar:
 def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> None:
     """Draw when each device computes, communicates and idles in the simulation.
 
+    A plan in stages is drawn pass by pass: "F2" is the forward pass of micro-batch 2.
+
     Args:
         path: File to write; its suffix is .svg, .png or .pdf.
         requests: Requests that follow one another, at least 1.
@@ -63,17 +67,30 @@ def draw_timeline(result: Planned, path: str | Path, *, requests: int = 1) -> No
     Raises:
         PictureError: Another suffix, or matplotlib is not installed.
         FileError: The file cannot be written.
-        CostError: `requests` is less than 1.
+        CostError: `requests` is less than 1, or more than 1 of a plan with stages.
     """
     timeline = simulate(result.schedule, requests)
-    draw_file(path, lambda: _figure(result, timeline))
+    boxes = passes(result.schedule, timeline)
+    draw_file(path, lambda: _figure(result, timeline, boxes))
 
 
-def bars(timeline: Timeline) -> tuple[Bar, ...]:
-    """The bars to draw, by device and kind; events that take no time have none."""
+def bars(timeline: Timeline, boxes: Sequence[Pass] = ()) -> tuple[Bar, ...]:
+    """The bars to draw, by device and kind; events that take no time have none.
+
+    Args:
+        timeline: The timeline.
+        boxes: Its passes, which stand for the nodes in them.
+    """
     thin = timeline.makespan_s * _THIN
     lanes: dict[tuple[int, str], list[Bar]] = defaultdict(list)
+    for box in boxes:
+        span = box.start_s, box.end_s
+        lanes[box.device, "compute"].append(
+            Bar(box.device, "compute", box.micro_batch, *span, (box.label,))
+        )
     for event in timeline.events:
+        if boxes and event.kind == "compute":
+            continue
         lane = lanes[event.device, event.kind]
         if event.end_s <= event.start_s:
             continue
@@ -93,27 +110,30 @@ def _joins(bar: Bar, event: Event, thin: float) -> bool:
     return is_thin and touches and event.end_s - event.start_s < thin
 
 
-def _figure(result: Planned, timeline: Timeline) -> Figure:
+def _figure(result: Planned, timeline: Timeline, boxes: Sequence[Pass]) -> Figure:
     from matplotlib.figure import Figure
 
     devices = len(result.cluster.devices)
     lane = min(0.17, (_MAX_HEIGHT_INCHES - 1.2) / (2.5 * devices))
     inner = 2.5 * devices * lane
-    entries = _legend_entries(timeline.requests)
+    entries = _legend_entries(timeline)
     below = 0.36 + 0.14 * math.ceil(len(entries) / _COLUMNS)
-    high = inner + below + 0.22
+    high = inner + below + (0.22 if result.plan.pipeline is None else 0.36)
     figure = Figure(figsize=(_WIDTH_INCHES, high))
     axes = figure.add_axes((_LEFT, below / high, _ACROSS, inner / high))
     unit, scale = _unit(timeline.makespan_s)
     _lanes(axes, devices, timeline.makespan_s / scale or 1.0)
-    for bar in bars(timeline):
+    drawn = bars(timeline, boxes)
+    for bar in drawn:
         _draw_bar(axes, bar, scale)
-    _label_bars(axes, bars(timeline), timeline.makespan_s, scale)
+    _label_bars(axes, drawn, timeline.makespan_s, scale)
     axes.set_xlabel(f"time ({unit})", fontsize=_FONT, labelpad=1)
     axes.tick_params(labelsize=_FONT, length=2)
     _device_labels(axes, devices, lane)
     title = f"{drawable(result.graph.name, 30)} on {drawable(result.cluster.name, 20)}"
-    if timeline.requests > 1:
+    if result.plan.pipeline is not None:
+        title = f"{title}\n{plan_sentence(result.plan, result.evaluation)}"
+    elif timeline.requests > 1:
         title += f", {timeline.requests} requests"
     figure.text(0.5, 1 - 0.05 / high, title, ha="center", va="top", fontsize=_FONT + 1)
     _legend(figure, entries)
@@ -165,7 +185,7 @@ def _label_bars(axes: Axes, drawn: Iterable[Bar], span_s: float, scale: float) -
     points = _ACROSS * _WIDTH_INCHES * 72
     for bar in drawn:
         room = int(points * (bar.end_s - bar.start_s) / span_s / (0.62 * (_FONT - 2.5)))
-        if len(bar.names) > 1 or room < 4:
+        if len(bar.names) > 1 or room < min(4, len(bar.names[0])):
             continue
         axes.text(
             (bar.start_s + bar.end_s) / 2 / scale,
@@ -186,10 +206,11 @@ def _device_labels(axes: Axes, devices: int, lane: float) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _legend_entries(requests: int) -> list[Any]:
+def _legend_entries(timeline: Timeline) -> list[Any]:
     from matplotlib.patches import Patch
 
-    names = ["compute"] if requests == 1 else [f"request {i}" for i in range(min(requests, 5))]
+    requests, turn = timeline.requests, timeline.turn
+    names = ["compute"] if requests == 1 else [f"{turn} {i}" for i in range(min(requests, 5))]
     entries: list[Any] = [Patch(facecolor=_colour(i), label=name) for i, name in enumerate(names)]
     entries.append(
         Patch(facecolor=tint(COMM, 0.45), edgecolor=COMM, hatch="//////", label="communication")

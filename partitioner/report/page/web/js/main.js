@@ -63,14 +63,22 @@ function startPlan(data) {
 
 function timelineLegend(plan) {
   const solid = plan.fills.every((fill) => !fill.striped);
+  byId("traffic-turn").append(plain(plan.head.turn));
   byId("timeline-legend").append(
     key(
       "",
       solid ? "compute, in the colour of its devices" : "compute, in the colour of the device",
       "devices",
     ),
+    ...(plan.head.step === null
+      ? []
+      : [
+          key(deviceColour(0), "F: forward pass"),
+          key(deviceColour(1), "B: backward pass"),
+          key(deviceColour(2), "W: weight gradients"),
+        ]),
     key("var(--comm)", "communication"),
-    key("", "idle", "idle"),
+    key("", plan.head.step === null ? "idle" : "idle: a bubble", "idle"),
     key("var(--warn)", "critical path", "thin"),
   );
 }

@@ -245,8 +245,9 @@ function pieceShape(look, piece, api) {
       shape: box,
       style: { fill: "none", stroke: now.accent, lineWidth: 3 },
     });
-  const room = isPass(line, piece.event) ? 16 : 40;
-  if (box.width > room && piece.many === 1 && box.height > 11)
+  if (isPass(line, piece.event)) {
+    if (piece.many === 1) children.push(passText(look, piece, box, faint ? now.ink : inkOf(colour, now)));
+  } else if (box.width > 40 && piece.many === 1 && box.height > 11)
     children.push(pieceText(look, piece, box, faint ? now.ink : inkOf(colour, now)));
   return { type: "group", children };
 }
@@ -266,18 +267,36 @@ function inkOf(colour, now) {
   return colour.startsWith("#") && colour.length === 7 ? inkOn(colour) : now.ink;
 }
 
+/** The label of a pass in the middle of its box; none if the box is too narrow for it. */
+function passText({ line, now }, piece, box, ink) {
+  const label = plain(line.passes[piece.event]);
+  const size = box.width > 9 * label.length ? 12 : 9;
+  return {
+    type: "text",
+    style: {
+      text: box.width > 0.62 * size * label.length ? label : "",
+      x: box.x + box.width / 2,
+      y: box.y + box.height / 2 + 1,
+      fontFamily: now.font,
+      align: "center",
+      verticalAlign: "middle",
+      fill: ink,
+      fontSize: size,
+    },
+    silent: true,
+  };
+}
+
 function pieceText({ plan, line, now }, piece, box, ink) {
-  const text = isPass(line, piece.event)
-    ? plain(line.passes[piece.event])
-    : short(taskName(plan, line.ref[piece.event]), 60);
+  const text = short(taskName(plan, line.ref[piece.event]), 60);
   const left = Math.max(box.x, 132);
   return {
     type: "text",
     style: {
       text,
-      x: left + (box.width > 40 ? 4 : 1),
+      x: left + 4,
       y: box.y + box.height / 2 + 1,
-      width: box.width - (box.width > 40 ? 8 : 2) - (left - box.x),
+      width: box.width - 8 - (left - box.x),
       overflow: "truncate",
       ellipsis: "…",
       fontFamily: now.font,

@@ -30,7 +30,7 @@ function choosePair(view, pair) {
     ? all.filter((comm) => pair.every((rank) => plan.comms[comm].ranks.includes(rank)))
     : all;
   view.table = commTable(plan, rows);
-  const bytes = rows.reduce((sum, comm) => sum + plan.comms[comm].bytes, 0);
+  const bytes = rows.reduce((sum, comm) => sum + plan.comms[comm].times * plan.comms[comm].bytes, 0);
   const who = pair ? `between devices ${pair[0]} and ${pair[1]}` : "of all devices";
   byId("traffic-title").textContent =
     `Communications ${who}: ${count(rows.length)}, ${size(bytes)}`;

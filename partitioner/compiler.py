@@ -92,7 +92,7 @@ def compile(  # noqa: A001 - the public name
             "adagrad".
 
             parallel: For training a module: the kind of parallelism, instead of the cheapest: "dp",
-            "zero1", "zero2", "zero3", "tp", or two joined by "+" (then with `mesh`). "pp": a
+            "zero1", "zero2", "zero3", "tp", or several joined by "+" (then with `mesh`). "pp": a
             pipeline of stages, of one device each or, joined with another kind, of so many as the
             mesh leaves.
 

@@ -246,7 +246,7 @@ def module_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parallel",
         metavar="KIND",
-        help="of --training: dp, zero1, zero2, zero3, tp, pp, or two joined by + (with --mesh)",
+        help="of --training: dp, zero1, zero2, zero3, tp, pp, or several joined by + (with --mesh)",
     )
 
 

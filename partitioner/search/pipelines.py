@@ -52,8 +52,8 @@ RIVALS = 3
 TWICE = frozenset({"interleaved", "zbv", "dualpipev"})
 #: Steps of an evaluation, for each node, and of an estimate, for each action.
 EVALUATION_STEPS, ESTIMATE_STEPS = 300, 2
-#: Shardings that are searched where no cut of one fits, and bytes by which each is to hold fewer,
-#: over those that the last one's cut is short of.
+#: Shardings that are searched where no cut of one fits; each is to hold fewer bytes than the last,
+#: by so many times those that its cut is short of.
 ATTEMPTS, SHORT = 3, 1.2
 #: The solver's name in certificates.
 SOLVER = "stage cutter, simulated steps"
@@ -106,15 +106,16 @@ def _of_size(
         Infeasible: No plan was found that fits.
         PipelineScheduleError: No schedule serves the lanes.
     """
-    short = 0.0
+    limit = _limit_bytes(graph, cluster, size)
     for attempt in range(1, ATTEMPTS + 1):
-        sharding = _sharded(graph, cluster, request, budget.share(2), size, short)
+        sharding = _sharded(graph, cluster, request, budget.share(2), size, limit)
         try:
             return PipelineSearch(StageFigures(sharding, cluster), ways, budget).search()
         except Infeasible as error:
             if not graph.optional or not error.bytes_short or attempt == ATTEMPTS:
                 raise
-            short += SHORT * error.bytes_short
+            held = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
+            limit = max(held.values()) - int(SHORT * error.bytes_short)
     raise AssertionError("every attempt returns or raises")
 
 
@@ -167,9 +168,17 @@ def _schedules(request: Request, lanes: int, graph: Graph) -> tuple[Table, ...]:
 
 
 def _sharded(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, short: float
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, limit: int
 ) -> Sharding:
-    """The best plan of the graph on one mesh of so many devices, with so many bytes less.
+    """The best plan of the graph on one mesh of so many devices, of so many bytes each."""
+    first = cluster.first(size).with_memory(max(1, limit))
+    spaces = request.inside_stages(size).over(size).on(graph)
+    outcome = find_plan(graph, first, spaces, budget)
+    return Sharding(outcome.graph, outcome.plan)
+
+
+def _limit_bytes(graph: Graph, cluster: Cluster, size: int) -> int:
+    """Bytes that the whole model may take on each device of one mesh.
 
     A device holds what is stored of one stage alone. But the first of several stages holds the
     activations of as many micro-batches as there are stages, which are as many bytes as those of
@@ -183,13 +192,7 @@ def _sharded(
         if (row := row_of(node)) is not None and row.stored
         for value in node.writes
     )
-    limit = most + stored // size * (lanes - 1) // lanes - int(short)
-    first = cluster.first(size).with_memory(max(1, limit))
-    inner = request.inside_stages(size)
-    spaces = inner.over(size).on(graph)
-    outcome = find_plan(graph, first, spaces, budget)
-    assert outcome.plan.certificate is not None
-    return Sharding(outcome.graph, outcome.plan)
+    return most + stored // size * (lanes - 1) // lanes
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def parallel_mesh(kind: str, devices: int, mesh: Mapping[str, int] | None) -> Ma
     words = kind.split("+")
     if not words or len(set(words)) != len(words) or set(words) - {*DATA, TENSOR}:
         known = ", ".join((*DATA, TENSOR, PIPELINE))
-        raise SearchError(f"parallel {kind!r} is not one of {known}, or two joined by +")
+        raise SearchError(f"parallel {kind!r} is not one of {known}, or several joined by +")
     wanted = ["tp" if word == TENSOR else "dp" for word in words]
     if len(set(wanted)) != len(wanted):
         raise SearchError(f"parallel {kind!r} cuts the batch twice")

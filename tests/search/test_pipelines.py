@@ -58,9 +58,11 @@ WIDTHS = 64, 8, 16, 256, 8
 BATCH = 12
 
 
-def planned(module: nn.Module, width: int = 16, **options: Any) -> ModuleProgram:
+def planned(
+    module: nn.Module, width: int = 16, length: int = BATCH, **options: Any
+) -> ModuleProgram:
     torch.manual_seed(0)
-    batch = torch.randn(BATCH, width)
+    batch = torch.randn(length, width)
     program = partitioner.compile(module, batch, training=True, **options)
     assert isinstance(program, ModuleProgram)
     return program
@@ -226,14 +228,15 @@ def test_memory_that_no_cut_keeps_is_refused_with_its_device() -> None:
 
 
 def test_values_are_computed_again_where_memory_is_short() -> None:
-    module, options = Chain(*(256,) * 8), {"devices": 1, "micro_batches": 2}
-    roomy = planned(module, recompute=False, **options)
-    least = planned(module, recompute=True, memory="1GB", objective="throughput", **options)
+    options = {"length": 512, "devices": 1, "micro_batches": 2}
+    roomy = planned(Chain(*(64,) * 6), recompute=False, **options)
     (peak,) = roomy.evaluation.peak.values()
-    tight = planned(module, memory=peak.bytes - 1, **options)
-    (less,) = tight.evaluation.peak.values()
-    assert less.bytes < peak.bytes
-    assert tight.evaluation.step_s >= least.evaluation.step_s
+    limit = peak.bytes - peak.activation_bytes // 5
+    with pytest.raises(Infeasible):
+        planned(Chain(*(64,) * 6), recompute=False, memory=limit, **options)
+    tight = planned(Chain(*(64,) * 6), memory=limit, **options)
+    assert tight.evaluation.fits
+    assert len(tight.graph.nodes) != len(roomy.graph.nodes)
     assert tight.verify().equal
 
 

@@ -163,12 +163,15 @@ def step_order(graph: Graph, placed: Sequence[PlacedNode], pipeline: Pipeline) -
                 f"{numbers(other)}, which share device {min(shared)}: stages have the same "
                 "devices, or none in common"
             )
-    edges = stage_edges(graph, placed)
+    parts = _parts(graph, placed)
+    edges = _edges(graph, placed, parts)
     table = _table(pipeline, lane_of, edges)
     check(table, edges)
     phases = Phases(len(groups), table.splits_backward)
-    before = phase_order(phases, edges)
-    return StepOrder(phases, phases_of(graph, placed, phases), before, table, lanes)
+    before = _phases_before(phases, edges)
+    phase_of = _phases_of(graph, placed, phases, parts)
+    _check(graph, placed, phases, phase_of, before)
+    return StepOrder(phases, phase_of, before, table, lanes)
 
 
 def _stage_devices(placed: Sequence[PlacedNode]) -> tuple[tuple[int, ...], ...]:
@@ -197,23 +200,14 @@ def _table(
     return table
 
 
-def phases_of(graph: Graph, placed: Sequence[PlacedNode], phases: Phases) -> dict[str, int]:
-    """Phase of each node, by name.
-
-    Args:
-        graph: The graph.
-        placed: Its nodes in the plan's order, with their stages.
-        phases: The numbers of the phases.
-
-    Raises:
-        PhaseError: A stage would have to run before one of its operands is made.
-    """
-    parts = _parts(graph, placed)
-    numbers = {p.node.name: phases.number(parts[p.node.name], p.stage) for p in placed}
+def _phases_of(
+    graph: Graph, placed: Sequence[PlacedNode], phases: Phases, parts: Mapping[str, Part]
+) -> dict[str, int]:
+    """Phase of each node, by name; `parts` are those of backward passes as one."""
+    phase_of = {p.node.name: phases.number(parts[p.node.name], p.stage) for p in placed}
     if phases.splits:
-        numbers |= _weight_phases(graph, placed, phases, numbers)
-    _check(graph, placed, phases, numbers)
-    return numbers
+        phase_of |= _weight_phases(graph, placed, phases, phase_of)
+    return phase_of
 
 
 def stage_edges(graph: Graph, placed: Sequence[PlacedNode]) -> tuple[tuple[int, int], ...]:
@@ -223,7 +217,13 @@ def stage_edges(graph: Graph, placed: Sequence[PlacedNode]) -> tuple[tuple[int, 
         PhaseError: A stage needs a value of a later one in the forward pass, or the other way
             round in the backward pass.
     """
-    parts = _parts(graph, placed)
+    return _edges(graph, placed, _parts(graph, placed))
+
+
+def _edges(
+    graph: Graph, placed: Sequence[PlacedNode], parts: Mapping[str, Part]
+) -> tuple[tuple[int, int], ...]:
+    """See `stage_edges`; `parts` are the nodes' parts of a step."""
     stage = {p.node.name: p.stage for p in placed}
     edges = set()
     for node in (p.node for p in placed):
@@ -342,10 +342,13 @@ def _weight_phases(
 
 
 def _check(
-    graph: Graph, placed: Sequence[PlacedNode], phases: Phases, numbers: Mapping[str, int]
+    graph: Graph,
+    placed: Sequence[PlacedNode],
+    phases: Phases,
+    numbers: Mapping[str, int],
+    before: Mapping[int, frozenset[int]],
 ) -> None:
     """Refuse a node that may run before one of its operands is made."""
-    before = phase_order(phases, stage_edges(graph, placed))
     for p in placed:
         now = numbers[p.node.name]
         for producer in _producers(graph, p.node):
@@ -358,7 +361,9 @@ def _check(
                 )
 
 
-def phase_order(phases: Phases, edges: Sequence[tuple[int, int]]) -> Mapping[int, frozenset[int]]:
+def _phases_before(
+    phases: Phases, edges: Sequence[tuple[int, int]]
+) -> Mapping[int, frozenset[int]]:
     """The phases that every schedule runs before each phase, of the same micro-batch."""
     direct: dict[int, set[int]] = {}
     number = phases.number

@@ -200,6 +200,7 @@ class PhasePasses:
             for entry in self.whole.stored
             if backward and entry.gradient in self._outputs
         }
+        held.store()
         return tuple(results[value] for value in self._shown), gradients
 
     def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:

@@ -17,7 +17,7 @@ class StepValues:
 
     Args:
         phases: The rank's phases, of each micro-batch; they agree on what they add up.
-        stored: Local parameters and buffers by local name; buffers are written over.
+        stored: Local parameters and buffers by local name; `store` writes buffers over.
         micro_batches: Inputs of each micro-batch, by local name.
         written: The buffer that each result writes, both by local name.
         backward: Whether the backward pass runs.
@@ -33,6 +33,7 @@ class StepValues:
         backward: bool,
     ) -> None:
         self._phases = phases
+        self._stored = stored
         self._once: Values = dict(stored)
         self._micro: list[Values] = [dict(inputs) for inputs in micro_batches]
         self._sums: Values = {}
@@ -84,7 +85,8 @@ class StepValues:
     def _keep(self, name: str, micro_batch: int, result: Tensor) -> None:
         """Keep a result of a micro-batch as far as it is read, added up or delivered."""
         if name in self._written:
-            self._once[self._written[name]].copy_(result)
+            # not in place: messages and values kept for the backward pass may be views of it
+            self._once[self._written[name]] = result
         is_summed = name in self._phases[0].summed
         if is_summed and name in self._sums:
             self._sums[name].add_(result)
@@ -94,6 +96,12 @@ class StepValues:
         is_delivered = name in self._outputs and not is_summed
         if self._left[micro_batch][name] > 0 or is_delivered:
             self._micro[micro_batch][name] = result
+
+    def store(self) -> None:
+        """Write the next contents of buffers over the stored ones."""
+        for name in self._written.values():
+            if self._once[name] is not self._stored[name]:
+                self._stored[name].copy_(self._once[name])
 
     def result(self, name: str, micro_batch: int) -> Tensor:
         """A delivered result of a micro-batch, by local name."""

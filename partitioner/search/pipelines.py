@@ -65,7 +65,7 @@ def find_pipeline(
     """The best plan of stages for a graph of one micro-batch.
 
     Args:
-        graph: The graph, without offers.
+        graph: The graph; it may offer to compute values again.
         cluster: The devices.
         request: The request; called before `Request.over`.
         budget: The budget of the search.
@@ -75,7 +75,8 @@ def find_pipeline(
         Infeasible: No plan of stages was found that fits.
         PipelineScheduleError: No schedule asked for serves any of the lanes.
     """
-    results, errors = [], []
+    results: list[SpaceResult] = []
+    errors: list[PartitionerError] = []
     request.constraints.check(graph, len(cluster))
     groups = _pinned_groups(graph, request.constraints)
     if not groups and request.constraints.plan is not None:
@@ -89,7 +90,11 @@ def find_pipeline(
             results.append(_of_size(graph, cluster, request, share, size, ways))
         except (PipelineScheduleError, Infeasible) as error:
             errors.append(error)
-    if not results:
+            mesh = DeviceMesh.line(size)
+            text = f"pipeline of {micro_batches} micro-batches in stages"
+            family = Family(text, (mesh,), (mesh,), symmetric=False)
+            results.append(SpaceResult(failed=((family, error),)))
+    if len(errors) == len(sizes):
         raise errors[0]
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
 

@@ -85,8 +85,11 @@ class StageFigures:
         """No cut of this sharding takes fewer seconds a step.
 
         The nodes that every micro-batch runs are on the devices, evenly at best, and each
-        micro-batch takes the longest path of them. Communications are not counted.
+        micro-batch takes the longest path of them. Communications are not counted. 0 where devices
+        differ: the sharding's seconds are those of the first ones.
         """
+        if not self.cluster.has_equal_devices:
+            return 0.0
         total_s = sum(map(sum, self._node_s.values()))
         done: dict[str, float] = {}
         for node in self.sharding.graph.nodes:

@@ -80,12 +80,12 @@ def _after(what: str) -> Callable[[str], str]:
     return lambda message: f"{what}: {message}"
 
 
-@pytest.mark.parametrize("seed", range(8))
+# 105: a stage sends the contents of a buffer and writes the next ones
+@pytest.mark.parametrize("seed", [*range(8), 105])
 def test_gradients_are_those_of_accumulation(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.slow
 def test_hundreds_of_plans() -> None:
-    # the others part a buffer's nodes, or nodes that share a number of autograd in a drawn order
-    assert sum(check(seed) for seed in range(100, 200)) > 150
+    assert sum(check(seed) for seed in range(100, 200)) > 250

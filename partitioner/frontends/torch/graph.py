@@ -306,16 +306,20 @@ def _twins(
 ) -> dict[str, str]:
     """The last forward node of the number in autograd's sequence of each backward node.
 
-    Nodes that only make the next contents of buffers, as of running statistics, have no gradients.
+    Nodes without gradients have the number of the one before them: those that no trained value
+    reaches, and those that only make the next contents of buffers, as of running statistics.
     """
     read: dict[bool, set[str]] = {True: set(), False: set()}
     for node in forward:
         read[node.attrs.get("role") == "next"].update(node.reads)
     buffers = read[True] - read[False]
-    last = {
-        sequence[node.name]: node.name
-        for node in forward
-        if node.name in sequence and not buffers.issuperset(node.writes)
-    }
+    reached = {node.inputs[1] for node in backward if node.attrs.get("role") == "gradient"}
+    last: dict[int, str] = {}
+    for node in forward:
+        if reached.isdisjoint(node.reads):
+            continue
+        reached.update(node.writes)
+        if node.name in sequence and not buffers.issuperset(node.writes):
+            last[sequence[node.name]] = node.name
     numbers = ((node.name, sequence.get(node.name)) for node in backward)
     return {name: last[number] for name, number in numbers if number in last}

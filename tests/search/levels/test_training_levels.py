@@ -268,7 +268,8 @@ def test_weights_are_stored_in_parts_where_they_do_not_fit_whole(large: Graph) -
     assert 0 < why.value.bytes_short < stored / 10  # of a plan that cuts what it can
 
 
-def test_the_search_says_where_memory_binds_and_yields_there(model: ModuleGraph) -> None:
+def test_the_search_says_where_memory_binds_and_yields_there() -> None:
+    model = traced(layers=6, width=256, batch=2048)
     cluster, mesh = resolve_cluster("4x8xh100"), {"dp": 32}
     roomy, *_ = searched(model.graph, cluster, mesh, defers_memory=True)
     assert not roomy.tight
@@ -279,8 +280,7 @@ def test_the_search_says_where_memory_binds_and_yields_there(model: ModuleGraph)
     assert left.tight
     assert left.cut.load_s > least
     full, *_ = searched(model.graph, tight, mesh)
-    # neither search is proven: the second may find a better plan of the same kind
-    assert 0.98 * least < full.cut.load_s <= left.cut.load_s
+    assert least < full.cut.load_s <= left.cut.load_s
     short = cluster.with_memory(peak // 100)
     with pytest.raises(Infeasible):
         searched(model.graph, short, mesh, defers_memory=True)

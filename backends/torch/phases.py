@@ -84,7 +84,7 @@ class RankPhases:
         inputs: Part of an input by local value.
         outputs: Parts of outputs that the rank delivers.
         types: Type of every local value.
-        reads: Number of phases that read each local value.
+        reads: Number of phases of a micro-batch that read each local value.
         once: Local values of phases that run once a step.
         summed: Local values that are added up over the micro-batches of a step.
         numbers: The numbers of the phases.
@@ -190,10 +190,9 @@ def emit_phases(programs: Programs, rank: int, graph: Graph, device: torch.devic
     made_in = {
         name: phase for phase, steps in pieces.items() for name in writers[phase].written(steps)
     }
-    reads: Counter[str] = Counter()
-    for phase, steps in pieces.items():
-        reads.update(name for name in writers[phase].outside(steps) if name in made_in)
-    kept = {*reads, *(output.value for output in program.outputs)}
+    outside = {phase: writers[phase].outside(steps) for phase, steps in pieces.items()}
+    reads = Counter(n for phase, of in outside.items() if not phases.is_once(phase) for n in of)
+    kept = {output.value for output in program.outputs}.union(*outside.values())
     constant = cache(partial(constant_of, program, graph, device))
     graphs = {}
     for phase, steps in pieces.items():

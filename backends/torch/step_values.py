@@ -51,15 +51,13 @@ class StepValues:
         for name in phase_graph.graph.arguments:
             if name in received:
                 arguments.append(self._messages.pop((name, micro_batch)))
-            elif name in self._once:
-                arguments.append(self._once[name])
             elif self._phases[0].is_once(phase):
-                arguments.append(self._sums[name])
+                arguments.append(self._once[name] if name in self._once else self._sums[name])
             else:
-                arguments.append(values[name])
+                arguments.append(values[name] if name in values else self._once[name])
                 left[name] -= 1
                 if not left[name] and name not in self._outputs:
-                    del values[name]
+                    values.pop(name, None)
         return arguments
 
     def receive(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
@@ -85,8 +83,7 @@ class StepValues:
     def _keep(self, name: str, micro_batch: int, result: Tensor) -> None:
         """Keep a result of a micro-batch as far as it is read, added up or delivered."""
         if name in self._written:
-            # not in place: messages and values kept for the backward pass may be views of it
-            self._once[self._written[name]] = result
+            self._write(self._written[name], micro_batch, result)
         is_summed = name in self._phases[0].summed
         if is_summed and name in self._sums:
             self._sums[name].add_(result)
@@ -96,6 +93,15 @@ class StepValues:
         is_delivered = name in self._outputs and not is_summed
         if self._left[micro_batch][name] > 0 or is_delivered:
             self._micro[micro_batch][name] = result
+
+    def _write(self, buffer: str, micro_batch: int, result: Tensor) -> None:
+        """Give a buffer its contents for the next micro-batch; this one's are kept while read.
+
+        Not in place: messages on their way and values for the backward pass may be views of it.
+        """
+        if self._left[micro_batch][buffer] > 0 or buffer in self._outputs:
+            self._micro[micro_batch][buffer] = self._once[buffer]
+        self._once[buffer] = result
 
     def store(self) -> None:
         """Write the next contents of buffers over the stored ones."""

@@ -80,8 +80,8 @@ def _after(what: str) -> Callable[[str], str]:
     return lambda message: f"{what}: {message}"
 
 
-# 105: a stage sends the contents of a buffer and writes the next ones
-@pytest.mark.parametrize("seed", [*range(8), 105])
+# 105, 133: stages read the contents of a buffer that another one writes over
+@pytest.mark.parametrize("seed", [*range(8), 105, 133])
 def test_gradients_are_those_of_accumulation(seed: int) -> None:
     check(seed)
 

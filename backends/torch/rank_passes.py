@@ -13,6 +13,7 @@ from partitioner.backends.errors import BackendError
 from partitioner.backends.regions import region_shape, whole_region
 from partitioner.backends.tensors import dtype_word, torch_dtype
 from partitioner.backends.torch.agreement import Agreement
+from partitioner.backends.torch.buffers import memory_of, without_views, write_buffers
 from partitioner.backends.torch.eager import eager
 from partitioner.backends.torch.emit import PassGraph, emit_rank
 from partitioner.backends.torch.faults import Roll, explained
@@ -213,12 +214,18 @@ class RankPasses:
                 values[homes[entry.value].name] = shards[entry.names[0]]
         graph = self.graphs.forward
         values.update(self._run("forward", graph, [values[name] for name in graph.arguments]))
-        for entry in self.whole.stored:
-            value = self._outputs.get(entry.written)
-            if value in values and entry.names[0] in shards:
-                shards[entry.names[0]].copy_(values[value])
-        results = tuple(values[self._outputs[value]] for value in self._shown)
         later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
+        shown = [self._outputs[value] for value in self._shown]
+        next_of = {
+            entry.names[0]: values[self._outputs[entry.written]]
+            for entry in self.whole.stored
+            if self._outputs.get(entry.written) in values and entry.names[0] in shards
+        }
+        written = memory_of(shards[name] for name in next_of)
+        for name in {*later, *shown} & values.keys():
+            values[name] = without_views(values[name], written)
+        write_buffers(shards, next_of)
+        results = tuple(values[name] for name in shown)
         return results, {name: values[name] for name in later if name in values}
 
     def backward(self, values: Values, tangent: Tensor) -> Mapping[str, Tensor]:

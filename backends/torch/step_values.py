@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from partitioner.backends.torch.buffers import write_buffers
 from partitioner.backends.torch.phases import Message, RankPhases
 
 Values = dict[str, Tensor]
@@ -105,9 +106,7 @@ class StepValues:
 
     def store(self) -> None:
         """Write the next contents of buffers over the stored ones."""
-        for name in self._written.values():
-            if self._once[name] is not self._stored[name]:
-                self._stored[name].copy_(self._once[name])
+        write_buffers(self._stored, {name: self._once[name] for name in self._written.values()})
 
     def result(self, name: str, micro_batch: int) -> Tensor:
         """A delivered result of a micro-batch, by local name."""

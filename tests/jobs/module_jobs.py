@@ -17,6 +17,7 @@ import side_modules
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import written_buffers
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
@@ -731,6 +732,13 @@ JOBS = {
     "placed_resuming": Job(2, placed_modules.resumes, [PLACED]),
     "placed_ending": Job(2, placed_modules.groups_end_though_the_module_lives, [PLACED]),
     "inference": Job(2, placed_modules.has_no_state_for_inference),
+    "buffers": Job(2, written_buffers.trains(written_buffers.keeping, 1)),
+    "buffers_read_again": Job(
+        2, written_buffers.trains(partial(written_buffers.recomputing, 1), 1)
+    ),
+    "buffers_read_again_in_stages": Job(
+        2, written_buffers.trains(partial(written_buffers.recomputing, 4), 4)
+    ),
     "first_names": Job(2, placed_modules.lists_parameters_by_their_first_names),
     "rare_types": Job(2, placed_modules.carries_rare_types),
 }

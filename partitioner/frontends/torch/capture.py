@@ -23,6 +23,10 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from torch.utils import _pytree as pytree
 
 from partitioner.frontends.errors import FrontendError
+from partitioner.frontends.torch.assigned_buffers import (
+    writing_assigned_buffers,
+    written_early,
+)
 from partitioner.frontends.torch.backward_calls import keep_parameter_hooks, recording
 from partitioner.frontends.torch.forward_effects import refusing_effects
 from partitioner.frontends.torch.joint import Table, joint_trace, plain_trace
@@ -146,9 +150,11 @@ def export_module(
     with plain_trace(), _stderr_without_graphs() as graphs:
         try:
             effects, backward = refusing_effects(module), recording(module, training=training)
-            with effects as assigned, backward as calls:
+            buffers = writing_assigned_buffers(module)
+            with effects as assigned, backward as calls, buffers as assigned_buffers:
                 program = torch.export.export(module, tuple(args), dict(kwargs), strict=False)
             calls.repeated_in(program.graph_module)
+            written_early(program, assigned_buffers, training=training)
             if training:
                 keep_parameter_hooks(module, program)
             program.graph_module.meta[ASSIGNED] = frozenset(assigned)

@@ -186,7 +186,7 @@ def test_arguments_that_are_no_batch_go_to_all_micro_batches() -> None:
 @pytest.mark.parametrize("schedule", ["1f1b", "zb1"])
 def test_values_that_the_end_of_a_step_reads_are_not_kept_by_micro_batch(schedule: str) -> None:
     program = staged(seeded(Plain), Plain.batch(0), [(0, 1), (2, 3)], schedule, 4, parallel="dp")
-    for phases in program.all_ranks.ranks:
+    for phases in program.ranks.all_ranks.ranks:
         at_end = [g.graph.arguments for p, g in phases.graphs.items() if phases.is_once(p)]
         summed = {name for arguments in at_end for name in arguments} & phases.summed
         assert summed

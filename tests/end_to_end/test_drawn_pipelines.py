@@ -3,11 +3,12 @@
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from drawn_modules import Drawn, batch, drawn_stages
-from staged_by_hand import staged, traced
+from staged import on_trace, staged_plan, traced
 
 from partitioner.ir.phases import PhaseError
 from partitioner.ir.pipeline import PipelineScheduleError
@@ -53,13 +54,11 @@ def check(seed: int) -> int:
     start = copy.deepcopy(module)
     ran = 0
     for schedule, lanes in draw.sample(WAYS, PLANS):
-        stages = drawn_stages(draw, trace.graph, len(lanes))
+        stages = partial(drawn_stages, draw, stages=len(lanes))
+        plan = staged_plan(trace.graph, [(lane,) for lane in lanes], schedule, count, stages)
         try:
-            program = staged(trace, lanes, schedule, count, stages)
-        except (
-            PhaseError,
-            PipelineScheduleError,
-        ):  # buffers join stages; counts do not fit
+            program = on_trace(trace, plan)
+        except (PhaseError, PipelineScheduleError):  # buffers join stages; counts do not fit
             continue
         plain = copy.deepcopy(start)
         module.load_state_dict(start.state_dict())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example, ModuleSource
+from partitioner.frontends.torch.trace import TracedModule
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.phases import fixed_nodes
@@ -75,6 +76,26 @@ def staged_plan(
     return Plan(graph.digest, cluster.to_data(), groups, nodes, None, pipeline)
 
 
+def traced(
+    module: nn.Module,
+    args: Sequence[Tensor],
+    micro_batches: int,
+    kwargs: Mapping[str, Tensor] | None = None,
+    *,
+    training: bool = True,
+) -> TracedModule:
+    """A trace of one micro-batch."""
+    example = Example(tuple(args), kwargs or {})
+    return trace_micro_batch(module, example, ModuleOptions(training), micro_batches)
+
+
+def on_trace(trace: TracedModule, plan: Plan, source: ModuleSource | None = None) -> ModuleProgram:
+    """The program of a trace and a plan of `staged_plan`."""
+    cluster = resolve_cluster(None, 1 + max(max(group.devices) for group in plan.groups))
+    prices = evaluate(trace.graph, plan, cluster)
+    return ModuleProgram.of(ModuleModel(trace, source or ModuleSource()), cluster, plan, prices, {})
+
+
 def staged(
     module: nn.Module,
     batch: Sequence[Tensor],
@@ -88,8 +109,7 @@ def staged(
     source: ModuleSource | None = None,
 ) -> ModuleProgram:
     """A module on a plan in stages; `parallel`: how the stages of several devices are cut."""
-    options = ModuleOptions(training)
-    traced = trace_micro_batch(module, Example(tuple(batch), {}), options, micro_batches)
+    trace = traced(module, batch, micro_batches, training=training)
     cuts = None
     if parallel:
         size = -(-len(batch[0]) // micro_batches)
@@ -102,11 +122,9 @@ def staged(
             cluster="ideal",
         )
         cuts = program.plan
-        traced = traced.of(cuts.nodes)
-    plan = staged_plan(traced.graph, devices, schedule, micro_batches, stages, cuts)
-    cluster = resolve_cluster(None, 1 + max(map(max, devices)))
-    model = ModuleModel(traced, source or ModuleSource())
-    return ModuleProgram.of(model, cluster, plan, evaluate(traced.graph, plan, cluster), {})
+        trace = trace.of(cuts.nodes)
+    plan = staged_plan(trace.graph, devices, schedule, micro_batches, stages, cuts)
+    return on_trace(trace, plan, source)
 
 
 def accumulated(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from pipeline_models import MODELS, batch_of
-from staged_by_hand import staged, traced
+from staged import on_trace, staged_plan, traced
 from torch import Tensor, nn
 from torch_ranks import Job, main
 from trained import Gpt
@@ -121,7 +121,9 @@ def course(model: str, size: int, count: int) -> Course:
 def by_hand(
     model: str, schedule: str, lanes: Sequence[int], size: int, count: int
 ) -> ModuleProgram:
-    return staged(trace(model, size, count), lanes, schedule, count)
+    module = trace(model, size, count)
+    devices = [(lane,) for lane in lanes]
+    return on_trace(module, staged_plan(module.graph, devices, schedule, count))
 
 
 def job(

@@ -57,9 +57,7 @@ class PhasePasses:
         places: Mapping[str, Placement],
         roll: Roll,
     ) -> None:
-        for name, place in whole.places.items():
-            if places.get(name) != place:
-                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
+        whole.check_places(places)
         assert whole.programs.order is not None
         assert whole.micro is not None
         self.whole = whole
@@ -177,12 +175,7 @@ class PhasePasses:
         Returns:
             The module's results, and this rank's gradients by first name.
         """
-        homes = self.whole.programs.homes
-        stored = {
-            homes[entry.value].name: shards[entry.names[0]]
-            for entry in self.whole.stored
-            if entry.value in homes and entry.names[0] in shards
-        }
+        stored = self.whole.local(shards)
         tangent = self.whole.signature.tangent
         for name, part in self.graphs.inputs.items():
             if part.whole == tangent:

@@ -88,6 +88,21 @@ class Whole:
         homes = self.programs.homes
         return {e.names[0]: homes[e.value].placement for e in self.stored if e.value in homes}
 
+    def check_places(self, places: Mapping[str, Placement]) -> None:
+        """Raise a BackendError unless stored values have the placements of the program."""
+        for name, place in self.places.items():
+            if places.get(name) != place:
+                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
+
+    def local(self, shards: Mapping[str, Tensor]) -> Values:
+        """A rank's shards, which have first names, by local name."""
+        homes = self.programs.homes
+        return {
+            homes[entry.value].name: shards[entry.names[0]]
+            for entry in self.stored
+            if entry.value in homes and entry.names[0] in shards
+        }
+
 
 class RankPasses:
     """A program's graphs on this rank; every rank makes one at the same time.
@@ -107,9 +122,7 @@ class RankPasses:
         places: Mapping[str, Placement],
         roll: Roll,
     ) -> None:
-        for name, place in whole.places.items():
-            if places.get(name) != place:
-                raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
+        whole.check_places(places)
         self.whole = whole
         self.rank = rank
         self.device = device
@@ -207,11 +220,7 @@ class RankPasses:
             The module's results, and the values that the backward graph takes.
         """
         del backward  # all that it reads is kept in any case
-        homes = self.whole.programs.homes
-        values = dict(inputs)
-        for entry in self.whole.stored:
-            if entry.value in homes and entry.names[0] in shards:
-                values[homes[entry.value].name] = shards[entry.names[0]]
+        values = {**inputs, **self.whole.local(shards)}
         graph = self.graphs.forward
         values.update(self._run("forward", graph, [values[name] for name in graph.arguments]))
         later = self.graphs.backward.arguments if self.graphs.backward is not None else ()

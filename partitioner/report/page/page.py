@@ -37,6 +37,7 @@ SCRIPTS = (
     "timeline-view",
     "timeline-keys",
     "memory-view",
+    "stages-view",
     "traffic-view",
     "nodes-view",
     "measured-view",

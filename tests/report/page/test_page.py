@@ -71,6 +71,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "empty": empty(),
         "flat": synthetic.report(layers=20, devices=64) | {"blocks": []},
         "uncertified": uncertified(),
+        "staged": staged(),
         "diff": synthetic.diff(),
         "sweep": synthetic.sweep(),
         "many": many(),
@@ -87,6 +88,30 @@ def uncertified() -> Report:
         status="", solver="", strategy="", searched="", seed=None, bound=0.0, gap=1.0
     )
     data["head"].update(step_s=0.0, step_s_one=0.0, speedup=None)
+    return data
+
+
+def staged() -> Report:
+    """A report of two stages on four devices."""
+    data = synthetic.report(layers=4, devices=4)
+    sizes = {"nodes": 9, "forward_s": 1e-3, "backward_s": 2e-3, "weights_bytes": 3072}
+    data["head"]["step"] = {
+        "sentence": "2 stages, 8 micro-batches, 1f1b, bubble 20 %",
+        "schedule": "1f1b",
+        "micro_batches": 8,
+        "bubble": 0.2,
+        "stages": [
+            {
+                **sizes,
+                "devices": [2 * stage, 2 * stage + 1],
+                "in_flight": 2 - stage,
+                "kept_bytes": 1024,
+                "sends_to": [1 - stage],
+                "sends_bytes": [512 * (1 + stage)],
+            }
+            for stage in range(2)
+        ],
+    }
     return data
 
 
@@ -257,6 +282,20 @@ class TestPlan:
         text = opened("plan").find_element(By.TAG_NAME, "header").text
         for part in ("Step time", "3.08\u00d7", "gap 3 %", "matrix products take 71 %", "worth it"):
             assert part in text
+
+    def test_stages_have_their_figures(self, opened: Opener) -> None:
+        driver = opened("staged")
+        assert "20 %\n8 micro-batches" in driver.find_element(By.ID, "tiles").text
+        tab(driver, "stages")
+        panel = driver.find_element(By.ID, "panel-stages").text
+        assert "2 stages, 8 micro-batches, 1f1b, bubble 20 %" in panel
+        first, second = driver.find_elements(By.CSS_SELECTOR, "#stages-table tbody tr")
+        assert first.text.startswith("0 0-1")
+        assert first.text.endswith("9 1 ms 2 ms 3 KiB 2 × 1 KiB = 2 KiB 512 B to 1")
+        assert second.text.endswith("1 × 1 KiB = 1 KiB 1 KiB to 0")
+
+    def test_plans_without_stages_have_no_tab_of_them(self, opened: Opener) -> None:
+        assert not opened("plan").find_elements(By.ID, "tab-stages")
 
     def test_search_finds_by_name_and_type(self, opened: Opener) -> None:
         driver = opened("plan")

@@ -36,8 +36,10 @@ function startPlan(data) {
   };
   startDetails(plan, actions);
   timelineLegend(plan);
+  if (plan.head.step !== null) startStages(plan);
   const open = startTabs([
     { id: "graph", label: "Graph", show: () => showGraph(graph) },
+    ...(plan.head.step === null ? [] : [{ id: "stages", label: "Stages", show: () => {} }]),
     { id: "timeline", label: "Timeline", show: () => showTimeline(timeline) },
     { id: "memory", label: "Memory", show: () => showMemory(memory) },
     { id: "traffic", label: "Traffic", show: () => showTraffic(traffic) },

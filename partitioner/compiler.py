@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Unpack
 
+from partitioner import units
 from partitioner.compiled.base import Compiled
 from partitioner.compiled.onnx_model import OnnxModel
 from partitioner.cost_model.cluster import Cluster
@@ -40,12 +41,13 @@ from partitioner.report.whole_machine import whole_machine_notes
 from partitioner.search.explicit import first_problem
 from partitioner.search.find_plan import find_plan
 from partitioner.search.limits import MOST_EXPLICIT
+from partitioner.search.micro_batch_counts import CountSearch, Graphs
 from partitioner.search.outcome import Candidate, Outcome
-from partitioner.search.pipelines import find_pipeline, over_counts
 from partitioner.search.request import Budget, Request, Say, silent
 from partitioner.search.what_would_fit import relaxed
 from partitioner.solver import Infeasible
 from partitioner.strategies.derive import Rules
+from partitioner.strategies.same_in_parts import Difference, difference
 from partitioner.strategies.spaces import SearchError, check_space, families
 from partitioner.tuning import Compile, check_tunable, tuned, tuning_notes
 
@@ -102,7 +104,9 @@ def compile(  # noqa: A001 - the public name
 
             micro_batches: For a module: run each batch in so many equal micro-batches, whose
             gradients are added up, through stages or all on the same devices. With `schedule` or
-            "pp" alone several numbers are tried. Batch norms see one micro-batch at a time.
+            "pp" alone several numbers are tried. Default: the whole batch or, where no plan of it
+            fits, the fewest micro-batches that do, if they are proven to compute the same (no batch
+            norms, no dropout). "auto" takes them even if not.
 
             recompute: For training: whether the plan may compute values of the forward pass again
             in the backward pass instead of keeping them. "auto" allows it if no plan that keeps all
@@ -178,7 +182,7 @@ def compile(  # noqa: A001 - the public name
         if request.is_pipelined:
             return _compile_in_stages(opened, cluster, request, clock)
         return _compile_module(opened, cluster, request, clock)
-    if request.is_pipelined:
+    if request.is_pipelined or request.micro_batches is not None:
         raise OptionError(
             "schedule, micro_batches and parallel='pp' are for PyTorch modules: stages of an ONNX "
             "model take requests in turn (strategy='inter')"
@@ -191,9 +195,14 @@ def compile(  # noqa: A001 - the public name
         return Compiled.of(onnx_model, cluster, candidate.plan, candidate.evaluation, {})
 
     notes = (*traced.notes, *profile_notes(cluster, _onnx_backend))
-    outcome, summary = plan_graph(
-        traced.graph, notes, cluster, request, clock, compiled=compiled, fuses=True
-    )
+    graph = traced.graph
+    try:
+        outcome, summary = plan_graph(
+            graph, notes, cluster, request, clock, compiled=compiled, fuses=True
+        )
+    except Infeasible as error:
+        clock.say("looking for what would fit")
+        raise relaxed(error, graph, cluster, request, Rules.of(graph)) from None
     result = Compiled.of(
         onnx_model, cluster, outcome.plan, outcome.evaluation, summary, clock.seconds
     )
@@ -212,6 +221,7 @@ def _compile_module(
         agreement = agreement_on(len(cluster))
         with agreement.together("compile()"):
             traced = _first_graph(opened.traced, request)
+    parts = _Parts(opened, request)
 
     def offers() -> tuple[Graph, Request] | None:
         graph = traced.traced.offered
@@ -223,26 +233,129 @@ def _compile_module(
 
     may_offer = opened.training and request.recompute == "auto" and request.constraints.plan is None
     offered = offers if may_offer else None
+
+    def search() -> tuple[Outcome, dict[str, Any]]:
+        notes = profile_notes(cluster, _torch_backend, training=opened.training)
+        own = spaces.on(traced.graph)
+        try:
+            return plan_graph(
+                *(traced.graph, notes, cluster, own, clock, offered),
+                compiled=compiled,
+                fuses=False,
+            )
+        except Infeasible as error:
+            refusal = error
+        graph, own = (offered and offered()) or (traced.graph, own)
+        planned = _plan_in_parts(traced, parts, notes, cluster, request, clock)
+        if isinstance(planned, tuple):
+            return planned
+        clock.say("looking for what would fit")
+        refusal = relaxed(refusal, graph, cluster, own, Rules.of(graph))
+        raise _also_fits(refusal, planned)
+
+    def own_trace(plan: Plan) -> TracedModule:
+        return traced.of(plan.nodes) if plan.pipeline is None else parts.of(plan)
+
     module, plan, evaluation, summary = plan_together(
-        agreement,
-        traced,
-        cluster,
-        request,
-        lambda: plan_graph(
-            traced.graph,
-            profile_notes(cluster, _torch_backend, training=opened.training),
-            cluster,
-            spaces.on(traced.graph),
-            clock,
-            offered,
-            compiled=compiled,
-            fuses=False,
-        ),
+        agreement, traced, cluster, request, search, own_trace
     )
     model = ModuleModel(module, opened.source)
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
     _lower(program, clock)
     return program
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """A module as traced with one of some micro-batches, once for each number of them."""
+
+    opened: ModuleInput
+    request: Request
+    _traced: dict[int, TracedModule] = field(default_factory=dict)
+
+    def __getitem__(self, count: int) -> TracedModule:
+        if count not in self._traced:
+            self._traced[count] = self.opened.in_micro_batches(count)
+        return self._traced[count]
+
+    def of(self, plan: Plan) -> TracedModule:
+        """The trace with the graph of a plan in micro-batches."""
+        assert plan.pipeline is not None
+        return self[plan.pipeline.micro_batches].of(plan.nodes)
+
+    def graphs(self, count: int) -> Iterator[Graph]:
+        """The graph that is planned first, and that with offers where those are for later."""
+        yield _first_graph(self[count], self.request).graph
+        if self.opened.training and self.request.recompute == "auto":
+            yield self[count].traced.offered
+
+
+def _plan_in_parts(
+    whole: TracedModule,
+    parts: _Parts,
+    notes: tuple[str, ...],
+    cluster: Cluster,
+    request: Request,
+    clock: Clock,
+) -> tuple[Outcome, dict[str, Any]] | str:
+    """The best plan on one mesh of a batch that runs in micro-batches, as the whole fits no plan.
+
+    Its outcome and facts, if the module is proven to compute the same, or the request allows what
+    it computes otherwise. Else a sentence that names the micro-batches that would fit; "" if none
+    are known to.
+    """
+    from partitioner.backends.errors import BackendError
+    from partitioner.frontends.errors import FrontendError
+    from partitioner.frontends.torch.graph import SEED
+
+    if not request.may_run_in_parts:
+        return ""
+    with clock("searching micro-batches"):
+        budget = Budget.of(request, clock.say)
+        search = CountSearch(parts.graphs, cluster, request, budget, (len(cluster),))
+        try:
+            outcome = search.fewest(parts.opened.even_counts())
+        except (BackendError, FrontendError):  # a call that has no micro-batches
+            return ""
+    if outcome is None:
+        return ""
+    micro = parts.of(outcome.plan)
+    assert micro.micro is not None
+    count = micro.micro.count
+    changes = difference(
+        *(whole.graph, micro.graph, micro.micro.split),
+        *(tuple(filter(None, whole.traced.results)), count, SEED),
+    )
+    if changes.reasons and request.micro_batches != "auto":
+        return f"{_fitting(outcome)}, which changes the results: {changes.reasons[0]}"
+    note = (
+        f"no plan of the whole batch was found to fit: it runs in {count} micro-batches"
+        f"{', whose gradients are added up' if parts.opened.training else ''}; {_effect(changes)}"
+    )
+    return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
+
+
+def _effect(changes: Difference) -> str:
+    """The results of a step in micro-batches beside those of the whole batch, as a clause."""
+    if changes.reasons:
+        return f"results differ from those of the whole batch: {'; '.join(changes.reasons)}"
+    same = "results are those of the whole batch"
+    return f"{same} if as many targets are ignored in each" if changes.counts else same
+
+
+def _fitting(outcome: Outcome) -> str:
+    """The micro-batches of a plan as a change of a request."""
+    step = units.seconds(outcome.evaluation.step_s)
+    return f"with --micro-batches {outcome.plan.micro_batches} ({step} a step)"
+
+
+def _also_fits(refusal: Infeasible, way: str) -> Infeasible:
+    """A refusal that names one more change of the request that makes it feasible."""
+    if not way:
+        return refusal
+    joint = " or" if refusal.relaxations else "; it fits"
+    known = {**vars(refusal), "relaxations": (*refusal.relaxations, way)}
+    return Infeasible(f"{refusal}{joint} {way}", **known)
 
 
 def _check_pipeline(request: Request, options: Mapping[str, Any]) -> None:
@@ -268,30 +381,22 @@ def _compile_in_stages(
     from partitioner.compiled.module import ModuleModel, ModuleProgram
     from partitioner.compiled.ranks import agreement_on, plan_together
 
+    parts = _Parts(opened, request)
     with clock("tracing the module"):
         agreement = agreement_on(len(cluster))
         with agreement.together("compile()"):
-            counts = opened.micro_batch_counts(request.micro_batches, len(cluster))
-            traces = {count: opened.in_micro_batches(count) for count in counts}
-
-    may_offer = opened.training and request.recompute == "auto"
-
-    def graphs(count: int) -> Iterator[Graph]:
-        yield _first_graph(traces[count], request).graph
-        if may_offer:
-            yield traces[count].traced.offered
+            counts = opened.micro_batch_counts(request.micro_batch_count, len(cluster))
+            traces = [parts[count] for count in counts]
 
     def search() -> tuple[Outcome, dict[str, Any]]:
         notes = profile_notes(cluster, _torch_backend, training=opened.training)
-        return plan_in_stages(counts, graphs, notes, cluster, request, clock)
+        more = tuple(count for count in opened.even_counts() if count > max(counts))
+        with clock("searching"):
+            outcome = plan_in_stages(counts, more, parts.graphs, cluster, request, clock)
+        return outcome, _facts_in_parts(outcome, notes, parts.graphs, cluster, request)
 
-    def own(plan: Plan) -> TracedModule:
-        assert plan.pipeline is not None
-        return traces[plan.pipeline.micro_batches].of(plan.nodes)
-
-    first = next(iter(traces.values()))
     module, plan, evaluation, summary = plan_together(
-        agreement, first, cluster, request, search, own
+        agreement, traces[0], cluster, request, search, parts.of
     )
     model = ModuleModel(module, opened.source)
     program = ModuleProgram.of(model, cluster, plan, evaluation, summary, clock.seconds)
@@ -301,45 +406,46 @@ def _compile_in_stages(
 
 def plan_in_stages(
     counts: Sequence[int],
-    graphs: Callable[[int], Iterable[Graph]],
-    notes: tuple[str, ...],
+    more: Sequence[int],
+    graphs: Graphs,
     cluster: Cluster,
     request: Request,
     clock: Clock,
-) -> tuple[Outcome, dict[str, Any]]:
-    """The best plan of stages of a model, and the facts of its summary.
+) -> Outcome:
+    """The best plan of stages of a model.
 
     Args:
         counts: Numbers of micro-batches to try.
-        graphs: Gives the graphs of a micro-batch for a number of them, the second to be planned if
-            no plan of the first fits.
-        notes: Notes of the front end.
+        more: Larger ones, ascending, for where no plan of those fits.
+        graphs: The graphs of a micro-batch.
         cluster: The devices.
         request: The request.
-        clock: Times the stages.
+        clock: Receives what is done.
 
     Raises:
         PartitionerError: As `compile`.
     """
-    outcomes: dict[int, Outcome] = {}
-    refused: dict[int, Infeasible] = {}
-    with clock("searching"):
+    try:
         budget = Budget.of(request, clock.say)
-        for index, count in enumerate(counts):
-            clock.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            share = budget.share(len(counts) - index)
-            for graph in graphs(count):
-                if graph.optional:
-                    clock.say("allowing values to be computed again")
-                try:
-                    outcomes[count] = find_pipeline(graph, cluster, request, share, count)
-                    break
-                except Infeasible as error:
-                    refused[count] = error
-        if not outcomes:
-            raise min(refused.values(), key=lambda error: error.bytes_short)
-    count = min(outcomes, key=lambda n: outcomes[n].evaluation.step_s)
-    outcome = over_counts(outcomes, count, request.gap)
+        return CountSearch(graphs, cluster, request, budget).all(counts)
+    except Infeasible as error:
+        refusal = error
+    clock.say("looking for more micro-batches that fit")
+    budget = Budget.of(request, clock.say)
+    outcome = CountSearch(graphs, cluster, request, budget).fewest(more)
+    if outcome is None:
+        raise refusal
+    if request.micro_batch_count is None:
+        return outcome
+    raise _also_fits(refusal, _fitting(outcome))
+
+
+def _facts_in_parts(
+    outcome: Outcome, notes: tuple[str, ...], graphs: Graphs, cluster: Cluster, request: Request
+) -> dict[str, Any]:
+    """The facts of the summary of a plan in micro-batches."""
+    count = outcome.plan.micro_batches
+    assert count is not None
     with no_collection():
         _, single = best_single(outcome.graph, cluster, request.objective, count)
     rules = Rules.of(outcome.graph)
@@ -350,13 +456,12 @@ def plan_in_stages(
         for note in _recompute_notes(graph, outcome)
         if any(node.name in graph.optional for node in outcome.graph.nodes)
     )
-    summary = facts(
+    return facts(
         *(outcome, single, len(cluster), (*notes, *again, *_opaque_notes(rules))),
         rules=rules_of(outcome.graph),
         sources=_sources(outcome, cluster),
         pinned=request.constraints.bound,
     )
-    return outcome, summary
 
 
 def _first_graph(module: TracedModule, request: Request) -> TracedModule:
@@ -551,13 +656,9 @@ def _plan_without_offers(
     """The best plan of a graph.
 
     Raises:
-        Infeasible: No plan fits; the error names what would.
+        Infeasible: No plan fits.
     """
-    try:
-        outcome = find_plan(graph, cluster, request, budget, rules)
-    except Infeasible as error:
-        budget.say("looking for what would fit")
-        raise relaxed(error, graph, cluster, request, rules) from None
+    outcome = find_plan(graph, cluster, request, budget, rules)
     return _Planned(graph, rules, outcome, _recompute_notes(graph, outcome))
 
 

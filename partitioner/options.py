@@ -18,7 +18,7 @@ from partitioner.ir.checks import is_a
 from partitioner.ir.errors import OptionError
 from partitioner.ir.pipeline import SCHEDULES, from_csv, to_csv
 from partitioner.ir.plan import Plan
-from partitioner.search.request import Recompute, Request, Say
+from partitioner.search.request import MicroBatchCount, Recompute, Request, Say
 from partitioner.solver import Objective
 from partitioner.strategies.constraints import Constraints
 
@@ -64,7 +64,7 @@ class CompileOptions(ModelOptions, TargetOptions, SearchOptions, total=False):
     plan_only: bool
     tune: int | None
     schedule: str | Path | None
-    micro_batches: int | None
+    micro_batches: MicroBatchCount
 
 
 class ProfileOptions(ModelOptions, total=False):

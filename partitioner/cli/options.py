@@ -13,7 +13,7 @@ from partitioner.ir.errors import PartitionerError
 
 if TYPE_CHECKING:
     from partitioner.options import ModelOptions, SearchOptions, TargetOptions
-    from partitioner.search.request import Say
+    from partitioner.search.request import MicroBatchCount, Say
 
 Item = TypeVar("Item")
 
@@ -125,6 +125,11 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return value
+
+
+def micro_batches(text: str) -> MicroBatchCount:
+    """A number of micro-batches, or ``auto``."""
+    return "auto" if text == "auto" else positive(text)
 
 
 def fraction(text: str) -> float:
@@ -261,9 +266,10 @@ def pipeline_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--micro-batches",
-        type=positive,
-        metavar="M",
-        help="of a module: run each batch in so many parts",
+        type=micro_batches,
+        metavar="M|auto",
+        help="of a module: run each batch in so many parts; auto: in as many as memory wants, even "
+        "if that changes results (default: if it does not)",
     )
 
 

@@ -131,11 +131,27 @@ class ModuleInput:
         Raises:
             BackendError: The batch cannot be cut into as many as asked for.
         """
-        from partitioner.backends.torch.micro_batches import micro_batch_sizes, usual_counts
+        from partitioner.backends.torch.micro_batches import usual_counts
 
-        arguments = (self.example.args, dict(self.example.kwargs))
-        batch = sum(micro_batch_sizes(arguments, asked or 1))
-        return (asked,) if asked is not None else usual_counts(batch, devices)
+        if asked is None:
+            return usual_counts(self._batch(1), devices)
+        self._batch(asked)
+        return (asked,)
+
+    def even_counts(self) -> tuple[int, ...]:
+        """All numbers of equal micro-batches, ascending, from 2 on.
+
+        Raises:
+            BackendError: There is no batch.
+        """
+        batch = self._batch(1)
+        return tuple(count for count in range(2, batch + 1) if batch % count == 0)
+
+    def _batch(self, count: int) -> int:
+        """Samples of the example inputs, which are to be cut into so many micro-batches."""
+        from partitioner.backends.torch.micro_batches import micro_batch_sizes
+
+        return sum(micro_batch_sizes((self.example.args, dict(self.example.kwargs)), count))
 
 
 def open_model(

@@ -60,7 +60,12 @@ SOLVER = "stage cutter, simulated steps"
 
 
 def find_pipeline(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, micro_batches: int
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    micro_batches: int,
+    sizes: tuple[int, ...] | None = None,
 ) -> Outcome:
     """The best plan of stages for a graph of one micro-batch.
 
@@ -70,6 +75,7 @@ def find_pipeline(
         request: The request; called before `Request.over`.
         budget: The budget of the search.
         micro_batches: Micro-batches of a step.
+        sizes: Numbers of devices of a stage to try; None for those of the request.
 
     Raises:
         Infeasible: No plan of stages was found that fits.
@@ -81,7 +87,7 @@ def find_pipeline(
     groups = _pinned_groups(graph, request.constraints)
     if not groups and request.constraints.plan is not None:
         raise ConstraintError("a plan is no constraint of a pipeline: give pins")
-    sizes = (len(groups[0]),) if groups else request.stage_sizes(len(cluster))
+    sizes = (len(groups[0]),) if groups else sizes or request.stage_sizes(len(cluster))
     for index, size in enumerate(sizes):
         share = budget.share(len(sizes) - index)
         ways = Ways(micro_batches, _schedules(request, len(cluster) // size, graph), groups)

@@ -29,6 +29,8 @@ from partitioner.strategies.spaces import SearchError, check_mesh, check_strateg
 
 #: Whether the backward pass may compute values of the forward pass again.
 Recompute = bool | Literal["auto"]
+#: Number of micro-batches of a step.
+MicroBatchCount = int | Literal["auto"] | None
 #: The steps of a search take about this share of its time limit: a machine that is half as fast as
 #: the usual one, or busy with as much again, does them all.
 PART = 0.4
@@ -57,7 +59,9 @@ class Request:
         solver: Name of the MILP solver, see `solver.milp.engines`.
         seed: Seed of all random choices; at least 0.
         schedule: Schedule of a pipeline, by name or as the rows of its table; None searches it.
-        micro_batches: Micro-batches of a step; None searches their number in a pipeline.
+        micro_batches: Micro-batches of a step; None searches their number in a pipeline. "auto"
+            searches it in other plans too, if no plan of the whole batch fits: results may then be
+            those of the samples of a micro-batch (see `strategies.same_in_parts`).
         tune: Number of plans, of different spaces, that are to be run, so that the search keeps
             them; None for the best alone.
 
@@ -78,7 +82,7 @@ class Request:
     seed: int = 0
     tune: int | None = None
     schedule: str | tuple[str, ...] | None = None
-    micro_batches: int | None = None
+    micro_batches: MicroBatchCount = None
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -111,20 +115,36 @@ class Request:
             raise SearchError(
                 f"schedule {self.schedule!r} is not one of {', '.join(SCHEDULES)}, nor a file"
             )
-        if self.micro_batches is not None and not (
-            is_whole(self.micro_batches) and self.micro_batches >= 1
-        ):
+        count = self.micro_batches
+        if count not in (None, "auto") and not (is_whole(count) and int(count) >= 1):
             raise SearchError(
-                f"micro_batches is {self.micro_batches!r}, not a whole number of at least 1"
+                f"micro_batches is {count!r}, not 'auto' or a whole number of at least 1"
             )
         if self.is_pipelined and self.objective == "memory":
             raise SearchError("pipelines are planned for throughput: leave out objective memory")
+        if self.micro_batches == "auto" and not (self.is_pipelined or self.may_run_in_parts):
+            raise SearchError(
+                "micro_batches 'auto' is for plans on one mesh, for throughput or latency: leave "
+                "out strategy inter, objective memory, tune, pins to devices and a plan to keep"
+            )
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether plans run in micro-batches."""
-        asked = self.schedule is not None or self.micro_batches is not None
+        """Whether all plans run in micro-batches."""
+        asked = self.schedule is not None or self.micro_batch_count is not None
         return asked or PIPELINE in (*(self.parallel or "").split("+"), *(self.mesh or {}))
+
+    @property
+    def micro_batch_count(self) -> int | None:
+        """The number of micro-batches that is asked for."""
+        return None if isinstance(self.micro_batches, str) else self.micro_batches
+
+    @property
+    def may_run_in_parts(self) -> bool:
+        """Whether a batch that fits no plan may be planned in micro-batches on one mesh."""
+        places = self.constraints.plan is not None or self.constraints.places
+        plain = self.strategy != "inter" and self.objective != "memory" and self.tune is None
+        return plain and not places and not self.is_pipelined
 
     def stage_sizes(self, devices: int) -> tuple[int, ...]:
         """Numbers of devices of one stage to try, of so many in all.

@@ -176,6 +176,11 @@ class Constraints:
             _check_plan(self.plan, graph, devices)
 
     @property
+    def places(self) -> bool:
+        """Whether anything is pinned to devices."""
+        return any(pin.devices for pin in self.pins)
+
+    @property
     def without_places(self) -> Constraints:
         """The constraints without the pins to devices."""
         return replace(self, pins=tuple(pin for pin in self.pins if not pin.devices))

@@ -245,7 +245,7 @@ def test_values_are_computed_again_where_memory_is_short() -> None:
     [
         ({"schedule": "nope"}, "schedule 'nope' is not one of gpipe, 1f1b"),
         ({"schedule": "none.csv"}, "schedule none.csv: No such file"),
-        ({"micro_batches": 0}, "micro_batches is 0, not a whole number"),
+        ({"micro_batches": 0}, "micro_batches is 0, not 'auto' or a whole number"),
         ({"micro_batches": 3, "objective": "memory"}, "leave out objective memory"),
         ({"micro_batches": 3, "strategy": "inter"}, "strategy 'inter' is not for pipelines"),
         ({"micro_batches": 3, "tune": 2, "cluster": "local"}, "tune runs plans without stages"),

@@ -1,0 +1,104 @@
+"""Numbers of micro-batches: the best plan of some, and the fewest that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from partitioner.cost_model.cluster import Cluster
+from partitioner.ir.graph import Graph
+from partitioner.search.outcome import Outcome
+from partitioner.search.pipelines import find_pipeline, over_counts
+from partitioner.search.request import Budget, Request
+from partitioner.solver import Infeasible
+
+#: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
+#: the first fits.
+Graphs = Callable[[int], Iterable[Graph]]
+
+
+@dataclass
+class CountSearch:
+    """Plans of a step by the number of its micro-batches.
+
+    Attributes:
+        graphs: The graphs of a micro-batch.
+        cluster: The devices.
+        request: The request; called before `Request.over`.
+        budget: The budget of all numbers.
+        sizes: Numbers of devices of a stage to try; None for those of the request.
+        outcomes: The best plan of each number that has one.
+        refused: The refusal of each other number.
+    """
+
+    graphs: Graphs
+    cluster: Cluster
+    request: Request
+    budget: Budget
+    sizes: tuple[int, ...] | None = None
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    refused: dict[int, Infeasible] = field(default_factory=dict)
+
+    def all(self, counts: Sequence[int]) -> Outcome:
+        """The best plan of these numbers.
+
+        Raises:
+            Infeasible: None of them has one; the refusal that is short of the fewest bytes.
+        """
+        for index, count in enumerate(counts):
+            self._plan(count, len(counts) - index)
+        if not self.outcomes:
+            raise min(self.refused.values(), key=lambda error: error.bytes_short)
+        return self.best
+
+    def fewest(self, counts: Sequence[int]) -> Outcome | None:
+        """The best plan of the least number that fits, or of a larger one that is faster.
+
+        With more micro-batches less is held at once, so numbers that do not fit are skipped in
+        growing steps, and the least one that does is bisected. A larger one is faster where it
+        computes less again or communicates less.
+
+        Args:
+            counts: Numbers to choose from, ascending.
+        """
+        low, high, step = -1, 0, 1
+        while high < len(counts) and not self._plan(counts[high]):
+            low, step = high, 2 * step
+            high = min(high + step, len(counts) - 1) if high < len(counts) - 1 else len(counts)
+        if high == len(counts):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._plan(counts[middle]):
+                high = middle
+            else:
+                low = middle
+        best_s = self.outcomes[counts[high]].evaluation.step_s
+        for count in counts[high + 1 :]:
+            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
+                break
+            best_s = self.outcomes[count].evaluation.step_s
+        return self.best
+
+    @property
+    def best(self) -> Outcome:
+        """The fastest plan, with a certificate over all numbers that were tried."""
+        count = min(self.outcomes, key=lambda n: self.outcomes[n].evaluation.step_s)
+        return over_counts(self.outcomes, count, self.request.gap)
+
+    def _plan(self, count: int, parts: int = 2) -> bool:
+        """Plan a number of micro-batches with a part of the budget; whether a plan fits."""
+        if count not in self.outcomes and count not in self.refused:
+            self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
+            share = self.budget.share(parts)
+            for graph in self.graphs(count):
+                if graph.optional:
+                    self.budget.say("allowing values to be computed again")
+                try:
+                    self.outcomes[count] = find_pipeline(
+                        graph, self.cluster, self.request, share, count, self.sizes
+                    )
+                    break
+                except Infeasible as error:
+                    self.refused[count] = error
+        return count in self.outcomes

@@ -1,0 +1,299 @@
+"""A proof that a batch that runs in micro-batches computes what the whole batch does.
+
+M micro-batches are M devices that share the batch and never communicate: the forward pass of the
+whole batch is laid out over a mesh of M devices, its inputs cut by samples, and each node must take
+its operands as they lie. A node that combines samples does not. A pending sum over the devices is
+the sum over the micro-batches; where it is divided by the number of samples, it is their mean,
+which is what a step in micro-batches returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from partitioner.ir.graph import Graph, Node
+from partitioner.ir.layout import DimLayout, LayoutError, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import rules_of
+from partitioner.ir.rule import PENDING, PENDING_SIZE, Rule
+
+_AXIS = "micro"
+#: Operators that make a tensor of one number, or repeat what they are given.
+_UNIFORM = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "expand"),
+        *("full_like", "zeros_like", "ones_like"),
+    )
+)
+_MEANS = frozenset({"aten::mean", "aten::mean.dim"})
+#: A product and a quotient; by a number if they have an attribute "other".
+_TIMES, _OVER = "aten::mul.Tensor", "aten::div.Tensor"
+#: Attributes that follow from the sizes of results, or say how they lie in memory.
+_SIZES = frozenset(
+    {"size", "end", "length", "split_size", "split_sizes", "stride", "memory_format"}
+)
+#: Kinds of reasons, the weightiest first.
+_KINDS = ("combines", "sum", "size", "writes", "draws")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a module computes otherwise where its batch runs in micro-batches.
+
+    Attributes:
+        reasons: Why results may differ, a clause each; empty if they are proven to be the same.
+        counts: Whether the same is proven only for micro-batches with equally many targets: a mean
+            over the targets that are not ignored weighs all micro-batches alike.
+    """
+
+    reasons: tuple[str, ...]
+    counts: bool = False
+
+
+class _Value(NamedTuple):
+    """A value of the whole batch, over the micro-batches.
+
+    Attributes:
+        sharding: Its layout over them.
+        share: Of a pending sum: the part of a micro-batch's own value that is added up.
+    """
+
+    sharding: Sharding
+    share: float = 1.0
+
+    @property
+    def is_pending(self) -> bool:
+        return bool(self.sharding.partial)
+
+
+class _CombinesError(Exception):
+    """A node does not take its operands as they lie."""
+
+
+def difference(
+    whole: Graph,
+    part: Graph,
+    split: Collection[str],
+    results: Sequence[str],
+    count: int,
+    seed: str,
+) -> Difference:
+    """Compare a module's step with the same step in micro-batches.
+
+    Args:
+        whole: The graph of the whole batch.
+        part: The graph of a micro-batch.
+        split: Graph inputs of which each micro-batch has samples of its own.
+        results: The module's results, values of both graphs.
+        count: Number of micro-batches, at least 2, all of one size.
+        seed: The graph input from which random numbers are drawn.
+    """
+    proof = _Proof(whole, part, count, seed)
+    return proof.run(split, results)
+
+
+@dataclass
+class _Proof:
+    """Lays out the forward pass, node by node."""
+
+    whole: Graph
+    part: Graph
+    count: int
+    seed: str
+    counts: bool = False
+    values: dict[str, _Value | None] = field(default_factory=dict)  # None: not known
+    reasons: dict[str, str] = field(default_factory=dict)  # the first of each kind
+
+    def run(self, split: Collection[str], results: Sequence[str]) -> Difference:
+        for name in (*self.whole.inputs, *self.whole.constants):
+            shape = self.whole.types[name].shape
+            cut = self._cut(shape, 0) if name in split else Sharding.replicate(shape)
+            self.values[name] = _Value(cut)
+        for node in self.whole.nodes:
+            if node.name not in self.whole.backward:
+                self.values.update(zip(node.outputs, self._results(node), strict=True))
+        for name in results:
+            self._check_result(name)
+        ordered = tuple(self.reasons[kind] for kind in _KINDS if kind in self.reasons)
+        return Difference(ordered, self.counts)
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """The micro-batches, as devices."""
+        return DeviceMesh.line(self.count, _AXIS)
+
+    def _cut(self, shape: Sequence[int], dim: int) -> Sharding:
+        whole = [DimLayout.whole(size) for size in shape]
+        whole[dim] = DimLayout.even(shape[dim], (_AXIS,), self.mesh)
+        return Sharding(tuple(whole))
+
+    def _because(self, kind: str, reason: str) -> None:
+        self.reasons.setdefault(kind, reason)
+
+    def _results(self, node: Node) -> Sequence[_Value | None]:
+        """The results of a node over the micro-batches; notes why they are not known."""
+        unknown = [None] * len(node.outputs)
+        if node.attrs.get("role") == "next":
+            self._because("writes", f"{node.name} writes {node.inputs[1]!r} in each")
+            return unknown
+        if self.seed in node.reads:
+            self._because("draws", f"{node.name} draws other random numbers")
+            return unknown
+        if any(self.values[value] is None for value in node.reads):
+            return unknown
+        try:
+            results = self._laid_out(node)
+        except (LayoutError, _CombinesError):
+            self._because("combines", f"{node.name} combines the samples of a batch")
+            return unknown
+        sizes = all(
+            result is None or self._has_size(name, result)
+            for name, result in zip(node.outputs, results, strict=True)
+        )
+        if not sizes or not self._reads_same_numbers(node):
+            self._because("size", f"{node.name} depends on the size of the batch")
+            return unknown
+        return results
+
+    def _has_size(self, name: str, value: _Value) -> bool:
+        """Whether the result of a micro-batch has the size of a part of the whole one."""
+        local = value.sharding.local_shape(self.mesh, {_AXIS: 0})
+        return name in self.part.types and local == self.part.types[name].shape
+
+    def _reads_same_numbers(self, node: Node) -> bool:
+        """Whether a node of the two graphs differs in sizes only, or in what `share` counts."""
+        other = self.part.by_name.get(node.name)
+        if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
+            return False
+        free = _SIZES | ({"other"} if node.op in (_TIMES, _OVER) else set())
+        return all(
+            node.attrs[key] == value for key, value in other.attrs.items() if key not in free
+        )
+
+    def _laid_out(self, node: Node) -> Sequence[_Value | None]:
+        """The results of a node that takes its operands as they lie.
+
+        Raises:
+            LayoutError, _CombinesError: It does not.
+        """
+        operands = [self.values[value] if value else None for value in node.inputs]
+        read = [value for value in map(self.values.get, node.reads) if value is not None]
+        if all(value.sharding.is_replicated for value in read):
+            return [self._same(node, name) for name in node.outputs]
+        rule, captured = self.rules.get(node.name), map(self.values.get, node.captures)
+        if not isinstance(rule, Rule) or any(v is not None and v.sharding.axes for v in captured):
+            raise _CombinesError
+        scale = self._scale(node)
+        if any(value.is_pending for value in read):
+            return self._pending(node, rule, operands, scale)
+        if scale != 1.0:
+            raise _CombinesError
+        return self._by_samples(node, rule, operands)
+
+    def _by_samples(
+        self, node: Node, rule: Rule, operands: Sequence[_Value | None]
+    ) -> Sequence[_Value | None]:
+        """The results of a node whose operands are cut by samples, or whole.
+
+        Raises:
+            LayoutError, _CombinesError: It does not take them so.
+        """
+        layouts: dict[str, DimLayout] = {}
+        for dims, value in zip(rule.operands, operands, strict=True):
+            for expr, layout in zip(dims or (), value.sharding.dims if value else (), strict=False):
+                cut = rule.factor_layouts(expr, layout, self.mesh) if layout.axes else {}
+                if cut is None or any(layouts.setdefault(*one) != one[1] for one in cut.items()):
+                    raise _CombinesError
+        ins, outs = rule.shardings(layouts, self.mesh)
+        if any(v is not None and v.sharding != at for v, at in zip(operands, ins, strict=True)):
+            raise _CombinesError
+        if any(how != "sum" for at in outs for _, how in at.partial):
+            raise _CombinesError
+        share = 1 / self.count if node.op in _MEANS else 1.0
+        return [
+            _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
+        ]
+
+    @cached_property
+    def rules(self) -> Mapping[str, Rule | str]:
+        """Rules of the whole batch's nodes, or why they have none."""
+        return rules_of(self.whole)
+
+    def _same(self, node: Node, name: str) -> _Value | None:
+        """A result that depends on no sample, or one number a sample."""
+        if not name:
+            return None
+        shape = self.whole.types[name].shape
+        own = self.part.types[name].shape if name in self.part.types else ()
+        dims = [
+            dim for dim, (size, less) in enumerate(zip(shape, own, strict=False)) if size > less
+        ]
+        if dims and node.op in _UNIFORM and shape[dims[0]] % self.count == 0:
+            return _Value(self._cut(shape, dims[0]))
+        return _Value(Sharding.replicate(shape))
+
+    def _scale(self, node: Node) -> float:
+        """The number that the whole batch is multiplied by, over that of a micro-batch."""
+        other = self.part.by_name.get(node.name)
+        if node.op not in (_TIMES, _OVER) or "other" not in node.attrs or other is None:
+            return 1.0
+        ours, theirs = node.attrs["other"], other.attrs.get("other")
+        if ours == theirs:
+            return 1.0
+        if not (isinstance(ours, int | float) and isinstance(theirs, int | float)):
+            raise _CombinesError
+        if not (ours and theirs):
+            raise _CombinesError
+        return ours / theirs if node.op == _TIMES else theirs / ours
+
+    def _pending(
+        self, node: Node, rule: Rule, operands: Sequence[_Value | None], scale: float
+    ) -> Sequence[_Value | None]:
+        """The results of a node that reads pending sums.
+
+        Raises:
+            LayoutError, _CombinesError: It is not linear in them.
+        """
+        pending = [value for value in operands if value is not None and value.is_pending]
+        shares = [value.share for value in pending]
+        share = shares[0]
+        if not all(math.isclose(share, other) for other in shares):
+            raise _CombinesError
+        if node.op == _OVER and len(pending) == 2 and self._is_count(node.inputs[1]):
+            self.counts = True
+            return [_Value(pending[0].sharding, 1 / self.count)]
+        if PENDING not in rule.factors:
+            raise _CombinesError
+        cut = DimLayout.even(PENDING_SIZE, (_AXIS,), self.mesh)
+        ins, outs = rule.shardings({PENDING: cut}, self.mesh)
+        is_mean = math.isclose(share * self.count, 1.0)
+        for value, at in zip(operands, ins, strict=True):
+            # What all micro-batches have alike is the mean of itself, and no part of a sum.
+            is_alike = is_mean and value is not None and value.sharding.is_replicated
+            if value is not None and value.sharding != at and not is_alike:
+                raise _CombinesError
+        return [
+            _Value(at, share * scale) if name else None
+            for name, at in zip(node.outputs, outs, strict=True)
+        ]
+
+    def _is_count(self, value: str) -> bool:
+        """Whether a value is the number of true elements of a tensor."""
+        node = self.whole.producers[value]
+        summed = node.op in ("aten::sum", "aten::sum.dim_IntList")
+        return summed and self.whole.types[node.inputs[0]].dtype == "bool"
+
+    def _check_result(self, name: str) -> None:
+        """Note what a step in micro-batches returns otherwise than the whole batch."""
+        value, shape = self.values[name], self.whole.types[name].shape
+        if value is None:
+            return
+        if value.is_pending and not math.isclose(value.share * self.count, 1.0):
+            self._because("sum", f"the result {name!r} is a sum over the batch, and not a mean")
+        elif shape and value.sharding != self._cut(shape, 0):
+            self._because("combines", f"the result {name!r} is not one of samples")

@@ -1,0 +1,172 @@
+"""A batch that fits no plan runs in micro-batches, where that changes no result or is asked for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command_line import one_line
+from torch import nn
+
+import partitioner
+from partitioner.cli.main import main
+from partitioner.compiled.module import ModuleProgram
+from partitioner.ir.errors import PartitionerError
+from partitioner.solver import Infeasible
+
+SAMPLES = 256
+#: Holds the weights and some samples of the models below.
+MEMORY = 900_000
+
+
+#: A file whose `build` gives a module with a batch norm.
+FACTORY = """
+import torch
+from torch import nn
+
+class Loss(nn.Sequential):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+def build():
+    torch.manual_seed(0)
+    layers = nn.Linear(16, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 16)
+    return Loss(*layers), (torch.randn(256, 16),)
+"""
+
+
+class Layers(nn.Module):
+    """Wide layers, whose activations are most of the bytes of a large batch."""
+
+    def __init__(self, *, batch_norm: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 512), nn.Linear(512, 16)
+        self.norm = nn.BatchNorm1d(16) if batch_norm else nn.LayerNorm(16)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.down(torch.relu(self.up(x)))
+        return self.dropout(self.norm(h) + x).square().mean()
+
+
+def planned(module: nn.Module | None = None, **options: Any) -> ModuleProgram:
+    torch.manual_seed(0)
+    batch = torch.randn(SAMPLES, 16)
+    chosen = {"devices": 1, "training": True, "memory": MEMORY, **options}
+    program = partitioner.compile(module or Layers(), batch, **chosen)
+    assert isinstance(program, ModuleProgram)
+    return program
+
+
+def test_the_fewest_micro_batches_that_fit_compute_the_same() -> None:
+    torch.manual_seed(0)
+    module = Layers()
+    program = planned(module)
+    count = program.plan.micro_batches
+    assert count is not None
+    assert count > 1
+    assert program.evaluation.fits
+    with pytest.raises(Infeasible, match=rf"it fits with --micro-batches {count} \("):
+        planned(module, micro_batches=count // 2)
+    assert program.summary["notes"][0] == (
+        f"no plan of the whole batch was found to fit: it runs in {count} micro-batches, whose "
+        "gradients are added up; results are those of the whole batch"
+    )
+    torch.manual_seed(0)
+    batch = torch.randn(SAMPLES, 16)
+    loss, gradients = program.gradients(batch)
+    whole = module(batch)
+    whole.backward()
+    torch.testing.assert_close(loss, whole.detach())
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_that_fits_is_not_cut() -> None:
+    for asked in (None, "auto"):
+        assert planned(memory="1GB", micro_batches=asked).plan.pipeline is None
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Layers(batch_norm=True), "/norm/batch_norm_statistics combines the samples of a batch"),
+        (Layers(dropout=0.1), "/dropout/dropout draws other random numbers"),
+    ],
+    ids=["batch norm", "dropout"],
+)
+def test_results_that_would_change_are_asked_for(module: nn.Module, reason: str) -> None:
+    with pytest.raises(Infeasible) as refused:
+        planned(module)
+    text = str(refused.value)
+    assert "it fits with --memory" in text
+    assert text.endswith(f"a step), which changes the results: {reason}")
+    assert refused.value.relaxations[-1].startswith("with --micro-batches ")
+    program = planned(module, micro_batches="auto")
+    (note, *_) = program.summary["notes"]
+    assert f"results differ from those of the whole batch: {reason}" in note
+    assert f"with --micro-batches {program.plan.micro_batches} (" in text
+    assert program.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"), [(2, {"parallel": "dp"}), (2, {"parallel": "tp"}), (2, {})], ids=str
+)
+def test_plans_on_several_devices_run_in_parts_too(devices: int, options: dict[str, Any]) -> None:
+    program = planned(devices=devices, memory=MEMORY // 2 - 1000, **options)
+    assert (program.plan.micro_batches or 1) > 1
+    assert program.plan.pipeline is not None
+    assert set(program.plan.pipeline.stages) == {0}
+    assert program.verify().equal
+
+
+def test_inference_runs_in_parts() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 4096), nn.Linear(4096, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(torch.relu(self.up(x)))
+
+    program = planned(Rows().eval(), training=False, memory="2.5MB")
+    assert (program.plan.micro_batches or 1) > 1
+    torch.manual_seed(0)
+    batch = torch.randn(SAMPLES, 16)
+    torch.testing.assert_close(program(batch), program.whole(batch), rtol=1e-4, atol=1e-5)
+    assert "gradients" not in program.summary["notes"][0]
+
+
+def test_stages_take_more_micro_batches_where_the_usual_ones_do_not_fit() -> None:
+    program = planned(devices=2, parallel="pp", memory=300_000)
+    assert (program.plan.micro_batches or 1) > 8
+    assert program.verify().equal
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"micro_batches": "many"}, "micro_batches is 'many', not 'auto' or a whole number"),
+        ({"micro_batches": "auto", "strategy": "inter"}, "'auto' is for plans on one mesh"),
+        ({"micro_batches": "auto", "objective": "memory"}, "'auto' is for plans on one mesh"),
+    ],
+    ids=str,
+)
+def test_options_that_have_no_meaning(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(PartitionerError, match=text):
+        planned(**options)
+
+
+def test_the_command_line_takes_auto(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "batch_norms.py").write_text(FACTORY)
+    words = ["batch_norms:build", "--training", "--memory", str(MEMORY)]
+    assert main([*words, "-q"]) == 3
+    assert "which changes the results: /1/batch_norm" in one_line(capsys.readouterr().err)
+    assert main([*words, "--micro-batches", "auto", "-o", "p"]) == 0
+    assert "results differ from those of the whole batch" in capsys.readouterr().out
+    assert main(["verify", "p"]) == 0
+    with pytest.raises(SystemExit):
+        main([*words, "--micro-batches", "0"])

@@ -109,23 +109,33 @@ def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
     return owner._parameters.get(leaf, owner._buffers.get(leaf))
 
 
-def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
+def count_steps(
+    owner: object, tensors: Mapping[str, Tensor], elsewhere: Mapping[str, Tensor]
+) -> None:
     """Count each optimizer's step as a write to the parameters that have gradients.
 
     PyTorch counts no writes of steps with `foreach=True` or `fused=True` to DTensors. Optimizers
-    that fail on parts of tensors are refused by name when they step.
+    that fail on parts of tensors, and those that lack options, are refused by name when they step.
 
     Args:
         owner: Steps are counted while it lives.
         tensors: The rank's parameters and buffers.
+        elsewhere: Parameters that it lists and does not hold; no step trains them.
     """
     ours = frozenset(map(id, tensors.values()))
+    others = frozenset(map(id, elsewhere.values()))
 
     def stepped(optimizer: Optimizer, *_: Any) -> None:
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         increment_version([x for x in parameters if id(x) in ours and x.grad is not None])
 
     def steps(optimizer: Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for tensor in (x for x in group["params"] if id(x) in others):
+                tensor.requires_grad_(False)
+                tensor.grad = None
+            if any(id(x) in ours for x in group["params"]):
+                _check_options(optimizer, group)
         if not isinstance(optimizer, _WHOLE_ONLY):
             return
         parameters = (x for group in optimizer.param_groups for x in group["params"])
@@ -139,6 +149,22 @@ def count_steps(owner: object, tensors: Mapping[str, Tensor]) -> None:
     handles = register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(stepped)
     for handle in handles:
         weakref.finalize(owner, handle.remove).atexit = False
+
+
+def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
+    """Refuse a group of parameters without the optimizer's options.
+
+    PyTorch's checkpoints hold one rank's groups for all ranks, by the names of their parameters. A
+    rank with other parameters finds none of its own there, and no options either.
+    """
+    lacking = sorted(optimizer.defaults.keys() - group.keys())
+    if lacking:
+        raise BackendError(
+            f"{type(optimizer).__name__} has no {', '.join(map(repr, lacking))} for parameters of "
+            "this rank: torch.distributed.checkpoint saved the options of another rank's "
+            "parameters; get and set the optimizer's state with "
+            "options=StateDictOptions(flatten_optimizer_state_dict=True)"
+        )
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -4,6 +4,8 @@ Parameters are DTensors with the whole model's names and sizes; each rank holds 
 the plan keeps every one of them whole on every rank, they are ordinary parameters instead: PyTorch
 spends some 50 us on each operator of an optimizer's step on a DTensor. One module has one or the
 other, since PyTorch's operators on lists of tensors refuse both in one list. So it is with buffers.
+A rank that holds no parameter lists one of another rank, without its contents: optimizers refuse to
+be made for none.
 
 Calling the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No
 gradient goes through a collective: the backward graph has its own. Evaluation, and batches of other
@@ -143,7 +145,8 @@ class RankModule(nn.Module):
         self._is_loaded = False  # since the ranks compared them
         self._written = self._versions(self._tensors)  # as the ranks compared them
         self._storages = storages(self._tensors)
-        count_steps(self, self._tensors)
+        self._elsewhere = self._list_another(meshes)
+        count_steps(self, self._tensors, self._elsewhere)
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
@@ -166,7 +169,7 @@ class RankModule(nn.Module):
         vars(other).update(copy.deepcopy(own, memo))
         other._written = other._versions(other._tensors)
         other._storages = storages(other._tensors)
-        count_steps(other, other._tensors)
+        count_steps(other, other._tensors, other._elsewhere)
         return other
 
     # Parameters ------------------------------------------------------------------------------
@@ -206,6 +209,33 @@ class RankModule(nn.Module):
             else:
                 owner.register_buffer(leaf, tensor, persistent=name not in entry.hidden)
         return word
+
+    def _list_another(self, meshes: Mapping[Any, Any]) -> dict[str, nn.Parameter]:
+        """List a parameter of other ranks if this one holds none; returns it by its first name.
+
+        It has the whole size and no elements here. It requires no gradient, so that optimizers keep
+        no state of it: what PyTorch keeps whole, such as Adam's number of steps, would be saved in
+        place of its holder's.
+        """
+        entries = [entry for entry in self._whole.stored if entry.parameter]
+        if any(self._holds(self.rank, entry) for entry in entries) or not entries:
+            return {}
+        entry = min(entries, key=lambda entry: not entry.trained)
+        place = self._places[entry.names[0]]
+        tensor = nn.Parameter(
+            DTensor.from_local(
+                torch.empty(0, dtype=entry.dtype, device=self._device),
+                meshes[place.mesh],
+                _placements(place),
+                run_check=False,
+                shape=torch.Size(entry.shape),
+                stride=torch.empty(entry.shape, device="meta").stride(),
+            ),
+            requires_grad=False,
+        )
+        *path, leaf = entry.names[0].split(".")
+        _submodule(self, path).register_parameter(leaf, tensor)
+        return {entry.names[0]: tensor}
 
     def _holds(self, rank: int, entry: Stored) -> bool:
         return rank in self._places[entry.names[0]].mesh.devices
@@ -681,3 +711,4 @@ def _take_parts(
                 continue  # PyTorch's own message names both sizes
             part = part_of(whole.detach(), region)
             state[name] = _sharded_as(tensor, part.to(tensor.device))
+    state |= {prefix + name: tensor for name, tensor in module._elsewhere.items()}

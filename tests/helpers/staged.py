@@ -30,14 +30,26 @@ Stages = Callable[[Graph], dict[str, int]]
 
 def equal_stages(graph: Graph, count: int) -> dict[str, int]:
     """Stages with equal numbers of nodes that read weights, in the order of the trace."""
-    nodes, fixed = changing_nodes(graph), fixed_nodes(graph)
-    weights = {v for n in graph.nodes if n.name in fixed for v in n.writes} | graph.constants.keys()
-    reading = [node.name for node in nodes if not weights.isdisjoint(node.reads)]
+    reading = _readers_of_weights(graph)
     stages, seen = {}, -1
-    for node in nodes:
+    for node in changing_nodes(graph):
         seen += node.name in reading
         stages[node.name] = max(0, seen) * count // max(1, len(reading))
     return stages
+
+
+def loss_apart(graph: Graph) -> dict[str, int]:
+    """Two stages, of which the second one, after the last node that reads weights, has none."""
+    names = [node.name for node in changing_nodes(graph)]
+    last = max(map(names.index, _readers_of_weights(graph)))
+    return {name: int(position > last) for position, name in enumerate(names)}
+
+
+def _readers_of_weights(graph: Graph) -> list[str]:
+    """Nodes of the forward pass, in the order of the trace."""
+    fixed = fixed_nodes(graph)
+    weights = {v for n in graph.nodes if n.name in fixed for v in n.writes} | graph.constants.keys()
+    return [n.name for n in changing_nodes(graph) if not weights.isdisjoint(n.reads)]
 
 
 def staged_plan(

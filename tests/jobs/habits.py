@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import checkpoints
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812 - the usual name
 from torch.optim import lr_scheduler
@@ -818,18 +817,9 @@ def checkpointed(_: int) -> None:
     sides[1].steps(updates[1], 0, 1)
     if ranks == 2:
         sides[0].steps(updates[0], 0, 1)
-        model, moments = get_state_dict(module, updates[0])
-        dcp.save({"model": model, "optimizer": moments}, checkpoint_id="checkpoint")
+        checkpoints.save(module, updates[0], "checkpoint")
         return
-    model, moments = get_state_dict(module, updates[0])
-    state = {"model": model, "optimizer": moments}
-    dcp.load(state, checkpoint_id="checkpoint")
-    set_state_dict(
-        module,
-        updates[0],
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
+    checkpoints.restore(module, updates[0], "checkpoint")
     losses = [side.steps(update, 2, 3) for side, update in zip(sides, updates, strict=True)]
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=0, atol=1e-9)
     for name, tensor in plain.state_dict().items():

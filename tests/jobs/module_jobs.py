@@ -11,15 +11,14 @@ from typing import Any
 
 import agreement_jobs
 import autocast_modules
+import checkpoints
 import placed_modules
 import pytest
 import side_modules
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import written_buffers
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 from torch_ranks import Job, LeftError, main
 from trained import Batch, Gpt, Mlp
@@ -312,24 +311,13 @@ def checkpoint_of(kind: type[Mlp | Gpt]) -> None:
     update, right = adamw(module.parameters()), adamw(whole.parameters())
     for step in range(4):
         if step == 2 and dist.get_world_size() == 4:
-            model, moments = get_state_dict(module, update)
-            dcp.save({"model": model, "optimizer": moments}, checkpoint_id=folder)
+            checkpoints.save(module, update, folder)
             return
         if step == 2:
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.zero_()
-            model, moments = get_state_dict(module, update)
-            state = {"model": model, "optimizer": moments}
-            dcp.load(state, checkpoint_id=folder)
-            loaded = set_state_dict(
-                module,
-                update,
-                model_state_dict=state["model"],
-                optim_state_dict=state["optimizer"],
-            )
-            assert not loaded.missing_keys
-            assert not loaded.unexpected_keys
+            checkpoints.restore(module, update, folder)
         for one, its in ((module, update), (whole, right)):
             if one is module and step < 2 and dist.get_world_size() == 2:
                 continue
@@ -405,19 +393,10 @@ def load_from(saved: RankModule, loaded: RankModule) -> None:
 
     for number in range(3):
         step(0, number)
-    names = "model", "optimizer"
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
-    state = dict(zip(names, get_state_dict(saved, updates[0]), strict=True))
-    dcp.save(state, checkpoint_id=folder[0])
-    state = dict(zip(names, get_state_dict(loaded, updates[1]), strict=True))
-    dcp.load(state, checkpoint_id=folder[0])
-    set_state_dict(
-        loaded,
-        updates[1],
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
+    checkpoints.save(saved, updates[0], folder[0])
+    checkpoints.restore(loaded, updates[1], folder[0])
     for index in range(2):
         step(index, 3)
     expected = saved.full_state_dict()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from staged import accumulated, staged, tensors
+from staged import Stages, accumulated, loss_apart, staged, tensors
 from staged_models import Model, Plain, Tied, Towers, UNet, seeded
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 from torch_ranks import Job, main
 
 import partitioner
@@ -238,38 +240,80 @@ def a_rank_is_killed_in_a_step(rank: int) -> None:
     assert "1" in str(caught.value).partition("ended")[0].rpartition(": rank")[2]
 
 
-def goes_on_from_a_checkpoint(_: int) -> None:
-    """Two ranks in stages save; one process without stages goes on."""
-    ranks = dist.get_world_size()
-    plain = seeded(Plain)
-    program = on_two(Plain) if ranks == 2 else None
-    if program is None:
-        compiled = partitioner.compile(seeded(Plain), Plain.batch(0), devices=1, training=True)
-        assert isinstance(compiled, ModuleProgram)
-        program = compiled
-    module = program.module()
+def saves(_: int, stages: Stages | None = None) -> None:
+    """Two ranks in stages save after two steps."""
+    module, plain = on_two(Plain, stages=stages).module(), seeded(Plain)
     updates = adamw(module), adamw(plain)
+    for one, update in zip((module, plain), updates, strict=True):
+        steps(one, update, 0, 1)
+    same(module, plain)
+    checkpoints.save(module, updates[0], "checkpoint", flat=True)
+
+
+def goes_on(_: int, stages: Stages | None = None) -> None:
+    """Two ranks in stages, or one process without, go on as one that did not stop."""
+    plain = seeded(Plain)
+    if dist.get_world_size() == 2:
+        module = on_two(Plain, stages=stages).module()
+    else:
+        program = partitioner.compile(seeded(Plain), Plain.batch(0), devices=1, training=True)
+        assert isinstance(program, ModuleProgram)
+        module = program.module()
+    updates = torch.optim.AdamW(module.parameters(), lr=0.5), adamw(plain)
     steps(plain, updates[1], 0, 1)
-    is_first = not os.path.isdir("checkpoint")  # noqa: PTH112
-    dist.barrier()
-    if is_first:
-        steps(module, updates[0], 0, 1)
-        same(module, plain)
-        model, moments = get_state_dict(module, updates[0])
-        dcp.save({"model": model, "optimizer": moments}, checkpoint_id="checkpoint")
-        return
-    model, moments = get_state_dict(module, updates[0])
-    state = {"model": model, "optimizer": moments}
-    dcp.load(state, checkpoint_id="checkpoint")
-    set_state_dict(
-        module,
-        updates[0],
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
+    checkpoints.restore(module, updates[0], "checkpoint", flat=True)
     losses = [steps(one, u, 2, 3) for one, u in zip((module, plain), updates, strict=True)]
     torch.testing.assert_close(*map(torch.tensor, losses))
     same(module, plain)
+
+
+def needs_flat_checkpoints(_: int) -> None:
+    """Without the option, PyTorch keeps the options of one rank's parameters only."""
+    module = on_two(Plain).module()
+    update = adamw(module)
+    steps(module, update, 0)
+    checkpoints.save(module, update, "checkpoint")
+    checkpoints.restore(module, update, "checkpoint")
+    loss_of(module(*Plain.batch(1))).backward()
+    refused = ""
+    try:
+        update.step()
+    except BackendError as error:
+        refused = str(error)
+    told = [""] * dist.get_world_size()
+    dist.all_gather_object(told, refused)
+    assert sorted(map(bool, told)) == [False, True]
+    assert re.match(r"AdamW has no 'betas', 'eps', 'lr', 'weight_decay' for para", max(told)), told
+
+
+def lists_a_parameter_of_another_rank(rank: int) -> None:
+    """A rank without parameters lists one that it neither holds nor trains."""
+    module = on_two(Plain, stages=loss_apart).module()
+    plain = seeded(Plain)
+    names = [name for name, _ in module.named_parameters()]
+    assert names == ([name for name, _ in plain.named_parameters()] if rank == 0 else names[:1])
+    if rank == 1:
+        (parameter,) = module.parameters()
+        assert parameter.shape == plain.get_parameter(names[0]).shape
+        assert isinstance(parameter, DTensor)
+        assert not parameter.to_local().numel()
+        parameter.requires_grad_(True)  # as loops do that freeze and thaw
+    for one in (module, plain):
+        update = torch.optim.AdamW(one.parameters(), lr=1e-2, weight_decay=0.1, fused=True)
+        steps(one, update, 0, 1)
+        if one is module and rank == 1:
+            assert not update.state
+        loss_of(one(*Plain.batch(2))).backward()
+        if one is module:
+            norm = module.clip_grad_norm_(0.01)
+        else:
+            expected = nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+            torch.testing.assert_close(norm, expected)
+        update.step()
+    same(module, plain)
+    module.load_state_dict(seeded(Plain).state_dict())
+    module.load_state_dict(module.state_dict())
+    same(copy.deepcopy(module), seeded(Plain))
 
 
 def steps(module: nn.Module, update: torch.optim.Optimizer, *numbers: int) -> list[float]:
@@ -298,11 +342,14 @@ def loads_a_whole_state(_: int) -> None:
 
 JOBS = {
     "killed": Job(4, a_rank_is_killed_in_a_step),
-    "checkpoint": Job(
+    "checkpoint": Job(2, saves, then=Job(2, goes_on, then=Job(1, goes_on))),
+    "checkpoint_of_one_holder": Job(
         2,
-        goes_on_from_a_checkpoint,
-        then=Job(1, goes_on_from_a_checkpoint),
+        partial(saves, stages=loss_apart),
+        then=Job(2, partial(goes_on, stages=loss_apart), then=Job(2, goes_on)),
     ),
+    "flat_checkpoint": Job(2, needs_flat_checkpoints),
+    "no_parameters": Job(2, lists_a_parameter_of_another_rank),
     "whole_state": Job(2, loads_a_whole_state),
     "smaller_last": Job(2, has_a_smaller_last_micro_batch),
     "other_sizes": Job(2, other_sizes_and_evaluation),

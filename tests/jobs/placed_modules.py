@@ -5,16 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -111,23 +106,12 @@ def resumes(_: int) -> None:
     module, whole = pair()
     make = torch.optim.AdamW
     update, right = make(module.parameters(), lr=0.1), make(whole.parameters(), lr=0.1)
-    options = StateDictOptions(flatten_optimizer_state_dict=True)
     for step in range(4):
         if step == 2:
-            model, moments = get_state_dict(module, update, options=options)
-            dcp.save({"model": model, "optimizer": moments}, checkpoint_id="placed")
+            checkpoints.save(module, update, "placed", flat=True)
             module, _ = pair()
             update = make(module.parameters(), lr=0.5)
-            model, moments = get_state_dict(module, update, options=options)
-            state = {"model": model, "optimizer": moments}
-            dcp.load(state, checkpoint_id="placed")
-            set_state_dict(
-                module,
-                update,
-                model_state_dict=state["model"],
-                optim_state_dict=state["optimizer"],
-                options=options,
-            )
+            checkpoints.restore(module, update, "placed", flat=True)
         for one, its in ((module, update), (whole, right)):
             one(*batch(step)).backward()
             its.step()

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
@@ -43,6 +44,7 @@ def staged(
     schedule: str,
     micro_batches: int,
     forward: Mapping[str, int] | None = None,
+    cluster: Cluster | None = None,
 ) -> ModuleProgram:
     """The program of a plan with one device a stage.
 
@@ -52,10 +54,11 @@ def staged(
         schedule: Name of the schedule.
         micro_batches: Number that the module was traced for.
         forward: Stage of each node of the forward pass; None for stages of as many nodes each.
+        cluster: The devices; None for reference accelerators.
     """
     graph = module.graph
     stages = stages_of_all(graph, forward or even_stages(graph, len(lanes)))
-    cluster = resolve_cluster(None, max(lanes) + 1)
+    cluster = cluster or resolve_cluster(None, max(lanes) + 1)
     plan = Plan(
         graph.digest,
         cluster.to_data(),

@@ -118,18 +118,13 @@ def trains(node: Node) -> bool:
 
 
 def stores_parts(placed: Iterable[PlacedNode]) -> bool:
-    """Whether some device of a plan has only a part of a trained parameter, or nothing of it.
+    """Whether some device of a plan has only a part of a trained parameter.
 
-    Then a rank may hold all its parameters as distributed tensors, as PyTorch's operators on lists
-    of tensors want all of one kind; the update of each is dearer, whether it is cut itself or not.
+    Then a rank holds all its parameters as distributed tensors, as PyTorch's operators on lists of
+    tensors want all of one kind; the update of each is dearer, whether it is cut itself or not.
     """
-    devices: set[int] = set()
-    homes: list[Placement] = []
-    for node in placed:
-        devices.update(node.mesh.devices)
-        if trains(node.node):
-            homes += [at for at in node.outs if at is not None]
-    return any(home.sharding.axes or home.mesh.size() < len(devices) for home in homes)
+    homes = (at for node in placed if trains(node.node) for at in node.outs if at is not None)
+    return any(home.sharding.axes for home in homes)
 
 
 def form_of(

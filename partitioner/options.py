@@ -75,6 +75,7 @@ class ProfileOptions(ModelOptions, total=False):
     strategy: str
     time_limit_s: float
     profile: str | Path | None
+    micro_batches: int | None
 
 
 class DumpOptions(ModelOptions, TargetOptions, total=False):

@@ -1,11 +1,18 @@
 """A rank's part of a compiled module, as an ordinary module under torchrun.
 
 Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Where
+<<<<<<< HEAD
 the plan keeps every one of them whole on every rank, they are ordinary parameters instead: PyTorch
 spends some 50 us on each operator of an optimizer's step on a DTensor. One module has one or the
 other, since PyTorch's operators on lists of tensors refuse both in one list. So it is with buffers.
 A rank that holds no parameter lists one of another rank, without its contents: optimizers refuse to
 be made for none.
+=======
+the plan cuts none of them, so that a rank has each whole or not at all, they are ordinary
+parameters instead: PyTorch spends some 50 us on each operator of an optimizer's step on a DTensor.
+One module has one or the other, since PyTorch's operators on lists of tensors refuse both in one
+list. So it is with buffers.
+>>>>>>> pipebench
 
 Calling the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No
 gradient goes through a collective: the backward graph has its own. Evaluation, and batches of other
@@ -113,7 +120,7 @@ class RankModule(nn.Module):
         }
         self._are_cut = {  # of buffers, and of parameters
             is_parameter: any(
-                not self._is_whole(entry)
+                not self._places[entry.names[0]].sharding.is_replicated
                 for entry in whole.stored
                 if entry.parameter is is_parameter
             )
@@ -239,11 +246,6 @@ class RankModule(nn.Module):
 
     def _holds(self, rank: int, entry: Stored) -> bool:
         return rank in self._places[entry.names[0]].mesh.devices
-
-    def _is_whole(self, entry: Stored) -> bool:
-        """Whether every rank holds all of it."""
-        place = self._places[entry.names[0]]
-        return place.sharding.is_replicated and place.mesh.size() == self._agreement.ranks
 
     def _sum_of(self, tensor: Tensor) -> int:
         """Checksum of a tensor; 0 where there is no other rank."""

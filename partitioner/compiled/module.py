@@ -283,11 +283,9 @@ class ModuleRanks(Ranks):
 
     @cached_property
     def _stores_parts(self) -> bool:
-        """Whether some rank lacks a part of a trained parameter: then all are DTensors."""
+        """Whether some rank has only a part of a trained parameter: then all are DTensors."""
         homes, traced = self.programs.homes, self.module.traced
-        trained = [homes[traced.stored[name]].placement for name in traced.gradients]
-        ranks = len(self.programs.ranks)
-        return any(home.sharding.axes or home.mesh.size() < ranks for home in trained)
+        return any(homes[traced.stored[n]].placement.sharding.axes for n in traced.gradients)
 
     def _updates(self, rank: int) -> list[Update]:
         from partitioner.backends.torch.recording import Update

@@ -27,7 +27,8 @@ from partitioner.cost_model.profile import (
 from partitioner.cost_model.resolve import one_process, resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model
-from partitioner.ir.errors import PartitionerError
+from partitioner.ir.checks import is_whole
+from partitioner.ir.errors import OptionError, PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
@@ -143,6 +144,9 @@ def profile(
 
             profile: File of the profile; default: `profile.sqlite` in the user's cache folder.
 
+            micro_batches: Of a module: measure what one of so many micro-batches of the example
+            inputs runs, for plans in stages; default: the batch as a whole.
+
     Raises:
         PartitionerError: The model is wrong, the cluster's devices have no profile, the file is no
             profile, or its folder is missing.
@@ -157,9 +161,9 @@ def profile(
     check_writable(known.file)
     opened = open_model(model, example_inputs, **opening(options))
     say("reading the model")
-    graph = opened.graph
-    say("collecting the operators")
     is_module = isinstance(opened, ModuleInput)
+    graph = _graph(opened, options.get("micro_batches"))
+    say("collecting the operators")
     wanted = candidates(graph, cluster, strategy, mesh, fuses=not is_module)
     backend = _backend(is_module=is_module)
     new = [one for one in wanted if any(_is_new(one, known, backend))]
@@ -188,6 +192,23 @@ def profile(
         unknown_s / all_s if all_s else 0.0,
         time.perf_counter() - begin,
     )
+
+
+def _graph(opened: OnnxInput | ModuleInput, micro_batches: int | None) -> Graph:
+    """The graph to measure: of the whole batch, or of one micro-batch.
+
+    Raises:
+        OptionError: Micro-batches of an ONNX model are asked for, or less than one.
+        BackendError: The batch cannot be cut into as many.
+        FrontendError: The module cannot be traced.
+    """
+    if micro_batches is None:
+        return opened.graph
+    if isinstance(opened, OnnxInput):
+        raise OptionError("micro_batches is for PyTorch modules: an ONNX model has none")
+    if not is_whole(micro_batches) or micro_batches < 1:
+        raise OptionError(f"micro_batches is {micro_batches!r}, not a number of at least 1")
+    return opened.in_micro_batches(micro_batches).graph
 
 
 def _measure_links(known: Profile, ranks: int, say: Say) -> int:

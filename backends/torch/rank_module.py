@@ -1,18 +1,11 @@
 """A rank's part of a compiled module, as an ordinary module under torchrun.
 
 Parameters are DTensors with the whole model's names and sizes; each rank holds its shards. Where
-<<<<<<< HEAD
-the plan keeps every one of them whole on every rank, they are ordinary parameters instead: PyTorch
-spends some 50 us on each operator of an optimizer's step on a DTensor. One module has one or the
-other, since PyTorch's operators on lists of tensors refuse both in one list. So it is with buffers.
-A rank that holds no parameter lists one of another rank, without its contents: optimizers refuse to
-be made for none.
-=======
 the plan cuts none of them, so that a rank has each whole or not at all, they are ordinary
 parameters instead: PyTorch spends some 50 us on each operator of an optimizer's step on a DTensor.
 One module has one or the other, since PyTorch's operators on lists of tensors refuse both in one
-list. So it is with buffers.
->>>>>>> pipebench
+list. So it is with buffers. A rank that holds no parameter lists one of another rank, without its
+contents: optimizers refuse to be made for none.
 
 Calling the module runs the rank's forward graph; `loss.backward()` runs its backward graph. No
 gradient goes through a collective: the backward graph has its own. Evaluation, and batches of other
@@ -138,8 +131,10 @@ class RankModule(nn.Module):
         self._compiled: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._anchor = torch.zeros((), requires_grad=True)
         _allow_anomaly_detection()
-        cut = (entry.names[0] for entry in whole.stored if self._are_cut[entry.parameter])
-        meshes = torch_meshes([self._places[name].mesh for name in cut], device)
+        cut = [entry.names[0] for entry in whole.stored if self._are_cut[entry.parameter]]
+        listed = self._listed_elsewhere()
+        names = cut if listed is None else [*cut, listed.names[0]]
+        meshes = torch_meshes([self._places[name].mesh for name in names], device)
         self._tensors: dict[str, Tensor] = {}
         for entry in whole.stored:  # first names first: PyTorch lists those
             if self._holds(self.rank, entry):
@@ -224,10 +219,9 @@ class RankModule(nn.Module):
         no state of it: what PyTorch keeps whole, such as Adam's number of steps, would be saved in
         place of its holder's.
         """
-        entries = [entry for entry in self._whole.stored if entry.parameter]
-        if any(self._holds(self.rank, entry) for entry in entries) or not entries:
+        entry = self._listed_elsewhere()
+        if entry is None or self._holds_parameters(self.rank):
             return {}
-        entry = min(entries, key=lambda entry: not entry.trained)
         place = self._places[entry.names[0]]
         tensor = nn.Parameter(
             DTensor.from_local(
@@ -243,6 +237,16 @@ class RankModule(nn.Module):
         *path, leaf = entry.names[0].split(".")
         _submodule(self, path).register_parameter(leaf, tensor)
         return {entry.names[0]: tensor}
+
+    def _listed_elsewhere(self) -> Stored | None:
+        """The parameter that ranks without any list; None if each has its own."""
+        parameters = [entry for entry in self._whole.stored if entry.parameter]
+        if all(map(self._holds_parameters, range(self._agreement.ranks))):
+            return None
+        return min(parameters, key=lambda entry: not entry.trained, default=None)
+
+    def _holds_parameters(self, rank: int) -> bool:
+        return any(self._holds(rank, entry) for entry in self._whole.stored if entry.parameter)
 
     def _holds(self, rank: int, entry: Stored) -> bool:
         return rank in self._places[entry.names[0]].mesh.devices

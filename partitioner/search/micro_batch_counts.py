@@ -11,6 +11,7 @@ from partitioner.search.outcome import Outcome
 from partitioner.search.pipelines import find_pipeline, over_counts
 from partitioner.search.request import Budget, Request
 from partitioner.solver import Infeasible
+from partitioner.strategies.constraints import ConstraintError
 
 #: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
 #: the first fits.
@@ -29,6 +30,7 @@ class CountSearch:
         sizes: Numbers of devices of a stage to try; None for those of the request.
         outcomes: The best plan of each number that has one.
         refused: The refusal of each other number.
+        impossible: Why a number has no plan whatever the memory is, as where ranks outnumber rows.
     """
 
     graphs: Graphs
@@ -38,6 +40,7 @@ class CountSearch:
     sizes: tuple[int, ...] | None = None
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     refused: dict[int, Infeasible] = field(default_factory=dict)
+    impossible: dict[int, ConstraintError] = field(default_factory=dict)
 
     def all(self, counts: Sequence[int]) -> Outcome:
         """The best plan of these numbers.
@@ -47,6 +50,8 @@ class CountSearch:
         """
         for index, count in enumerate(counts):
             self._plan(count, len(counts) - index)
+        if not self.outcomes and not self.refused:
+            raise next(iter(self.impossible.values()))
         if not self.outcomes:
             raise min(self.refused.values(), key=lambda error: error.bytes_short)
         return self.best
@@ -61,11 +66,14 @@ class CountSearch:
         Args:
             counts: Numbers to choose from, ascending.
         """
-        low, high, step = -1, 0, 1
-        while high < len(counts) and not self._plan(counts[high]):
-            low, step = high, 2 * step
-            high = min(high + step, len(counts) - 1) if high < len(counts) - 1 else len(counts)
-        if high == len(counts):
+        low, high, end, step = -1, 0, len(counts), 1
+        while high < end and not self._plan(counts[high]):
+            if counts[high] in self.impossible:  # nor are larger ones: their parts are smaller
+                end = high
+            else:
+                low, step = high, 2 * step
+            high = min(low + step, end - 1) if low < end - 1 else end
+        if high == end:
             return None
         while high - low > 1:
             middle = (low + high) // 2
@@ -88,7 +96,7 @@ class CountSearch:
 
     def _plan(self, count: int, parts: int = 2) -> bool:
         """Plan a number of micro-batches with a part of the budget; whether a plan fits."""
-        if count not in self.outcomes and count not in self.refused:
+        if count not in {**self.outcomes, **self.refused, **self.impossible}:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
             share = self.budget.share(parts)
             for graph in self.graphs(count):
@@ -101,4 +109,6 @@ class CountSearch:
                     break
                 except Infeasible as error:
                     self.refused[count] = error
+                except ConstraintError as error:
+                    self.impossible[count] = error
         return count in self.outcomes

@@ -49,6 +49,7 @@ import partitioner
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.trace import TracedModule
+from partitioner.ir.graph import Graph
 from partitioner.ir.pipeline import textbook_lanes
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.staging import changing_nodes
@@ -56,7 +57,7 @@ from partitioner.strategies.staging import changing_nodes
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 
 from accuracy import reference_s
-from staged_by_hand import staged, traced
+from staged import on_trace, staged_plan, traced
 from training import VOCABULARY, Block
 
 RANKS = 2
@@ -181,8 +182,13 @@ class Ours:
         if count not in self._traces:
             self._traces[count] = traced(made(self.args), example(self.args), count)
         trace, of_stages = self._traces[count], lanes(schedule)
-        stages = even_layers(trace, self.args.layers, len(of_stages))
-        return staged(trace, of_stages, schedule, count, stages, self.cluster)
+        devices = [(lane,) for lane in of_stages]
+
+        def stages(_: Graph) -> dict[str, int]:
+            return even_layers(trace, self.args.layers, len(devices))
+
+        plan = staged_plan(trace.graph, devices, schedule, count, stages)
+        return on_trace(trace, plan, cluster=self.cluster)
 
 
 def our_step(program: Any) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 import partitioner
 from partitioner.compiled.module import ModuleModel, ModuleProgram
+from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.evaluate import evaluate
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
@@ -101,9 +103,15 @@ def traced(
     return trace_micro_batch(module, example, ModuleOptions(training), micro_batches)
 
 
-def on_trace(trace: TracedModule, plan: Plan, source: ModuleSource | None = None) -> ModuleProgram:
-    """The program of a trace and a plan of `staged_plan`."""
-    cluster = resolve_cluster(None, 1 + max(max(group.devices) for group in plan.groups))
+def on_trace(
+    trace: TracedModule,
+    plan: Plan,
+    source: ModuleSource | None = None,
+    cluster: Cluster | None = None,
+) -> ModuleProgram:
+    """The program of a trace and a plan of `staged_plan`; default: on reference accelerators."""
+    cluster = cluster or resolve_cluster(None, 1 + max(max(mesh.devices) for mesh in plan.groups))
+    plan = replace(plan, cluster=cluster.to_data())
     prices = evaluate(trace.graph, plan, cluster)
     return ModuleProgram.of(ModuleModel(trace, source or ModuleSource()), cluster, plan, prices, {})
 

@@ -15,6 +15,7 @@ from torch.utils.data import DistributedSampler
 from torch_ranks import Job
 
 import partitioner
+import partitioner.compiler
 from partitioner.backends.errors import BackendError
 from partitioner.ir.errors import PartitionerError
 from partitioner.strategies.constraints import Constraints, Pin

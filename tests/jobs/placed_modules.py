@@ -10,15 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-<<<<<<< HEAD
-=======
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
 from torch.distributed.tensor import DTensor
->>>>>>> pipebench
 
 import partitioner
 from partitioner.backends.errors import BackendError
@@ -202,8 +194,8 @@ def groups_end_though_the_module_lives(_: int) -> None:
     module(*batch(0)).backward()
     before = _gloo_threads()
     dist.destroy_process_group()
-    assert len(before) == 4
-    assert len(_gloo_threads()) == 1  # PyTorch's mesh of this rank holds its own
+    assert before
+    assert _gloo_threads() == []
 
 
 def _gloo_threads() -> list[str]:

@@ -291,8 +291,8 @@ class TestPlan:
         assert "2 stages, 8 micro-batches, 1f1b, bubble 20 %" in panel
         first, second = driver.find_elements(By.CSS_SELECTOR, "#stages-table tbody tr")
         assert first.text.startswith("0 0-1")
-        assert first.text.endswith("9 1 ms 2 ms 3 KiB 2 × 1 KiB = 2 KiB 512 B to 1")
-        assert second.text.endswith("1 × 1 KiB = 1 KiB 1 KiB to 0")
+        assert first.text.endswith("9 1 ms 2 ms 3 KiB 2 \u00d7 1 KiB = 2 KiB 512 B to 1")
+        assert second.text.endswith("1 \u00d7 1 KiB = 1 KiB 1 KiB to 0")
 
     def test_plans_without_stages_have_no_tab_of_them(self, opened: Opener) -> None:
         assert not opened("plan").find_elements(By.ID, "tab-stages")

@@ -298,11 +298,14 @@ def _plan_in_parts(
     request: Request,
     clock: Clock,
 ) -> tuple[Outcome, dict[str, Any]] | str:
-    """The best plan on one mesh of a batch that runs in micro-batches, as the whole fits no plan.
+    """The best plan of a batch that runs in micro-batches, as the whole fits no plan.
 
-    Its outcome and facts, if the module is proven to compute the same, or the request allows what
-    it computes otherwise. Else a sentence that names the micro-batches that would fit; "" if none
-    are known to.
+    All devices make one mesh or, if nothing fits it and the request leaves it open, stages.
+
+    Returns:
+        The outcome and its facts, if the module is proven to compute the same, or the request
+        allows what it computes otherwise. Else a sentence that names the micro-batches that would
+        fit; "" if none are known to.
     """
     from partitioner.backends.errors import BackendError
     from partitioner.frontends.errors import FrontendError
@@ -311,10 +314,12 @@ def _plan_in_parts(
     if not request.may_run_in_parts:
         return ""
     with clock("searching micro-batches"):
-        budget = Budget.of(request, clock.say)
-        search = CountSearch(parts.graphs, cluster, request, budget, (len(cluster),))
         try:
-            outcome = search.fewest(parts.opened.even_counts())
+            counts, outcome = parts.opened.even_counts(), None
+            for sizes in request.sizes_in_parts(len(cluster)):
+                budget = Budget.of(request, clock.say)
+                search = CountSearch(parts.graphs, cluster, request, budget, sizes)
+                outcome = outcome or search.fewest(counts)
         except (BackendError, FrontendError):  # a call that has no micro-batches
             return ""
     if outcome is None:
@@ -328,11 +333,18 @@ def _plan_in_parts(
     )
     if changes.reasons and request.micro_batches != "auto":
         return f"{_fitting(outcome)}, which changes the results: {changes.reasons[0]}"
+    added = ", whose gradients are added up" if parts.opened.training else ""
     note = (
-        f"no plan of the whole batch was found to fit: it runs in {count} micro-batches"
-        f"{', whose gradients are added up' if parts.opened.training else ''}; {_effect(changes)}"
+        "no plan of the whole batch was found to fit: it runs in "
+        f"{count} micro-batches{_through_stages(outcome.plan)}{added}; {_effect(changes)}"
     )
     return outcome, _facts_in_parts(outcome, (note, *notes), parts.graphs, cluster, request)
+
+
+def _through_stages(plan: Plan) -> str:
+    assert plan.pipeline is not None
+    stages = 1 + max(plan.pipeline.stages)
+    return f" through {stages} stages" if stages > 1 else ""
 
 
 def _effect(changes: Difference) -> str:

@@ -157,7 +157,7 @@ def test_digits_from_the_files_of_mnist(
 def test_the_commands_of_digits_give_one_curve(tmp_path: Path) -> None:
     (block, _) = blocks("how-to/training.md", "console")
     commands = block.splitlines()
-    assert len(commands) == 4
+    assert len(commands) == 5
     curves = []
     for command in commands:
         path = str(DOCS / "examples/mnist.py")

@@ -4,10 +4,13 @@
     torchrun --nproc-per-node 4 mnist.py --parallel dp
     torchrun --nproc-per-node 2 mnist.py --parallel model
     torchrun --nproc-per-node 4 mnist.py --parallel dual
+    torchrun --nproc-per-node 4 mnist.py --parallel columns
 
 dp      data parallel: each process takes its part of every batch
 model   the first and the last layer on process 0, the second on process 1
 dual    both at once, 2 x 2: batches cut in two, and matrices cut in two
+columns model and dp at once, 2 x 2: the first and the last layer on processes 0 and 1, the second
+        on 2 and 3, and each pair shares the batch
 
 The digits are scikit-learn's 1,797 images (`pip install scikit-learn`), enlarged to the 28 x 28 of
 MNIST, or MNIST itself with `--data FOLDER`: train-images-idx3-ubyte and train-labels-idx1-ubyte.
@@ -34,6 +37,12 @@ SPLITS: dict[str, dict[str, Any]] = {
         "constraints": Constraints.placed({"fc1": 0, "fc2": 1, "fc3": 0}),
     },
     "dual": {"parallel": "dp+tp", "mesh": {"dp": 2, "tp": 2}},
+    "columns": {
+        "parallel": "pp+dp",
+        "mesh": {"pp": 2, "dp": 2},
+        "micro_batches": 2,
+        "constraints": Constraints.placed({"fc1": [0, 1], "fc2": [2, 3], "fc3": [0, 1]}),
+    },
 }
 
 

@@ -59,13 +59,20 @@ class CountSearch:
     def fewest(self, counts: Sequence[int]) -> Outcome | None:
         """The best plan of the least number that fits, or of a larger one that is faster.
 
-        With more micro-batches less is held at once, so numbers that do not fit are skipped in
-        growing steps, and the least one that does is bisected. A larger one is faster where it
-        computes less again or communicates less.
+        With more micro-batches less is held at once. So none fits if the first does not, nor the
+        last that leaves each device a sample; else numbers that do not fit are skipped in growing
+        steps, and the least one that does is bisected. A larger one is faster where it computes
+        less again or communicates less.
 
         Args:
-            counts: Numbers to choose from, ascending.
+            counts: Numbers to choose from, ascending, to one sample in each micro-batch.
         """
+        if not counts:
+            return None
+        least = max(counts[0], counts[-1] // len(self.cluster))
+        most = max(count for count in counts if count <= least)
+        if not self._plan(counts[0]) and not self._plan(most):
+            return None
         low, high, end, step = -1, 0, len(counts), 1
         while high < end and not self._plan(counts[high]):
             if counts[high] in self.impossible:  # nor are larger ones: their parts are smaller

@@ -9,6 +9,7 @@ the best of them are simulated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ import numpy as np
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import stored_bytes
-from partitioner.cost_model.evaluate import Evaluation, evaluate
+from partitioner.cost_model.evaluate import evaluate
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh, numbers
@@ -31,11 +32,13 @@ from partitioner.ir.pipeline import (
     textbook_lanes,
 )
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
+from partitioner.problem.memory_kinds import Holdings
 from partitioner.search.find_plan import find_plan
 from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.stage_figures import Sharding, StageFigures, StepEstimate
 from partitioner.solver import Infeasible, Solution
+from partitioner.solver.joint.shortage import shortage_message
 from partitioner.strategies.constraints import ConstraintError, Constraints
 from partitioner.strategies.spaces import Family
 from partitioner.strategies.staging import changing_nodes, stages_of_all
@@ -101,7 +104,8 @@ def find_pipeline(
             family = Family(text, (mesh,), (mesh,), symmetric=False)
             results.append(SpaceResult(failed=((family, error),)))
     if len(errors) == len(sizes):
-        raise errors[0]
+        short = [error for error in errors if isinstance(error, Infeasible)]
+        raise min(short, key=lambda error: error.bytes_short) if short else errors[0]
     return winner(results, request, len(cluster), stopped=budget.work.stopped)
 
 
@@ -118,16 +122,40 @@ def _of_size(
         PipelineScheduleError: No schedule serves the lanes.
     """
     limit = _limit_bytes(graph, cluster, size)
+    sharding = _first_sharding(graph, cluster, request, budget, size, limit)
     for attempt in range(1, ATTEMPTS + 1):
-        sharding = _sharded(graph, cluster, request, budget.share(2), size, limit)
         try:
             return PipelineSearch(StageFigures(sharding, cluster), ways, budget).search()
         except Infeasible as error:
             if not graph.optional or not error.bytes_short or attempt == ATTEMPTS:
                 raise
-            held = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
-            limit = max(held.values()) - int(SHORT * error.bytes_short)
+            refusal = error
+        held = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
+        limit = max(held.values()) - int(SHORT * refusal.bytes_short)
+        try:
+            sharding = _sharded(graph, cluster, request, budget.share(2), size, limit)
+        except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
+            raise refusal from None
     raise AssertionError("every attempt returns or raises")
+
+
+def _first_sharding(
+    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, limit: int
+) -> Sharding:
+    """The best plan within a limit or, for several lanes, the one that is short of fewest bytes.
+
+    The limit of several lanes is a guess: stages of that plan may fit, or show which does not.
+
+    Raises:
+        Infeasible: There is one lane, and nothing fits it, or no such plan was found.
+    """
+    try:
+        return _sharded(graph, cluster, request, budget.share(2), size, limit)
+    except Infeasible as error:
+        if size == len(cluster) or not error.bytes_short:
+            raise
+        limit += math.ceil(error.bytes_short)
+    return _sharded(graph, cluster, request, budget.share(2), size, limit)
 
 
 def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, ...], ...]:
@@ -294,7 +322,7 @@ class PipelineSearch:
                 if not work.over and _figure(candidate := simulated(moved)) < _figure(best):
                     ends, best = moved, candidate
         if not best.evaluation.fits:
-            raise self._too_large(name, best.evaluation)
+            raise self._too_large(name, best)
         return best
 
     def _as_pinned(self, name: Table) -> Candidate:
@@ -312,16 +340,31 @@ class PipelineSearch:
         plan = self._plan(name, lane_of, (*ends, len(groups)), lanes)
         candidate = self._candidate(name, plan)
         if not candidate.evaluation.fits:
-            raise self._too_large(name, candidate.evaluation)
+            raise self._too_large(name, candidate)
         return candidate
 
-    def _too_large(self, name: Table, evaluation: Evaluation) -> Infeasible:
+    def _too_large(self, name: Table, best: Candidate) -> Infeasible:
+        """The refusal of the best cut that was found, which does not fit."""
+        evaluation, plan = best.evaluation, best.plan
         over = max(evaluation.over_bytes, key=evaluation.over_bytes.__getitem__)
+        peak, short = evaluation.peak[over], evaluation.over_bytes[over]
+        where = f"on device {over} at {peak.at!r}"
+        if (stages := _stages_on(plan, over, peak.at)) and plan.kind == "pipeline":
+            where += f" of stage{'s' if len(stages) > 1 else ''} {numbers(stages)}"
+        text = shortage_message(
+            proven=False,
+            least=False,
+            where=where,
+            short=short,
+            held=peak.bytes,
+            limit=evaluation.limit_bytes[over],
+        )
+        parts = Holdings.of(best.graph, plan, self.figures.cluster).text(over)
         return Infeasible(
-            f"{self._family(name)}: device {over} holds {evaluation.peak[over].bytes} bytes of "
-            f"{evaluation.limit_bytes[over]} in the best cut found",
+            f"{text}; there it holds {parts}; this is {self._family(name)}",
             device=over,
-            bytes_short=float(evaluation.over_bytes[over]),
+            name=peak.at,
+            bytes_short=float(short),
             proven=False,
         )
 
@@ -413,6 +456,15 @@ class PipelineSearch:
         sharding, cluster = self.figures.sharding, self.figures.cluster
         groups = [(lanes or [mesh.devices for mesh in self._meshes()])[lane] for lane in lane_of]
         return staged_plan(sharding, cluster, stages, groups, name, self.ways.micro_batches)
+
+
+def _stages_on(plan: Plan, device: int, task: str) -> tuple[int, ...]:
+    """The stage of a node or, where the task is none, the stages on a device, ascending."""
+    assert plan.pipeline is not None
+    if task in plan.nodes:
+        return (plan.pipeline.stages[plan.nodes[task].group],)
+    groups = zip(plan.groups, plan.pipeline.stages, strict=True)
+    return tuple(sorted({stage for mesh, stage in groups if device in mesh.devices}))
 
 
 def _figure(candidate: Candidate) -> tuple[int, float]:

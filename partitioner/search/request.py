@@ -141,10 +141,19 @@ class Request:
 
     @property
     def may_run_in_parts(self) -> bool:
-        """Whether a batch that fits no plan may be planned in micro-batches on one mesh."""
+        """Whether a batch that fits no plan may be planned in micro-batches."""
         places = self.constraints.plan is not None or self.constraints.places
         plain = self.strategy != "inter" and self.objective != "memory" and self.tune is None
         return plain and not places and not self.is_pipelined
+
+    def sizes_in_parts(self, devices: int) -> tuple[tuple[int, ...], ...]:
+        """Numbers of devices of a stage to try, in turn, for a batch that fits no plan as a whole.
+
+        One mesh of all first; then, if the request leaves it open, stages of fewer devices.
+        """
+        is_open = self.strategy == "auto" and self.parallel is None and self.mesh is None
+        smaller = tuple(size for size in range(1, devices) if devices % size == 0)
+        return ((devices,), smaller) if is_open and smaller else ((devices,),)
 
     def stage_sizes(self, devices: int) -> tuple[int, ...]:
         """Numbers of devices of one stage to try, of so many in all.

@@ -1,9 +1,15 @@
 """The three textbook cases of memory: split inside, placed apart, both."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from searching import search
+from torch import nn
 
+import partitioner
+from partitioner.compiled.module import ModuleProgram
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.graph import Constant, Graph, Node
@@ -91,6 +97,60 @@ def test_two_operators_are_placed_apart() -> None:
     assert sorted(devices) == [(0,), (1,)]
     with pytest.raises(Infeasible):
         _plan(graph, 2, "intra")
+
+
+class _Lookups(nn.Module):
+    """Two lookups in `rows` tables each: of a table, only whole rows can be split off.
+
+    In training without an optimizer's state a row takes 9.6 GB: weights, gradients, and the
+    gradient of one micro-batch with its head-room.
+    """
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        width = int(2.4 * GB) // 4
+        tables = (torch.empty(rows, width, device="meta") for _ in range(2))
+        self.tables = nn.ParameterList(map(nn.Parameter, tables))
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        for table in self.tables:
+            x = torch.tanh(x * table.index_select(1, index).T)
+        return x.square().mean()
+
+
+def _trained(rows: int, devices: int, **options: Any) -> ModuleProgram:
+    batch = torch.randn(4, rows), torch.zeros(4, dtype=torch.long)
+    program = partitioner.compile(
+        _Lookups(rows), batch, devices, training=True, optimizer="sgd", memory=LIMIT, **options
+    )
+    assert isinstance(program, ModuleProgram)
+    assert program.evaluation.fits
+    return program
+
+
+def test_two_operators_are_trained_apart() -> None:
+    assert {group.devices for group in _trained(1, 2).plan.groups} == {(0,), (1,)}
+
+
+@pytest.mark.parametrize("options", [{}, {"micro_batches": 2}, {"schedule": "1f1b"}], ids=str)
+def test_doubled_batch_on_four_devices_is_trained_in_two_stages_of_two(
+    options: dict[str, Any],
+) -> None:
+    program = _trained(2, 4, time_limit_s=10, **options)
+    plan = program.plan
+    assert plan.kind == "pipeline"
+    assert [group.devices for group in plan.groups] == [(0, 1), (2, 3)]
+    for placed in resolve(program.graph, plan):
+        if placed.node.op == "aten::index_select":
+            assert placed.layouts, "the operator is cut"
+    if not options:
+        assert "it runs in 2 micro-batches through 2 stages" in program.summary["notes"][0]
+
+
+@pytest.mark.parametrize("strategy", ["intra", "inter"])
+def test_doubled_batch_is_not_trained_in_one_group_nor_on_single_devices(strategy: str) -> None:
+    with pytest.raises(Infeasible):
+        _trained(2, 4, strategy=strategy, time_limit_s=3)
 
 
 def test_doubled_batch_on_four_devices_is_hybrid() -> None:

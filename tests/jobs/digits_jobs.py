@@ -74,6 +74,29 @@ def placed(rank: int) -> None:
         torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
 
 
+def columns(rank: int) -> None:
+    """Layers 0 -> 1 -> 0 down the columns, data over the rows: each column trains its layers."""
+    trains_as_one_process("columns")(rank)
+    images, labels = torch.rand(16, 28, 28), torch.arange(16) % 10
+    dist.broadcast(images, 0)
+    torch.manual_seed(0)
+    whole = mnist.MLP()
+    program = partitioner.compile(whole, (images, labels), training=True, **mnist.SPLITS["columns"])
+    assert [group.devices for group in program.plan.groups] == [(0, 1), (2, 3), (0, 1)]
+    assert all(group.names == ("dp",) for group in program.plan.groups)
+    module = program.module()
+    layers = ("fc1", "fc3") if rank < 2 else ("fc2",)
+    names = [f"{layer}.{parameter}" for layer in layers for parameter in ("weight", "bias")]
+    assert sorted(dict(module.named_parameters())) == sorted(names)
+    loss, expected = module(images, labels), whole(images, labels)
+    loss.backward()
+    expected.backward()
+    torch.testing.assert_close(loss.detach(), expected.detach())
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
+
+
 def own_parts(rank: int) -> None:
     """With a process's own part of the batch, loss and norm of the gradients are the whole's."""
     torch.manual_seed(0)
@@ -106,6 +129,7 @@ JOBS = {
     "data_parallel": Job(2, trains_as_one_process("dp"), [alone, warm], slow=True),
     "model_parallel": Job(2, trains_as_one_process("model"), [alone, warm]),
     "dual_parallel": Job(4, trains_as_one_process("dual"), [alone, warm], slow=True),
+    "columns": Job(4, columns, [alone, warm]),
     "each_its_layers": Job(2, placed, [warm]),
     "each_its_part": Job(2, own_parts, [warm]),
 }

@@ -1,5 +1,6 @@
 """Pipelines: cuts of a model into stages, for schedules, numbers of micro-batches and meshes."""
 
+import re
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -222,9 +223,29 @@ def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage()
         )
 
 
-def test_memory_that_no_cut_keeps_is_refused_with_its_device() -> None:
-    with pytest.raises(Infeasible):
-        planned(Chain(*WIDTHS), devices=2, parallel="pp", micro_batches=3, memory="20KB")
+@pytest.mark.parametrize("memory", ["20KB", "60KB"])
+def test_memory_that_no_cut_keeps_is_refused_with_its_stage(memory: str) -> None:
+    with pytest.raises(Infeasible) as refused:
+        planned(Chain(*WIDTHS), devices=2, parallel="pp", micro_batches=3, memory=memory)
+    error, text = refused.value, str(refused.value)
+    found = re.search(
+        r"^no plan was found that fits: in the nearest one found (\d+) bytes are short on device "
+        r"(\d) at '/[^']+' of stage (\d) \((\d+) bytes held, limit (\d+): .* optimizer's state.*; "
+        r"this is pipeline \w+ of 3 micro-batches",
+        text,
+    )
+    assert found, text
+    short, device, stage, held, limit = map(int, found.groups())
+    assert (device, stage) == (error.device, device), "a textbook lane is its stage"
+    assert held - limit == short == error.bytes_short
+
+
+def test_a_sharding_above_the_guessed_limit_may_still_be_cut() -> None:
+    """The guess is of one mesh, and does not know that gradients stay with their stage."""
+    options = {"devices": 2, "parallel": "pp", "micro_batches": 12, "recompute": False}
+    roomy = planned(Chain(*WIDTHS), schedule="1f1b", **options)
+    limit = max(peak.bytes for peak in roomy.evaluation.peak.values())
+    assert planned(Chain(*WIDTHS), memory=limit, **options).evaluation.fits
 
 
 def test_values_are_computed_again_where_memory_is_short() -> None:

@@ -16,7 +16,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.memory import MemoryPeak, exact_peak_bytes, peak_bytes, with_headroom
 from partitioner.cost_model.reshard import Resharder
 from partitioner.cost_model.schedule import UnequalWorkError, schedule
-from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.simulate import simulate, step_seconds
 from partitioner.cost_model.traffic import sent_bytes
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
@@ -182,11 +182,11 @@ def evaluate_placed(
         total = compute_s if task.kind == "compute" else comm_s
         for device, seconds in task.devices.items():
             total[device] += seconds * tasks.times(task)
-    nothing, timeline = MemoryPeak(0, 0, 0, ""), simulate(tasks)
+    nothing = MemoryPeak(0, 0, 0, "")
     return Evaluation(
         compute_s=of_all(compute_s, 0.0),
         comm_s=of_all(comm_s, 0.0),
-        latency_s=timeline.latency_s if pipeline is None else timeline.makespan_s,
+        latency_s=simulate(tasks).latency_s if pipeline is None else step_seconds(tasks),
         peak=of_all(peak_bytes(tasks), nothing),
         exact_peak=of_all(exact_peak_bytes(tasks), nothing),
         limit_bytes={device: cluster.devices[device].memory_bytes for device in devices},

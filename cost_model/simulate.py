@@ -18,6 +18,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.schedule import Schedule, Task
@@ -78,8 +82,11 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
                 f"{requests} requests were asked for; the timeline of a plan in stages is that of "
                 f"one step of {schedule.order.table.micro_batches} micro-batches"
             )
-        return _simulate_step(schedule, schedule.order)
-    clock = _Clock()
+        step = _Clock(events=[])
+        _simulate_step(schedule, schedule.order, step)
+        micro_batches = schedule.order.table.micro_batches
+        return Timeline(tuple(step.events or ()), micro_batches, "micro-batch")
+    clock = _Clock(events=[])
     phases = 1 + max((task.target_phase for task in schedule.tasks), default=0)
     for turn in range(requests + phases - 1):
         for index, task in enumerate(schedule.tasks):
@@ -90,21 +97,41 @@ def simulate(schedule: Schedule, requests: int = 1) -> Timeline:
                 start(index, task, sending)
             if one_way and 0 <= receiving < requests:
                 clock.receive(index, task, receiving)
-    return Timeline(tuple(clock.events), requests)
+    return Timeline(tuple(clock.events or ()), requests)
 
 
-def _simulate_step(schedule: Schedule, order: StepOrder) -> Timeline:
-    """The timeline of one step of a plan with stages."""
-    clock = _Clock()
+def step_seconds(schedule: Schedule) -> float:
+    """End of the last event of one step of a plan with stages, without the events.
+
+    The seconds of `simulate`, to rounding. What a phase does to the seconds at which its devices
+    are free is the same for all micro-batches, so a phase is read once and then takes a few sums.
+
+    Raises:
+        CostError: The plan has no stages.
+    """
+    if schedule.order is None:
+        raise CostError("the seconds of a step were asked for of a plan without stages")
+    clock = _Clock(events=None)
+    _simulate_step(schedule, schedule.order, clock)
+    return max(clock.free.values(), default=0.0)
+
+
+def _simulate_step(schedule: Schedule, order: StepOrder, clock: _Clock) -> None:
+    """Run one step of a plan with stages."""
     idle = frozenset(schedule.devices).difference(*order.lanes)
     lanes = [frozenset(lane) for lane in (*order.lanes, idle) if lane]
     waiting = [deque(order.runs(min(lane))) for lane in lanes]
     tasks, together = _by_phase(schedule), _together(schedule, lanes)
+    phases = {
+        (lane, phase): _LanePhase.of(tasks[phase], lane, phase)
+        for lane, runs in zip(lanes, waiting, strict=True)
+        for phase in dict.fromkeys(phase for phase, _ in runs)
+    }
     while any(waiting):
         moved = False
         for lane, runs in zip(lanes, waiting, strict=True):
             while runs and runs[0][0] not in together:
-                if not _run_phase(clock, tasks[runs[0][0]], lane, *runs[0]):
+                if not clock.run(phases[lane, runs[0][0]], runs[0][1]):
                     break
                 runs.popleft()
                 moved = True
@@ -114,7 +141,6 @@ def _simulate_step(schedule: Schedule, order: StepOrder) -> Timeline:
                 clock.together(index, task, micro_batch)
             for runs in waiting:
                 assert runs.popleft() == (phase, micro_batch)
-    return Timeline(tuple(clock.events), order.table.micro_batches, "micro-batch")
 
 
 def _together(schedule: Schedule, lanes: Sequence[frozenset[int]]) -> frozenset[int]:
@@ -136,39 +162,91 @@ def _by_phase(schedule: Schedule) -> Mapping[int, list[tuple[int, Task]]]:
     return tasks
 
 
-def _run_phase(
-    clock: _Clock,
-    phase_tasks: Sequence[tuple[int, Task]],
-    devices: frozenset[int],
-    phase: int,
-    micro_batch: int,
-) -> bool:
-    """Run a phase of a micro-batch on the devices of a lane, if all that it waits for was sent."""
-    tasks = [(index, task) for index, task in phase_tasks if devices & task.devices.keys()]
-    passing = [(index, t, t.comm) for index, t in tasks if t.comm and t.phase != t.target_phase]
-    arriving = [
-        (index, t) for index, t, c in passing if t.target_phase == phase and devices & c.targets()
-    ]
-    leaving = [(index, t) for index, t, c in passing if t.phase == phase and devices & c.sources()]
-    inside = [(index, t) for index, t in tasks if t.phase == t.target_phase]
-    if any((index, micro_batch) not in clock.sent for index, _ in arriving):
-        return False
-    for index, task in arriving:
-        clock.arrive(index, task, micro_batch)
-    for index, task in inside:
-        clock.together(index, task, micro_batch)
-    for index, task in leaving:
-        clock.leave(index, task, micro_batch)
-    return True
+@dataclass(frozen=True)
+class _LanePhase:
+    """The tasks of a phase on the devices of a lane, each with its position."""
+
+    arriving: tuple[tuple[int, Task], ...]  #: Messages that it waits for.
+    inside: tuple[tuple[int, Task], ...]
+    leaving: tuple[tuple[int, Task], ...]  #: Messages that it sends.
+
+    @classmethod
+    def of(
+        cls, phase_tasks: Sequence[tuple[int, Task]], lane: frozenset[int], phase: int
+    ) -> _LanePhase:
+        tasks = [(index, task) for index, task in phase_tasks if lane & task.devices.keys()]
+        passing = [(index, t, t.comm) for index, t in tasks if t.comm and t.phase != t.target_phase]
+        return cls(
+            tuple(
+                (index, task)
+                for index, task, comm in passing
+                if task.target_phase == phase and lane & comm.targets()
+            ),
+            tuple((index, task) for index, task in tasks if task.phase == task.target_phase),
+            tuple(
+                (index, task)
+                for index, task, comm in passing
+                if task.phase == phase and lane & comm.sources()
+            ),
+        )
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that run a task inside."""
+        return tuple(sorted({device for _, task in self.inside for device in task.devices}))
+
+    @cached_property
+    def later(self) -> npt.NDArray[np.float64]:
+        """Device i is free no earlier than `later[i, j]` seconds after device j is at the start.
+
+        The largest of these is when it is free behind the tasks inside. Shape (devices, devices).
+        """
+        row = {device: index for index, device in enumerate(self.devices)}
+        later = np.full((len(row), len(row)), -np.inf)
+        np.fill_diagonal(later, 0.0)
+        for _, task in self.inside:
+            rows = [row[device] for device in task.devices]
+            seconds = np.fromiter(task.devices.values(), np.float64, len(rows))
+            if task.kind == "compute" or len(rows) < 2:
+                later[rows] += seconds[:, None]
+            else:
+                later[rows] = later[rows].max(axis=0) + seconds[:, None]
+        return later
 
 
 @dataclass
 class _Clock:
-    """The second at which each device is free, and at which each communication is sent."""
+    """The second at which each device is free, and at which each communication is sent.
 
+    Attributes:
+        events: Takes the events; None if only the seconds count.
+    """
+
+    events: list[Event] | None
     free: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     sent: dict[tuple[int, int], float] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+
+    def run(self, phase: _LanePhase, micro_batch: int) -> bool:
+        """Run a phase of a micro-batch on a lane, if all that it waits for was sent."""
+        if any((index, micro_batch) not in self.sent for index, _ in phase.arriving):
+            return False
+        for index, task in phase.arriving:
+            self.arrive(index, task, micro_batch)
+        if self.events is None:
+            self._pass(phase)
+        else:
+            for index, task in phase.inside:
+                self.together(index, task, micro_batch)
+        for index, task in phase.leaving:
+            self.leave(index, task, micro_batch)
+        return True
+
+    def _pass(self, phase: _LanePhase) -> None:
+        """Run the tasks inside of a phase at once."""
+        if phase.devices:
+            before = np.array([self.free[device] for device in phase.devices])
+            after = (phase.later + before).max(axis=1)
+            self.free.update(zip(phase.devices, after.tolist(), strict=True))
 
     def together(self, index: int, task: Task, request: int) -> None:
         """Run a node, or a communication that needs all its devices at once."""
@@ -215,6 +293,8 @@ class _Clock:
         self, index: int, task: Task, request: int, device: int, start: float, end: float
     ) -> float:
         self.free[device] = end
+        if self.events is None:
+            return end
         hidden = task.hidden.get(device, 0.0)
         self.events.append(Event(device, task.kind, task.name, start, end, index, request, hidden))
         return end

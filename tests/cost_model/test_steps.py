@@ -1,21 +1,25 @@
 """Steps of plans in stages: simulated seconds, and memory by the micro-batches in flight."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from staged import equal_stages, staged_plan
 from staged_models import Plain, UNet, seeded
 
+from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import schedule
-from partitioner.cost_model.simulate import simulate
+from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.simulate import simulate, step_seconds
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import step_order
 from partitioner.ir.plan import resolve
+from partitioner.search.find_plan import find_plan
+from partitioner.search.request import Budget, Request
 
 LANES = {
     "gpipe": [(0,), (1,)],
@@ -123,3 +127,34 @@ def test_a_step_runs_in_sequence() -> None:
     evaluation = evaluated(graph, "1f1b", 4)
     assert evaluation.step_s == evaluation.latency_s
     assert evaluation.step_s >= max(evaluation.load_s.values()) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_seconds_of_a_step_are_those_of_its_timeline(name: str) -> None:
+    graph = graph_of(UNet, 4)
+    plan = staged_plan(graph, LANES[name], name, 4)
+    tasks = schedule(graph, resolve(graph, plan), resolve_cluster(None, 2), pipeline=plan.pipeline)
+    assert step_seconds(tasks) == pytest.approx(simulate(tasks).makespan_s, rel=1e-12)
+
+
+def test_seconds_of_a_step_where_devices_of_a_lane_differ_and_wait_in_collectives() -> None:
+    example = Example(Plain.batch(0, 12), {})
+    module = trace_micro_batch(seeded(Plain), example, ModuleOptions(True), 3)
+    graph, pair = module.graph, resolve_cluster(None, 2)
+    request = Request(parallel="tp", time_limit_s=60)
+    spaces = request.over(2).on(graph)
+    outcome = find_plan(graph, pair, spaces, Budget.of(spaces))
+    plan = staged_plan(graph, [(0, 1), (2, 3)], "zb1", 3, cuts=outcome.plan)
+    cluster = resolve_cluster(None, 4)
+    slow = replace(cluster.devices[0], memory_bytes_per_s=1e9)
+    uneven = replace(cluster, devices=(cluster.devices[0], slow, slow, cluster.devices[0]))
+    placed = resolve(outcome.graph, plan)
+    tasks = schedule(outcome.graph, placed, uneven, pipeline=plan.pipeline)
+    inside = [t for t in tasks.tasks if t.comm is not None and t.phase == t.target_phase]
+    assert any(len(task.devices) == 2 for task in inside), "a collective of a lane"
+    assert step_seconds(tasks) == pytest.approx(simulate(tasks).makespan_s, rel=1e-12)
+
+
+def test_seconds_of_a_step_are_of_plans_in_stages() -> None:
+    with pytest.raises(CostError, match="a plan without stages"):
+        step_seconds(Schedule((), {}, {}, {}))

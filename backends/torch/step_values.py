@@ -93,9 +93,7 @@ class StepValues:
         """Whether a result is the first of those that are added up."""
         return name in self._phases[0].summed and name not in self._sums
 
-    def _owned(
-        self, phase: PhaseGraph, micro_batch: int, results: Sequence[Tensor]
-    ) -> set[str]:
+    def _owned(self, phase: PhaseGraph, micro_batch: int, results: Sequence[Tensor]) -> set[str]:
         """Names of the first results of sums whose memory is theirs alone: it may be added to.
 
         Others are read later, expanded, or views of arguments, constants or other results.

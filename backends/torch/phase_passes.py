@@ -27,7 +27,8 @@ from partitioner.backends.torch.groups import (
     register_named,
     resolved_link,
 )
-from partitioner.backends.torch.phases import Message, PhaseGraph, RankPhases, emit_all_phases
+from partitioner.backends.torch.messages import Message
+from partitioner.backends.torch.phases import PhaseGraph, RankPhases, emit_all_phases
 from partitioner.backends.torch.rank_passes import Values, Whole
 from partitioner.backends.torch.shards import part_of
 from partitioner.backends.torch.step_values import StepValues
@@ -283,8 +284,7 @@ class _Posts:
         for message in self._graphs[micro_batch][phase].receives:
             buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)
             link = resolved_link(_link(message))
-            tag = self._tag(message, micro_batch)
-            posted.append((message, buffer, dist.irecv(buffer, message.source, link, tag)))
+            posted.append((message, buffer, dist.irecv(buffer, message.source, link, micro_batch)))
 
     def arrived(self, phase: int, micro_batch: int) -> list[tuple[Message, Tensor]]:
         """The messages that a phase is called with; waits for them."""
@@ -299,9 +299,11 @@ class _Posts:
         """Start to send; what has left is freed."""
         self._sent = [entry for entry in self._sent if not entry[2].is_completed()]
         dense = tensor.contiguous()
-        link, tag = resolved_link(_link(message)), self._tag(message, micro_batch)
+        link = resolved_link(_link(message))
         with telling(f"sending to rank {message.target}", self._rank, self._roll):
-            self._sent.append((message, dense, dist.isend(dense, message.target, link, tag)))
+            self._sent.append(
+                (message, dense, dist.isend(dense, message.target, link, micro_batch))
+            )
 
     def wait(self) -> None:
         """Wait until all has left."""
@@ -309,9 +311,6 @@ class _Posts:
             with telling(f"sending to rank {message.target}", self._rank, self._roll):
                 work.wait()
         self._sent = []
-
-    def _tag(self, message: Message, micro_batch: int) -> int:
-        return message.number * len(self._graphs) + micro_batch
 
 
 def _link(message: Message) -> Link:

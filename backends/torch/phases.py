@@ -1,8 +1,8 @@
 """A rank's program as a graph for each phase of a plan in stages (see `ir.phases`).
 
-What passes from a phase of one rank to a phase of another is a message: a flat tensor of all that
-one communication sends from the one to the other. The phase that sends returns it, and the phase
-that receives it is called with it. Communications inside of a phase are collectives in its graph.
+What passes from a phase of one rank to a phase of another is one message (see `messages`): the
+phase that sends returns it, and the phase that receives it is called with it. Communications inside
+of a phase are collectives in its graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch
 from torch import fx
 
 from partitioner.backends.errors import BackendError
-from partitioner.backends.torch.comms import carried
 from partitioner.backends.torch.emit import (
     NO_VALUE,
     PassGraph,
@@ -26,6 +25,7 @@ from partitioner.backends.torch.emit import (
     emit_pass,
     stored_values,
 )
+from partitioner.backends.torch.messages import Message, message_name
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import Part as StepPart
 from partitioner.ir.phases import Phases
@@ -33,29 +33,6 @@ from partitioner.ir.program import Comm, Compute, Output, Part, Programs, RankPr
 from partitioner.ir.types import TensorType
 
 Steps = Sequence[Compute | Comm]
-
-
-@dataclass(frozen=True)
-class Message:
-    """What one communication sends from one rank to another.
-
-    Attributes:
-        name: Its name among the arguments and results of graphs.
-        source: The rank that sends it.
-        target: The rank that receives it.
-        phases: The phase that sends it, and the one that receives it.
-        numel: Number of its elements.
-        dtype: Their type as they are carried.
-        number: Number of the communication.
-    """
-
-    name: str
-    source: int
-    target: int
-    phases: tuple[int, int]
-    numel: int
-    dtype: torch.dtype
-    number: int
 
 
 @dataclass(frozen=True)
@@ -250,12 +227,16 @@ class _PhaseWriter(PassWriter):
     Attributes:
         phase: The phase.
         messages: The messages that it receives, by name.
-        leaving: The messages that it sends.
+        leaving: The messages that it sends, each added when it is packed.
+        arrived: What each communication has brought, by its number and by source, as it is carried.
+        departing: Communications with what they send, as it is carried, by name of the message.
     """
 
     phase: int = -1
     messages: dict[str, Message] = field(default_factory=dict)
     leaving: list[Message] = field(default_factory=list)
+    arrived: dict[int, dict[int, fx.Node]] = field(default_factory=dict)
+    departing: dict[str, list[tuple[Comm, fx.Node]]] = field(default_factory=dict)
 
     def touched(self, step: Compute | Comm) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Local values that a step reads and makes in this phase."""
@@ -267,46 +248,55 @@ class _PhaseWriter(PassWriter):
     def received(self, steps: Steps) -> tuple[str, ...]:
         """Names of the messages that the phase is called with."""
         rank = self.program.rank
+        by_sender: dict[tuple[int, int], list[Comm]] = {}
         for step in steps:
             if isinstance(step, Comm) and self._arrives(step):
-                sources = sorted({t.source for t in step.transfers if t.target == rank})
-                for source in sources:
-                    message = _message(step, source, rank)
-                    self.messages[message.name] = message
+                for source in sorted({t.source for t in step.transfers if t.target == rank}):
+                    by_sender.setdefault((step.phase, source), []).append(step)
+        messages = (Message.of(comms, source, rank) for (_, source), comms in by_sender.items())
+        self.messages = {message.name: message for message in messages}
         return tuple(self.messages)
 
     def communicate(self, comm: Comm) -> None:
         """Add a collective, the unpacking of messages, or the packing of some."""
-        rank = self.program.rank
         if comm.phase == comm.target_phase:
             super().communicate(comm)
         elif self._arrives(comm):
-            arrived: dict[int, fx.Node] = {
-                message.source: self.value(message.name)
-                for message in self.messages.values()
-                if message.name.startswith(f"message {comm.seq} ")
-            }
-            self.known[comm.target] = self.part_in(comm, sends=False).unpacked(arrived)
+            if not self.arrived:
+                self._unpack()
+            own = self.part_in(comm, sends=False)
+            self.known[comm.target] = own.unpacked(self.arrived[comm.seq])
             self.made_at[comm.target] = self.position
         else:
-            own = self.part_in(comm, sends=True)
-            for target in sorted({t.target for t in comm.transfers if t.source == rank}):
-                message = _message(comm, rank, target)
-                self.known[message.name] = own.packed(target)
-                self.sent.append(message.name)
-                self.leaving.append(message)
+            self._send(comm)
+
+    def _unpack(self) -> None:
+        """Take all messages apart: their parts are views."""
+        for message in self.messages.values():
+            parts = message.unpacked(self.graph, self.value(message.name))
+            for number, part in parts.items():
+                self.arrived.setdefault(number, {})[message.source] = part
+
+    def _send(self, comm: Comm) -> None:
+        """Add what a communication sends to the messages that carry it."""
+        rank, own = self.program.rank, self.part_in(comm, sends=True)
+        for target in sorted({t.target for t in comm.transfers if t.source == rank}):
+            name = message_name(comm.phase, rank, comm.target_phase, target)
+            if name not in self.departing:
+                self.departing[name] = []
+                self.known[name] = partial(self._packed, name, target)
+                self.pending[name] = comm.seq
+                self.sent.append(name)
+            self.departing[name].append((comm, own.packed(target)))
+
+    def _packed(self, name: str, target: int) -> fx.Node:
+        """A message that leaves, when all that it carries is there."""
+        departing = self.departing[name]
+        message = Message.of((comm for comm, _ in departing), self.program.rank, target)
+        self.leaving.append(message)
+        return message.packed(self.graph, {comm.seq: node for comm, node in departing})
 
     def _arrives(self, comm: Comm) -> bool:
         passes = comm.phase != comm.target_phase
         is_target = self.program.rank in comm.targets()
         return passes and comm.target_phase == self.phase and is_target
-
-
-def _message(comm: Comm, source: int, target: int) -> Message:
-    dtype, width = carried(comm.dtype)
-    pair = source, target
-    numel = sum(t.numel for t in comm.transfers if (t.source, t.target) == pair)
-    name = f"message {comm.seq} from {source} to {target}"
-    return Message(
-        name, source, target, (comm.phase, comm.target_phase), width * numel, dtype, comm.seq
-    )

@@ -283,6 +283,22 @@ class _Parts:
         assert plan.pipeline is not None
         return self[plan.pipeline.micro_batches].of(plan.nodes)
 
+    def graphs_if_any(self, count: int) -> Iterator[Graph]:
+        """The graphs, if there are any.
+
+        Raises:
+            Infeasible: The module has no such micro-batches: a batch norm of one sample, a result
+                that is of no micro-batch.
+        """
+        from partitioner.backends.errors import BackendError
+        from partitioner.frontends.errors import FrontendError
+
+        try:
+            self[count]
+        except (BackendError, FrontendError) as error:
+            raise Infeasible(str(error)) from None
+        yield from self.graphs(count)
+
     def graphs(self, count: int) -> Iterator[Graph]:
         """The graph that is planned first, and that with offers where those are for later."""
         yield _first_graph(self[count], self.request).graph
@@ -308,20 +324,20 @@ def _plan_in_parts(
         fit; "" if none are known to.
     """
     from partitioner.backends.errors import BackendError
-    from partitioner.frontends.errors import FrontendError
     from partitioner.frontends.torch.graph import SEED
 
     if not request.may_run_in_parts:
         return ""
+    outcome = None
     with clock("searching micro-batches"):
         try:
-            counts, outcome = parts.opened.even_counts(), None
-            for sizes in request.sizes_in_parts(len(cluster)):
-                budget = Budget.of(request, clock.say)
-                search = CountSearch(parts.graphs, cluster, request, budget, sizes)
-                outcome = outcome or search.fewest(counts)
-        except (BackendError, FrontendError):  # a call that has no micro-batches
+            counts = parts.opened.even_counts()
+        except BackendError:  # there is no batch
             return ""
+        for sizes in request.sizes_in_parts(len(cluster)):
+            budget = Budget.of(request, clock.say)
+            search = CountSearch(parts.graphs_if_any, cluster, request, budget, sizes)
+            outcome = outcome or search.fewest(counts)
     if outcome is None:
         return ""
     micro = parts.of(outcome.plan)

@@ -14,7 +14,7 @@ from partitioner.solver import Infeasible
 from partitioner.strategies.constraints import ConstraintError
 
 #: Gives the graphs of a micro-batch for a number of them, the second to be planned if no plan of
-#: the first fits.
+#: the first fits; raises `Infeasible` if there are no such micro-batches.
 Graphs = Callable[[int], Iterable[Graph]]
 
 
@@ -60,18 +60,18 @@ class CountSearch:
         """The best plan of the least number that fits, or of a larger one that is faster.
 
         With more micro-batches less is held at once. So none fits if the first does not, nor the
-        last that leaves each device a sample; else numbers that do not fit are skipped in growing
-        steps, and the least one that does is bisected. A larger one is faster where it computes
-        less again or communicates less.
+        last that leaves each device two samples; else numbers that do not fit are skipped in
+        growing steps, and the least one that does is bisected. A larger one is faster where it
+        computes less again or communicates less.
 
         Args:
             counts: Numbers to choose from, ascending, to one sample in each micro-batch.
         """
         if not counts:
             return None
-        least = max(counts[0], counts[-1] // len(self.cluster))
-        most = max(count for count in counts if count <= least)
-        if not self._plan(counts[0]) and not self._plan(most):
+        samples = max(counts[0], counts[-1] // (2 * len(self.cluster)))
+        most = max(count for count in counts if count <= samples)
+        if not self._plan(counts[0]) and not self._plan(most) and self.refused[most].bytes_short:
             return None
         low, high, end, step = -1, 0, len(counts), 1
         while high < end and not self._plan(counts[high]):
@@ -105,14 +105,16 @@ class CountSearch:
         """Plan a number of micro-batches with a part of the budget; whether a plan fits."""
         if count not in {**self.outcomes, **self.refused, **self.impossible}:
             self.budget.say(f"planning {count} micro-batch{'es' if count > 1 else ''}")
-            share = self.budget.share(parts)
-            for graph in self.graphs(count):
-                if graph.optional:
-                    self.budget.say("allowing values to be computed again")
+            share, graphs = self.budget.share(parts), iter(self.graphs(count))
+            while count not in self.outcomes:
                 try:
+                    graph = next(graphs)
+                    if graph.optional:
+                        self.budget.say("allowing values to be computed again")
                     self.outcomes[count] = find_pipeline(
                         graph, self.cluster, self.request, share, count, self.sizes
                     )
+                except StopIteration:
                     break
                 except Infeasible as error:
                     self.refused[count] = error

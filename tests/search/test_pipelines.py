@@ -226,7 +226,14 @@ def test_a_buffer_that_every_micro_batch_writes_keeps_its_readers_in_one_stage()
 @pytest.mark.parametrize("memory", ["20KB", "60KB"])
 def test_memory_that_no_cut_keeps_is_refused_with_its_stage(memory: str) -> None:
     with pytest.raises(Infeasible) as refused:
-        planned(Chain(*WIDTHS), devices=2, parallel="pp", micro_batches=3, memory=memory)
+        planned(
+            Chain(*WIDTHS),
+            devices=2,
+            parallel="pp",
+            micro_batches=3,
+            memory=memory,
+            time_limit_s=4,
+        )
     error, text = refused.value, str(refused.value)
     found = re.search(
         r"^no plan was found that fits: in the nearest one found (\d+) bytes are short on device "

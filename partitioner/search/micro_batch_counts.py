@@ -71,8 +71,10 @@ class CountSearch:
             return None
         samples = max(counts[0], counts[-1] // (2 * len(self.cluster)))
         most = max(count for count in counts if count <= samples)
-        if not self._plan(counts[0]) and not self._plan(most) and self.refused[most].bytes_short:
-            return None
+        if not self._plan(counts[0]) and not self._plan(most):
+            refusal = self.refused.get(most)
+            if refusal is not None and refusal.bytes_short:
+                return None
         low, high, end, step = -1, 0, len(counts), 1
         while high < end and not self._plan(counts[high]):
             if counts[high] in self.impossible:  # nor are larger ones: their parts are smaller

@@ -91,7 +91,7 @@ def cause(error: BaseException, roll: Roll) -> str:
         return f"{who} ended, by an error of its own or killed: see its output ({text})"
     if _LATE.search(text):
         return (
-            "a rank did not come in time, as it hangs or does something else; "
+            "a rank did not come in time, as it hangs, does something else or its link is broken; "
             f"init_process_group(timeout=...) is how long to wait ({text})"
         )
     return text

@@ -6,22 +6,27 @@ them and the lowering turns them into rank programs, so all four describe the sa
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.collectives import comm_cost
 from partitioner.cost_model.compute import node_seconds, stored_bytes
 from partitioner.cost_model.forms import stores_parts
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
+from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement, Sharding
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.ops import row_of
 from partitioner.ir.phases import Part, PhaseError, StepOrder, step_order
 from partitioner.ir.plan import Pipeline, PlacedNode
-from partitioner.ir.program import Comm
+from partitioner.ir.program import Comm, CommKind
+from partitioner.ir.types import item_bytes
 
 Key = tuple[str, Placement]  #: A value under one placement.
 LocalKey = tuple[int, Key]  #: Its part on one device.
@@ -126,6 +131,61 @@ def schedule(
     return builder.run(placed)
 
 
+def _in_messages(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
+    """The tasks of a plan in stages; those that share a message have shares of its seconds.
+
+    All that passes from a phase of a device to a phase of another one is one message, whose
+    start-up is paid once.
+    """
+    by_phases: dict[tuple[int, int], list[Task]] = defaultdict(list)
+    for task in tasks:
+        if task.comm is not None and task.phase != task.target_phase:
+            by_phases[task.phase, task.target_phase].append(task)
+    shares = {
+        phases: _message_shares(some, cluster)
+        for phases, some in by_phases.items()
+        if len(some) > 1
+    }
+    return [
+        task
+        if task.comm is None or (task.phase, task.target_phase) not in shares
+        else _scaled(task, shares[task.phase, task.target_phase])
+        for task in tasks
+    ]
+
+
+def _message_shares(tasks: Sequence[Task], cluster: Cluster) -> Mapping[int, float]:
+    """Seconds of communications in one message, over those of each by itself, by device."""
+    nbytes: dict[tuple[int, int], int] = defaultdict(int)
+    alone_s: defaultdict[int, float] = defaultdict(float)
+    for task in tasks:
+        assert task.comm is not None
+        for transfer in task.comm.transfers:
+            size = math.ceil(transfer.numel * item_bytes(task.comm.dtype))
+            nbytes[transfer.source, transfer.target] += size
+        for device, seconds in task.devices.items():
+            alone_s[device] += seconds + task.hidden.get(device, 0.0)
+    transfers = tuple(
+        Transfer(source, target, (((0, size),),), (((0, size),),))
+        for (source, target), size in nbytes.items()
+    )
+    ranks = tuple(sorted({rank for pair in nbytes for rank in pair}))
+    joined_s = comm_cost(Comm(0, CommKind.SEND, ranks, "", "", "uint8", transfers), 0, cluster)
+    return {
+        device: min(1.0, joined_s.seconds[device] / seconds) if seconds else 1.0
+        for device, seconds in alone_s.items()
+    }
+
+
+def _scaled(task: Task, shares: Mapping[int, float]) -> Task:
+    """A task with a share of its seconds on each device."""
+    return replace(
+        task,
+        devices={device: seconds * shares[device] for device, seconds in task.devices.items()},
+        hidden={device: seconds * shares[device] for device, seconds in task.hidden.items()},
+    )
+
+
 @dataclass
 class _Builder:
     """Grows a schedule node by node.
@@ -166,6 +226,8 @@ class _Builder:
                 phase = self.origin[(value, self.home[value])][1]
                 delivered[value] = self._fetch(value, at, end, value, phase)
         tasks = [task for _, _, task in sorted(self.tasks, key=lambda entry: entry[:2])]
+        if self.order is not None:
+            tasks = _in_messages(tasks, self.cluster)
         return Schedule(
             tuple(
                 task if task.comm is None else replace(task, comm=task.comm.renamed(seq=seq))
@@ -320,7 +382,7 @@ class _Builder:
         if self.order is None:
             return origin, origin + held.isdisjoint(then)
         sums = self.order.phases.of(phase)[0] is Part.REDUCE
-        if held == set(target.mesh.devices) or phase == self._delivery or sums:
+        if held == set(target.mesh.devices) or sums:
             return phase, phase
         if held == then:
             return origin, origin

@@ -229,7 +229,10 @@ class PhasePasses:
                 values.receive(message, micro_batch, tensor)
             results = self._run(phase, micro_batch, values.arguments(phase, micro_batch))
             for message, tensor in values.finish(phase, micro_batch, results):
-                posts.send(message, micro_batch, tensor)
+                if message.target == self.rank:
+                    values.receive(message, micro_batch, tensor)
+                else:
+                    posts.send(message, micro_batch, tensor)
             del results
         posts.wait()
 
@@ -282,6 +285,8 @@ class _Posts:
             return
         posted = self._posted[phase, micro_batch] = []
         for message in self._graphs[micro_batch][phase].receives:
+            if message.source == self._rank:
+                continue
             buffer = torch.empty(message.numel, dtype=message.dtype, device=self._device)
             link = resolved_link(_link(message))
             posted.append((message, buffer, dist.irecv(buffer, message.source, link, micro_batch)))
@@ -326,5 +331,6 @@ def links_of(programs: Programs) -> list[Link]:
             for comm in program.comms
             if comm.phase != comm.target_phase
             for transfer in comm.transfers
+            if transfer.source != transfer.target
         }
     )

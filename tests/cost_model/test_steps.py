@@ -7,20 +7,26 @@ import pytest
 from staged import equal_stages, staged_plan
 from staged_models import Plain, UNet, seeded
 
+from partitioner.cost_model.collectives import comm_cost
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import Evaluation, evaluate
 from partitioner.cost_model.resolve import resolve_cluster
-from partitioner.cost_model.schedule import Schedule, schedule
+from partitioner.cost_model.schedule import Schedule, Task, schedule
 from partitioner.cost_model.simulate import simulate, step_seconds
 from partitioner.frontends.torch.micro_batches import trace_micro_batch
 from partitioner.frontends.torch.options import ModuleOptions
 from partitioner.frontends.torch.source import Example
+from partitioner.ir.exchange import Transfer
 from partitioner.ir.graph import Graph
 from partitioner.ir.phases import step_order
 from partitioner.ir.plan import resolve
+from partitioner.ir.program import Comm, CommKind
 from partitioner.search.find_plan import find_plan
 from partitioner.search.request import Budget, Request
 
+#: A message without elements.
+EMPTY = Transfer(0, 1, (((0, 0),),), (((0, 0),),))
+NOTHING = Comm(0, CommKind.SEND, (0, 1), "x", "x", "float32", (EMPTY,))
 LANES = {
     "gpipe": [(0,), (1,)],
     "1f1b": [(0,), (1,)],
@@ -158,3 +164,21 @@ def test_seconds_of_a_step_where_devices_of_a_lane_differ_and_wait_in_collective
 def test_seconds_of_a_step_are_of_plans_in_stages() -> None:
     with pytest.raises(CostError, match="a plan without stages"):
         step_seconds(Schedule((), {}, {}, {}))
+
+
+def test_what_passes_between_two_phases_pays_one_start_up() -> None:
+    graph = graph_of(UNet, 4)
+    plan = staged_plan(graph, LANES["1f1b"], "1f1b", 4)
+    cluster = resolve_cluster(None, 2)
+    tasks = schedule(graph, resolve(graph, plan), cluster, pipeline=plan.pipeline).tasks
+    messages: dict[tuple[int, int], list[Task]] = {}
+    for task in tasks:
+        if task.comm is not None and task.phase != task.target_phase:
+            messages.setdefault((task.phase, task.target_phase), []).append(task)
+    assert max(map(len, messages.values())) > 1, "a skip connection crosses the cut"
+    for parts in messages.values():
+        alone_s = [comm_cost(task.comm, 0, cluster).seconds[0] for task in parts if task.comm]
+        start_s = comm_cost(NOTHING, 0, cluster).seconds[0]
+        one_s = sum(task.devices[0] + task.hidden.get(0, 0.0) for task in parts)
+        expected_s = sum(alone_s) - (len(parts) - 1) * start_s
+        assert one_s == pytest.approx(expected_s, rel=1e-3)

@@ -20,6 +20,7 @@ from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.profile import LinkEntry, whole_key, write_links
 from partitioner.cost_model.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.frontends.model import open_model
+from partitioner.ir.errors import OptionError
 from partitioner.profiling.candidates import candidates, graph_before, local_graph
 from partitioner.profiling.measure import Timing, timed_runs
 from partitioner.profiling.profile import profile
@@ -210,6 +211,21 @@ def test_modules_are_measured_in_pytorch(file: Path, training: bool) -> None:
         module, batch, devices=2, cluster="local", training=training, profile=file
     )
     assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
+
+
+def test_micro_batches_are_measured_for_plans_in_stages(file: Path, mlp: onnx.ModelProto) -> None:
+    two_processes(file)
+    module, batch = modules.classifier(training=True), modules.batch(labels=True)
+    options = {"devices": 2, "training": True, "profile": file}
+    done = profile(module, batch, strategy="inter", micro_batches=2, **options)
+    assert done.measured == done.forms
+    staged = {"parallel": "pp", "schedule": "1f1b", "micro_batches": 2}
+    program = partitioner.compile(module, batch, cluster="local", **options, **staged)
+    assert program.summary["cost_sources"] == {"measured": pytest.approx(1.0)}
+    with pytest.raises(OptionError, match="micro_batches is 0, not a number of at least 1"):
+        profile(module, batch, micro_batches=0, **options)
+    with pytest.raises(OptionError, match="micro_batches is for PyTorch modules"):
+        profile(mlp, devices=2, profile=file, micro_batches=2)
 
 
 def test_a_bias_that_is_a_pending_sum_is_zeros_on_the_second_device(file: Path) -> None:

@@ -75,6 +75,18 @@ class CountSearch:
             refusal = self.refused.get(most)
             if refusal is not None and refusal.bytes_short:
                 return None
+        least = self._least(counts)
+        if least is None:
+            return None
+        best_s = self.outcomes[counts[least]].evaluation.step_s
+        for count in counts[least + 1 :]:
+            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
+                break
+            best_s = self.outcomes[count].evaluation.step_s
+        return self.best
+
+    def _least(self, counts: Sequence[int]) -> int | None:
+        """Index of the least number that fits, of ascending ones; None if none was found."""
         low, high, end, step = -1, 0, len(counts), 1
         while high < end and not self._plan(counts[high]):
             if counts[high] in self.impossible:  # nor are larger ones: their parts are smaller
@@ -90,12 +102,7 @@ class CountSearch:
                 high = middle
             else:
                 low = middle
-        best_s = self.outcomes[counts[high]].evaluation.step_s
-        for count in counts[high + 1 :]:
-            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
-                break
-            best_s = self.outcomes[count].evaluation.step_s
-        return self.best
+        return high
 
     @property
     def best(self) -> Outcome:

@@ -67,26 +67,8 @@ class CountSearch:
         Args:
             counts: Numbers to choose from, ascending, to one sample in each micro-batch.
         """
-        if not counts:
+        if not counts or self._none_fits(counts):
             return None
-        samples = max(counts[0], counts[-1] // (2 * len(self.cluster)))
-        most = max(count for count in counts if count <= samples)
-        if not self._plan(counts[0]) and not self._plan(most):
-            refusal = self.refused.get(most)
-            if refusal is not None and refusal.bytes_short:
-                return None
-        least = self._least(counts)
-        if least is None:
-            return None
-        best_s = self.outcomes[counts[least]].evaluation.step_s
-        for count in counts[least + 1 :]:
-            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
-                break
-            best_s = self.outcomes[count].evaluation.step_s
-        return self.best
-
-    def _least(self, counts: Sequence[int]) -> int | None:
-        """Index of the least number that fits, of ascending ones; None if none was found."""
         low, high, end, step = -1, 0, len(counts), 1
         while high < end and not self._plan(counts[high]):
             if counts[high] in self.impossible:  # nor are larger ones: their parts are smaller
@@ -102,7 +84,20 @@ class CountSearch:
                 high = middle
             else:
                 low = middle
-        return high
+        best_s = self.outcomes[counts[high]].evaluation.step_s
+        for count in counts[high + 1 :]:
+            if not self._plan(count) or self.outcomes[count].evaluation.step_s >= best_s:
+                break
+            best_s = self.outcomes[count].evaluation.step_s
+        return self.best
+
+    def _none_fits(self, counts: Sequence[int]) -> bool:
+        """Whether memory refuses the first and the last that leaves each device two samples."""
+        samples = max(counts[0], counts[-1] // (2 * len(self.cluster)))
+        most = max(count for count in counts if count <= samples)
+        if self._plan(counts[0]) or self._plan(most) or most in self.impossible:
+            return False
+        return self.refused[most].bytes_short > 0
 
     @property
     def best(self) -> Outcome:

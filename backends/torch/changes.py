@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -110,7 +113,11 @@ def _tensor_of(module: nn.Module, name: str) -> Tensor | None:
 
 
 def count_steps(
-    owner: object, tensors: Mapping[str, Tensor], elsewhere: Mapping[str, Tensor]
+    owner: object,
+    tensors: Mapping[str, Tensor],
+    elsewhere: Mapping[str, Tensor],
+    *,
+    holds_all: bool,
 ) -> None:
     """Count each optimizer's step as a write to the parameters that have gradients.
 
@@ -121,6 +128,7 @@ def count_steps(
         owner: Steps are counted while it lives.
         tensors: The rank's parameters and buffers.
         elsewhere: Parameters that it lists and does not hold; no step trains them.
+        holds_all: Whether it has a shard of every parameter of the model.
     """
     ours = frozenset(map(id, tensors.values()))
     others = frozenset(map(id, elsewhere.values()))
@@ -136,6 +144,11 @@ def count_steps(
                 tensor.grad = None
             if any(id(x) in ours for x in group["params"]):
                 _check_options(optimizer, group)
+                if isinstance(optimizer, torch.optim.LBFGS) and not holds_all:
+                    raise BackendError(
+                        "LBFGS measures along all parameters at once, and this rank holds those of "
+                        "its own layers only: take an optimizer that works element by element"
+                    )
         if not isinstance(optimizer, _WHOLE_ONLY):
             return
         parameters = (x for group in optimizer.param_groups for x in group["params"])
@@ -165,6 +178,43 @@ def _check_options(optimizer: Optimizer, group: Mapping[str, Any]) -> None:
             "parameters; get and set the optimizer's state with "
             "options=StateDictOptions(flatten_optimizer_state_dict=True)"
         )
+
+
+#: Modules of which this rank holds some parameters only.
+_PARTIAL: WeakSet[nn.Module] = WeakSet()
+
+
+def refuse_partial_norms(module: nn.Module) -> None:
+    """Refuse PyTorch's norm of gradients of a module that has other parameters on other ranks.
+
+    `torch.nn.utils.clip_grad_norm_` would scale the gradients of each rank by another factor.
+    """
+    _PARTIAL.add(module)
+    _watch_norms()
+
+
+@cache
+def _watch_norms() -> None:
+    """Put a check before the norm that `clip_grad_norm_` and `get_total_norm` compute."""
+
+    def watched(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(norm)
+        def checked(tensors: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+            tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            given = set(map(id, tensors))
+            if any(id(p.grad) in given for module in _PARTIAL for p in module.parameters()):
+                raise BackendError(
+                    "this rank's gradients are those of its own layers only, so their norm is not "
+                    "that of the model: call module.clip_grad_norm_() in place of PyTorch's"
+                )
+            return norm(tensors, *args, **kwargs)
+
+        return checked
+
+    for place in (clip_grad, nn.utils):
+        for name in ("_get_total_norm", "get_total_norm"):
+            if hasattr(place, name):
+                setattr(place, name, watched(getattr(place, name)))
 
 
 def check_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

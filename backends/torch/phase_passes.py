@@ -7,6 +7,7 @@ since NCCL carries what is sent between two ranks of a group in one order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -36,6 +37,8 @@ from partitioner.ir.layout import Placement
 from partitioner.ir.phases import Part
 from partitioner.ir.program import Programs
 
+#: Name, among a step's gradients, of the gradient of the loss that they are for.
+_SCALE = ""
 #: Runs a phase on its arguments, which it may take out of their list.
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -44,7 +47,8 @@ class PhasePasses:
     """A program's phases on this rank; every rank makes one at the same time.
 
     It has the interface of `RankPasses`. The forward pass runs the backward passes of the
-    micro-batches too, for a gradient of one of their mean loss; `backward` scales the gradients.
+    micro-batches too, before the gradient of the loss is known: for one of one, or, in float16, for
+    the one that a `GradScaler` had last; `backward` scales the gradients.
 
     Raises:
         BackendError: A stored value has another placement, or a graph cannot be made.
@@ -76,6 +80,8 @@ class PhasePasses:
         self._last_runs = self._runs
         if whole.rest is not None:
             self._last_runs = _runs(self._all[-1].graphs, device)
+        self._is_half = any(type_.dtype == "float16" for type_ in whole.graph.types.values())
+        self._scale = 1.0  # the gradient of the loss that steps run for, a power of two
         self._outputs = {output.whole: output.value for output in self.graphs.outputs}
         self._shown = tuple(dict.fromkeys(filter(None, whole.signature.results)))
         homes = whole.programs.homes
@@ -182,7 +188,8 @@ class PhasePasses:
             if part.whole == tangent:
                 dtype = torch_dtype(self.graphs.types[name].dtype)
                 for values, share in zip(inputs, self._micro.shares, strict=True):
-                    values[name] = torch.full((), share, dtype=dtype, device=self.device)
+                    gradient = share * self._scale
+                    values[name] = torch.full((), gradient, dtype=dtype, device=self.device)
         held = StepValues(self._all, stored, inputs, self._written, backward=backward)
         self._run_all(held, backward=backward)
         micro_batches = range(self._micro.count)
@@ -194,6 +201,8 @@ class PhasePasses:
             for entry in self.whole.stored
             if backward and entry.gradient in self._outputs
         }
+        if backward:
+            gradients[_SCALE] = torch.tensor(self._scale, dtype=torch.float64)
         held.store()
         return tuple(results[value] for value in self._shown), gradients
 
@@ -201,12 +210,16 @@ class PhasePasses:
         """The gradients of a step, for a gradient of its loss.
 
         Args:
-            values: Those for a gradient of one.
+            values: The gradients that the forward pass returned.
             tangent: The gradient of the loss.
         """
-        is_one = tangent.numel() == 1 and float(tangent) == 1.0
-        gradients = {n: g if is_one else g.mul_(tangent.to(g.dtype)) for n, g in values.items()}
+        wanted = float(tangent)
+        factor = wanted / float(values.pop(_SCALE))
+        gradients = {n: g if factor == 1.0 else g.mul_(factor) for n, g in values.items()}
         values.clear()
+        if self._is_half:
+            is_large = 2.0 <= wanted < math.inf
+            self._scale = 2.0 ** round(math.log2(wanted)) if is_large else 1.0
         return gradients
 
     def structured(self, results: Sequence[Tensor]) -> Any:

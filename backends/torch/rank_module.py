@@ -28,7 +28,13 @@ from torch.utils import _pytree as pytree
 from partitioner.backends.errors import BackendError, CommunicationError
 from partitioner.backends.tensors import from_numpy
 from partitioner.backends.torch.agreement import AgreedError, Agreement
-from partitioner.backends.torch.changes import check_changes, check_inputs, count_steps, storages
+from partitioner.backends.torch.changes import (
+    check_changes,
+    check_inputs,
+    count_steps,
+    refuse_partial_norms,
+    storages,
+)
 from partitioner.backends.torch.faults import telling
 from partitioner.backends.torch.groups import torch_meshes
 from partitioner.backends.torch.initialise import Initialiser
@@ -148,7 +154,7 @@ class RankModule(nn.Module):
         self._written = self._versions(self._tensors)  # as the ranks compared them
         self._storages = storages(self._tensors)
         self._elsewhere = self._list_another(meshes)
-        count_steps(self, self._tensors, self._elsewhere)
+        self._watch_optimizers()
         self.register_load_state_dict_pre_hook(_take_parts)  # type: ignore[no-untyped-call]
         if not whole.training:
             self.register_load_state_dict_pre_hook(_refuse)  # type: ignore[no-untyped-call]
@@ -171,7 +177,7 @@ class RankModule(nn.Module):
         vars(other).update(copy.deepcopy(own, memo))
         other._written = other._versions(other._tensors)
         other._storages = storages(other._tensors)
-        count_steps(other, other._tensors, other._elsewhere)
+        other._watch_optimizers()
         return other
 
     # Parameters ------------------------------------------------------------------------------
@@ -247,6 +253,16 @@ class RankModule(nn.Module):
 
     def _holds_parameters(self, rank: int) -> bool:
         return any(self._holds(rank, entry) for entry in self._whole.stored if entry.parameter)
+
+    def _watch_optimizers(self) -> None:
+        entries = (entry for entry in self._whole.stored if entry.trained)
+        ranks = range(self._agreement.ranks)
+        # alike on all ranks, so that all of them refuse
+        holds_all = all(self._holds(rank, entry) for entry in entries for rank in ranks)
+        self._holds_all = holds_all
+        count_steps(self, self._tensors, self._elsewhere, holds_all=holds_all)
+        if not holds_all:
+            refuse_partial_norms(self)
 
     def _holds(self, rank: int, entry: Stored) -> bool:
         return rank in self._places[entry.names[0]].mesh.devices
@@ -471,6 +487,18 @@ class RankModule(nn.Module):
                     gradient = _sharded_as(tensor, gradient)
             yield gradient
 
+    def _agree_on_overflow(self, gradients: Sequence[Tensor | None], step: int) -> None:
+        """Give each rank a gradient that is no number if any rank has one that is not finite.
+
+        A `GradScaler` leaves out a step whose gradients overflowed; it sees those of its own rank,
+        and all ranks must leave out the same steps.
+        """
+        local = [_local(gradient) for gradient in gradients if gradient is not None]
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in local)
+        doing = f"scaled gradients of training step {step}"
+        if self._agreement.check(doing, asks=not is_finite) and is_finite and local:
+            local[0].fill_(torch.nan)
+
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the rank's graphs in place with `torch.compile`, with its arguments."""
         self._compiled = (args, kwargs)
@@ -581,11 +609,16 @@ class _Step(torch.autograd.Function):
                 "optimizer.step(): call backward() before that, or the module again"
             )
         problem = problem and f"rank {module.rank}: {problem}"
-        module._agreement.check(f"backward() of training step {ctx.step}", problem)
-        ctx.kept = None
         # that of a loss to which a DTensor was added, as a penalty of weights, is a DTensor
         tangent = grads[0].full_tensor() if isinstance(grads[0], DTensor) else grads[0]
-        return *[None] * 6, *module._gradients(ctx.passes, kept, tangent, ctx.names)
+        is_scaled = not (module._holds_all or problem) and float(tangent) != 1.0
+        doing = f"backward() of training step {ctx.step}"
+        module._agreement.check(f"{doing} by {float(tangent):g}" if is_scaled else doing, problem)
+        ctx.kept = None
+        gradients = list(module._gradients(ctx.passes, kept, tangent, ctx.names))
+        if is_scaled:
+            module._agree_on_overflow(gradients, ctx.step)
+        return *[None] * 6, *gradients
 
 
 @cache

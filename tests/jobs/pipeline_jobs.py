@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from staged import Stages, accumulated, loss_apart, staged, tensors
-from staged_models import Model, Plain, Tied, Towers, UNet, seeded
+from staged_models import Faint, Model, Plain, Tied, Towers, UNet, seeded
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch_ranks import Job, main
@@ -316,6 +316,60 @@ def lists_a_parameter_of_another_rank(rank: int) -> None:
     same(copy.deepcopy(module), seeded(Plain))
 
 
+def skips_the_same_steps(_: int) -> None:
+    """Gradients of one stage alone overflow; the scaler of each rank leaves out the step."""
+    x, y = Plain.batch(0)
+    x = x.float() * 100  # the gradient of the first layer's weight is larger than the others
+    plain = seeded(Plain, torch.float32)
+    for layer in [*plain.layers[1:], plain.last]:  # type: ignore[index, misc]
+        nn.init.constant_(layer.bias, 1.0)
+    module = staged(copy.deepcopy(plain), (x, y), [(0,), (1,)], "1f1b", 4).module()
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**127) for _ in range(2)]
+    updates = [torch.optim.SGD(one.parameters(), lr=1e-3) for one in (module, plain)]
+    for _ in range(8):
+        scalers[0].scale(loss_of(module(x, y))).backward()
+        for a, b in zip(x.chunk(4), y.chunk(4), strict=True):
+            scalers[1].scale(loss_of(plain(a, b)) / 4).backward()
+        for scaler, update in zip(scalers, updates, strict=True):
+            scaler.step(update)
+            scaler.update()
+            update.zero_grad()
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert 0 < scalers[0].get_scale() < 2.0**127
+    state = module.full_state_dict()
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, msg=name)
+
+
+def scales_in_float16(_: int) -> None:
+    """Gradients that are 0 in float16 without a scale are not, once the scale is known."""
+
+    def small(kind: Model = Plain) -> nn.Module:
+        return seeded(kind, torch.float32)
+
+    x, y = (tensor.float() if tensor.is_floating_point() else tensor for tensor in Plain.batch(0))
+    with torch.autocast("cpu", torch.float16):
+        module = staged(Faint(small()), (x, y), [(0,), (1,)], "1f1b", 4).module()
+        plain = Faint(small())
+        updates = [torch.optim.SGD(one.parameters(), lr=3e4) for one in (module, plain)]
+        scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**20) for _ in range(2)]
+        for step in range(4):
+            scalers[0].scale(loss_of(module(x, y))).backward()
+            for a, b in zip(x.chunk(4), y.chunk(4), strict=True):
+                scalers[1].scale(loss_of(plain(a, b)) / 4).backward()
+            for scaler, update in zip(scalers, updates, strict=True):
+                if step:  # in the first one, the module does not know the scale
+                    scaler.step(update)
+                    scaler.update()
+                update.zero_grad()
+    state = module.full_state_dict()
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(state[name], tensor, rtol=1e-2, atol=5e-4)
+    start = Faint(small()).state_dict()
+    first = "module.layers.0.weight"
+    assert (state[first] - start[first]).abs().max() > 1e-3
+
+
 def steps(module: nn.Module, update: torch.optim.Optimizer, *numbers: int) -> list[float]:
     losses = []
     for number in numbers:
@@ -348,6 +402,8 @@ JOBS = {
         partial(saves, stages=loss_apart),
         then=Job(2, partial(goes_on, stages=loss_apart), then=Job(2, goes_on)),
     ),
+    "overflow": Job(2, skips_the_same_steps),
+    "float16": Job(2, scales_in_float16),
     "flat_checkpoint": Job(2, needs_flat_checkpoints),
     "no_parameters": Job(2, lists_a_parameter_of_another_rank),
     "whole_state": Job(2, loads_a_whole_state),

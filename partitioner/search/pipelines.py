@@ -285,7 +285,8 @@ class PipelineSearch:
         drafts.sort(key=lambda draft: draft.rank)
         for index, draft in enumerate(drafts):
             best_s = min((plan.evaluation.step_s for plan in plans), default=math.inf)
-            if plans and (self.budget.work.over or draft.rank[1] > FAR * best_s):
+            late = index > 0 and self.budget.work.over
+            if late or draft.rank[1] > FAR * best_s:
                 reason = OutOfTime(f"not simulated: a step of {draft.rank[1]:.3g} s is estimated")
                 failed.append((self._family(draft.name), reason))
                 continue
@@ -295,7 +296,9 @@ class PipelineSearch:
                 failed.append((self._family(draft.name), error))
         if not plans:
             refusals = [error for _, error in failed if isinstance(error, Infeasible)]
-            raise refusals[0] if refusals else failed[0][1]
+            if refusals:
+                raise min(refusals, key=lambda error: error.bytes_short)
+            raise failed[0][1]
         return SpaceResult(tuple(plans), searched=str(self._family("")), failed=tuple(failed))
 
     def _draft(self, name: Table) -> _Draft:

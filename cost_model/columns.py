@@ -4,21 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from partitioner.cost_model.compute import node_seconds
 from partitioner.cost_model.even_mesh import EvenResharder
 from partitioner.cost_model.reshard import Resharder
-from partitioner.ir.graph import Graph
+from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
+from partitioner.ir.ops import row_of
 from partitioner.ir.plan import PlacedNode
+
+#: Bytes that adding a gradient to a sum moves, over those of the optimizer's update of its value.
+ADDING = 3 / 7
 
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """A column per device of the cluster."""
+    """A column per device of the cluster.
+
+    Attributes:
+        graph: The graph.
+        resharder: Gives the reshards.
+        micro_batches: Times that the graph runs in a step.
+        lanes: Groups of devices that share what is stored and the gradients, in stages.
+    """
 
     graph: Graph
     resharder: Resharder
+    micro_batches: int = 1
+    lanes: int = 1
+
+    def held_share(self, value: str) -> float:
+        """Share of the bytes of a value that a device of one stage holds.
+
+        The first stages hold the activations of as many micro-batches as there are lanes, which is
+        as much as one micro-batch of the whole model.
+        """
+        return 1 / self.lanes if self.lanes > 1 and value in self._at_rest else 1.0
+
+    @cached_property
+    def _at_rest(self) -> frozenset[str]:
+        """Stored values and gradients, which are views of others at most."""
+        values = set(self._gradients)
+        for node in reversed(self.graph.nodes):
+            row = row_of(node)
+            if row is not None and (row.stored or (row.view and values.intersection(node.writes))):
+                values.update(node.writes if row.stored else node.inputs[:1])
+        return frozenset(values)
+
+    def node_share(self, node: Node) -> float:
+        """Share of a node's seconds that a micro-batch takes.
+
+        The optimizer runs once a step; each micro-batch adds its gradient to the sum of the others.
+        """
+        if self.micro_batches == 1 or node.attrs.get("role") != "gradient":
+            return 1.0
+        return 1 / self.micro_batches + ADDING
+
+    def move_share(self, value: str, before: Placement, after: Placement) -> float:
+        """Share of the seconds of a reshard that a micro-batch takes.
+
+        Gradients are added up over devices once a step if their parts stay as large; parts that are
+        stored cut further are taken from each micro-batch.
+        """
+        if self.micro_batches == 1 or value not in self._gradients:
+            return 1.0
+        same = before.sharding.dims == after.sharding.dims
+        return 1 / self.micro_batches if same else 1.0
+
+    @cached_property
+    def _gradients(self) -> frozenset[str]:
+        nodes = (node for node in self.graph.nodes if node.attrs.get("role") == "gradient")
+        return frozenset(node.inputs[0] for node in nodes)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -42,6 +99,8 @@ class GroupColumns(DeviceColumns):
     """
 
     resharder: EvenResharder
+    micro_batches: int = 1
+    lanes: int = 1
 
     @property
     def devices(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import comm_cost
-from partitioner.cost_model.compute import node_seconds, stored_bytes
+from partitioner.cost_model.compute import kernel_seconds, node_seconds, stored_bytes
 from partitioner.cost_model.forms import stores_parts
 from partitioner.cost_model.overlap import beside_compute
 from partitioner.cost_model.reshard import Hop, PricedComm, Resharder
@@ -284,11 +284,51 @@ class _Builder:
                 writes.append((device, key, 0 if stored else size))
         devices = self._observed(placed.mesh.devices)
         seconds = node_seconds(self.graph, placed, self.cluster, devices, in_parts=self.in_parts)
+        if self.order is not None:
+            seconds = self._with_sums(placed, phase, seconds, self.order)
         reads = tuple((device, key) for device in devices for key in keys)
         task = Task(name, seconds, reads, tuple(writes), placed, None, phase, phase)
         self.tasks.append((index, 0, task))
         for device in devices:
             self.busy[device] = index
+
+    def _with_sums(
+        self, placed: PlacedNode, phase: int, seconds: Mapping[int, float], order: StepOrder
+    ) -> Mapping[int, float]:
+        """Seconds in a step of micro-batches: each adds its gradients to those of the others.
+
+        The optimizer runs once a step. An update that takes a part of each micro-batch's sum over
+        devices has its seconds spread over the micro-batches.
+        """
+        is_update = placed.node.attrs.get("role") == "gradient"
+        if is_update and not order.phases.is_once(phase):
+            spread = {device: s / order.table.micro_batches for device, s in seconds.items()}
+            return self._adding(placed.operands()[0], spread)
+        for value, at in placed.results():
+            if value in self._summed:
+                seconds = self._adding((value, at), seconds)
+        return seconds
+
+    def _adding(self, key: Key, seconds: Mapping[int, float]) -> Mapping[int, float]:
+        """The seconds, and those of adding a value to the sum of it: two are read, one written."""
+        value, at = key
+        dtype, sizes = self.graph.types[value].dtype, at.local_bytes(self.graph.types[value].dtype)
+        return {
+            device: s + kernel_seconds(0.0, 3 * sizes[device], dtype, self.cluster.devices[device])
+            for device, s in seconds.items()
+        }
+
+    @cached_property
+    def _summed(self) -> frozenset[str]:
+        """The gradients that are summed over micro-batches before the step's last phase."""
+        if self.order is None:
+            return frozenset()
+        numbers, phases = self.order.numbers, self.order.phases
+        return frozenset(
+            node.inputs[0]
+            for node in self.graph.nodes
+            if node.attrs.get("role") == "gradient" and phases.is_once(numbers[node.name])
+        )
 
     def _fetch(self, value: str, at: Placement, index: int, why: str, phase: int) -> Key:
         """The key of the value at a placement that a node reads; reshards it if need be.

@@ -294,9 +294,13 @@ def _part(
     """
     node, row = p.node, row_of(p.node)
     role = node.attrs.get("role")
-    if role == "gradient" and p.ins[0] is not None and not p.ins[0].sharding.axes:
-        made_by = home.get(node.inputs[0])
-        if made_by is None or made_by[2] == p.stage:  # else it comes with each micro-batch
+    if role == "gradient" and p.ins[0] is not None:
+        stored, made_by = p.ins[0].sharding, home.get(node.inputs[0])
+        is_as_large = not stored.axes or (
+            made_by is not None and made_by[0].sharding.dims == stored.dims
+        )
+        # Else it comes with each micro-batch, or its sum would be larger than what is stored.
+        if is_as_large and (made_by is None or made_by[2] == p.stage):
             return Part.REDUCE
     made = [(at, *home[value]) for value, at in p.operands() if value in home]
     if node.name in fixed and all(

@@ -201,7 +201,8 @@ class _Builder:
     def choice(self, placed: PlacedNode, group: int) -> Choice:
         """A strategy with its load: the node's own, and of reducing outputs that nobody reads."""
         seconds = self.prices.node_seconds(placed)
-        load = [seconds.get(device, 0.0) for device in self._devices]
+        share = self.prices.node_share(placed.node)
+        load = [share * seconds.get(device, 0.0) for device in self._devices]
         for value, at in self._pending_outputs(placed):
             if not self.graph.consumers[value]:
                 for hop in self._reduction(value, at):
@@ -376,7 +377,10 @@ class _Builder:
         if key in self._index:
             return self._index[key]
         first, last = (0, len(self.graph.nodes) - 1) if copy.zeros else self._spans[value]
-        item = self._item(key, copy.bytes, first, last, copy.load_s)
+        home, after = self._placements[copy.home], self._placements[copy.after]
+        share = self.prices.move_share(value, home, after)
+        load = copy.load_s if share == 1.0 else tuple(share * s for s in copy.load_s)
+        item = self._item(key, copy.bytes, first, last, load)
         if copy.zeros and item is not None:
             self.zeros.add(item)
         return item
@@ -412,6 +416,8 @@ class _Builder:
     ) -> int | None:
         """Index of the item of this key; None if it costs and holds nothing."""
         if key not in self._index:
+            if (share := self.prices.held_share(key[0])) < 1.0:
+                nbytes = tuple(share * size for size in nbytes)
             if any(nbytes) or any(load):
                 self._index[key] = len(self.items)
                 self.items.append(Item(load or (0.0,) * len(self._devices), nbytes, first, last))

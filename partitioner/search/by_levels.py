@@ -51,12 +51,22 @@ class StagedPlan:
 
 @dataclass(frozen=True)
 class StagesSpace:
-    """All plans of stages on equal meshes with even cuts."""
+    """All plans of stages on equal meshes with even cuts.
+
+    Attributes:
+        graph: The graph.
+        rules: Its rules.
+        cluster: The devices.
+        layouts: The meshes.
+        micro_batches, lanes: As of `DeviceColumns`.
+    """
 
     graph: Graph
     rules: Rules
     cluster: Cluster
     layouts: tuple[Layout, ...]
+    micro_batches: int = 1
+    lanes: int = 1
 
     @classmethod
     def of(cls, graph: Graph, rules: Rules, cluster: Cluster, request: Request) -> StagesSpace:
@@ -79,7 +89,8 @@ class StagesSpace:
                 f"{option} on devices of several kinds is planned for up to "
                 f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
             )
-        return cls(graph, rules, cluster, meshes)
+        count = request.micro_batches if isinstance(request.micro_batches, int) else 1
+        return cls(graph, rules, cluster, meshes, count, request.lanes)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:
         """The cheapest plan.
@@ -94,6 +105,8 @@ class StagesSpace:
             self.layouts,
             budget,
             one_stage=bool(self.graph.backward),
+            micro_batches=self.micro_batches,
+            lanes=self.lanes,
         )
         staged = best.staged
         family = Family(best.plan.kind, best.meshes, best.meshes[:1], symmetric=False)
@@ -124,6 +137,8 @@ def cheapest_staged(
     budget: Budget,
     *,
     one_stage: bool,
+    micro_batches: int = 1,
+    lanes: int = 1,
 ) -> StagedPlan:
     """The cheapest plan by levels.
 
@@ -134,12 +149,17 @@ def cheapest_staged(
         meshes: Meshes of stages; each of all devices with `one_stage`.
         budget: The budget.
         one_stage: Whether all devices share every operator, as in training.
+        micro_batches, lanes: As of `DeviceColumns`, with one stage.
 
     Raises:
         Infeasible: No plan was found that fits.
     """
-    search = search_whole if one_stage else search_levels
-    rivals = search(graph, rules, cluster, meshes, budget)
+    if one_stage:
+        rivals = search_whole(graph, rules, cluster, meshes, budget, micro_batches, lanes)
+    else:
+        rivals = search_levels(graph, rules, cluster, meshes, budget)
+    if micro_batches > 1:  # counted anew, all that runs once a step would count fully
+        rivals = rivals[:1]
     staged, groups, evaluation = cheapest(rivals, cluster)
     planned, plan = planned_on(graph, cluster, *decisions(staged, groups))
     if len(cluster) <= MOST_EXPLICIT:

@@ -76,12 +76,17 @@ def find_plan(
     check_space(request.strategy, devices, request.mesh)
     request.constraints.check(graph, devices)
     rules = rules or Rules.of(graph)
-    large = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
-    if devices > 1 and large and not _explicit_only(request):
+    if goes_by_levels(graph, devices, request):
         stages = StagesSpace.of(graph, rules, cluster, request)
         results = _searched([stages], request, cluster, budget)
         return winner(results, request, devices, stopped=budget.work.stopped)
     return _explicit(graph, cluster, request, budget, rules)
+
+
+def goes_by_levels(graph: Graph, devices: int, request: Request) -> bool:
+    """Whether plans are searched by levels, not with a column for each device."""
+    large = devices > EXPLICIT or len(graph.nodes) * devices > EXPLICIT_NODES
+    return devices > 1 and large and not _explicit_only(request)
 
 
 def _explicit_only(request: Request) -> str:

@@ -33,8 +33,8 @@ from partitioner.ir.pipeline import (
 )
 from partitioner.ir.plan import NodePlan, Pipeline, Plan
 from partitioner.problem.memory_kinds import Holdings
-from partitioner.search.find_plan import find_plan
-from partitioner.search.outcome import Candidate, Outcome, SpaceResult, winner
+from partitioner.search.find_plan import find_plan, goes_by_levels
+from partitioner.search.outcome import Candidate, Outcome, OutOfTime, SpaceResult, winner
 from partitioner.search.request import Budget, Request
 from partitioner.search.stage_figures import Sharding, StageFigures, StepEstimate
 from partitioner.solver import Infeasible, Solution
@@ -51,6 +51,8 @@ MOVES = (64, 16, 4, 1)
 LAST_MOVES = (16, 8, 4, 2, 1)
 #: Cuts of least estimated seconds that are simulated, of each schedule.
 RIVALS = 3
+#: A schedule is not simulated if its estimated step is so many times the best simulated one.
+FAR = 1.1
 #: Schedules with two stages on each lane.
 TWICE = frozenset({"interleaved", "zbv", "dualpipev"})
 #: Steps of an evaluation, for each node, and of an estimate, for each action.
@@ -121,26 +123,41 @@ def _of_size(
         Infeasible: No plan was found that fits.
         PipelineScheduleError: No schedule serves the lanes.
     """
-    limit = _limit_bytes(graph, cluster, size)
-    sharding = _first_sharding(graph, cluster, request, budget, size, limit)
+    by_levels = goes_by_levels(graph, size, request.inside_stages(size, 1))
+    if by_levels:
+        limit = min(device.memory_bytes for device in cluster.devices)
+    else:
+        limit = _limit_bytes(graph, cluster, size)
+    count = ways.micro_batches
+    sharding = _first_sharding(graph, cluster, request, budget, size, limit, count)
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return PipelineSearch(StageFigures(sharding, cluster), ways, budget).search()
+            return PipelineSearch(
+                StageFigures(sharding, cluster, ways.micro_batches), ways, budget
+            ).search()
         except Infeasible as error:
             if not graph.optional or not error.bytes_short or attempt == ATTEMPTS:
                 raise
             refusal = error
-        held = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
-        limit = max(held.values()) - int(SHORT * refusal.bytes_short)
+        if not by_levels:
+            held = evaluate(sharding.graph, sharding.plan, cluster.first(size)).held_bytes
+            limit = max(held.values())
+        limit -= int(SHORT * refusal.bytes_short)
         try:
-            sharding = _sharded(graph, cluster, request, budget.share(2), size, limit)
+            sharding = _sharded(graph, cluster, request, budget.share(2), size, limit, count)
         except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
             raise refusal from None
     raise AssertionError("every attempt returns or raises")
 
 
 def _first_sharding(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, limit: int
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    size: int,
+    limit: int,
+    micro_batches: int,
 ) -> Sharding:
     """The best plan within a limit or, for several lanes, the one that is short of fewest bytes.
 
@@ -150,12 +167,12 @@ def _first_sharding(
         Infeasible: There is one lane, and nothing fits it, or no such plan was found.
     """
     try:
-        return _sharded(graph, cluster, request, budget.share(2), size, limit)
+        return _sharded(graph, cluster, request, budget.share(2), size, limit, micro_batches)
     except Infeasible as error:
         if size == len(cluster) or not error.bytes_short:
             raise
         limit += math.ceil(error.bytes_short)
-    return _sharded(graph, cluster, request, budget.share(2), size, limit)
+    return _sharded(graph, cluster, request, budget.share(2), size, limit, micro_batches)
 
 
 def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, ...], ...]:
@@ -207,11 +224,17 @@ def _schedules(request: Request, lanes: int, graph: Graph) -> tuple[Table, ...]:
 
 
 def _sharded(
-    graph: Graph, cluster: Cluster, request: Request, budget: Budget, size: int, limit: int
+    graph: Graph,
+    cluster: Cluster,
+    request: Request,
+    budget: Budget,
+    size: int,
+    limit: int,
+    micro_batches: int,
 ) -> Sharding:
     """The best plan of the graph on one mesh of so many devices, of so many bytes each."""
     first = cluster.first(size).with_memory(max(1, limit))
-    spaces = request.inside_stages(size).over(size).on(graph)
+    spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
     outcome = find_plan(graph, first, spaces, budget)
     return Sharding(outcome.graph, outcome.plan)
 
@@ -249,6 +272,23 @@ class Ways:
     groups: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True)
+class _Draft:
+    """Cuts for a schedule that are worth simulating.
+
+    Attributes:
+        name: The schedule.
+        lane_of: The lane of each stage.
+        cuts: Ends of stages, exclusive, the best first.
+        rank: Of the first cut, the bytes above the limits and the seconds of a step, as estimated.
+    """
+
+    name: Table
+    lane_of: tuple[int, ...]
+    cuts: tuple[tuple[int, ...], ...]
+    rank: tuple[float, float]
+
+
 @dataclass
 class PipelineSearch:
     """Cuts one sharding of a graph into stages.
@@ -270,27 +310,42 @@ class PipelineSearch:
             Infeasible: No plan was found that fits.
             PipelineScheduleError: No schedule serves the lanes.
         """
-        plans: list[Candidate] = []
         failed: list[tuple[Family, PartitionerError]] = []
+        plans: list[Candidate] = []
+        drafts: list[_Draft] = []
         for name in self.ways.schedules:
             try:
-                plans.append(self._of_schedule(name))
+                if self.ways.groups:
+                    plans.append(self._as_pinned(name))
+                else:
+                    drafts.append(self._draft(name))
             except (PipelineScheduleError, Infeasible) as error:
                 failed.append((self._family(name), error))
+        drafts.sort(key=lambda draft: draft.rank)
+        for index, draft in enumerate(drafts):
+            best_s = min((plan.evaluation.step_s for plan in plans), default=math.inf)
+            late = index > 0 and self.budget.work.over
+            if late or draft.rank[1] > FAR * best_s:
+                reason = OutOfTime(f"not simulated: a step of {draft.rank[1]:.3g} s is estimated")
+                failed.append((self._family(draft.name), reason))
+                continue
+            try:
+                plans.append(self._improved(draft, self.budget.share(len(drafts) - index)))
+            except Infeasible as error:
+                failed.append((self._family(draft.name), error))
         if not plans:
             refusals = [error for _, error in failed if isinstance(error, Infeasible)]
-            raise refusals[0] if refusals else failed[0][1]
+            if refusals:
+                raise min(refusals, key=lambda error: error.bytes_short)
+            raise failed[0][1]
         return SpaceResult(tuple(plans), searched=str(self._family("")), failed=tuple(failed))
 
-    def _of_schedule(self, name: Table) -> Candidate:
-        """The best cut for a schedule.
+    def _draft(self, name: Table) -> _Draft:
+        """Cuts for a schedule, by their estimates.
 
         Raises:
-            Infeasible: No cut was found that fits.
             PipelineScheduleError: The schedule does not serve the lanes.
         """
-        if self.ways.groups:
-            return self._as_pinned(name)
         lane_of = self._lane_of(name)
         most = len(self.figures.positions) - 1
         if len(lane_of) > most:
@@ -305,24 +360,31 @@ class PipelineSearch:
             if (cut := self.figures.balanced(held)) is not None
         }
         cuts = {self._moved(estimate, cut) for cut in starts} | starts
-        first, *rivals = sorted(cuts, key=lambda ends: self._rank(estimate, ends))
-        work = self.budget.share(len(self.ways.schedules)).work
+        ranked = sorted(cuts, key=lambda ends: self._rank(estimate, ends))
+        return _Draft(name, lane_of, tuple(ranked[:RIVALS]), self._rank(estimate, ranked[0]))
+
+    def _improved(self, draft: _Draft, budget: Budget) -> Candidate:
+        """The best cut of a draft, after moving ends of stages as long as that gains.
+
+        Raises:
+            Infeasible: No cut was found that fits.
+        """
 
         def simulated(ends: tuple[int, ...]) -> Candidate:
-            plan = self._plan(name, lane_of, ends)
-            work.spend(EVALUATION_STEPS * len(plan.nodes))
-            return self._candidate(name, plan)
+            plan = self._plan(draft.name, draft.lane_of, ends)
+            budget.work.spend(EVALUATION_STEPS * len(plan.nodes))
+            return self._candidate(draft.name, plan)
 
-        ends, best = first, simulated(first)
-        for rival in rivals[: RIVALS - 1]:
-            if not work.over and _figure(candidate := simulated(rival)) < _figure(best):
+        ends, best = draft.cuts[0], simulated(draft.cuts[0])
+        for rival in draft.cuts[1:]:
+            if not budget.work.over and _figure(candidate := simulated(rival)) < _figure(best):
                 ends, best = rival, candidate
         for distance in LAST_MOVES:
             for moved in self._neighbours(ends, distance):
-                if not work.over and _figure(candidate := simulated(moved)) < _figure(best):
+                if not budget.work.over and _figure(candidate := simulated(moved)) < _figure(best):
                     ends, best = moved, candidate
         if not best.evaluation.fits:
-            raise self._too_large(name, best)
+            raise self._too_large(draft.name, best)
         return best
 
     def _as_pinned(self, name: Table) -> Candidate:
@@ -371,7 +433,7 @@ class PipelineSearch:
     def _candidate(self, name: Table, plan: Plan) -> Candidate:
         graph = self.figures.sharding.graph
         evaluation = evaluate(graph, plan, self.figures.cluster)
-        bound = min(evaluation.step_s, self.figures.least_s(self.ways.micro_batches))
+        bound = min(evaluation.step_s, self.figures.least_s)
         solution = Solution((), evaluation.step_s, bound, "feasible", None, SOLVER)
         return Candidate(self._family(name), graph, plan, evaluation, solution)
 

@@ -62,6 +62,7 @@ class Request:
         micro_batches: Micro-batches of a step; None searches their number in a pipeline. "auto"
             searches it in other plans too, if no plan of the whole batch fits: results may then be
             those of the samples of a micro-batch (see `strategies.same_in_parts`).
+        lanes: Groups of devices, this one included, that share the model in stages.
         tune: Number of plans, of different spaces, that are to be run, so that the search keeps
             them; None for the best alone.
 
@@ -83,6 +84,7 @@ class Request:
     tune: int | None = None
     schedule: str | tuple[str, ...] | None = None
     micro_batches: MicroBatchCount = None
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -177,8 +179,8 @@ class Request:
             raise SearchError(f"parallel {self.parallel!r} wants a mesh with an axis pp")
         return (devices // self.mesh[PIPELINE],)
 
-    def inside_stages(self, size: int) -> Request:
-        """The request for the plan of a stage of so many devices."""
+    def inside_stages(self, size: int, micro_batches: int, lanes: int = 1) -> Request:
+        """The request for the plan of one micro-batch on a stage of so many devices."""
         words = [word for word in (self.parallel or "").split("+") if word not in ("", PIPELINE)]
         mesh = {axis: n for axis, n in (self.mesh or {}).items() if axis != PIPELINE}
         return replace(
@@ -188,7 +190,8 @@ class Request:
             parallel=("+".join(words) or None) if size > 1 else None,
             mesh=(mesh or None) if size > 1 else None,
             schedule=None,
-            micro_batches=None,
+            micro_batches=micro_batches,
+            lanes=lanes,
             tune=None,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ from partitioner.ir.pipeline import (
     in_flight,
     start_times,
 )
-from partitioner.ir.plan import Plan, resolve
+from partitioner.ir.plan import Pipeline, Plan, resolve
 from partitioner.strategies.staging import changing_nodes, stages_of_all
 
 Floats = npt.NDArray[np.float64]
@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 #: Positions between which stages are cut at most, before their ends are moved.
 MAX_POSITIONS = 160
-FORWARD, INPUT, WEIGHT = range(3)  #: Parts of a stage's work.
+FORWARD, INPUT, WEIGHT, ONCE = range(4)  #: Parts of a stage's work.
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,12 @@ class StageFigures:
     Attributes:
         sharding: The sharding.
         cluster: All devices.
+        micro_batches: Micro-batches of a step.
     """
 
     sharding: Sharding
     cluster: Cluster
+    micro_batches: int = 1
 
     @property
     def lanes(self) -> int:
@@ -81,7 +83,8 @@ class StageFigures:
         numbers = {name: unit for unit, name in enumerate(self.units)}
         return stages_of_all(self.sharding.graph, numbers)
 
-    def least_s(self, micro_batches: int) -> float:
+    @property
+    def least_s(self) -> float:
         """No cut of this sharding takes fewer seconds a step.
 
         The nodes that every micro-batch runs are on the devices, evenly at best, and each
@@ -97,29 +100,35 @@ class StageFigures:
             end = begin + min(self._node_s.get(node.name, (0.0,)))
             done.update(dict.fromkeys(node.writes, end))
         path_s = max(done.values(), default=0.0)
-        return max(total_s * micro_batches / len(self.cluster), path_s)
+        return max(total_s * self.micro_batches / len(self.cluster), path_s)
 
     @cached_property
     def tasks(self) -> Schedule:
-        """The tasks of a micro-batch on one mesh."""
-        placed = resolve(self.sharding.graph, self.sharding.plan)
-        return schedule(self.sharding.graph, placed, self.cluster.first(self.sharding.size))
+        """The tasks of a step of micro-batches on one mesh."""
+        graph, plan = self.sharding.graph, self.sharding.plan
+        name = "1f1b" if graph.backward else "forward"
+        pipeline = Pipeline(name, self.micro_batches, (0,) * len(plan.groups))
+        placed = resolve(graph, replace(plan, pipeline=pipeline))
+        cluster = self.cluster.first(self.sharding.size)
+        return schedule(graph, placed, cluster, pipeline=pipeline)
 
     @cached_property
     def loads(self) -> Floats:
-        """Seconds of each unit's forward pass, input gradients and weight gradients.
+        """Seconds of each unit's forward pass, input gradients, weight gradients and once a step.
 
-        Of one micro-batch, on the busiest device. Shape (3, units).
+        The first three are of one micro-batch; all are of the busiest device. Shape (4, units).
         """
-        graph, loads = self.sharding.graph, np.zeros((3, len(self.units)))
+        graph, loads, order = self.sharding.graph, np.zeros((4, len(self.units))), self.tasks.order
+        assert order is not None
         weights = self._weights
         for task in self.tasks.tasks:
             name = task.placed.node.name if task.placed is not None else ""
             if task.comm is not None:
                 name = task.comm.why
-            if name not in self.unit_of or self._is_once(name):
+            if name not in self.unit_of:
                 continue
             part = FORWARD if name not in graph.backward else WEIGHT if name in weights else INPUT
+            part = ONCE if order.phases.is_once(task.phase) else part
             loads[part, self.unit_of[name]] += task.longest_s
         return loads
 
@@ -145,30 +154,36 @@ class StageFigures:
     @cached_property
     def _node_s(self) -> Mapping[str, tuple[float, ...]]:
         """Seconds on each device of the nodes that every micro-batch runs."""
-        fixed = fixed_nodes(self.sharding.graph)
+        fixed, order = fixed_nodes(self.sharding.graph), self.tasks.order
+        assert order is not None
+        once = (name for name, phase in order.numbers.items() if order.phases.is_once(phase))
+        left_out = {*fixed, *once}
         tasks = ((task.placed, task.devices) for task in self.tasks.tasks)
         seconds = ((p.node.name, tuple(s.values())) for p, s in tasks if p is not None and s)
-        return {n: s for n, s in seconds if n not in fixed and not self._is_once(n)}
-
-    def _is_once(self, name: str) -> bool:
-        """Whether a node runs once a step, as the optimizer's updates do."""
-        return self.sharding.graph.by_name[name].attrs.get("role") == "gradient"
+        return {name: s for name, s in seconds if name not in left_out}
 
     # Sums up to each position ----------------------------------------------------------------
 
     @cached_property
     def load_sums(self) -> Floats:
-        """Seconds by part before each position; shape (3, units + 1)."""
-        return np.concatenate((np.zeros((3, 1)), np.cumsum(self.loads, axis=1)), axis=1)
+        """Seconds by part before each position; shape (4, units + 1)."""
+        return np.concatenate((np.zeros((4, 1)), np.cumsum(self.loads, axis=1)), axis=1)
 
     @cached_property
     def byte_sums(self) -> Floats:
-        """Bytes at rest, and saved for the backward pass, before each position; (2, units + 1)."""
+        """Bytes at rest, and saved for the backward pass, before each position; (2, units + 1).
+
+        At rest are stored values and the sums of gradients.
+        """
         graph, count = self.sharding.graph, len(self.units)
         nbytes = np.zeros((2, count + 1))
         for (device, (value, _)), held in self.tasks.residents.items():
             if device == 0 and value in graph.producers:
                 nbytes[0, 1 + self.unit_of[graph.producers[value].name]] += held
+        for task in self.tasks.tasks:
+            if task.placed is not None and task.placed.node.attrs.get("role") == "gradient":
+                sums = [nbytes for device, _, nbytes in task.writes if device == 0]
+                nbytes[0, 1 + self.unit_of[task.placed.node.name]] += with_headroom(sum(sums))
         for value, node in graph.producers.items():
             row = row_of(node)
             if node.name in graph.backward or (row is not None and (row.stored or row.view)):
@@ -249,7 +264,7 @@ class StageFigures:
         at, stages = self.positions, len(held)
         count = len(at) - 1
         limit = min(device.memory_bytes for device in self.cluster.devices)
-        loads, (resident, saved) = self.load_sums.sum(0)[at], self.byte_sums[:, at]
+        loads, (resident, saved) = self.load_sums[:ONCE].sum(0)[at], self.byte_sums[:, at]
         sent = 2 * self.messages[1][at]
         sent[0] = sent[count] = 0.0
         most = np.full((stages + 1, count + 1), math.inf)
@@ -355,4 +370,6 @@ class StepEstimate:
             sent = action.stage if action.kind is ActionKind.FORWARD else action.stage - 1
             sends = action.kind is not ActionKind.BACKWARD_WEIGHT and 0 <= sent < len(ends) - 1
             free[lane] = end + (busy[sent] if sends else 0.0)
-        return float(max(free))
+        for stage, lane in enumerate(self.table.lane_of):
+            free[lane] += float(parts[ONCE][stage])
+        return max(free)

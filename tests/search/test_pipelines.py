@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.pipeline import SCHEDULES, pipeline_schedule, textbook_lanes, to_csv
-from partitioner.ir.plan import NodePlan, Plan
-from partitioner.search.pipelines import staged_plan
+from partitioner.ir.plan import NodePlan, Pipeline, Plan
+from partitioner.search.pipelines import PipelineSearch, Ways, staged_plan
+from partitioner.search.request import Budget, Request
 from partitioner.search.stage_figures import Sharding, StageFigures, StepEstimate
 from partitioner.solver import Infeasible
+from partitioner.solver.work import Work
 from partitioner.strategies.constraints import Constraints
 from partitioner.strategies.staging import stages_of_all
 
@@ -82,20 +85,16 @@ def figures() -> StageFigures:
 def test_units_and_their_figures_are_those_of_all_nodes(figures: StageFigures) -> None:
     graph = figures.sharding.graph
     assert set(figures.unit_of) == set(graph.by_name)
-    assert figures.loads.shape == (3, len(figures.units))
-    assert (figures.loads.sum(1) > 0).all()
-    total = evaluate(graph, figures.sharding.plan, figures.cluster)
-    once = sum(
-        task.longest_s
-        for task in figures.tasks.tasks
-        if task.placed is not None and task.placed.node.attrs.get("role") == "gradient"
-    )
-    assert figures.loads.sum() == pytest.approx(total.load_s[0] - once)
+    assert figures.loads.shape == (4, len(figures.units))
+    assert (figures.loads.sum(1)[:3] > 0).all()
+    plan = replace(figures.sharding.plan, pipeline=Pipeline("1f1b", 1, (0,)))
+    total = evaluate(graph, plan, figures.cluster)
+    assert figures.loads.sum() == pytest.approx(total.load_s[0])
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_balanced_cuts_have_the_least_largest_load(figures: StageFigures, stages: int) -> None:
-    sums = figures.load_sums.sum(0)
+    sums = figures.load_sums[:3].sum(0)
 
     def largest(ends: tuple[int, ...]) -> float:
         return float(max(sums[b] - sums[a] for a, b in zip((0, *ends), ends, strict=False)))
@@ -119,7 +118,7 @@ def test_estimates_are_the_simulated_steps_where_links_are_free(
     figures: StageFigures, name: str, lane_of: tuple[int, ...]
 ) -> None:
     cluster = resolve_cluster("ideal", 2)
-    own = StageFigures(figures.sharding, cluster)
+    own = StageFigures(figures.sharding, cluster, 4)
     estimate = StepEstimate(own, pipeline_schedule(name, lane_of, 4))
     ends = own.balanced([0] * len(lane_of))
     assert ends is not None
@@ -286,3 +285,53 @@ def test_values_are_computed_again_where_memory_is_short() -> None:
 def test_options_that_have_no_meaning(options: dict[str, Any], text: str) -> None:
     with pytest.raises(PartitionerError, match=text):
         planned(Chain(*WIDTHS), devices=2, **options)
+
+
+def test_gradients_of_weights_that_are_cut_and_repeated_are_reduced_once_a_step() -> None:
+    program = planned(
+        Chain(*WIDTHS),
+        devices=8,
+        parallel="pp+dp+tp",
+        mesh={"pp": 2, "dp": 2, "tp": 2},
+        schedule="1f1b",
+        micro_batches=3,
+    )
+    tasks = program.schedule
+    assert tasks.order is not None
+    updates = [
+        task
+        for task in tasks.tasks
+        if task.placed is not None and task.placed.node.attrs.get("role") == "gradient"
+    ]
+    cut = [t for t in updates if t.placed is not None and t.placed.outs[0].sharding.axes]
+    assert cut, "weights cut over tp"
+    assert all(tasks.order.phases.is_once(task.phase) for task in updates)
+    names = {task.name for task in updates}
+    reductions = [t for t in tasks.tasks if t.comm is not None and t.comm.why in names]
+    assert reductions
+    assert all(tasks.times(task) == 1 for task in reductions)
+    assert program.verify().equal
+
+
+def test_schedules_are_simulated_best_first_and_none_is_once_the_work_is_done(
+    figures: StageFigures,
+) -> None:
+    cluster = resolve_cluster("ideal", 2)
+    own = StageFigures(figures.sharding, cluster, 4)
+    names = "gpipe", "zb1", "1f1b"
+    request = Request(time_limit_s=60)
+    plenty, little = (replace(Budget.of(request), work=Work.within(60, n)) for n in (1e9, 1.0))
+    free = PipelineSearch(own, Ways(4, names), plenty).search()
+    short = PipelineSearch(own, Ways(4, names), little).search()
+    assert len(short.plans) == 1
+    assert [str(error) for _, error in short.failed if "not simulated" in str(error)]
+    assert len(short.failed) == 2
+    estimates = {
+        name: StepEstimate(own, pipeline_schedule(name, (0, 1), 4)).seconds(
+            own.balanced([0, 0]) or ()
+        )
+        for name in names
+    }
+    assert short.plans[0].plan.pipeline is not None
+    assert short.plans[0].plan.pipeline.schedule == min(names, key=estimates.__getitem__)
+    assert min(plan.evaluation.step_s for plan in free.plans) <= short.plans[0].evaluation.step_s

@@ -310,7 +310,8 @@ class MeshPlan:
     @cached_property
     def _prices(self) -> GroupColumns:
         resharder = EvenResharder(self.even.cluster, even=self.even)
-        return GroupColumns(self.graph, resharder)
+        sharder = self.owner.sharder
+        return GroupColumns(self.graph, resharder, sharder.micro_batches, sharder.lanes)
 
     @property
     def best(self) -> Sharded:

@@ -94,12 +94,22 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Sharder:
-    """Shards one model over many meshes; strategies are derived once a stand-in."""
+    """Shards one model over many meshes; strategies are derived once a stand-in.
+
+    Attributes:
+        folded: The model.
+        cluster: The devices.
+        seed: As of `Budget`.
+        engine: MILP solver.
+        micro_batches, lanes: As of `DeviceColumns`.
+    """
 
     folded: Folded
     cluster: Cluster
     seed: int = 0
     engine: Engine = HIGHS
+    micro_batches: int = 1
+    lanes: int = 1
     _strategies: dict[DeviceMesh, Options] = field(default_factory=dict)
 
     @cached_property
@@ -131,7 +141,8 @@ class Sharder:
             name: tuple(filter(even.admits, options))
             for name, options in self._derived(even.model, home).items()
         }
-        prices = GroupColumns(graph, EvenResharder(self.cluster, even=even))
+        resharder = EvenResharder(self.cluster, even=even)
+        prices = GroupColumns(graph, resharder, self.micro_batches, self.lanes)
         built = build(graph, tuple(dict.fromkeys((even.model, home))), candidates, prices)
         tied = self.folded.tie(built).problem
         work.spend(ITEM_STEPS * len(tied.items))

@@ -39,8 +39,13 @@ def search_whole(
     cluster: Cluster,
     candidates: Sequence[Layout],
     budget: Budget,
+    micro_batches: int = 1,
+    lanes: int = 1,
 ) -> tuple[Staged, ...]:
     """The best plans with one stage of all devices, on one of the meshes `candidates`.
+
+    The graph runs `micro_batches` times in a step, the optimizer once, and so many `lanes` share
+    the model in stages (see `DeviceColumns`).
 
     With a budget that defers memory, the search stops where memory forbids a cheaper plan
     (`Staged.tight`): the graph with offers is planned there.
@@ -48,7 +53,8 @@ def search_whole(
     Raises:
         Infeasible: No plan fits the devices' memory.
     """
-    sharder = Sharder(fold(graph, rules), cluster, budget.seed, budget.engine)
+    folded = fold(graph, rules)
+    sharder = Sharder(folded, cluster, budget.seed, budget.engine, micro_batches, lanes)
     axes = AxisSharder(
         sharder,
         budget.work,

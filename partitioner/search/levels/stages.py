@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from partitioner.cost_model.cluster import Cluster
-from partitioner.cost_model.even_mesh import EvenMesh
+from partitioner.cost_model.columns import GroupColumns
+from partitioner.cost_model.even_mesh import EvenMesh, EvenResharder
 from partitioner.ir.graph import Graph
 from partitioner.ir.mesh import DeviceMesh
 from partitioner.ir.plan import place
@@ -278,10 +279,13 @@ def work_bound(sharder: Sharder) -> float:
     for pool in pools:
         mesh = DeviceMesh.single(pool.first)
         even = EvenMesh(mesh, mesh, cluster)
+        prices = GroupColumns(graph, EvenResharder(cluster, even=even), sharder.micro_batches)
         alone = (place(graph, n, mesh, {}, sharder.rule(n)) for n in graph.nodes)
         seconds.append(
             [
-                0.0 if placed.node.name in graph.optional else even.node_seconds(graph, placed)
+                0.0
+                if placed.node.name in graph.optional
+                else prices.node_share(placed.node) * even.node_seconds(graph, placed)
                 for placed in alone
             ]
         )

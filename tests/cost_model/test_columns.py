@@ -1,0 +1,64 @@
+"""Shares of seconds and bytes that a micro-batch of a step in stages takes."""
+
+from dataclasses import replace
+
+import pytest
+from staged_models import Plain, seeded
+
+from partitioner.cost_model.columns import ADDING, DeviceColumns
+from partitioner.cost_model.reshard import Resharder
+from partitioner.cost_model.resolve import resolve_cluster
+from partitioner.frontends.torch.micro_batches import trace_micro_batch
+from partitioner.frontends.torch.options import ModuleOptions
+from partitioner.frontends.torch.source import Example
+from partitioner.ir.layout import DimLayout, Placement, Sharding
+from partitioner.ir.mesh import DeviceMesh
+from partitioner.ir.ops import row_of
+
+MESH = DeviceMesh.of({"dp": 2})
+
+
+@pytest.fixture(scope="module")
+def columns() -> DeviceColumns:
+    """Those of 4 micro-batches on 8 lanes."""
+    example = Example(Plain.batch(0, 8), {})
+    graph = trace_micro_batch(seeded(Plain), example, ModuleOptions(True), 4).graph
+    return DeviceColumns(graph, Resharder(resolve_cluster(None, 2)), 4, 8)
+
+
+def placement(*cuts: str, partial: bool = False) -> Placement:
+    whole = Sharding.replicate((8,))
+    dims = tuple(DimLayout.even(8, (axis,), MESH) for axis in cuts) or whole.dims
+    pending = (("dp", "sum"),) if partial else ()
+    return Placement(MESH, Sharding(dims, pending))
+
+
+def test_the_optimizer_runs_once_a_step(columns: DeviceColumns) -> None:
+    for node in columns.graph.nodes:
+        is_update = node.attrs.get("role") == "gradient"
+        assert columns.node_share(node) == pytest.approx(1 / 4 + ADDING if is_update else 1.0)
+        assert replace(columns, micro_batches=1).node_share(node) == 1.0
+
+
+def test_gradients_are_reduced_once_a_step_unless_they_are_stored_cut(
+    columns: DeviceColumns,
+) -> None:
+    updates = [n for n in columns.graph.nodes if n.attrs.get("role") == "gradient"]
+    gradient, stored = updates[0].inputs[:2]
+    pending, whole, cut = placement(partial=True), placement(), placement("dp")
+    assert columns.move_share(gradient, pending, whole) == 1 / 4
+    assert columns.move_share(gradient, pending, cut) == 1.0
+    assert columns.move_share(stored, cut, whole) == 1.0
+
+
+def test_stages_share_stored_values_and_gradients_alone(columns: DeviceColumns) -> None:
+    for node in columns.graph.nodes:
+        row = row_of(node)
+        for value in node.writes:
+            if row is not None and row.stored:
+                assert columns.held_share(value) == 1 / 8
+            elif node.name not in columns.graph.backward and row is not None and not row.view:
+                assert columns.held_share(value) == 1.0
+        if node.attrs.get("role") == "gradient":
+            assert columns.held_share(node.inputs[0]) == 1 / 8
+    assert replace(columns, lanes=1).held_share(columns.graph.nodes[0].outputs[0]) == 1.0

@@ -1,0 +1,87 @@
+"""Planning time of GPT-3 175B in training, in stages, on nodes of 8 H100.
+
+    python tests/benchmarks/gpt3_training.py [--layers 96] [--nodes 128] [--batch 1536]
+        [--mesh pp=16,dp=8,tp=8] [--micro-batches 192] [--schedule 1f1b] [--time-limit 30]
+
+The model is transformers' GPT-2 with GPT-3's sizes (d = 12,288, 96 heads, vocabulary 50,257,
+sequences of 2,048 tokens) and its loss, in bfloat16, on the meta device, without dropout. Seconds
+are wall-clock.
+"""
+
+import argparse
+import time
+
+import torch
+from llama import described
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import partitioner
+from partitioner.compiled.module import ModuleProgram
+
+WIDTH, HEADS, TOKENS, VOCABULARY = 12_288, 96, 2048, 50_257
+
+
+class Loss(nn.Module):
+    """The loss alone."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        config = GPT2Config(
+            n_embd=WIDTH,
+            n_head=HEADS,
+            n_layer=layers,
+            n_positions=TOKENS,
+            vocab_size=VOCABULARY,
+            use_cache=False,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+        self.model = GPT2LMHeadModel(config)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=ids, labels=labels).loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=96)
+    parser.add_argument("--nodes", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=1536)
+    parser.add_argument("--mesh", default="pp=16,dp=8,tp=8", help="axis sizes")
+    parser.add_argument("--micro-batches", type=int, default=192)
+    parser.add_argument("--schedule", help="default: searched")
+    parser.add_argument("--time-limit", type=float, default=30.0)
+    options = parser.parse_args()
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("meta"):
+        module = Loss(options.layers)
+    torch.set_default_dtype(torch.float32)
+    ids = torch.zeros((options.batch, TOKENS), dtype=torch.int64)
+    start = time.perf_counter()
+    program = partitioner.compile(
+        module,
+        {"ids": ids, "labels": ids},
+        cluster=f"{options.nodes}x8xh100",
+        training=True,
+        mesh={axis: int(n) for axis, n in (p.split("=") for p in options.mesh.split(","))},
+        schedule=options.schedule,
+        micro_batches=options.micro_batches,
+        recompute=True,
+        time_limit_s=options.time_limit,
+        progress=lambda text: print(f"{time.perf_counter() - start:8.2f} s  {text}", flush=True),
+    )
+    wall = time.perf_counter() - start
+    assert isinstance(program, ModuleProgram)
+    assert program.plan.pipeline is not None
+    print(f"schedule {program.plan.pipeline.schedule}")
+    for line in described(program):
+        print(line)
+    for what, seconds in program.seconds.items():
+        print(f"{what:20} {seconds:.2f} s")
+    print(f"all      {wall:.2f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -60,6 +60,9 @@ EVALUATION_STEPS, ESTIMATE_STEPS = 300, 2
 #: Shardings that are searched where no cut of one fits; each is to hold fewer bytes than the last,
 #: by so many times those that its cut is short of.
 ATTEMPTS, SHORT = 3, 1.2
+#: Share of a device's memory that a sharding by levels may take at first: stages are not equally
+#: large, and each has what its phases make beside.
+ROOM = 0.85
 #: The solver's name in certificates.
 SOLVER = "stage cutter, simulated steps"
 
@@ -125,7 +128,7 @@ def _of_size(
     """
     by_levels = goes_by_levels(graph, size, request.inside_stages(size, 1))
     if by_levels:
-        limit = min(device.memory_bytes for device in cluster.devices)
+        limit = int(ROOM * min(device.memory_bytes for device in cluster.devices))
     else:
         limit = _limit_bytes(graph, cluster, size)
     count = ways.micro_batches

@@ -71,7 +71,7 @@ def placed(rank: int) -> None:
     torch.testing.assert_close(loss.detach(), expected.detach())
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
+        torch.testing.assert_close(parameter.grad, whole.get_parameter(name).grad)
 
 
 def columns(rank: int) -> None:
@@ -94,7 +94,7 @@ def columns(rank: int) -> None:
     torch.testing.assert_close(loss.detach(), expected.detach())
     for name, parameter in module.named_parameters():
         assert parameter.grad is not None
-        torch.testing.assert_close(parameter.grad.full_tensor(), whole.get_parameter(name).grad)
+        torch.testing.assert_close(parameter.grad, whole.get_parameter(name).grad)
 
 
 def own_parts(rank: int) -> None:

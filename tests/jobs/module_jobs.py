@@ -608,7 +608,7 @@ def a_rank_that_hangs(rank: int) -> None:
             return run(*arguments)
 
         passes._runs["forward"] = late
-    match = r"^rank \d: .*(did not come in time, as it hangs .*timeout=|(a rank|rank 0) has ended)"
+    match = r"^rank \d: .*(did not come in time, as it hangs, .*timeout=|(a rank|rank 0) has ended)"
     with pytest.raises(CommunicationError, match=match) as caught:
         module(*Mlp.batch(0))
     assert rank == 1 or "did not come in time" in str(caught.value)

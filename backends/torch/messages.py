@@ -85,9 +85,14 @@ class Message:
         return tuple(part.numel * part.dtype.itemsize // width for part in self.parts)
 
     @property
+    def padding(self) -> int:
+        """Number of its last elements, which fill a memory of whole elements of every type."""
+        return -sum(self.sizes) * self.dtype.itemsize % self.parts[0].dtype.itemsize
+
+    @property
     def numel(self) -> int:
         """Number of its elements."""
-        return sum(self.sizes)
+        return sum(self.sizes) + self.padding
 
     def packed(self, graph: fx.Graph, parts: Mapping[int, fx.Node]) -> fx.Node:
         """Add the nodes that make the message.
@@ -107,6 +112,8 @@ class Message:
                 node = graph.call_function(aten.clone.default, (node,), dense)
                 node = graph.call_function(aten.view.dtype, (node, self.dtype))
             flat.append(node)
+        if self.padding:
+            flat.append(graph.call_function(aten.new_zeros.default, (flat[0], (self.padding,))))
         return graph.call_function(aten.cat.default, (flat,))
 
     def unpacked(self, graph: fx.Graph, message: fx.Node) -> dict[int, fx.Node]:

@@ -79,8 +79,9 @@ def _after(what: str) -> Callable[[str], str]:
     return lambda message: f"{what}: {message}"
 
 
-# 105, 133: stages read the contents of a buffer that another one writes over
-@pytest.mark.parametrize("seed", [*range(8), 105, 133])
+# 105, 133: stages read the contents of a buffer that another one writes over; 141: messages of
+# elements of several types
+@pytest.mark.parametrize("seed", [*range(8), 105, 133, 141])
 def test_gradients_are_those_of_accumulation(seed: int) -> None:
     check(seed)
 

@@ -129,7 +129,7 @@ class TwoMachines:
             for one in torchruns:
                 if one.poll() is None:
                     os.killpg(one.pid, signal.SIGKILL)  # unshare's child dies with it
-                    one.communicate()
+                one.__exit__(None, None, None)  # closes its pipes and waits
 
     def set_link(self, state: str) -> None:
         """Set the link "up" or "down", on both sides."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from partitioner.cost_model.cluster import Cluster, DeviceSpec
+from partitioner.cost_model.entries import Estimate
 from partitioner.cost_model.forms import LocalShape, form_of, stores_parts, trains
-from partitioner.cost_model.profile import Estimate
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import Placement
 from partitioner.ir.mesh import DeviceMesh
@@ -143,17 +143,16 @@ def kernel_estimate(
         in_parts: As of `node_seconds`.
     """
     dtype = compute_dtype(graph, placed)
-    by_rates = _by_rates(placed, flops, moved_bytes, dtype, spec)
-    if spec.profile is None:
-        return by_rates
     profile = spec.profile
+    if profile is None:
+        return _by_rates(placed, flops, moved_bytes, dtype, spec)
     options = (False, True) if in_parts is None and trains(placed.node) else (bool(in_parts),)
     forms = (form_of(graph, placed, local_shape, in_parts=option) for option in options)
-    estimates = (
-        profile.estimate(form, dtype, flops, moved_bytes, by_rates.seconds) for form in forms
-    )
-    estimate = min(estimates, key=lambda estimate: estimate.seconds)
-    return by_rates if estimate.source == "datasheet" else estimate
+    estimates = (profile.estimate(form, dtype, flops, moved_bytes) for form in forms)
+    known = [estimate for estimate in estimates if estimate is not None]
+    if not known:
+        return _by_rates(placed, flops, moved_bytes, dtype, spec)
+    return min(known, key=lambda estimate: estimate.seconds)
 
 
 def _by_rates(

@@ -12,14 +12,15 @@ import contextlib
 import math
 import os
 import sqlite3
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
 
+from partitioner.cost_model.entries import Entry, Estimate, LinkEntry
 from partitioner.cost_model.errors import CostError
+from partitioner.cost_model.fit import Fit
 from partitioner.cost_model.forms import Form
 from partitioner.cost_model.link_table import LinkTable
 
@@ -87,85 +88,6 @@ ORDER BY forms DESC, device, threads, processes, backend
 """
 #: `Entry.op` of a whole model.
 _WHOLE = "whole model"
-#: What an operator takes at least where a fit takes its logarithm.
-_LEAST_S = 1e-9
-#: Entries that a fit takes: those of the same operator and type nearest in FLOPs and bytes.
-_NEIGHBOURS = 4
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A measurement of a form.
-
-    Attributes:
-        form: `Form.key`, or `whole_key` of a model.
-        op: `Form.family`; of a model "whole model".
-        dtype: Element type that it computes in.
-        flops: FLOPs of the form.
-        moved_bytes: Bytes that it reads and writes.
-        seconds: Median of the repeats.
-        spread: Half the distance of the quartiles, as a share of the median.
-        repeats: Number of timed runs.
-        backend: What ran it, with its version: "onnxruntime 1.31.0".
-        measured_at: Date and time, ISO 8601, UTC.
-        processes: Number of processes that ran the form at once, each with its own operands: they
-            share the memory's bandwidth and the caches.
-    """
-
-    form: str
-    op: str
-    dtype: str
-    flops: float
-    moved_bytes: int
-    seconds: float
-    spread: float
-    repeats: int
-    backend: str
-    measured_at: str
-    processes: int = 1
-
-
-@dataclass(frozen=True)
-class LinkEntry:
-    """A measurement of a communication.
-
-    Attributes:
-        kind: "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all" or "send": one
-            that is waited for at once; with " beside" behind it, one that passes beside compute.
-        ranks: Number of ranks that take part, all at once.
-        nbytes: Bytes of the whole tensor of a gather, of the local tensor of a reduction or an
-            all-to-all, and of a message or broadcast.
-        seconds: Median over the repeats of what it adds to the compute of the slowest rank.
-        spread: As of an `Entry`.
-        repeats: Number of timed runs.
-        backend: "gloo, torch 2.13.0".
-        measured_at: Date and time, ISO 8601, UTC.
-    """
-
-    kind: str
-    ranks: int
-    nbytes: int
-    seconds: float
-    spread: float
-    repeats: int
-    backend: str
-    measured_at: str
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds of an operator, and where they come from.
-
-    Attributes:
-        seconds: On one device.
-        source: "measured", "fitted", "published" (by others, on such a device) or "datasheet".
-        error: Spread of the measurements behind them, as a share; 0 for "published" and
-            "datasheet", which have none.
-    """
-
-    seconds: float
-    source: str
-    error: float = 0.0
 
 
 def default_profile() -> Path:
@@ -276,39 +198,30 @@ class Profile:
     def _link_table(self) -> LinkTable:
         return LinkTable({key: _rising(entries) for key, entries in self.links.items()})
 
-    def estimate(
-        self, form: Form, dtype: str, flops: float, moved_bytes: int, datasheet_s: float
-    ) -> Estimate:
-        """Seconds of a form: its own entry, else a fit over its operator's, else `datasheet_s`.
+    def estimate(self, form: Form, dtype: str, flops: float, moved_bytes: int) -> Estimate | None:
+        """Seconds of a form: its own entry, else a fit over entries like it, else None.
 
         A form that stands behind others takes what is known of it there, else what it takes alone.
-        The fit is the mean, in logarithms and weighted by nearness, of what entries of the same
-        operator and type took in relation to their datasheet's rates; its error is their spread.
 
         Args:
             form: The form.
             dtype: Element type that it computes in.
             flops: Its FLOPs.
             moved_bytes: Bytes that it reads and writes.
-            datasheet_s: Seconds by the device's rates.
         """
-        forms = dict.fromkeys((form, form.alone))
-        for one in forms:
+        for one in dict.fromkeys((form, form.alone)):
             entry = self.entries.get(one.key)
             if entry is not None:
                 return Estimate(entry.seconds, "measured", entry.spread)
-        for one in forms:
-            family = self._families.get((one.family, dtype))
-            if family:
-                return _fitted(family, flops, moved_bytes)
-        return Estimate(datasheet_s, "datasheet")
+        fit = self._fits.get(dtype)
+        return fit.estimate(form, flops, moved_bytes) if fit else None
 
     @cached_property
-    def _families(self) -> Mapping[tuple[str, str], tuple[Entry, ...]]:
-        families: dict[tuple[str, str], list[Entry]] = {}
+    def _fits(self) -> Mapping[str, Fit]:
+        by_dtype: dict[str, list[Entry]] = {}
         for entry in self.entries.values():
-            families.setdefault((entry.op, entry.dtype), []).append(entry)
-        return {key: tuple(entries) for key, entries in families.items()}
+            by_dtype.setdefault(entry.dtype, []).append(entry)
+        return {dtype: Fit(entries) for dtype, entries in by_dtype.items()}
 
 
 def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
@@ -322,34 +235,6 @@ def _rising(entries: Sequence[LinkEntry]) -> tuple[tuple[int, float], ...]:
         least_s = min(least_s, entry.seconds)
         points.append((entry.nbytes, least_s))
     return tuple(reversed(points))
-
-
-def _fitted(family: Iterable[Entry], flops: float, moved_bytes: int) -> Estimate:
-    """Seconds by the nearest entries: each one's seconds a unit of work, times the work."""
-
-    def scale(entry: Entry) -> float:
-        """How much more work there is than the entry's: of FLOPs where it has some, or bytes."""
-        if entry.flops and flops:
-            return flops / entry.flops
-        return max(1, moved_bytes) / max(1, entry.moved_bytes)
-
-    def distance(entry: Entry) -> float:
-        by_flops = math.log((flops + 1) / (entry.flops + 1))
-        by_bytes = math.log((moved_bytes + 1) / (entry.moved_bytes + 1))
-        return math.hypot(by_flops, by_bytes)
-
-    nearest = sorted(family, key=lambda entry: (distance(entry), entry.form))[:_NEIGHBOURS]
-    least = min(entry.seconds for entry in nearest)
-    weights = [1 / (0.1 + distance(entry)) for entry in nearest]
-    # A kernel has a fixed part: one that is much smaller than the entry does not scale to nothing.
-    least = max(_LEAST_S, 0.25 * least)
-    logs = [math.log(max(entry.seconds * scale(entry), least)) for entry in nearest]
-    mean = statistics.fmean(logs, weights)
-    spread = math.sqrt(
-        statistics.fmean([(one - mean) ** 2 for one in logs], weights)
-        + statistics.fmean([entry.spread**2 for entry in nearest], weights)
-    )
-    return Estimate(math.exp(mean), "fitted", spread)
 
 
 def whole_key(digest: str) -> str:

@@ -87,7 +87,8 @@ class Message:
     @property
     def padding(self) -> int:
         """Number of its last elements, which fill a memory of whole elements of every type."""
-        return -sum(self.sizes) * self.dtype.itemsize % self.parts[0].dtype.itemsize
+        widest = max(part.dtype.itemsize for part in self.parts)
+        return -sum(self.sizes) % max(1, widest // self.dtype.itemsize)
 
     @property
     def numel(self) -> int:

@@ -182,7 +182,7 @@ class PhasePasses:
         Returns:
             The module's results, and this rank's gradients by first name.
         """
-        stored = self.whole.local(shards)
+        stored = self.whole.local_shards(shards)
         tangent = self.whole.signature.tangent
         for name, part in self.graphs.inputs.items():
             if part.whole == tangent:

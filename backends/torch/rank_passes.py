@@ -94,7 +94,7 @@ class Whole:
             if places.get(name) != place:
                 raise BackendError(f"{name} is stored as {places.get(name)}, not as {place}")
 
-    def local(self, shards: Mapping[str, Tensor]) -> Values:
+    def local_shards(self, shards: Mapping[str, Tensor]) -> Values:
         """A rank's shards, which have first names, by local name."""
         homes = self.programs.homes
         return {
@@ -220,20 +220,21 @@ class RankPasses:
             The module's results, and the values that the backward graph takes.
         """
         del backward  # all that it reads is kept in any case
-        values = {**inputs, **self.whole.local(shards)}
+        values = {**inputs, **self.whole.local_shards(shards)}
         graph = self.graphs.forward
         values.update(self._run("forward", graph, [values[name] for name in graph.arguments]))
         later = self.graphs.backward.arguments if self.graphs.backward is not None else ()
         shown = [self._outputs[value] for value in self._shown]
-        next_of = {
+        next_contents = {
             entry.names[0]: values[self._outputs[entry.written]]
             for entry in self.whole.stored
             if self._outputs.get(entry.written) in values and entry.names[0] in shards
         }
-        written = memory_of(shards[name] for name in next_of)
-        for name in {*later, *shown} & values.keys():
-            values[name] = without_views(values[name], written)
-        write_buffers(shards, next_of)
+        if next_contents:
+            written = {memory_of(shards[name]) for name in next_contents}
+            for name in {*later, *shown} & values.keys():
+                values[name] = without_views(values[name], written)
+            write_buffers(shards, next_contents)
         results = tuple(values[name] for name in shown)
         return results, {name: values[name] for name in later if name in values}
 

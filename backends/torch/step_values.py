@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from partitioner.backends.torch.buffers import write_buffers
+from partitioner.backends.torch.buffers import memory_of, write_buffers
 from partitioner.backends.torch.messages import Message
 from partitioner.backends.torch.phases import PhaseGraph, RankPhases
 
@@ -44,7 +44,7 @@ class StepValues:
         self._messages: dict[tuple[str, int], Tensor] = {}
         self._outputs = {output.value for output in phases[0].outputs}
         self._left = [Counter(of.reads if backward else _forward_reads(of)) for of in phases]
-        self._lent: set[int] = set()
+        self._argument_memory: set[int] = set()
 
     def arguments(self, phase: int, micro_batch: int) -> list[Tensor]:
         """The arguments of a phase; those that nothing reads later are held by the list alone."""
@@ -64,7 +64,7 @@ class StepValues:
                 if not left[name] and name not in self._outputs:
                     values.pop(name, None)
         begins_sums = any(self._begins_sum(name) for name in phase_graph.graph.results)
-        self._lent = set(map(_memory, arguments)) if begins_sums else set()
+        self._argument_memory = set(map(memory_of, arguments)) if begins_sums else set()
         return arguments
 
     def receive(self, message: Message, micro_batch: int, tensor: Tensor) -> None:
@@ -78,7 +78,7 @@ class StepValues:
         phase_graph = self._phases[micro_batch].graphs[phase]
         sends = {message.name: message for message in phase_graph.sends}
         is_once = self._phases[0].is_once(phase)
-        owned = self._owned(phase_graph, micro_batch, results)
+        addable = self._addable(phase_graph, micro_batch, results)
         leaving = []
         for name, result in zip(phase_graph.graph.results, results, strict=True):
             if name in sends:
@@ -86,14 +86,14 @@ class StepValues:
             elif is_once:
                 self._once[name] = result
             else:
-                self._keep(name, micro_batch, result, is_own=name in owned)
+                self._keep(name, micro_batch, result, is_addable=name in addable)
         return leaving
 
     def _begins_sum(self, name: str) -> bool:
         """Whether a result is the first of those that are added up."""
         return name in self._phases[0].summed and name not in self._sums
 
-    def _owned(self, phase: PhaseGraph, micro_batch: int, results: Sequence[Tensor]) -> set[str]:
+    def _addable(self, phase: PhaseGraph, micro_batch: int, results: Sequence[Tensor]) -> set[str]:
         """Names of the first results of sums whose memory is theirs alone: it may be added to.
 
         Others are read later, expanded, or views of arguments, constants or other results.
@@ -101,23 +101,23 @@ class StepValues:
         first = {name for name in phase.graph.results if self._begins_sum(name)}
         if not first:
             return first
-        uses = Counter(map(_memory, results))
-        taken = self._lent.union(map(_memory, phase.graph.module.buffers()))
+        uses = Counter(map(memory_of, results))
+        taken = self._argument_memory.union(map(memory_of, phase.graph.module.buffers()))
         return {
             name
             for name, result in zip(phase.graph.results, results, strict=True)
             if name in first
             and name not in self._written
             and not self._left[micro_batch][name]
-            and uses[_memory(result)] == 1
-            and _memory(result) not in taken
+            and uses[memory_of(result)] == 1
+            and memory_of(result) not in taken
             and not torch._debug_has_internal_overlap(result)
         }
 
-    def _keep(self, name: str, micro_batch: int, result: Tensor, *, is_own: bool) -> None:
+    def _keep(self, name: str, micro_batch: int, result: Tensor, *, is_addable: bool) -> None:
         """Keep a result of a micro-batch as far as it is read, added up or delivered.
 
-        A sum begins in the memory of a result that is its `own`.
+        A sum begins in the memory of its first result if that may be added to (`is_addable`).
         """
         if name in self._written:
             self._write(self._written[name], micro_batch, result)
@@ -125,7 +125,7 @@ class StepValues:
         if is_summed and name in self._sums:
             self._sums[name].add_(result)
         elif is_summed:
-            self._sums[name] = result if is_own else result.clone()
+            self._sums[name] = result if is_addable else result.clone()
         is_delivered = name in self._outputs and not is_summed
         if self._left[micro_batch][name] > 0 or is_delivered:
             self._micro[micro_batch][name] = result
@@ -151,11 +151,6 @@ class StepValues:
     def total(self, name: str) -> Tensor:
         """A gradient of the whole step, by local name."""
         return self._once[name] if name in self._once else self._sums[name]
-
-
-def _memory(tensor: Tensor) -> int:
-    """The address of a tensor's storage."""
-    return tensor.untyped_storage().data_ptr()
 
 
 def _forward_reads(phases: RankPhases) -> Counter[str]:

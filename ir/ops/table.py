@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -161,6 +161,10 @@ class OpRow:
         either: The result is one of the operands, whichever the plan reads, and counts as a value
             of its own: the operand is kept for it alone from the last other use on.
         attention: The op is attention, or a gradient of it, in one kernel.
+        averages: The sum over the reduced loops is divided by the number of their iterations.
+        uniform: The result has one number throughout, or repeats the operand's elements.
+        scales: The first operand is multiplied by the other, or divided by it: a tensor or, as
+            `node.attrs["other"]`, a number.
     """
 
     rule: Callable[[OpView], Rule]
@@ -173,6 +177,9 @@ class OpRow:
     where: bool = False
     either: bool = False
     attention: bool = False
+    averages: bool = False
+    uniform: bool = False
+    scales: Literal["", "times", "over"] = ""
 
 
 class Family(Protocol):

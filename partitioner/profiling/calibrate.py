@@ -19,8 +19,9 @@ from partitioner.cost_model.compute import (
     local_moved_bytes,
     shape_at,
 )
+from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.forms import form_of, stores_parts
-from partitioner.cost_model.profile import Entry, check_writable, default_profile, write_entries
+from partitioner.cost_model.profile import check_writable, default_profile, write_entries
 from partitioner.files import ResultError
 from partitioner.ir.plan import PlacedNode
 from partitioner.report.measured import FILE, Measured

@@ -15,15 +15,9 @@ from typing_extensions import Unpack
 from partitioner import units
 from partitioner.backends.launch import run_job
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import (
-    Entry,
-    LinkEntry,
-    Profile,
-    beside,
-    check_writable,
-    write_links,
-)
+from partitioner.cost_model.profile import Profile, beside, check_writable, write_links
 from partitioner.cost_model.resolve import one_process, resolve_cluster
 from partitioner.cost_model.schedule import schedule
 from partitioner.frontends.model import ModuleInput, OnnxInput, open_model

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from partitioner.backends.onnx import timing as onnx_timing
 from partitioner.backends.prepared import Prepared
 from partitioner.backends.torch import timing as torch_timing
-from partitioner.cost_model.profile import Entry, write_entries
+from partitioner.cost_model.entries import Entry
+from partitioner.cost_model.profile import write_entries
 from partitioner.frontends.inputs import random_inputs
 from partitioner.ir.errors import PartitionerError
 from partitioner.ir.graph import Graph

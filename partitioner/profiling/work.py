@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partitioner.cost_model.profile import Entry
+from partitioner.cost_model.entries import Entry
 from partitioner.ir.graph import Graph
 from partitioner.ir.program import Programs
 

@@ -103,4 +103,8 @@ def _split(summary: Mapping[str, Any]) -> str:
 def _nothing(summary: Mapping[str, Any]) -> str:
     if summary["pinned"]:
         return "nothing was split: no plan within the constraints that splits was found cheaper"
+    if summary["status"] != "optimal":
+        return (
+            "nothing was split: no plan that splits was found cheaper, and none was proven dearer"
+        )
     return "nothing was split because communication and launches would cost more"

@@ -89,7 +89,7 @@ class StagesSpace:
                 f"{option} on devices of several kinds is planned for up to "
                 f"{EXPLICIT} devices; --strategy auto gives each kind stages of its own"
             )
-        count = request.micro_batches if isinstance(request.micro_batches, int) else 1
+        count = request.micro_batch_count or 1
         return cls(graph, rules, cluster, meshes, count, request.lanes)
 
     def search(self, budget: Budget, _others: tuple[SpaceResult, ...]) -> SpaceResult:

@@ -10,12 +10,14 @@ the best of them are simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
+from partitioner import units
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import stored_bytes
 from partitioner.cost_model.evaluate import evaluate
@@ -131,8 +133,8 @@ def _of_size(
         limit = int(ROOM * min(device.memory_bytes for device in cluster.devices))
     else:
         limit = _limit_bytes(graph, cluster, size)
-    count = ways.micro_batches
-    sharding = _first_sharding(graph, cluster, request, budget, size, limit, count)
+    sharded = partial(_sharded, graph, cluster, request, budget, size, ways.micro_batches)
+    sharding = _first_sharding(sharded, limit, is_guess=size < len(cluster))
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return PipelineSearch(
@@ -147,35 +149,32 @@ def _of_size(
             limit = max(held.values())
         limit -= int(SHORT * refusal.bytes_short)
         try:
-            sharding = _sharded(graph, cluster, request, budget.share(2), size, limit, count)
+            sharding = sharded(limit)
         except Infeasible:  # it is short of bytes of one mesh; the last cut, of those of a stage
             raise refusal from None
     raise AssertionError("every attempt returns or raises")
 
 
-def _first_sharding(
-    graph: Graph,
-    cluster: Cluster,
-    request: Request,
-    budget: Budget,
-    size: int,
-    limit: int,
-    micro_batches: int,
-) -> Sharding:
-    """The best plan within a limit or, for several lanes, the one that is short of fewest bytes.
+def _first_sharding(sharded: Callable[[int], Sharding], limit: int, *, is_guess: bool) -> Sharding:
+    """The best plan within a limit or, if that is a guess, the one that is short of fewest bytes.
 
     The limit of several lanes is a guess: stages of that plan may fit, or show which does not.
 
+    Args:
+        sharded: Gives the best plan of a mesh whose devices have so many bytes.
+        limit: Bytes of each device.
+        is_guess: Whether stages of a plan above the limit may fit.
+
     Raises:
-        Infeasible: There is one lane, and nothing fits it, or no such plan was found.
+        Infeasible: Nothing fits the limit, and it is no guess, or no such plan was found.
     """
     try:
-        return _sharded(graph, cluster, request, budget.share(2), size, limit, micro_batches)
+        return sharded(limit)
     except Infeasible as error:
-        if size == len(cluster) or not error.bytes_short:
+        if not is_guess or not error.bytes_short:
             raise
         limit += math.ceil(error.bytes_short)
-    return _sharded(graph, cluster, request, budget.share(2), size, limit, micro_batches)
+    return sharded(limit)
 
 
 def _pinned_groups(graph: Graph, constraints: Constraints) -> tuple[tuple[int, ...], ...]:
@@ -232,13 +231,16 @@ def _sharded(
     request: Request,
     budget: Budget,
     size: int,
-    limit: int,
     micro_batches: int,
+    limit: int,
 ) -> Sharding:
-    """The best plan of the graph on one mesh of so many devices, of so many bytes each."""
+    """The best plan of the graph on one mesh of so many devices, of `limit` bytes each.
+
+    It takes half of what is left of the budget.
+    """
     first = cluster.first(size).with_memory(max(1, limit))
     spaces = request.inside_stages(size, micro_batches, len(cluster) // size).over(size).on(graph)
-    outcome = find_plan(graph, first, spaces, budget)
+    outcome = find_plan(graph, first, spaces, budget.share(2))
     return Sharding(outcome.graph, outcome.plan)
 
 
@@ -327,10 +329,12 @@ class PipelineSearch:
         drafts.sort(key=lambda draft: draft.rank)
         for index, draft in enumerate(drafts):
             best_s = min((plan.evaluation.step_s for plan in plans), default=math.inf)
-            late = index > 0 and self.budget.work.over
-            if late or draft.rank[1] > FAR * best_s:
-                reason = OutOfTime(f"not simulated: a step of {draft.rank[1]:.3g} s is estimated")
-                failed.append((self._family(draft.name), reason))
+            estimate = f"not simulated: a step of {units.seconds(draft.rank[1])} is estimated"
+            if draft.rank[1] > FAR * best_s:
+                failed.append((self._family(draft.name), PartitionerError(estimate)))
+                continue
+            if index > 0 and self.budget.work.over:
+                failed.append((self._family(draft.name), OutOfTime(estimate)))
                 continue
             try:
                 plans.append(self._improved(draft, self.budget.share(len(drafts) - index)))

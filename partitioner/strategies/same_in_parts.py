@@ -18,21 +18,12 @@ from typing import NamedTuple
 from partitioner.ir.graph import Graph, Node
 from partitioner.ir.layout import DimLayout, LayoutError, Sharding
 from partitioner.ir.mesh import DeviceMesh
-from partitioner.ir.ops import rules_of
-from partitioner.ir.rule import PENDING, PENDING_SIZE, Rule
+from partitioner.ir.ops import OpRow, row_of, rules_of
+from partitioner.ir.rule import PENDING, PENDING_SIZE, FactorKind, Rule
 
 _AXIS = "micro"
-#: Operators that make a tensor of one number, or repeat what they are given.
-_UNIFORM = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("full", "zeros", "ones", "new_full", "new_zeros", "new_ones", "expand"),
-        *("full_like", "zeros_like", "ones_like"),
-    )
-)
-_MEANS = frozenset({"aten::mean", "aten::mean.dim"})
-#: A product and a quotient; by a number if they have an attribute "other".
-_TIMES, _OVER = "aten::mul.Tensor", "aten::div.Tensor"
+#: A row of an operator that has none.
+_NO_ROW = OpRow(lambda _: Rule.of("", "", (), ()))
 #: Attributes that follow from the sizes of results, or say how they lie in memory.
 _SIZES = frozenset(
     {"size", "end", "length", "split_size", "split_sizes", "stride", "memory_format"}
@@ -170,7 +161,7 @@ class _Proof:
         other = self.part.by_name.get(node.name)
         if other is None or other.op != node.op or other.attrs.keys() != node.attrs.keys():
             return False
-        free = _SIZES | ({"other"} if node.op in (_TIMES, _OVER) else set())
+        free = _SIZES | ({"other"} if _row(node).scales else set())
         return all(
             node.attrs[key] == value for key, value in other.attrs.items() if key not in free
         )
@@ -214,7 +205,7 @@ class _Proof:
             raise _CombinesError
         if any(how != "sum" for at in outs for _, how in at.partial):
             raise _CombinesError
-        share = 1 / self.count if node.op in _MEANS else 1.0
+        share = 1 / self.count if _row(node).averages else 1.0
         return [
             _Value(at, share) if name else None for name, at in zip(node.outputs, outs, strict=True)
         ]
@@ -233,14 +224,15 @@ class _Proof:
         dims = [
             dim for dim, (size, less) in enumerate(zip(shape, own, strict=False)) if size > less
         ]
-        if dims and node.op in _UNIFORM and shape[dims[0]] % self.count == 0:
+        if dims and _row(node).uniform and shape[dims[0]] % self.count == 0:
             return _Value(self._cut(shape, dims[0]))
         return _Value(Sharding.replicate(shape))
 
     def _scale(self, node: Node) -> float:
         """The number that the whole batch is multiplied by, over that of a micro-batch."""
         other = self.part.by_name.get(node.name)
-        if node.op not in (_TIMES, _OVER) or "other" not in node.attrs or other is None:
+        scales = _row(node).scales
+        if not scales or "other" not in node.attrs or other is None:
             return 1.0
         ours, theirs = node.attrs["other"], other.attrs.get("other")
         if ours == theirs:
@@ -249,7 +241,7 @@ class _Proof:
             raise _CombinesError
         if not (ours and theirs):
             raise _CombinesError
-        return ours / theirs if node.op == _TIMES else theirs / ours
+        return ours / theirs if scales == "times" else theirs / ours
 
     def _pending(
         self, node: Node, rule: Rule, operands: Sequence[_Value | None], scale: float
@@ -264,7 +256,7 @@ class _Proof:
         share = shares[0]
         if not all(math.isclose(share, other) for other in shares):
             raise _CombinesError
-        if node.op == _OVER and len(pending) == 2 and self._is_count(node.inputs[1]):
+        if _row(node).scales == "over" and len(pending) == 2 and self._is_count(node.inputs[1]):
             self.counts = True
             return [_Value(pending[0].sharding, 1 / self.count)]
         if PENDING not in rule.factors:
@@ -285,8 +277,13 @@ class _Proof:
     def _is_count(self, value: str) -> bool:
         """Whether a value is the number of true elements of a tensor."""
         node = self.whole.producers[value]
-        summed = node.op in ("aten::sum", "aten::sum.dim_IntList")
-        return summed and self.whole.types[node.inputs[0]].dtype == "bool"
+        rule = self.rules.get(node.name)
+        summed = isinstance(rule, Rule) and any(
+            factor.kind is FactorKind.REDUCE and factor.reduce == "sum"
+            for factor in rule.factors.values()
+        )
+        is_sum = summed and len(node.inputs) == 1 and not _row(node).averages
+        return is_sum and self.whole.types[node.inputs[0]].dtype == "bool"
 
     def _check_result(self, name: str) -> None:
         """Note what a step in micro-batches returns otherwise than the whole batch."""
@@ -297,3 +294,8 @@ class _Proof:
             self._because("sum", f"the result {name!r} is a sum over the batch, and not a mean")
         elif shape and value.sharding != self._cut(shape, 0):
             self._because("combines", f"the result {name!r} is not one of samples")
+
+
+def _row(node: Node) -> OpRow:
+    """The row of a node's operator; one that states nothing if it has none."""
+    return row_of(node) or _NO_ROW

@@ -11,7 +11,8 @@ while it was profiled (a reference product is timed beside every run: other tena
 change its speed), and predicted and measured peak bytes of the rank that held most. Then: the
 median and largest errors, the share of pairs of plans of one model, over 10 % apart when measured,
 that are ordered right, how the automatic plan compares with the best of the others, and the errors
-if a model is priced by the profiles of the others alone.
+if a model is priced by the profiles of the others alone. A folder keeps the profiles, so that the
+models can be run in several commands.
 """
 
 from __future__ import annotations
@@ -248,7 +249,8 @@ class Session:
         self.folder, self.rounds, self.time_limit_s = folder, rounds, time_limit_s
         self.rows: list[Row] = []
         self.planned: dict[tuple[str, str], Any] = {}
-        self.files: dict[str, Path] = {}
+        profiles = {name: folder / f"{name}.sqlite" for name in (*ONNX_MODELS, *MODULES)}
+        self.files = {name: file for name, file in profiles.items() if file.exists()}
         (folder / "one.toml").write_text(ONE)
 
     def model(self, name: str) -> None:
@@ -315,20 +317,22 @@ class Session:
     def priced_by_others(self) -> None:
         """Price each plan by the profiles of the other models."""
         rows = []
+        models = dict.fromkeys(row.model for row in self.rows)
+        profiles = {model: self._without(model) for model in models}
         for row in self.rows:
-            # Of one backend: kernels of the other are no others of the same family.
-            others = [n for n in self.files if n != row.model and _is_like(n, row.model)]
             program = self.planned[row.model, row.plan]
-            cluster = resolve_cluster(f"{RANKS}xlocal", profile=self._merged(row.model, others))
+            cluster = resolve_cluster(f"{RANKS}xlocal", profile=profiles[row.model])
             cost = evaluate(program.graph, program.plan, cluster)
             rows.append(Row(**{**vars(row), "foreign_s": cost.step_s}))
         self.rows = rows
 
-    def _merged(self, model: str, others: Sequence[str]) -> Path:
+    def _without(self, model: str) -> Path:
+        """A profile of what the other models of the same backend were measured with."""
         target = self.folder / f"without-{model}.sqlite"
-        if target.exists():
-            return target
-        for name in others:
+        target.unlink(missing_ok=True)
+        for name in self.files:
+            if name == model or not _is_like(name, model):
+                continue
             profile = resolve_cluster(f"{RANKS}xlocal", profile=self.files[name]).devices[0].profile
             assert profile is not None
             _copy(profile, target)

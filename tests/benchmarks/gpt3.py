@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.resolve import resolve_cluster
@@ -31,6 +32,21 @@ HEADER = (
 )
 
 
+def config(layers: int, **options: Any) -> Any:
+    """GPT-3's sizes as a configuration of transformers' GPT-2."""
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        n_embd=WIDTH,
+        n_head=HEADS,
+        n_layer=layers,
+        n_positions=TOKENS,
+        vocab_size=VOCABULARY,
+        use_cache=False,
+        **options,
+    )
+
+
 def skeleton(folder: Path, layers: int) -> Path:
     """The model file, made if it is not there."""
     path = folder / f"gpt3-{layers}.onnx"
@@ -38,22 +54,14 @@ def skeleton(folder: Path, layers: int) -> Path:
         return path
     import onnx_ir as ir
     import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import GPT2LMHeadModel
 
     class Logits(torch.nn.Module):
         """The logits alone."""
 
         def __init__(self) -> None:
             super().__init__()
-            config = GPT2Config(
-                n_embd=WIDTH,
-                n_head=HEADS,
-                n_layer=layers,
-                n_positions=TOKENS,
-                vocab_size=VOCABULARY,
-                use_cache=False,
-            )
-            self.model = GPT2LMHeadModel(config).eval()
+            self.model = GPT2LMHeadModel(config(layers)).eval()
 
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return self.model(ids, return_dict=False)[0]

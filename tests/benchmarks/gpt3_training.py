@@ -12,14 +12,13 @@ import argparse
 import time
 
 import torch
+from gpt3 import TOKENS, config
 from llama import described
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 import partitioner
 from partitioner.compiled.module import ModuleProgram
-
-WIDTH, HEADS, TOKENS, VOCABULARY = 12_288, 96, 2048, 50_257
 
 
 class Loss(nn.Module):
@@ -27,18 +26,8 @@ class Loss(nn.Module):
 
     def __init__(self, layers: int) -> None:
         super().__init__()
-        config = GPT2Config(
-            n_embd=WIDTH,
-            n_head=HEADS,
-            n_layer=layers,
-            n_positions=TOKENS,
-            vocab_size=VOCABULARY,
-            use_cache=False,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-        )
-        self.model = GPT2LMHeadModel(config)
+        dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        self.model = GPT2LMHeadModel(config(layers, **dropout))
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=ids, labels=labels).loss

@@ -58,7 +58,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helper
 
 from accuracy import reference_s
 from staged import on_trace, staged_plan, traced
-from training import VOCABULARY, Block
+from training import GPT, VOCABULARY, Block
 
 RANKS = 2
 TWICE = ("interleaved", "zbv", "dualpipev")  #: Schedules with two stages on each process.
@@ -88,28 +88,18 @@ class Widened(Block):
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
 
 
-class GPT(nn.Module):
-    """Some stages of a GPT, or all; the whole returns its loss, the last stage its logits."""
+class UnevenGPT(GPT):
+    """A GPT whose layers have inner widths of their own; it returns its loss."""
 
     def __init__(self, width: int, tokens: int, inner: Sequence[int]) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, width)
-        self.place = nn.Embedding(tokens, width)
-        self.blocks = nn.ModuleList(Widened(width, one) for one in inner)
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
-
-    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
-        for block in self.blocks:
-            x = block(x)
-        return loss_of(self.head(self.norm(x)), labels)
+        super().__init__(0, width, tokens)
+        self.blocks.extend(Widened(width, one) for one in inner)
 
 
 class Stage(nn.Module):
     """A stage of a GPT by hand."""
 
-    def __init__(self, whole: GPT, stage: int, stages: int) -> None:
+    def __init__(self, whole: UnevenGPT, stage: int, stages: int) -> None:
         super().__init__()
         layers = len(whole.blocks)
         own = [i for i in range(layers) if i * stages // layers == stage]
@@ -130,13 +120,13 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def made(args: argparse.Namespace) -> GPT:
+def made(args: argparse.Namespace) -> UnevenGPT:
     """The model, the same each time."""
     torch.manual_seed(0)
     inner = [4 * args.width] * args.layers
     if args.part == "cut":  # the last quarter of the layers are three times as wide
         inner[-args.layers // 4 :] = [12 * args.width] * (args.layers // 4)
-    return GPT(args.width, args.tokens, inner)
+    return UnevenGPT(args.width, args.tokens, inner)
 
 
 def example(args: argparse.Namespace) -> Batch:

@@ -20,13 +20,12 @@ from partitioner.cost_model import compute
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.collectives import Algorithm, collective, comm_cost
 from partitioner.cost_model.compute import Sources
+from partitioner.cost_model.entries import Entry, LinkEntry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate_placed, one_device
 from partitioner.cost_model.even_mesh import EvenMesh, stand_in
 from partitioner.cost_model.forms import chain, form_of, stores_parts
 from partitioner.cost_model.profile import (
-    Entry,
-    LinkEntry,
     Profile,
     beside,
     check_writable,
@@ -248,8 +247,8 @@ def test_fits_follow_the_work_and_say_their_error(tmp_path: Path) -> None:
     flops = compute.local_flops(graph, whole, point)
     moved = compute.local_moved_bytes(graph, whole, point)
     near = [
-        entry(f"form {factor}", 1e-3 * factor, flops=flops * factor, moved_bytes=moved)
-        for factor in (0.5, 2.0)
+        entry(f"form {f}", 1e-3 * f, flops=flops * f, moved_bytes=round(moved * f))
+        for f in (0.5, 2.0)
     ]
     cluster = measured(tmp_path / "p", *near)
     estimate = compute.node_estimates(graph, whole, cluster)[0]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import Entry, read_contents, write_entries
+from partitioner.cost_model.profile import read_contents, write_entries
 from partitioner.cost_model.profile_notes import profile_notes
 from partitioner.cost_model.resolve import cpu_fingerprint, resolve_cluster
 

@@ -16,8 +16,9 @@ from partitioner import examples, units
 from partitioner.backends.torch import links
 from partitioner.cli.main import main
 from partitioner.cost_model.cluster import Cluster
+from partitioner.cost_model.entries import LinkEntry
 from partitioner.cost_model.errors import CostError
-from partitioner.cost_model.profile import LinkEntry, whole_key, write_links
+from partitioner.cost_model.profile import whole_key, write_links
 from partitioner.cost_model.resolve import local_cluster, one_process, resolve_cluster
 from partitioner.frontends.model import open_model
 from partitioner.ir.errors import OptionError

@@ -105,9 +105,13 @@ def test_a_replicated_model_is_called_so(model: onnx.ModelProto) -> None:
     assert split_line(result) == (
         f"nothing was split: no plan within the constraints that splits was found cheaper; {end}"
     )
-    free = {**result.summary, "pinned": False}
+    free = {**result.summary, "pinned": False, "status": "optimal"}
     assert split.sentence(free) == (
         f"nothing was split because communication and launches would cost more; {end}"
+    )
+    assert split.sentence({**free, "status": "feasible"}) == (
+        "nothing was split: no plan that splits was found cheaper, and none was proven dearer; "
+        + end
     )
 
 

@@ -13,10 +13,11 @@ import partitioner
 from partitioner import examples
 from partitioner.cost_model.cluster import Cluster
 from partitioner.cost_model.compute import shape_at
+from partitioner.cost_model.entries import Entry
 from partitioner.cost_model.errors import CostError
 from partitioner.cost_model.evaluate import evaluate, one_device
 from partitioner.cost_model.forms import form_of
-from partitioner.cost_model.profile import Entry, Profile, write_entries
+from partitioner.cost_model.profile import Profile, write_entries
 from partitioner.cost_model.resolve import resolve_cluster
 from partitioner.frontends.onnx.load import load_onnx
 from partitioner.ir.graph import Graph, Node

@@ -30,7 +30,7 @@ def _new(view: OpView, *, zero: bool = False) -> Rule:
 def _like(sums: list[int] | None = None, *, written: bool = True) -> OpRow:
     """Row of a tensor of the first operand's shape; its elements may be left unwritten."""
     rule = partial(elementwise, flops=0.0, sums=sums or ())
-    return OpRow(rule, moved=_written if written else _nothing)
+    return OpRow(rule, moved=_written if written else _nothing, uniform=written)
 
 
 def _local_strided(view: OpView, local: LocalView) -> LocalOp:
@@ -83,7 +83,10 @@ def _nothing(*_: tuple[int, ...]) -> int:
 
 
 ROWS: Mapping[str, OpRow] = {
-    **{f"aten::{op}": OpRow(_filled, local_shape("size")) for op in ("full", "ones", "zeros")},
+    **{
+        f"aten::{op}": OpRow(_filled, local_shape("size"), uniform=True)
+        for op in ("full", "ones", "zeros")
+    },
     **{f"aten::{op}": OpRow(_made_whole) for op in ("eye", "eye.m", "linspace")},
     **{
         f"aten::arange{overload}": OpRow(_arange, _local_arange, where=True)
@@ -91,7 +94,7 @@ ROWS: Mapping[str, OpRow] = {
     },
     **{f"aten::{op}": _like() for op in ("fill.Scalar", "full_like", "ones_like")},
     **{
-        f"aten::{op}": OpRow(_new, local_shape("size"), moved=_written)
+        f"aten::{op}": OpRow(_new, local_shape("size"), moved=_written, uniform=True)
         for op in ("new_full", "new_ones")
     },
     "aten::empty.memory_format": OpRow(_filled, local_shape("size"), moved=_nothing),
@@ -99,7 +102,9 @@ ROWS: Mapping[str, OpRow] = {
     "aten::fill.Tensor": _like([1]),
     "aten::new_empty": OpRow(_new, local_shape("size"), moved=_nothing),
     "aten::new_empty_strided": OpRow(_new, _local_strided, moved=_nothing),
-    "aten::new_zeros": OpRow(partial(_new, zero=True), local_shape("size"), moved=_written),
+    "aten::new_zeros": OpRow(
+        partial(_new, zero=True), local_shape("size"), moved=_written, uniform=True
+    ),
     "aten::scalar_tensor": OpRow(_filled),
     "aten::zeros_like": _like([0]),
 }

@@ -265,7 +265,7 @@ ROWS: Mapping[str, OpRow] = {
     "aten::constant_pad_nd": OpRow(_pad, _local_pad),
     "aten::diagonal": OpRow(_diagonal, view=True),
     "aten::diagonal_backward": OpRow(partial(_diagonal, backward=True), local_shape("input_sizes")),
-    "aten::expand": OpRow(partial(expand, sums=[0]), local_shape("size"), view=True),
+    "aten::expand": OpRow(partial(expand, sums=[0]), local_shape("size"), view=True, uniform=True),
     "aten::repeat": OpRow(_repeat, _local_repeat),
     "aten::select.int": OpRow(_select, view=True),
     "aten::select_backward": OpRow(partial(_select, backward=True), local_shape("input_sizes")),

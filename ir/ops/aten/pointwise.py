@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Literal
 
 from partitioner.ir.ops.rules.dims import names, replaced
 from partitioner.ir.ops.rules.elementwise import TRANSCENDENTAL, elementwise, flops_of
@@ -65,6 +66,10 @@ GRADIENTS: Mapping[str, float] = {
 }
 
 
+#: Products and quotients.
+SCALES: Mapping[str, Literal["times", "over"]] = {"mul.Tensor": "times", "div.Tensor": "over"}
+
+
 def _sum(view: OpView) -> Rule:
     """A sum or difference of tensors: linear unless a number is added."""
     return elementwise(view, sums=() if "other" in view.node.attrs else (0, 1))
@@ -91,13 +96,18 @@ def _glu(view: OpView, *, backward: bool = False) -> Rule:
     )
 
 
-def _row(flops: float, sums: tuple[int, ...] = ()) -> OpRow:
-    return OpRow(partial(elementwise, flops=flops, sums=sums))
+def _row(
+    flops: float, sums: tuple[int, ...] = (), scales: Literal["", "times", "over"] = ""
+) -> OpRow:
+    return OpRow(partial(elementwise, flops=flops, sums=sums), scales=scales)
 
 
 ROWS: Mapping[str, OpRow] = {
     **{f"aten::{op}": _row(flops_of(op)) for op in FUNCTIONS},
-    **{f"aten::{op}": _row(flops_of(op), operands) for op, operands in LINEAR.items()},
+    **{
+        f"aten::{op}": _row(flops_of(op), operands, SCALES.get(op, ""))
+        for op, operands in LINEAR.items()
+    },
     **{f"aten::{op}": _row(flops, (0,)) for op, flops in GRADIENTS.items()},
     **{f"aten::{op}.Tensor": OpRow(_sum) for op in ("add", "rsub", "sub")},
     **{f"aten::{op}.Tensor": _row(1.0) for op in ("clamp_max", "clamp_min")},

@@ -119,7 +119,7 @@ ROWS: Mapping[str, OpRow] = {
         for op in (how, f"a{how}")
     },
     **{f"aten::{op}": OpRow(partial(_combine, how="prod")) for op in ("prod", "prod.dim_int")},
-    **{f"aten::{op}": OpRow(_total, _local_mean) for op in ("mean", "mean.dim")},
+    **{f"aten::{op}": OpRow(_total, _local_mean, averages=True) for op in ("mean", "mean.dim")},
     **{f"aten::{op}": OpRow(_total) for op in ("sum", "sum.dim_IntList")},
     "aten::count_nonzero": OpRow(partial(_combine, how="sum")),
     "aten::count_nonzero.dim_IntList": OpRow(partial(_combine, how="sum")),

@@ -36,7 +36,7 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
             buffer another size or element type, or makes two names of one tensor.
     """
     paths = {part: f"{path}." if path else "" for path, part in module.named_modules()}
-    forward, own = module.forward, vars(module).get("forward")
+    forward, own_forward = module.forward, vars(module).get("forward")
     assigned: set[str] = set()
 
     @functools.wraps(forward)
@@ -57,10 +57,10 @@ def writing_assigned_buffers(module: nn.Module) -> Iterator[set[str]]:
     try:
         yield assigned
     finally:
-        if own is None:
+        if own_forward is None:
             del vars(module)["forward"]
         else:
-            vars(module)["forward"] = own
+            vars(module)["forward"] = own_forward
 
 
 def written_early(program: ExportedProgram, buffers: set[str], *, training: bool) -> None:

@@ -14,14 +14,13 @@ from partitioner.solver import solve as solve_placement
 from partitioner.solver.formats import dnnp, dnnp_referee, iopddl, json_files, piper, piper_referee
 from partitioner.solver.formats.dnnp_problem import to_problem, to_solution
 from partitioner.solver.formats.json_files import FormatError
-from partitioner.solver.formats.piper_problem import planner
+from partitioner.solver.formats.piper_search import plan_pipeline
 from partitioner.solver.joint.solve import THOROUGH
 from partitioner.solver.milp.engines import Engine
 from partitioner.solver.outcome import relative_gap
 from partitioner.solver.pairwise import Pairwise
 from partitioner.solver.pairwise import evaluate as evaluate_pairwise
 from partitioner.solver.pairwise import solve as solve_pairwise
-from partitioner.solver.stages import cut_stages
 from partitioner.solver.work import Work
 
 #: The least time that is left for the search of a file that takes long to read, in seconds.
@@ -196,22 +195,26 @@ def _priced(cost_s: float, fullest_bytes: float, limit_bytes: float, fault: str)
 
 
 def _solve_piper(instance: piper.Instance, search: Search) -> Solved:
-    """Exact in seconds: neither the deadline nor the seed and the engine are needed."""
     objective, start = "time per sample (largest of a stage)", time.monotonic()
-    plans = planner(instance)
     try:
-        cut = cut_stages(plans.problem, gap=search.gap)
+        answer = plan_pipeline(
+            instance,
+            Work(search.deadline),
+            gap=search.gap,
+            seed=search.seed,
+            engine=search.engine,
+        )
     except Infeasible as error:
         return _infeasible(objective, error, start)
     return Solved(
         objective,
-        cut.load_s,
-        cut.bound_s,
-        relative_gap(cut.load_s, cut.bound_s),
-        cut.status,
+        answer.load_s,
+        answer.bound_s,
+        relative_gap(answer.load_s, answer.bound_s),
+        answer.status,
         time.monotonic() - start,
-        "bisection / bisection",
-        piper_referee.to_solution(plans.plan(cut)),
+        answer.solver,
+        piper_referee.to_solution(answer.stages),
     )
 
 

@@ -11,7 +11,8 @@
 ([(0, 2, 1), (2, 3, 0)], 3.0, 3.0, 'optimal')
 """
 
-from partitioner.solver.stages.cut import cut_stages
+from partitioner.solver.stages.cut import cut_stages, find_cut
+from partitioner.solver.stages.knapsack import Packed, Ways, pack
 from partitioner.solver.stages.model import (
     Cut,
     CutOutcome,
@@ -26,11 +27,15 @@ from partitioner.solver.stages.model import (
 __all__ = [
     "Cut",
     "CutOutcome",
+    "Packed",
     "Pool",
     "Stage",
     "StageOption",
     "StageProblem",
+    "Ways",
     "cut_stages",
     "evaluate_cut",
+    "find_cut",
     "flights",
+    "pack",
 ]

@@ -30,10 +30,18 @@ def cut_stages(problem: StageProblem, *, gap: float = 0.0) -> Cut:
     Raises:
         Infeasible: No cut fits; the message says what is short.
     """
+    cut = find_cut(problem, gap=gap)
+    if cut is None:
+        raise refusal(problem)
+    return cut
+
+
+def find_cut(problem: StageProblem, *, gap: float = 0.0) -> Cut | None:
+    """`cut_stages`, but None if no cut fits."""
     space, entries = lay_out(problem)
     picks, _ = fit(space, settle(space, entries))
     if picks is None:
-        raise refusal(problem)
+        return None
     best = stages_of(problem, space, picks)
     load = max(evaluate_cut(problem, best).load_s)
     entries = entries.where(entries.load_s < load)

@@ -14,6 +14,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "alike": ("float32", "float32", "float32"),
     "unlike": ("bool", "float32", "int64", "bfloat16", "float64"),
     "bytes": ("bool", "bool"),
+    "complex": ("complex64", "int64", "bool"),
 }
 
 
@@ -45,9 +46,13 @@ def graph_of(message: Message, parts: dict[int, Tensor], *, packs: bool) -> fx.G
 def test_parts_come_out_as_they_went_in(kind: str) -> None:
     sends = comms(PARTS[kind])
     message = Message.of(sends, 0, 1)
-    parts = {comm.seq: torch.arange(1, 4 + comm.seq).to(carried(comm.dtype)[0]) for comm in sends}
+    parts = {}
+    for comm in sends:
+        dtype, width = carried(comm.dtype)
+        parts[comm.seq] = torch.arange(1, 1 + width * (3 + comm.seq)).to(dtype)
     packed = graph_of(message, parts, packs=True)(*parts.values())
     assert (packed.numel(), packed.dtype, packed.dim()) == (message.numel, message.dtype, 1)
+    assert packed.nbytes % max(part.itemsize for part in parts.values()) == 0
     taken = graph_of(message, parts, packs=False)(packed)
     for one, other in zip(taken, parts.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -14,8 +14,9 @@ from piper_files import Json, all_plans, piper, price
 
 from partitioner.cli.main import main
 from partitioner.solver import Infeasible, SolverError
-from partitioner.solver.formats.piper import Config, Sharded, parse
-from partitioner.solver.formats.piper_problem import enumerate_downsets, fast_and_small, planner
+from partitioner.solver.formats.piper import Config, Instance, Sharded, parse
+from partitioner.solver.formats.piper_layout import Layout, enumerate_downsets
+from partitioner.solver.formats.piper_problem import Planner, frontier, planner
 from partitioner.solver.formats.piper_referee import (
     PlannedStage,
     _held_bytes,
@@ -24,7 +25,18 @@ from partitioner.solver.formats.piper_referee import (
     parse_plan,
     to_solution,
 )
+from partitioner.solver.formats.piper_search import plan_pipeline
 from partitioner.solver.stages import Stage, cut_stages
+from partitioner.solver.work import Work
+
+
+def counted(instance: Instance) -> Planner:
+    """The problem of an instance of few downsets and ways."""
+    downsets = enumerate_downsets(instance)
+    assert downsets is not None
+    planned = planner(Layout(instance, downsets))
+    assert planned is not None
+    return planned
 
 
 def test_some_models_have_plans() -> None:
@@ -38,7 +50,7 @@ def test_a_plan_is_as_good_as_any(seed: int) -> None:
     data = piper(seed)
     best = min(price(data, plan) for plan in all_plans(data))
     instance = parse(data)
-    plans = planner(instance)
+    plans = counted(instance)
     if math.isinf(best):
         with pytest.raises(Infeasible):
             cut_stages(plans.problem)
@@ -56,7 +68,7 @@ def test_a_plan_is_as_good_as_any(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_every_stage_is_priced_as_the_referee_does(seed: int) -> None:
     instance = parse(piper(seed, 4))
-    plans = planner(instance)
+    plans = counted(instance)
     for index, option in enumerate(plans.problem.options):
         for way, i, j in zip(*np.nonzero(np.isfinite(option.load_s)), strict=True):
             stage = plans.planned(Stage(int(i), int(j), index, int(way)))
@@ -70,7 +82,7 @@ def test_the_random_files_are_varied() -> None:
     """Brute force is a test only if plans differ: some have stages, degrees and small ways."""
     plans = []
     for seed in range(24):
-        planned = planner(parse(piper(seed)))
+        planned = counted(parse(piper(seed)))
         try:
             plans.append(planned.plan(cut_stages(planned.problem)))
         except Infeasible:
@@ -133,13 +145,14 @@ def test_every_broken_rule_is_named() -> None:
 
 def test_downsets_hold_what_their_nodes_need() -> None:
     data = piper(0) | {"edges": []}
-    assert len(enumerate_downsets(parse(data))) == 8
+    assert len(enumerate_downsets(parse(data)) or ()) == 8
     data["edges"] = [{"sourceId": 0, "destId": 14, "communicationCost": 1.0}]
     for node in data["nodes"]:
         for ways in node["TMPCs"].values():
             for way in ways:
                 way |= {"syncTimeFw": {"0": 0.0}, "syncTimeBw": {"14": 0.0}}
     downsets = enumerate_downsets(parse(data))
+    assert downsets is not None
     assert downsets[0] == frozenset()
     assert downsets[-1] == {0, 7, 14}
     assert set(downsets) == {frozenset(s) for s in ([], [0], [7], [0, 7], [0, 14], [0, 7, 14])}
@@ -151,29 +164,17 @@ def _sharded(*configs: tuple[str, float, float, float]) -> Sharded:
 
 def test_ways_that_another_beats_are_left_out() -> None:
     both = _sharded(("small", 2.0, 1.0, 5.0), ("fast", 1.0, 4.0, 3.0), ("bad", 3.0, 2.0, 5.0))
-    assert [config.name for config in fast_and_small(0, both)] == ["fast", "small"]
+    assert [config.name for config in frontier(both)] == ["fast", "small"]
     # 1 micro-batch is always in flight: 1 + 6 bytes are no less than 4 + 3
     same = _sharded(("fast", 1.0, 4.0, 3.0), ("later", 2.0, 4.0, 4.0))
-    assert [config.name for config in fast_and_small(0, same)] == ["fast"]
+    assert [config.name for config in frontier(same)] == ["fast"]
     three = _sharded(("a", 1.0, 5.0, 5.0), ("b", 2.0, 4.0, 5.0), ("c", 3.0, 3.0, 5.0))
-    with pytest.raises(SolverError, match=r"node 4 has more than two ways .*: 'a', 'b', 'c'"):
-        fast_and_small(4, three)
+    assert [config.name for config in frontier(three)] == ["a", "b", "c"]
 
 
-def test_graphs_that_are_too_wide_or_too_varied_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    instance = parse(piper(1))
+def test_no_number_of_devices_is_refused() -> None:
     with pytest.raises(SolverError, match="no number of devices holds any node"):
-        planner(replace(instance, devices=0))
-    monkeypatch.setattr("partitioner.solver.formats.piper_problem.MOST_WAYS", 2)
-    with pytest.raises(
-        SolverError, match=r"nodes on 1 devices differ too much .*, 2 are supported"
-    ):
-        planner(instance)
-    monkeypatch.setattr("partitioner.solver.formats.piper_problem.MOST_DOWNSETS", 3)
-    with pytest.raises(SolverError, match="the graph has more than 3 downsets"):
-        planner(instance)
+        plan_pipeline(replace(parse(piper(1)), devices=0), Work())
 
 
 def _way(data: Json, key: str, value: object) -> None:

@@ -1,0 +1,189 @@
+"""A bound on all plans of a piper instance, whatever their cuts.
+
+A *slot* is a kind of stage: its data degree d, its tensor degree, and the micro-batches y that it
+holds. For a load L the linear program
+
+    min  sum_s devices_s n_s
+    s.t. sum_s,c x[v,s,c] = 1                                              for each node
+         sum_v,c seconds[v,s,c] x[v,s,c] + least_cut_s n_s <= L n_s        for each slot
+         sum_v,c (flying[v,c] y_s + resident[v,c]) x[v,s,c] <= limit n_s   for each slot
+         sum of d_s n_s over slots with d_s y_s <= h  <=  h                for each h
+         sum_s d_s n_s <= micro-batches
+
+spreads the nodes over n_s stages of each slot in any parts. A stage with y micro-batches in flight
+and degree d lies, with all later ones, within d * y degrees: so no more of them than have room
+there. If the program takes more devices than there are, no plan has the load L: nodes that no
+slot can run within L and the limit make it infeasible. The least cut counts the edges that part
+any nodes from all others at least, which every stage pays if there are several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from partitioner.solver.formats.piper import Config, Instance, Sharded
+from partitioner.solver.formats.piper_layout import all_degrees
+from partitioner.solver.formats.piper_problem import frontier
+from partitioner.solver.milp.engines import HIGHS, Engine, solve_milp
+from partitioner.solver.milp.program import Milp, MilpBuilder
+from partitioner.solver.work import Work
+
+#: Columns of a program at most; flights are taken in wider ranges until it has no more.
+MOST_COLUMNS = 30_000
+#: Trials of loads, each halves what is left between the bound and the plan.
+TRIALS = 10
+#: Relative error of a solved program.
+ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A kind of stage that holds `first` to `last` micro-batches."""
+
+    data: int
+    tensor: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class EqualNodes:
+    """Nodes that are equal but for their edges: how many, and their configs on each degree."""
+
+    count: int
+    shards: Mapping[int, tuple[float, tuple[Config, ...]]]  #: Bytes of parameters, frontier.
+
+
+def bound_plans(instance: Instance, load_s: float, work: Work, engine: Engine = HIGHS) -> float:
+    """No plan of several stages has a lower load, up to `load_s`, that of a plan that is known.
+
+    With an infinite load that is known, an infinite bound says that no plan fits at all.
+    """
+    groups = _groups(instance)
+    slots = _slots(instance, len(groups))
+    least_bytes = least_cut(instance)
+    low, high = _work_s(instance, groups), load_s
+    for trial in range(TRIALS):
+        # the plan's own load comes first: it is often the bound
+        tried = high * (1 - ROUNDING) if not trial else (low + high) / 2
+        if work.over or tried <= low or (trial and math.isinf(high)):
+            break
+        program = _program(instance, groups, slots, least_bytes, tried)
+        result = solve_milp(program, work, gap=0.0, engine=engine)
+        if result.status == "time_limit":
+            break
+        devices = math.inf if result.status == "infeasible" else result.bound
+        if devices > instance.devices * (1 + ROUNDING):
+            low = tried
+            if not trial:
+                break
+        else:
+            high = tried
+    return min(low, load_s)
+
+
+def _groups(instance: Instance) -> list[EqualNodes]:
+    by_key: dict[object, list[Mapping[int, Sharded]]] = {}
+    for shards in instance.nodes.values():
+        key = tuple((t, of.parameter_bytes, of.configs) for t, of in shards.items())
+        by_key.setdefault(key, []).append(shards)
+    return [
+        EqualNodes(
+            len(members), {t: (of.parameter_bytes, frontier(of)) for t, of in members[0].items()}
+        )
+        for members in by_key.values()
+    ]
+
+
+def _slots(instance: Instance, groups: int) -> list[Slot]:
+    """All slots, their flights in ranges that are wider where there are too many."""
+    degrees = all_degrees(instance)
+    most = min(instance.devices // min(t for _, t in degrees), instance.microbatches)
+    growth = 1.0
+    while True:
+        slots = []
+        for data, tensor in degrees:
+            first = 1
+            while first <= -(-most // data):
+                last = max(first, math.floor(first * growth))
+                slots.append(Slot(data, tensor, first, last))
+                first = last + 1
+        if 2 * groups * len(slots) <= MOST_COLUMNS or growth > most:
+            return slots
+        growth *= 1.2
+
+
+def _work_s(instance: Instance, groups: Sequence[EqualNodes]) -> float:
+    """The nodes' least seconds of devices, over all devices; none runs faster than alone."""
+    seconds = (
+        of.count * min(t * configs[0].time_s for t, (_, configs) in of.shards.items())
+        for of in groups
+        if of.shards
+    )
+    return math.fsum(seconds) / instance.devices * (1 - ROUNDING)
+
+
+def least_cut(instance: Instance) -> float:
+    """The fewest bytes of edges between some nodes and all others; 0 if there is one node."""
+    import networkx as nx
+
+    graph: nx.Graph[int] = nx.Graph()
+    graph.add_nodes_from(instance.nodes)
+    for (u, v), size in instance.edges.items():
+        weight = size + graph.get_edge_data(u, v, {"weight": 0.0})["weight"]
+        graph.add_edge(u, v, weight=weight)
+    if len(graph) < 2 or not nx.is_connected(graph):
+        return 0.0
+    return float(nx.stoer_wagner(graph)[0])
+
+
+def _program(
+    instance: Instance,
+    groups: Sequence[EqualNodes],
+    slots: Sequence[Slot],
+    least_bytes: float,
+    load_s: float,
+) -> Milp:
+    """The program of a load; seconds are in shares of the load, bytes of the limit."""
+    build = MilpBuilder()
+    stages = [build.column(cost=float(slot.data * slot.tensor)) for slot in slots]
+    placed: list[list[tuple[int, float]]] = [[] for _ in groups]
+    bandwidth, batch = instance.bandwidth_bytes_per_s, instance.microbatches
+    unit = max(instance.limit_bytes, 1.0)
+    for slot, stage in zip(slots, stages, strict=True):
+        d = slot.data
+        busy = [(stage, 2 * least_bytes / d / bandwidth / load_s - 1.0)]
+        held = [(stage, -instance.limit_bytes / unit)]
+        for index, of in enumerate(groups):
+            parameters, configs = of.shards.get(slot.tensor, (0.0, ()))
+            renewed_s = 4 * (d - 1) / d * parameters / batch / bandwidth
+            for config in configs:
+                seconds = config.time_s / d + renewed_s
+                size = config.flying_bytes * slot.first + config.resident_bytes
+                if seconds > load_s * (1 + ROUNDING) or size > instance.limit_bytes:
+                    continue
+                part = build.column()
+                placed[index].append((part, 1.0))
+                busy.append((part, seconds / load_s))
+                held.append((part, size / unit))
+        build.row(busy, -1, 0.0)
+        build.row(held, -1, 0.0)
+    for of, parts in zip(groups, placed, strict=True):
+        build.row(parts, 0, float(of.count))
+    for most in sorted({slot.data * slot.last for slot in slots}):
+        build.row(_degrees(slots, stages, most), -1, float(most))
+    build.row(_degrees(slots, stages, math.inf), -1, float(instance.microbatches))
+    return build.build()
+
+
+def _degrees(
+    slots: Sequence[Slot], stages: Sequence[int], most: float
+) -> Iterable[tuple[int, float]]:
+    """The sum of degrees of the stages that lie within so many degrees of the end."""
+    return (
+        (stage, float(slot.data))
+        for slot, stage in zip(slots, stages, strict=True)
+        if slot.data * slot.last <= most
+    )

@@ -1,0 +1,276 @@
+"""Stages whose nodes differ: the least seconds of each by the micro-batches that it holds.
+
+With y micro-batches in flight a node's way is a pair of seconds and bytes, so the ways of a stage
+are a knapsack (`solver/stages/knapsack`). For all stages at once its linear relaxation is found
+by bisection in sums over downsets: ways sorted by the seconds that a byte costs, each stage takes
+them until it fits. The last one in part is a lower bound; whole, a plan. Between the two lies at
+most one step of one node, and stages for which that matters are packed exactly, one by one.
+
+Flights are taken in ranges where there are too many: the lower bound of a range is that of its
+first, the plan that of its last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from partitioner.solver.formats.piper import Instance
+from partitioner.solver.formats.piper_layout import Downset, Layout, all_degrees
+from partitioner.solver.formats.piper_referee import PlannedStage
+from partitioner.solver.stages import Cut, Pool, StageOption, StageProblem, flights
+from partitioner.solver.stages.knapsack import Packed, Ways, pack, steps
+from partitioner.solver.stages.model import Floats
+
+Side = Literal["lower", "upper"]
+
+#: Flights up to which each is a range of its own, and the growth of ranges from there.
+SINGLE_FLIGHTS = 12
+GROWTH = 1.25
+#: Relative error that a sum of seconds or bytes may have.
+ROUNDING = 1e-12
+
+
+def first_ranges(instance: Instance) -> list[int]:
+    """The last flight of each range."""
+    least = min(tensor for _, tensor in all_degrees(instance))
+    most = min(instance.devices // least, instance.microbatches)
+    lasts = list(range(1, min(most, SINGLE_FLIGHTS) + 1))
+    while lasts[-1] < most:
+        lasts.append(min(most, math.ceil(lasts[-1] * GROWTH)))
+    return lasts
+
+
+@dataclass
+class StageSeconds:
+    """Bounds on the least seconds a sample of every stage; `refine` makes them meet.
+
+    Attributes:
+        layout: The stages.
+        lasts: The last flight of each range, ascending.
+        seconds: For (tensor degree, flights): bounds of each pair of the layout, before they are
+            shared over the data degree.
+        packed: Stages that were packed exactly, by (tensor degree, pair, flights).
+    """
+
+    layout: Layout
+    lasts: list[int]
+    seconds: dict[tuple[int, int], dict[Side, Floats]] = field(default_factory=dict)
+    packed: dict[tuple[int, int, int], Packed | None] = field(default_factory=dict)
+
+    @cached_property
+    def degrees(self) -> tuple[tuple[int, int], ...]:
+        """(data degree, tensor degree) of each option."""
+        return all_degrees(self.layout.instance)
+
+    @cached_property
+    def moved_s(self) -> tuple[Floats, ...]:
+        """Seconds of communication of each pair, for each option."""
+        tensors = sorted({tensor for _, tensor in self.degrees})
+        return tuple(
+            moved[self.layout.pairs]
+            for tensor in tensors
+            for moved in self.layout.moved_s(tensor, [d for d, t in self.degrees if t == tensor])
+        )
+
+    @cached_property
+    def pair_of(self) -> dict[tuple[int, int], int]:
+        """Index of each pair of downsets."""
+        starts, stops = self.layout.pairs
+        pairs = zip(starts.tolist(), stops.tolist(), strict=True)
+        return {pair: index for index, pair in enumerate(pairs)}
+
+    @property
+    def precision(self) -> tuple[int, int]:
+        """Numbers of ranges and of packed stages, which only grow."""
+        return len(self.lasts), len(self.packed)
+
+    def problem(self, side: Side, below_s: float = math.inf) -> StageProblem:
+        """The problem of stages with lower loads than some, at one of the bounds.
+
+        Memory is in shares of a device: way k has room for the flights of ranges up to k.
+        """
+        count = len(self.layout.downsets)
+        flying = np.zeros((len(self.lasts), count, count))
+        flying += 1 / (np.array(self.lasts) + 0.5)[:, None, None]
+        resident = np.zeros_like(flying)
+        options = []
+        for (data, tensor), moved_s in zip(self.degrees, self.moved_s, strict=True):
+            load = self._by_range(tensor, side) / data + moved_s
+            load[load >= below_s] = np.inf
+            load[:-1][load[:-1] >= load[1:]] = np.inf  # a way that has more room is as fast
+            load_s = np.full(flying.shape, np.inf)
+            load_s[:, *self.layout.pairs] = load
+            label = f"data {data} x tensor {tensor}"
+            devices = data * tensor
+            options.append(StageOption(label, devices, load_s, resident, flying, degree=data))
+        return self._stated(options, 1.0)
+
+    def smallest(self) -> StageProblem:
+        """The problem with every node in its smallest way, in bytes: only its memory counts."""
+        instance, layout = self.layout.instance, self.layout
+        options = []
+        for tensor in sorted({tensor for _, tensor in self.degrees}):
+            byte_sums: tuple[list[Floats], list[Floats]] = ([], [])
+            for many in self.lasts:
+                least = [
+                    min(
+                        shards[tensor].configs,
+                        key=lambda c: c.flying_bytes * many + c.resident_bytes,
+                    )
+                    if tensor in shards
+                    else None
+                    for shards in instance.nodes.values()
+                ]
+                for sums, name in zip(byte_sums, ("flying_bytes", "resident_bytes"), strict=True):
+                    sums.append(layout.sums([getattr(c, name) if c else 0.0 for c in least]))
+            flying, resident = map(np.array, byte_sums)
+            there = layout.nested & ~layout.missing(tensor)
+            load_s = np.broadcast_to(np.where(there, 1.0, np.inf), flying.shape)
+            options += [
+                StageOption(f"data {d} x tensor {t}", d * t, load_s, resident, flying, degree=d)
+                for d, t in self.degrees
+                if t == tensor
+            ]
+        return self._stated(options, instance.limit_bytes)
+
+    def _stated(self, options: Sequence[StageOption], limit: float) -> StageProblem:
+        instance = self.layout.instance
+        pools = (Pool(instance.devices, limit),)
+        return StageProblem(tuple(options), pools, most_degrees=instance.microbatches)
+
+    def _by_range(self, tensor: int, side: Side) -> Floats:
+        """[range, pair]: one bound of each stage's seconds; more flights never take less."""
+        if side == "upper":
+            return np.array([self._bounds(tensor, many)[side] for many in self.lasts])
+        first = [1, *(last + 1 for last in self.lasts[:-1])]
+        lower = np.array([self._bounds(tensor, many)[side] for many in first])
+        return np.asarray(np.maximum.accumulate(lower, axis=0))
+
+    def _bounds(self, tensor: int, many: int) -> dict[Side, Floats]:
+        if (tensor, many) not in self.seconds:
+            lower, upper = relax(self.layout, tensor, many)
+            self.seconds[tensor, many] = {"lower": lower, "upper": upper}
+        return self.seconds[tensor, many]
+
+    def refine(self, tensor: int, pair: int, many: int) -> Packed | None:
+        """Pack one stage exactly; its bounds are those of the packing from here on."""
+        key = tensor, pair, many
+        if key not in self.packed:
+            start, stop = (int(ends[pair]) for ends in self.layout.pairs)
+            nodes = self.layout.stage_nodes(start, stop)
+            things = list(node_ways(self.layout.instance, nodes, tensor, many).values())
+            packed = pack(things, self.layout.instance.limit_bytes)
+            bounds = self._bounds(tensor, many)
+            bounds["lower"][pair] = np.inf if packed is None else packed.bound_s
+            bounds["upper"][pair] = np.inf if packed is None else packed.seconds
+            self.packed[key] = packed
+        return self.packed[key]
+
+    def plan(self, cut: Cut) -> tuple[tuple[PlannedStage, ...], float] | None:
+        """Pack the stages of a cut: the plan and its load; None if a stage does not fit.
+
+        Ranges that hold the flights of a stage between two ends are split there.
+        """
+        stages, load_s = [], 0.0
+        many_of = flights([self.degrees[stage.option][0] for stage in cut.stages])
+        for stage, many in zip(cut.stages, many_of, strict=True):
+            self.lasts = sorted({*self.lasts, many, *([many - 1] if many > 1 else [])})
+            data, tensor = self.degrees[stage.option]
+            pair = self.pair_of[stage.start, stage.stop]
+            packed = self.refine(tensor, pair, many)
+            if packed is None:
+                load_s = math.inf
+                continue
+            nodes = self.layout.stage_nodes(stage.start, stage.stop)
+            ways = zip(sorted(nodes), packed.way, strict=True)
+            configs = {
+                v: self.layout.instance.nodes[v][tensor].configs[way].name for v, way in ways
+            }
+            stages.append(PlannedStage(configs, data, tensor))
+            seconds = packed.seconds / data + float(self.moved_s[stage.option][pair])
+            load_s = max(load_s, seconds)
+        return (tuple(stages), load_s) if math.isfinite(load_s) else None
+
+    def refine_between(self, low_s: float, high_s: float, most: int) -> None:
+        """Pack the stages of which it is open whether their load is below some, so many at most."""
+        doubtful: list[tuple[float, int, int, int]] = []
+        for (data, tensor), moved_s in zip(self.degrees, self.moved_s, strict=True):
+            for last in self.lasts:
+                bounds = self._bounds(tensor, last)
+                lower, upper = (bounds[side] / data + moved_s for side in ("lower", "upper"))
+                open_ = np.flatnonzero((lower < high_s) & (upper > low_s) & (lower < upper))
+                doubtful += [
+                    (float(lower[pair]), tensor, pair, last)
+                    for pair in open_.tolist()
+                    if (tensor, pair, last) not in self.packed
+                ]
+        for _, tensor, pair, many in sorted(doubtful)[:most]:
+            self.refine(tensor, pair, many)
+
+
+def node_ways(instance: Instance, nodes: Downset, tensor: int, many: int) -> Mapping[int, Ways]:
+    """The ways of some nodes by id, in the order of their configs, with `many` in flight."""
+    return {
+        v: tuple(
+            (c.time_s, c.flying_bytes * many + c.resident_bytes)
+            for c in instance.nodes[v][tensor].configs
+        )
+        for v in sorted(nodes)
+    }
+
+
+def relax(layout: Layout, tensor: int, many: int) -> tuple[Floats, Floats]:
+    """Bounds on the least seconds of each pair of the layout with `many` flights; (pairs,) each.
+
+    The lower is the linear relaxation's, the upper a choice's; infinite where no choice fits.
+    """
+    instance = layout.instance
+    present = frozenset(v for v, shards in instance.nodes.items() if tensor in shards)
+    tables = node_ways(instance, present, tensor, many)
+    fast = {v: min(ways) for v, ways in tables.items()}
+    start, stop = layout.pairs
+    time_s = layout.sums([fast[v][0] if v in fast else 0.0 for v in instance.nodes])[start, stop]
+    held = layout.sums([fast[v][1] if v in fast else 0.0 for v in instance.nodes])[start, stop]
+    need = held - instance.limit_bytes
+    taken = sorted(
+        (
+            (ways[end][0] - ways[begin][0], ways[begin][1] - ways[end][1], layout.column[v])
+            for v, ways in tables.items()
+            for begin, end in steps(ways)
+        ),
+        key=lambda step: step[0] / step[1],
+    )
+    if taken:
+        lost, saved = (np.array([step[axis] for step in taken]) for axis in (0, 1))
+        there = layout.has[:, [column for _, _, column in taken]]
+    else:
+        lost, saved, there = np.zeros(0), np.zeros(0), np.zeros((len(layout.has), 0))
+    zero = np.zeros((len(there), 1))
+    lost_by, saved_by = (
+        np.concatenate([zero, np.cumsum(there * values, axis=1)], axis=1)
+        for values in (lost, saved)
+    )
+    fits = need <= saved_by[stop, -1] - saved_by[start, -1]
+    lack = np.flatnonzero(fits & (need > 0))
+    i, j, wanted = start[lack], stop[lack], need[lack]
+    low, high = np.zeros(len(lack), dtype=np.int64), np.full(len(lack), len(taken))
+    while (low + 1 < high).any():  # the first `low` steps do not save enough, the first `high` do
+        middle = (low + high) // 2
+        enough = saved_by[j, middle] - saved_by[i, middle] >= wanted
+        high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+    before = saved_by[j, low] - saved_by[i, low]
+    spent = lost_by[j, low] - lost_by[i, low]
+    lower, upper = np.where(fits, time_s, np.inf), np.where(fits, time_s, np.inf)
+    if len(lack):
+        part = spent + lost[high - 1] * ((wanted - before) / saved[high - 1])
+        lower[lack] += part * (1 - ROUNDING) - time_s[lack] * ROUNDING
+        upper[lack] += lost_by[j, high] - lost_by[i, high]
+    absent = layout.missing(tensor)[start, stop]
+    lower[absent], upper[absent] = np.inf, np.inf
+    return lower, upper

@@ -1,0 +1,238 @@
+"""One way for each of some things, of the least seconds within a limit of bytes, exactly.
+
+    min  sum_v seconds[v, way_v]   s.t.   sum_v bytes[v, way_v] <= limit
+
+The multiple-choice knapsack: what a stage computes again, where its nodes differ. Choices of the
+first things are kept as a frontier of (bytes, seconds); things of equal ways are counted, not told
+apart. A choice is dropped once the linear relaxation of the rest cannot bring it below the best
+that is known, so the frontier stays short: only things close to the critical ratio of seconds lost
+to bytes saved are ever in doubt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from partitioner.solver.stages.model import Floats, Ints
+
+#: (seconds, bytes) of each way of one thing.
+Ways = tuple[tuple[float, float], ...]
+
+#: Choices of the frontier that are kept; if there are more, the bound says what was left out.
+MOST_CHOICES = 50_000
+#: Things whose frontiers are remembered: a search packs the same ones again and again.
+REMEMBERED = 2**16
+#: Relative error that a sum of seconds may have.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A choice within the limit, and the bound on all of them.
+
+    Attributes:
+        way: Of each thing, an index into its ways.
+        seconds: Of the choice.
+        bound_s: No choice takes less; equal to `seconds` if that is proven least.
+    """
+
+    way: tuple[int, ...]
+    seconds: float
+    bound_s: float
+
+
+@lru_cache(maxsize=REMEMBERED)
+def frontier(ways: Ways) -> tuple[int, ...]:
+    """The ways that no other beats, the fastest and largest first."""
+    kept: list[int] = []
+    for index in sorted(range(len(ways)), key=ways.__getitem__):
+        if not kept or ways[index][1] < ways[kept[-1]][1]:
+            kept.append(index)
+    return tuple(kept)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def steps(ways: Ways) -> tuple[tuple[int, int], ...]:
+    """The corners of the lower convex hull of the frontier, as steps (from way, to way).
+
+    In ascending order of the seconds that a step loses for each byte that it saves.
+    """
+    hull: list[int] = []
+    for index in frontier(ways):
+        while len(hull) > 1 and not _cheaper(ways, hull[-2], hull[-1], index):
+            hull.pop()
+        hull.append(index)
+    return tuple(itertools.pairwise(hull))
+
+
+def _cheaper(ways: Ways, start: int, middle: int, end: int) -> bool:
+    """Whether a byte costs less from `start` to `middle` than from there to `end`."""
+    (s0, b0), (s1, b1), (s2, b2) = ways[start], ways[middle], ways[end]
+    return (s1 - s0) * (b1 - b2) < (s2 - s1) * (b0 - b1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Things of equal ways: how their seconds and bytes may add up.
+
+    Attributes:
+        things: Indices of the things.
+        seconds: Of each choice for all of them, less the fastest's; (choices,).
+        saved: Bytes that each choice saves beside the fastest; (choices,).
+        ways: Of each choice, one way a thing.
+    """
+
+    things: tuple[int, ...]
+    seconds: Floats
+    saved: Floats
+    ways: tuple[tuple[int, ...], ...]
+
+
+def pack(things: Sequence[Ways], limit_bytes: float) -> Packed | None:
+    """The choice of the least seconds within the limit; None if there is none."""
+    fastest = [frontier(ways)[0] for ways in things]
+    base_s = sum(ways[way][0] for ways, way in zip(things, fastest, strict=True))
+    need = sum(ways[way][1] for ways, way in zip(things, fastest, strict=True)) - limit_bytes
+    if need <= 0:
+        return _packed(things, fastest, None)
+    groups = _groups(things)
+    if sum(float(group.saved.max()) for group in groups) < need:
+        return None
+    rest = _Rest.of(things, groups)
+    best = _rounded(things, fastest, need)
+    best_s = _seconds(things, best) - base_s
+    slack = ROUNDING * max(base_s + best_s, 1e-300)
+    seconds, saved, dropped_s = np.zeros(1), np.zeros(1), np.inf
+    layers: list[tuple[Ints, Ints]] = []
+    for index, group in enumerate(groups):
+        many = len(group.seconds)
+        tried_s = (seconds[:, None] + group.seconds).reshape(-1)
+        tried = np.minimum((saved[:, None] + group.saved).reshape(-1), need)
+        bounds = tried_s + rest.lost_s(index + 1, need - tried)
+        keep = np.flatnonzero(bounds < best_s - slack)
+        keep = keep[_frontier(tried_s[keep], tried[keep])]
+        if len(keep) > MOST_CHOICES:
+            order = keep[np.argsort(bounds[keep], kind="stable")]
+            dropped_s = min(dropped_s, float(bounds[order[MOST_CHOICES]]))
+            keep = np.sort(order[:MOST_CHOICES])
+        layers.append((keep // many, keep % many))
+        seconds, saved = tried_s[keep], tried[keep]
+        if not len(keep):
+            break
+    if len(seconds):
+        best, at = list(fastest), int(seconds.argmin())
+        for group, (parent, choice) in zip(reversed(groups), reversed(layers), strict=True):
+            for thing, way in zip(group.things, group.ways[choice[at]], strict=True):
+                best[thing] = way
+            at = int(parent[at])
+    return _packed(things, best, base_s + dropped_s)
+
+
+def _packed(things: Sequence[Ways], chosen: Sequence[int], bound_s: float | None) -> Packed:
+    seconds = _seconds(things, chosen)
+    return Packed(tuple(chosen), seconds, seconds if bound_s is None else min(seconds, bound_s))
+
+
+def _seconds(things: Sequence[Ways], chosen: Sequence[int]) -> float:
+    return sum(ways[way][0] for ways, way in zip(things, chosen, strict=True))
+
+
+def _groups(things: Sequence[Ways]) -> list[_Group]:
+    """The things with a choice, equal ones together, those that save most first."""
+    equal: dict[Ways, list[int]] = {}
+    for index, ways in enumerate(things):
+        if len(frontier(ways)) > 1:
+            equal.setdefault(ways, []).append(index)
+    groups = []
+    for ways, members in equal.items():
+        kept = frontier(ways)
+        seconds = np.array([ways[way][0] - ways[kept[0]][0] for way in kept])
+        saved = np.array([ways[kept[0]][1] - ways[way][1] for way in kept])
+        if len(kept) == 2:
+            many = np.arange(len(members) + 1)
+            counted = tuple(
+                (kept[1],) * r + (kept[0],) * (len(members) - r) for r in range(len(many))
+            )
+            groups.append(_Group(tuple(members), seconds[1] * many, saved[1] * many, counted))
+        else:
+            single = tuple((way,) for way in kept)
+            groups += [_Group((member,), seconds, saved, single) for member in members]
+    return sorted(groups, key=lambda group: -float(group.saved.max()))
+
+
+def _sorted_steps(things: Sequence[Ways]) -> list[tuple[float, float, int, int]]:
+    """(seconds lost, bytes saved, thing, way after it) of all steps, the cheapest byte first."""
+    taken = [
+        (ways[end][0] - ways[start][0], ways[start][1] - ways[end][1], thing, end)
+        for thing, ways in enumerate(things)
+        for start, end in steps(ways)
+    ]
+    return sorted(taken, key=lambda step: step[0] / step[1])
+
+
+def _rounded(things: Sequence[Ways], fastest: Sequence[int], need: float) -> list[int]:
+    """The cheapest steps until they save enough, less those that then are not needed."""
+    chosen, saved, taken = list(fastest), 0.0, []
+    for lost_s, size, thing, way in _sorted_steps(things):
+        taken.append((lost_s, size, thing, chosen[thing]))
+        chosen[thing] = way
+        saved += size
+        if saved >= need:
+            break
+    later: set[int] = set()  # only the last step of a thing may be taken back
+    for _, size, thing, before in reversed(taken):
+        if thing not in later and saved - size >= need:
+            saved -= size
+            chosen[thing] = before
+        else:
+            later.add(thing)
+    # steps may be left out for rounding only: if they do not save enough, all ways are smallest
+    return chosen if saved >= need else [frontier(ways)[-1] for ways in things]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """The linear relaxation of the groups from each on: bytes saved and seconds lost by steps.
+
+    Attributes:
+        saved: [group, step]: bytes saved by the first steps of the groups from this on.
+        lost: Seconds lost by the same.
+    """
+
+    saved: Floats
+    lost: Floats
+
+    @classmethod
+    def of(cls, things: Sequence[Ways], groups: Sequence[_Group]) -> _Rest:
+        """The relaxations of all tails of the groups."""
+        taken = _sorted_steps(things)
+        at: Mapping[int, int] = {
+            v: index for index, group in enumerate(groups) for v in group.things
+        }
+        group = np.array([at[thing] for _, _, thing, _ in taken])
+        later = group >= np.arange(len(groups) + 1)[:, None]
+        columns = (np.array([step[column] for step in taken]) for column in (1, 0))
+        saved, lost = (
+            np.concatenate([np.zeros((len(later), 1)), np.cumsum(later * column, axis=1)], axis=1)
+            for column in columns
+        )
+        return cls(saved, lost)
+
+    def lost_s(self, group: int, need: Floats) -> Floats:
+        """Least seconds that the groups from this one on lose to save so many bytes."""
+        saved, lost = self.saved[group], self.lost[group]
+        return np.where(need > saved[-1], np.inf, np.interp(need, saved, lost))
+
+
+def _frontier(seconds: Floats, saved: Floats) -> Ints:
+    """Indices of the choices that no other beats: fewer seconds or more bytes saved."""
+    order = np.lexsort((-saved, seconds))
+    most = np.maximum.accumulate(saved[order])
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = saved[order][1:] > most[:-1]
+    return np.asarray(order[new])
